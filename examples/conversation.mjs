@@ -1,11 +1,11 @@
 // A conversation: node examples/conversation.mjs "Hello, who are you?"
 import { get, post, send } from './muster.mjs'
 
-const said = process.argv[2] ?? 'Hello, who are you?'
+const message = process.argv[2] ?? 'Hello, who are you?'
 
-// Where the model is: npm start makes a provider for its stand-in. A real one is made with POST /ai-providers.
+// npm start creates a provider for the mock model. Create others with POST /ai-providers.
 const { data: providers } = await get('/ai-providers?limit=1')
-if (providers.length === 0) throw new Error('there is no provider yet: POST /ai-providers')
+if (providers.length === 0) throw new Error('no provider exists: create one with POST /ai-providers')
 
 const agent = await post('/agents', {
   name: `helper ${Date.now()}`,
@@ -13,13 +13,13 @@ const agent = await post('/agents', {
   ai_provider_id: providers[0].id,
 })
 
-// A session is where one end user talks with the agent; with auto_generate every message gets a reply.
+// A session is a conversation of one end user with the agent. With auto_generate, every message gets a reply.
 const session = await post('/sessions', { agent_id: agent.id, auto_generate: true })
-const { reply } = await post(`/sessions/${session.id}/messages?wait=true`, { message: said })
-console.log(`user: ${said}`)
+const { reply } = await post(`/sessions/${session.id}/messages?wait=true`, { message })
+console.log(`user: ${message}`)
 console.log(`agent: ${reply.content}`)
 
-// A turn without a conversation, streamed: each event of the stream is `event: <name>` and `data: <JSON>`.
+// A streamed turn without a conversation. Each event of the stream has the lines `event: <name>` and `data: <JSON>`.
 const stream = await send('POST', `/agents/${agent.id}/generate`, { prompt: 'And streamed?', stream: true })
 let rest = ''
 for await (const chunk of stream.body.pipeThrough(new TextDecoderStream())) {

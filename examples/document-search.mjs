@@ -1,4 +1,4 @@
-// A search in a document: node examples/document-search.mjs docs/security.md "how are passwords stored?"
+// Searches a document: node examples/document-search.mjs docs/security.md "how are passwords stored?"
 import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { post } from './muster.mjs'
@@ -10,10 +10,10 @@ form.set('prefix', '/examples')
 form.set('file', new Blob([await readFile(file)]), path.basename(file))
 const uploaded = await post('/files/upload', form)
 
-// Waits for the end of the ingestion; without wait=true the answer comes at once, and `status` says how far it is.
+// Waits until the ingestion has ended. Without wait=true, the response is immediate and `status` reports the progress.
 const document = await post('/documents/ingest?wait=true', { file_id: uploaded.id, chunk_strategy: 'auto' })
-console.log(`${document.path}: ${document.status}, ${document.chunk_count} passages`)
+console.log(`${document.path}: ${document.status}, ${document.chunk_count} chunks`)
 
 const { results } = await post('/knowledge/search', { query, limit: 3 })
-for (const { path: found, score, content } of results)
-  console.log(`\n${found} (${score.toFixed(3)})\n${content.slice(0, 300)}`)
+for (const { path: documentPath, score, content } of results)
+  console.log(`\n${documentPath} (${score.toFixed(3)})\n${content.slice(0, 300)}`)

@@ -1,4 +1,4 @@
-// A handler of a registered resource type: MAILBOX_SECRET=... PORT=8091 node examples/mailbox-handler.mjs
+// Handler of a registered resource type: MAILBOX_SECRET=... PORT=8091 node examples/mailbox-handler.mjs
 import { randomUUID } from 'node:crypto'
 import { createServer } from 'node:http'
 import { bodyOf, verified } from './signature.mjs'
@@ -6,14 +6,14 @@ import { bodyOf, verified } from './signature.mjs'
 const { MAILBOX_SECRET: secret, PORT = '8091' } = process.env
 if (!secret) throw new Error('MAILBOX_SECRET is not set')
 
-// A real handler calls the API of a mail server and keeps the keys of requests in its database.
+// A real handler calls the API of a mail server and stores idempotency keys in its database.
 const mailboxes = new Map()
 const created = new Map()
 
 class Refusal extends Error {}
 
 const requests = {
-  // A repeat of a create has the same key and gets the mailbox that the first one made.
+  // A repeated create has the same key and returns the existing mailbox.
   create({ properties }, key) {
     const id = created.get(key) ?? randomUUID()
     created.set(key, id)

@@ -1,6 +1,6 @@
 const { MUSTER_URL = 'http://localhost:5047', MUSTER_KEY } = process.env
 
-/** Sends a request and returns the response. Throws with what the service says of the error. */
+/** Sends a request and returns the response. Throws an error with the code, message and hint of an error response. */
 export async function send(method, path, body) {
   const response = await fetch(`${MUSTER_URL}/api/v1${path}`, {
     method,

@@ -1,11 +1,11 @@
-// A receiver of webhooks: MUSTER_WEBHOOK_SECRET=whsec_... PORT=8090 node examples/webhook-receiver.mjs
+// Webhook receiver: MUSTER_WEBHOOK_SECRET=whsec_... PORT=8090 node examples/webhook-receiver.mjs
 import { createServer } from 'node:http'
 import { bodyOf, verified } from './signature.mjs'
 
 const { MUSTER_WEBHOOK_SECRET: secret, PORT = '8090' } = process.env
 if (!secret) throw new Error('MUSTER_WEBHOOK_SECRET is not set')
 
-// Deliveries come at least once and in any order. A real receiver keeps the ids with its data, in the same transaction.
+// Deliveries arrive at least once and in any order. A real receiver stores the event IDs in the transaction with its data.
 const seen = new Set()
 
 const server = createServer(async (request, response) => {
@@ -17,7 +17,7 @@ const server = createServer(async (request, response) => {
     seen.add(event.id)
     console.log(`${event.timestamp} ${event.event} ${event.resource_id}`)
   }
-  // Any 2xx ends the delivery. Work that takes long belongs behind the answer: it has to come within ten seconds.
+  // Any 2xx completes the delivery. The response must be sent within ten seconds; do slow work after it.
   response.writeHead(204).end()
 })
 

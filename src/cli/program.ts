@@ -123,7 +123,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
         ['muster reprocess embeddings --missing', 'embed chunks without vectors'],
         ['muster reprocess usage --dry-run', 'compare usage totals with usage events'],
         ['muster reprocess dead-letters list', ''],
-        ['muster reprocess dead-letters replay --queue conversation', ''],
+        ['muster reprocess dead-letters replay --queue conversation.process', ''],
       ),
     )
   const withFilters = (command: Command) =>

@@ -3,38 +3,38 @@ import { newId } from '../core/api/ids.ts'
 import type { Tx } from '../core/db/writer.ts'
 import { type Caller, principalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
-import { overwritesOf, withOverwrites } from './conflicts.ts'
-import { importersOf, importsFor, keepImports, noOutput } from './imports.ts'
-import { liveResources } from './live.ts'
-import { BUSY, type DeniedAction, type FormationRow, formationKind, type PlanChange } from './model.ts'
+import { findOverwrites, withOverwrites } from './conflicts.ts'
+import { importProblem, listImporters, resolveImports, storeImports } from './imports.ts'
+import { listLiveResources } from './live.ts'
+import { BUSY_STATUSES, type DeniedAction, type FormationRow, formationKind, type PlanChange } from './model.ts'
+import { operationWork } from './operate.ts'
 import {
+  buildPlan,
   deniedActions,
-  deniedDormant,
-  listDestroyed,
+  deniedConditional,
   type Plan,
-  parentsOfPlan,
-  planKnownTo,
-  planOf,
   planProblems,
-  shownPlan,
+  presentPlan,
+  preventDestroyProblem,
+  readPlanParents,
+  redactPlan,
 } from './plan.ts'
-import { formationQueue } from './queue.ts'
-import { authoredForm, sealParameters, sealValues, withholdSecrets } from './sealed.ts'
+import { authoredTemplate, sealParameters, sealValues, withholdSecrets } from './sealed.ts'
 import type { ResourceStep } from './step.ts'
 import {
   type DeployCredential,
   insertOperation,
   insertOperationWork,
+  listTrackedResources,
   type TrackedRow,
-  trackedResources,
 } from './store.ts'
 import { type Compilation, type CompiledTemplate, compileTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
-import { propertyIn } from './template/properties.ts'
+import { propertyName } from './template/properties.ts'
 import { findType } from './types/find.ts'
-import { validateHandled } from './types/handler.ts'
+import { validateWithHandler } from './types/handler.ts'
 
-/** Checks of a request before a worker runs its operation: everything that can be refused is refused here. */
+/** Validation and acceptance of requests: what can be refused is refused here, before a worker runs the operation. */
 
 export type DeployRequest = {
   /** Null for the stored template. */
@@ -42,32 +42,35 @@ export type DeployRequest = {
   parameters: Record<string, string>
 }
 
-/** Raises VALIDATION_FAILED with the problems of a template, FORMATION_MISSING_PARAMETERS. */
-function usable({ compiled, problems, missing }: Compilation): CompiledTemplate {
+/**
+ * Returns the template of a compilation.
+ * @throws VALIDATION_FAILED with the problems of the template, FORMATION_MISSING_PARAMETERS
+ */
+function requireCompiled({ compiled, problems, missing }: Compilation): CompiledTemplate {
   if (!compiled) return raiseInvalid(problems)
   if (missing.length > 0)
     raise('FORMATION_MISSING_PARAMETERS', {
-      message: `The template needs values for ${missing.slice(0, 20).join(', ')}`,
+      message: `Parameters without a value: ${missing.slice(0, 20).join(', ')}`,
       meta: { missing_parameters: missing },
     })
   return compiled
 }
 
-/** Raises FORMATION_INVALID_METADATA for annotations that hold expressions. */
+/** Raises FORMATION_INVALID_METADATA for metadata that contains an expression. */
 export function checkFormationMetadata(metadata: unknown): void {
   const paths = expressionsIn(metadata, 'metadata').map(({ path }) => path)
   if (paths.length > 0)
     raise('FORMATION_INVALID_METADATA', {
-      message: `${paths[0]} is an expression, which only templates may hold`,
+      message: `${paths[0]} is an expression, which is allowed only in templates`,
       meta: { paths },
     })
 }
 
-/** Raises FORMATION_OPERATION_IN_PROGRESS. */
+/** Raises FORMATION_OPERATION_IN_PROGRESS for a formation with an active operation. */
 export function refuseBusy({ status, operation_id, id }: FormationRow): void {
-  if (BUSY.includes(status))
+  if (BUSY_STATUSES.includes(status))
     raise('FORMATION_OPERATION_IN_PROGRESS', {
-      message: `The operation ${operation_id} of ${id} runs`,
+      message: `Operation ${operation_id} of ${id} is still active`,
       meta: { operation_id },
     })
 }
@@ -75,13 +78,16 @@ export function refuseBusy({ status, operation_id, id }: FormationRow): void {
 export type PreparedDeploy = {
   compiled: CompiledTemplate
   plan: Plan
-  /** What the caller lacks to deploy the template with these parameters, and to leave it to others. */
+  /** Actions that the caller is not allowed, including the actions of resources with an unmet condition. */
   denied: DeniedAction[]
   changes: PlanChange[]
   tracked: readonly TrackedRow[]
 }
 
-/** Reads a template and compares it with what there is. Raises what refuses it. */
+/**
+ * Compiles a template and plans its deploy.
+ * @throws VALIDATION_FAILED, FORMATION_MISSING_PARAMETERS, FORMATION_HANDLER_FAILED, SECRET_NOT_DECRYPTABLE
+ */
 export async function prepareDeploy(
   services: Services,
   caller: Caller,
@@ -90,65 +96,65 @@ export async function prepareDeploy(
   { template, parameters }: DeployRequest,
 ): Promise<PreparedDeploy> {
   const { pool } = services
-  const tracked = formation ? await trackedResources(pool, formation.id) : []
+  const tracked = formation ? await listTrackedResources(pool, formation.id) : []
   const existing = formation && new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
-  const given = template ?? (formation ? authoredForm(services, formation) : null)
-  const compiled = usable(await compileTemplate(services, given, { parameters, existing }))
-  const imports = await importsFor(pool, caller, projectId, compiled)
-  if (imports.denied.length > 0) raiseInvalid(imports.denied.map(noOutput))
-  const plan = await planOf(services, pool, compiled, tracked, { projectId, imports: imports.values })
-  const refused = await handledProblems(services, plan.steps)
+  const source = template ?? (formation ? authoredTemplate(services, formation) : null)
+  const compiled = requireCompiled(await compileTemplate(services, source, { parameters, existing }))
+  const imports = await resolveImports(pool, caller, projectId, compiled)
+  if (imports.denied.length > 0) raiseInvalid(imports.denied.map(importProblem))
+  const plan = await buildPlan(services, pool, compiled, tracked, { projectId, imports: imports.values })
+  const refused = await handlerProblems(services, plan.steps)
   if (refused.length > 0) raiseInvalid(refused)
-  const known = planKnownTo(
+  const known = redactPlan(
     caller,
     plan,
     projectId,
     ({ declared: { properties } }, name) => template != null || expressionsIn(properties[name]).length > 0,
   )
   const changes = withOverwrites(
-    shownPlan(services, caller, known, projectId),
-    await overwritesOf(pool, projectId, plan),
+    presentPlan(services, caller, known, projectId),
+    await findOverwrites(pool, projectId, plan),
   )
   const denied = deniedActions(services, caller, known, projectId)
-  if (template != null) denied.push(...deniedDormant(caller, compiled, projectId))
+  if (template != null) denied.push(...deniedConditional(caller, compiled, projectId))
   return { compiled, plan, denied, changes, tracked }
 }
 
-/** Problems that the handlers of registered types report, without those of properties whose values are not known yet. */
-export async function handledProblems(services: Services, steps: readonly ResourceStep[]): Promise<Problem[]> {
+/** Returns the problems that handlers of registered types report for properties whose values are known. */
+export async function handlerProblems(services: Services, steps: readonly ResourceStep[]): Promise<Problem[]> {
   const problems: Problem[] = []
   for (const { declared, desired } of steps) {
     const { type, logical_id } = declared
     if (!type.registered) continue
-    for (const problem of await validateHandled(services, type.registered, logical_id, desired))
-      if (expressionsIn(desired[propertyIn(problem.path)]).length === 0)
+    for (const problem of await validateWithHandler(services, type.registered, logical_id, desired))
+      if (expressionsIn(desired[propertyName(problem.path)]).length === 0)
         problems.push({ ...problem, path: `resources.${logical_id}.properties.${problem.path}` })
   }
   return problems
 }
 
-/** Raises what refuses a plan: what may not be destroyed, what the caller lacks. */
+/** Raises VALIDATION_FAILED for a plan that destroys a protected resource, FORBIDDEN for one with denied actions. */
 export function refuseForbidden({ plan, denied }: PreparedDeploy): void {
   const problems = planProblems(plan)
   if (problems.length > 0) raiseInvalid(problems)
   refuseDenied(denied)
 }
 
-/** Raises FORBIDDEN with the actions that the caller lacks. */
+/** Raises FORBIDDEN if there are denied actions. */
 export function refuseDenied(denied_actions: readonly DeniedAction[]): void {
   if (denied_actions.length > 0)
     raise('FORBIDDEN', {
-      message: `The caller lacks ${[...new Set(denied_actions.map(({ action }) => action))].slice(0, 20).join(', ')}`,
+      message: `Missing permissions: ${[...new Set(denied_actions.map(({ action }) => action))].slice(0, 20).join(', ')}`,
       meta: { denied_actions },
     })
 }
 
-/** Outputs that others take from a formation and that its template no longer has. Raises FORMATION_HAS_DEPENDENTS. */
-export async function keepOutputs(tx: Tx, { id }: FormationRow, outputs: readonly string[]): Promise<void> {
-  const importers = await importersOf(tx, id, outputs)
+/** Raises FORMATION_HAS_DEPENDENTS if another formation imports an output that is not in `outputs`. */
+export async function requireNoImporters(tx: Tx, { id }: FormationRow, outputs: readonly string[]): Promise<void> {
+  const importers = await listImporters(tx, id, outputs)
   if (importers.length > 0)
     raise('FORMATION_HAS_DEPENDENTS', {
-      message: `${importers[0].name} imports the output ${importers[0].output}`,
+      message: `Formation ${importers[0].name} imports the output ${importers[0].output}`,
       meta: { importers: importers.map(({ formation_id, name, output }) => ({ formation_id, name, output })) },
     })
 }
@@ -159,7 +165,7 @@ const credentialOf = ({ credential: { type, id }, project_id }: Caller): DeployC
   bound: project_id !== null,
 })
 
-/** Inserts an operation for the workers, with the permissions of the caller. */
+/** Inserts an operation and its work item, which runs with the permissions of the caller. */
 export async function enqueueOperation(
   tx: Tx,
   services: Services,
@@ -185,16 +191,16 @@ export async function enqueueOperation(
     force_conflicts,
   })
   await insertOperationWork(tx, formation.id, id, principalRecord(caller), credentialOf(caller))
-  tx.send(formationQueue, { formation_id: formation.id, operation_id: id, project_id })
+  operationWork.wake(tx, { entity: formation.id, id, project_id })
 }
 
 /** Inserts a formation and enqueues its first deploy. */
-export async function addFormation(
+export async function insertFormation(
   tx: Tx,
   services: Services,
   caller: Caller,
   projectId: string,
-  given: {
+  input: {
     id: string
     name: string
     metadata?: unknown
@@ -203,7 +209,7 @@ export async function addFormation(
   },
   { compiled, changes }: PreparedDeploy,
 ): Promise<FormationRow> {
-  const { id, name, metadata = null, termination_protection = false, parameters } = given
+  const { id, name, metadata = null, termination_protection = false, parameters } = input
   const operation_id = newId('form_op')
   const { template, values } = withholdSecrets(services, compiled.template)
   const row = await formationKind.insert(tx, {
@@ -217,7 +223,7 @@ export async function addFormation(
     termination_protection,
     operation_id,
   })
-  await keepImports(tx, projectId, id, compiled)
+  await storeImports(tx, projectId, id, compiled)
   await enqueueOperation(tx, services, caller, row, {
     id: operation_id,
     operation_type: 'create',
@@ -227,13 +233,16 @@ export async function addFormation(
   return row
 }
 
-/** Changes the template of a formation and has a worker apply it, while nothing else does. Raises what refuses it now. */
-export async function changeFormation(
+/**
+ * Stores a new template of a formation and enqueues its deploy. Locks the formation.
+ * @throws FORMATION_OPERATION_IN_PROGRESS also if an operation has started since `seen` was read, FORMATION_HAS_DEPENDENTS
+ */
+export async function enqueueUpdate(
   tx: Tx,
   services: Services,
   caller: Caller,
   seen: FormationRow,
-  given: {
+  input: {
     metadata?: unknown
     termination_protection?: boolean
     parameters: Record<string, string>
@@ -246,13 +255,13 @@ export async function changeFormation(
   const { operation_id: last } = stored
   if (last !== seen.operation_id)
     raise('FORMATION_OPERATION_IN_PROGRESS', {
-      message: `The operation ${last} came in between`,
+      message: `Operation ${last} was started in the meantime`,
       meta: { operation_id: last },
     })
-  await keepOutputs(tx, stored, Object.keys(compiled.outputs))
+  await requireNoImporters(tx, stored, Object.keys(compiled.outputs))
   const operation_id = newId('form_op')
   const { template, values } = withholdSecrets(services, compiled.template)
-  const { metadata, termination_protection, parameters, force_conflicts } = given
+  const { metadata, termination_protection, parameters, force_conflicts } = input
   const row = await formationKind.update(tx, stored.id, {
     template,
     sealed_values: sealValues(services, stored.id, stored.project_id, values),
@@ -261,7 +270,7 @@ export async function changeFormation(
     ...(metadata === undefined ? {} : { metadata: metadata as never }),
     ...(termination_protection === undefined ? {} : { termination_protection }),
   })
-  await keepImports(tx, row.project_id, row.id, compiled)
+  await storeImports(tx, row.project_id, row.id, compiled)
   await enqueueOperation(tx, services, caller, row, {
     id: operation_id,
     operation_type: 'update',
@@ -272,18 +281,21 @@ export async function changeFormation(
   return row
 }
 
-/** Enqueues the delete of a formation. Raises what refuses it. */
-export async function deleteFormation(tx: Tx, services: Services, caller: Caller, id: string): Promise<FormationRow> {
+/**
+ * Enqueues the delete of a formation. Locks the formation.
+ * @throws FORMATION_OPERATION_IN_PROGRESS, FORMATION_PROTECTED, FORMATION_HAS_DEPENDENTS, VALIDATION_FAILED
+ */
+export async function enqueueDelete(tx: Tx, services: Services, caller: Caller, id: string): Promise<FormationRow> {
   const stored = await formationKind.lock(tx, id)
   refuseBusy(stored)
   if (stored.termination_protection)
-    raise('FORMATION_PROTECTED', { message: `${id} is protected from being deleted`, meta: { id } })
-  await keepOutputs(tx, stored, [])
-  const tracked = await trackedResources(tx, id)
-  const kept = tracked
+    raise('FORMATION_PROTECTED', { message: `Formation ${id} is protected from deletion`, meta: { id } })
+  await requireNoImporters(tx, stored, [])
+  const tracked = await listTrackedResources(tx, id)
+  const problems = tracked
     .filter(row => row.prevent_destroy && !row.retain)
-    .map(({ logical_id }) => listDestroyed(logical_id))
-  if (kept.length > 0) raiseInvalid(kept)
+    .map(({ logical_id }) => preventDestroyProblem(logical_id))
+  if (problems.length > 0) raiseInvalid(problems)
   const operation_id = newId('form_op')
   const row = await formationKind.update(tx, id, { status: 'deleting', operation_id })
   await enqueueOperation(tx, services, caller, row, {
@@ -295,19 +307,19 @@ export async function deleteFormation(tx: Tx, services: Services, caller: Caller
   return row
 }
 
-/** Raises FORBIDDEN with the deletes that the caller lacks. */
+/** Raises FORBIDDEN if the caller may not delete a resource of the formation. */
 export async function refuseForbiddenTeardown(
   services: Services,
   caller: Caller,
   formation: FormationRow,
 ): Promise<void> {
   const { pool } = services
-  const tracked = await trackedResources(pool, formation.id)
-  // What handlers have needs no action of its own.
-  const own = tracked.filter(({ resource_type }) => findType(services, resource_type)?.registered === null)
+  const tracked = await listTrackedResources(pool, formation.id)
+  // Resources of handlers require no action.
+  const builtIn = tracked.filter(({ resource_type }) => findType(services, resource_type)?.registered === null)
   const { project_id } = formation
-  const live = await liveResources(services, pool, own, project_id)
+  const live = await listLiveResources(services, pool, builtIn, project_id)
   const teardown = { steps: [], removed: [...tracked].reverse(), live }
-  const parents = await parentsOfPlan(services, pool, teardown, project_id)
+  const parents = await readPlanParents(services, pool, teardown, project_id)
   refuseDenied(deniedActions(services, caller, { ...teardown, parents }, project_id))
 }

@@ -8,8 +8,8 @@ import type { Tx } from '../core/db/writer.ts'
 import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import type { Services } from '../core/process/services.ts'
-import { isSameValue, shownBy } from './live.ts'
-import type { Run } from './run.ts'
+import { isSameValue, presentedProperties } from './live.ts'
+import type { OperationAttempt } from './operation-attempt.ts'
 import type { ResourceStep } from './step.ts'
 import { isAnyTracked, type TrackedRow } from './store.ts'
 import { itemArguments, operationArguments, operationRequest } from './types/built-in.ts'
@@ -17,28 +17,28 @@ import { findType } from './types/find.ts'
 import { callTypeHandler } from './types/handler.ts'
 import type { BuiltInType, TemplateType } from './types/model.ts'
 
-/** One resource created, changed or deleted, by the operation that a request would call. */
+/** Creates, updates and deletes single resources by the operations of the API or the handler of their type. */
 
-/** What a change leaves of a resource. */
+/** Result of a create or update of a resource. */
 export type AppliedChange = {
   id: string
-  /** Its record as the answer showed it; null where that shows nothing. */
+  /** Record in the response; null if the response has none. */
   record: JsonObject | null
   attributes?: JsonObject | null
 }
 
-type Asked = Pick<Request, 'params'> & Partial<Request>
+type CallRequest = Pick<Request, 'params'> & Partial<Request>
 
-/** Whether an operation can be part of a transaction; one that cannot is repeated under a key when its worker was lost. */
+/** Whether an operation can join a transaction. Other operations are repeated under an idempotency key after a lost worker. */
 export const joinsTransaction = ({ transaction, reads }: Operation): boolean => transaction || reads
 
 async function call(
-  { services, caller, unbound, hold }: Run,
+  { services, caller, unbound, workAttempt }: OperationAttempt,
   operation: Operation,
-  { params, query, body }: Asked,
+  { params, query, body }: CallRequest,
   { tx, key }: { tx?: Tx; key?: string },
 ): Promise<OperationResult> {
-  const made = callAs(operation.gate === 'admin' ? unbound : caller, 'formation', {
+  const request = callAs(operation.gate === 'admin' ? unbound : caller, 'formation', {
     params,
     query,
     body: operation.receive ? undefined : (body ?? (operation.body ? {} : undefined)),
@@ -48,11 +48,11 @@ async function call(
   const answer = await invokeOnce(
     services,
     operation,
-    operation.receive ? { ...made, upload: jsonUpload(body) } : made,
-    hold.signal,
+    operation.receive ? { ...request, upload: jsonUpload(body) } : request,
+    workAttempt.signal,
   )
   if (answer.status < 400) return answer
-  // A refusal that an earlier try got under the key.
+  // The stored refusal of an earlier attempt with the same key.
   const { code, message, meta } = (answer.body as { error: { code: ErrorCode; message: string; meta?: JsonObject } })
     .error
   throw new AppError(code, { message, meta })
@@ -60,16 +60,16 @@ async function call(
 
 const IN_PROGRESS_PAUSE_MS = 500
 
-/** Calls an operation, once the call of a worker that was lost no longer holds the key. */
+/** Invokes an operation. Waits while the call of a lost worker still claims the idempotency key. */
 async function invokeOnce(
   services: Services,
   operation: Operation,
-  made: Call,
+  request: Call,
   signal: AbortSignal,
 ): Promise<OperationResult> {
   for (;;) {
     try {
-      return await invoke(services, operation, made)
+      return await invoke(services, operation, request)
     } catch (error) {
       if (!(error instanceof AppError) || error.code !== 'IDEMPOTENCY_IN_PROGRESS') throw error
       await sleep(IN_PROGRESS_PAUSE_MS, undefined, { signal })
@@ -77,54 +77,54 @@ async function invokeOnce(
   }
 }
 
-const some = (properties: JsonObject, wanted: (name: string) => boolean): JsonObject =>
-  Object.fromEntries(Object.entries(properties).filter(([name]) => wanted(name)))
+const pick = (properties: JsonObject, isIncluded: (name: string) => boolean): JsonObject =>
+  Object.fromEntries(Object.entries(properties).filter(([name]) => isIncluded(name)))
 
 const recordOf = ({ body }: OperationResult): JsonObject | null =>
   typeof body === 'object' && body !== null ? (body as JsonObject) : null
 
-/** Creates what a step declares. Without `tx` it is called under `key`, and answers what an earlier call with it has made. */
+/** Creates the resource of a step. Without `tx`, a repeated call with the same `key` returns the resource of the first one. */
 export async function createResource(
-  run: Run,
+  attempt: OperationAttempt,
   { declared, desired }: ResourceStep,
   { tx, key }: { tx?: Tx; key: string },
 ): Promise<AppliedChange> {
   const { type, logical_id } = declared
   if (type.registered) {
     const { physical_resource_id, outputs = null } = await callTypeHandler(
-      run.services,
+      attempt.services,
       type.registered,
       'create',
-      { logical_id, project_id: run.projectId, properties: desired },
+      { logical_id, project_id: attempt.projectId, properties: desired },
       key,
     )
     return { id: physical_resource_id, record: null, attributes: outputs }
   }
   const { operations, later } = type
-  const fixedTo = flatten(operations.create)?.fields.has('project_id') ? { project_id: run.projectId } : {}
-  const direct = some(desired, name => !later.has(name))
-  const complete = (await type.declared.complete?.(run.services, tx ?? run.services.pool, direct)) ?? direct
-  const args = { ...operationArguments(type, complete), ...fixedTo }
-  const answer = await call(run, operations.create, operationRequest(operations.create, args), { tx, key })
-  const record = madeBy(type, answer)
+  const projectArgs = flatten(operations.create)?.fields.has('project_id') ? { project_id: attempt.projectId } : {}
+  const direct = pick(desired, name => !later.has(name))
+  const complete = (await type.declared.complete?.(attempt.services, tx ?? attempt.services.pool, direct)) ?? direct
+  const args = { ...operationArguments(type, complete), ...projectArgs }
+  const answer = await call(attempt, operations.create, operationRequest(operations.create, args), { tx, key })
+  const record = createdRecord(type, answer)
   const id = record?.id
   if (typeof id !== 'string') return raise('INTERNAL_ERROR')
   for (const [attribute, from] of Object.entries(type.declared.attributes))
     if ('once' in from && typeof record?.[from.once] === 'string')
-      run.once.set(`${logical_id}.${attribute}`, record[from.once] as string)
-  const rest = some(desired, name => later.has(name))
+      attempt.once.set(`${logical_id}.${attribute}`, record[from.once] as string)
+  const rest = pick(desired, name => later.has(name))
   if (Object.keys(rest).length === 0) return { id, record }
-  return change(run, type, id, rest, { ...desired, id }, record, { tx, key: `${key}.later` })
+  return updateProperties(attempt, type, id, rest, { ...desired, id }, record, { tx, key: `${key}.later` })
 }
 
-const madeBy = ({ declared }: BuiltInType, answer: OperationResult): JsonObject | null => {
-  const given = recordOf(answer)
-  return given && (declared.made?.(given) ?? given)
+const createdRecord = ({ declared }: BuiltInType, answer: OperationResult): JsonObject | null => {
+  const record = recordOf(answer)
+  return record && (declared.made?.(record) ?? record)
 }
 
-/** Changes properties of a resource; `all` are those that it has then. */
-async function change(
-  run: Run,
+/** Updates properties of a resource; `all` are its properties after the update. */
+async function updateProperties(
+  attempt: OperationAttempt,
   type: BuiltInType,
   id: string,
   properties: JsonObject,
@@ -136,23 +136,23 @@ async function change(
   const { tags, ...others } = properties
   const direct = tagging ? others : properties
   let record = stored
-  let moved = id
+  let currentId = id
   if (Object.keys(direct).length > 0 && update) {
     const args = { ...operationArguments(type, direct), ...itemArguments(type, update, id, all) }
-    record = recordOf(await call(run, update, operationRequest(update, args), { tx, key }))
-    if (typeof record?.id === 'string') moved = record.id
+    record = recordOf(await call(attempt, update, operationRequest(update, args), { tx, key }))
+    if (typeof record?.id === 'string') currentId = record.id
   }
   if (tagging && tags !== undefined) {
-    const params = itemArguments(type, tagging, moved, all) as Record<string, string>
-    await call(run, tagging, { params, body: tags as JsonObject }, { tx, key: `${key}.tags` })
+    const params = itemArguments(type, tagging, currentId, all) as Record<string, string>
+    await call(attempt, tagging, { params, body: tags as JsonObject }, { tx, key: `${key}.tags` })
     record = record && { ...record, tags }
   }
-  return { id: moved, record }
+  return { id: currentId, record }
 }
 
-/** Changes what differs of the resource of a step. */
+/** Updates the changed properties of the resource of a step. */
 export async function updateResource(
-  run: Run,
+  attempt: OperationAttempt,
   step: ResourceStep & { tracked: TrackedRow },
   { tx, key }: { tx?: Tx; key: string },
 ): Promise<AppliedChange> {
@@ -161,96 +161,101 @@ export async function updateResource(
   const id = tracked.physical_resource_id as string
   if (type.registered) {
     const { physical_resource_id, outputs = null } = await callTypeHandler(
-      run.services,
+      attempt.services,
       type.registered,
       'update',
-      { logical_id, project_id: run.projectId, physical_resource_id: id, properties: desired },
+      { logical_id, project_id: attempt.projectId, physical_resource_id: id, properties: desired },
       key,
     )
     return { id: physical_resource_id, record: null, attributes: outputs }
   }
   const { changing, moving, together } = type.declared
-  const wanted = new Set([...changed, ...(changed.some(name => together.includes(name)) ? together : [])])
+  const names = new Set([...changed, ...(changed.some(name => together.includes(name)) ? together : [])])
   if (changing && live?.row) {
     const { operation, args } = changing(
       live.row,
-      some(desired, name => wanted.has(name)),
+      pick(desired, name => names.has(name)),
     )
-    const record = madeBy(type, await callNamed(run, operation, args, { tx, key }))
+    const record = createdRecord(type, await callById(attempt, operation, args, { tx, key }))
     const isMoved = changed.some(name => moving.includes(name))
     return { id: isMoved && typeof record?.id === 'string' ? record.id : id, record }
   }
-  return change(
-    run,
+  return updateProperties(
+    attempt,
     type,
     id,
-    some(desired, name => wanted.has(name)),
+    pick(desired, name => names.has(name)),
     { ...tracked.applied, ...desired },
     live?.values ?? null,
     { tx, key },
   )
 }
 
-async function callNamed(
-  run: Run,
+async function callById(
+  attempt: OperationAttempt,
   id: string,
   args: JsonObject,
   options: { tx?: Tx; key?: string },
 ): Promise<OperationResult> {
   const operation = operations.get(id)
-  return call(run, operation, operationRequest(operation, args), options)
+  return call(attempt, operation, operationRequest(operation, args), options)
 }
 
-/** Deletes a resource. One that is gone counts as deleted; `row` is it as it is. */
+/** Deletes a resource. `row` is its current row; null if it no longer exists, which counts as deleted. */
 export async function deleteResource(
-  run: Run,
+  attempt: OperationAttempt,
   type: TemplateType,
   { id, row, applied, tracked }: { id: string; row: KindRow | null; applied: JsonObject; tracked: TrackedRow },
   { tx, key }: { tx?: Tx; key: string },
 ): Promise<void> {
   if (type.registered) {
-    const about = { logical_id: tracked.logical_id, project_id: run.projectId, physical_resource_id: id }
-    await callTypeHandler(run.services, type.registered, 'delete', about, key)
+    const about = { logical_id: tracked.logical_id, project_id: attempt.projectId, physical_resource_id: id }
+    await callTypeHandler(attempt.services, type.registered, 'delete', about, key)
     return
   }
   if (!row) return
   const { deleting, deleteWith } = type.declared
   if (deleting) {
     const deletion = deleting(row)
-    if (deletion) await callNamed(run, deletion.operation, deletion.args, { tx, key })
+    if (deletion) await callById(attempt, deletion.operation, deletion.args, { tx, key })
     return
   }
   const { delete: deletion } = type.operations
-  // What a formation has goes by its own template alone: there it may be retained, or protected.
+  // Resources of a formation are deleted only by its own template, which may retain or protect them.
   const isForced = 'force' in deleteWith && tx && !(await isAnyTracked(tx, await listForceDeleted(tx, type.kind, id)))
   const forced = isForced ? deleteWith : {}
-  await call(run, deletion, operationRequest(deletion, { ...itemArguments(type, deletion, id, applied), ...forced }), {
-    tx,
-    key,
-  })
+  await call(
+    attempt,
+    deletion,
+    operationRequest(deletion, { ...itemArguments(type, deletion, id, applied), ...forced }),
+    {
+      tx,
+      key,
+    },
+  )
 }
 
-/** Reads a resource as its own read shows it to the caller; null where it is not shown. */
+/** Returns a resource as its read operation returns it to the caller; null if the caller may not read it. */
 export async function readResource(
-  run: Run,
+  attempt: OperationAttempt,
   type: BuiltInType,
   id: string,
   tracked: TrackedRow,
   operation = type.operations.read,
 ): Promise<JsonObject | null> {
   try {
-    const params = itemArguments(type, operation, id, { ...tracked.applied, project_id: run.projectId }) as Record<
+    const params = itemArguments(type, operation, id, { ...tracked.applied, project_id: attempt.projectId }) as Record<
       string,
       string
     >
-    return recordOf(await call(run, operation, { params }, {}))
+    return recordOf(await call(attempt, operation, { params }, {}))
   } catch (error) {
     if (error instanceof AppError && error.status < 500) return null
     throw error
   }
 }
 
-/** What is kept of properties that were applied, to tell later what has changed. */
+/** Returns the state to store for applied properties, against which later changes are detected. */
 export function appliedState(
   services: Services,
   type: TemplateType,
@@ -259,27 +264,27 @@ export function appliedState(
   before: Pick<TrackedRow, 'applied' | 'shown' | 'hashes'>,
 ): Pick<TrackedRow, 'applied' | 'shown' | 'hashes'> {
   const isSecret = (name: string) => type.writeOnly.includes(name)
-  const open = some(desired, name => !isSecret(name))
-  const shows = record && !type.registered ? shownBy(type, record) : {}
-  const shown = some(shows, name => name in open && !isSameValue(shows[name], open[name]))
+  const open = pick(desired, name => !isSecret(name))
+  const current = record && !type.registered ? presentedProperties(type, record) : {}
+  const shown = pick(current, name => name in open && !isSameValue(current[name], open[name]))
   const hashes = Object.entries(desired)
     .filter(([name]) => isSecret(name))
     .map(([name, value]) => [name, services.secrets.fingerprint(JSON.stringify(value))])
   return {
     applied: { ...before.applied, ...open },
-    shown: { ...some(before.shown, name => !(name in open)), ...shown },
+    shown: { ...pick(before.shown, name => !(name in open)), ...shown },
     hashes: { ...before.hashes, ...Object.fromEntries(hashes) },
   }
 }
 
-/** The type of a tracked resource. Raises VALIDATION_FAILED for one that is no longer registered. */
-export function typeOf(services: Services, { resource_type, logical_id }: TrackedRow): TemplateType {
+/** Returns the type of a tracked resource. Raises VALIDATION_FAILED if it is no longer registered. */
+export function requireType(services: Services, { resource_type, logical_id }: TrackedRow): TemplateType {
   return (
     findType(services, resource_type) ??
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: `resources.${logical_id}.type`,
-      message: `${resource_type} is not registered any more`,
+      message: `${resource_type} is no longer registered`,
     })
   )
 }

@@ -2,25 +2,25 @@ import { AppError, type RecordedFailure, raise, raiseInvalid } from '../core/api
 import type { JsonObject } from '../core/api/flatten.ts'
 import { isTransient } from '../core/db/database-errors.ts'
 import type { Tx } from '../core/db/writer.ts'
-import type { AttemptOutcome } from '../core/jobs/work-item.ts'
 import { injectFault } from '../core/process/fault-injection.ts'
-import { appliedState, createResource, deleteResource, joinsTransaction, typeOf, updateResource } from './apply.ts'
-import { importedValues } from './imports.ts'
-import { findLive, liveResources } from './live.ts'
+import type { AttemptFields } from '../core/work/attempt.ts'
+import { appliedState, createResource, deleteResource, joinsTransaction, requireType, updateResource } from './apply.ts'
+import { readImportedValues } from './imports.ts'
+import { findLive, listLiveResources } from './live.ts'
 import { formationKind } from './model.ts'
-import { HIDDEN, outputsOf, resolvedMetadata } from './outputs.ts'
-import { matchResources, namesOf } from './plan.ts'
-import { eventOf, type Note, operationFailure, type Run } from './run.ts'
-import { sealedAnswer } from './sealed.ts'
+import { type AddEvent, eventOf, type OperationAttempt, operationFailure } from './operation-attempt.ts'
+import { HIDDEN, resolveMetadata, resolveOutputs } from './outputs.ts'
+import { matchResources, templateScope } from './plan.ts'
+import { sealAnswer } from './sealed.ts'
 import { type ResourceStep, stepFor } from './step.ts'
 import {
   arrangeResources,
-  changeTracked,
   insertPending,
-  replacingResources,
-  setOperation,
+  listReplacedResources,
+  listTrackedResources,
   type TrackedRow,
-  trackedResources,
+  updateOperation,
+  updateTracked,
 } from './store.ts'
 import type { CompiledTemplate, DeclaredResource } from './template/compile.ts'
 import type { TemplateScope } from './template/expressions.ts'
@@ -28,120 +28,126 @@ import { findType } from './types/find.ts'
 import type { Live } from './types/model.ts'
 
 /**
- * Makes the resources of a formation what its template says. Each change is committed together with what the formation keeps
- * of it and with its event, so that a worker that is killed leaves nothing that another one would not go on from.
+ * Deploys a template: creates, updates, replaces and deletes resources of a formation. Each change is committed with its
+ * tracked state and its event, so that another worker can resume after a crash.
  */
-export async function runDeploy(run: Run, compiled: CompiledTemplate): Promise<AttemptOutcome> {
-  const { services } = run
-  const state = await track(run, compiled)
-  const failed = run.events.find(({ status, action }) => status === 'failed' && FORWARD.includes(action as never))
+export async function runDeploy(attempt: OperationAttempt, compiled: CompiledTemplate): Promise<AttemptFields> {
+  const { services } = attempt
+  const state = await trackDeclared(attempt, compiled)
+  const failed = attempt.events.find(({ status, action }) => status === 'failed' && FORWARD.includes(action as never))
   const failure = failed
     ? {
         ...(failed.error as RecordedFailure),
         meta: { logical_id: failed.logical_id, resource_type: failed.resource_type, ...failed.error?.meta },
       }
-    : await applyAll(run, compiled, state)
+    : await applyAll(attempt, compiled, state)
   if (failure) {
-    await rollBack(run, [...state.of.values()])
-    await run.settle(async tx => {
-      await setOperation(tx, run.operation.id, { status: 'failed', error: failure })
-      const row = await formationKind.update(tx, run.formation.id, { status: 'failed', error: failure })
+    await rollBack(attempt, [...state.of.values()])
+    await attempt.settle(async tx => {
+      await updateOperation(tx, attempt.operation.id, { status: 'failed', error: failure })
+      const row = await formationKind.update(tx, attempt.formation.id, { status: 'failed', error: failure })
       tx.emit(formationKind, 'failed', row)
     })
     return { outcome: 'failed', code: failure.code }
   }
   await injectFault(services, 'formation_applied')
-  await removeUndeclared(run, state.others)
-  const left = cleanupFailure(await cleanUp(run))
-  const kept = await outputsOf(run, compiled, state.of, state.scope)
-  const resolved_metadata = resolvedMetadata(compiled, state.scope)
-  await run.settle(async tx => {
-    await setOperation(tx, run.operation.id, {
+  await removeUndeclared(attempt, state.others)
+  const cleanupError = cleanupFailure(await cleanUp(attempt))
+  const resolved = await resolveOutputs(attempt, compiled, state.of, state.scope)
+  const resolved_metadata = resolveMetadata(compiled, state.scope)
+  await attempt.settle(async tx => {
+    await updateOperation(tx, attempt.operation.id, {
       status: 'succeeded',
-      error: left,
-      sealed_answer: sealedAnswer(run, kept.once),
+      error: cleanupError,
+      sealed_answer: sealAnswer(attempt, resolved.once),
     })
-    const row = await formationKind.update(tx, run.formation.id, {
+    const row = await formationKind.update(tx, attempt.formation.id, {
       status: 'active',
-      error: left,
-      outputs: kept.outputs,
-      read_outputs: kept.read,
+      error: cleanupError,
+      outputs: resolved.outputs,
+      read_outputs: resolved.read,
       resolved_metadata,
-      resolved_parameters: shownParameters(compiled, run.formation.resolved_parameters),
+      resolved_parameters: presentParameters(compiled, attempt.formation.resolved_parameters),
     })
     tx.emit(formationKind, 'deployed', row)
   })
-  return { outcome: 'succeeded', events: run.events.length }
+  return { outcome: 'succeeded', events: attempt.events.length }
 }
 
-/** Events of what goes forward; a failed one ends the deploy. */
+/** Actions whose failure ends the deploy and starts the rollback. */
 const FORWARD = ['create', 'update', 'replace'] as const
 
-type State = {
-  /** By logical id. */
+type DeployState = {
+  /** Tracked resources by logical ID. */
   of: Map<string, TrackedRow>
   others: TrackedRow[]
   live: ReadonlyMap<string, Live>
   scope: TemplateScope
 }
 
-/** Has every declared resource tracked before anything is made of it. */
-async function track(run: Run, compiled: CompiledTemplate): Promise<State> {
-  const { services, formation, projectId } = run
+/** Tracks every declared resource before the first one is applied. */
+async function trackDeclared(attempt: OperationAttempt, compiled: CompiledTemplate): Promise<DeployState> {
+  const { services, formation, projectId } = attempt
   const { pool } = services
-  const tracked = await trackedResources(pool, formation.id)
+  const tracked = await listTrackedResources(pool, formation.id)
   const { of, others, problems } = matchResources(compiled, tracked)
   if (problems.length > 0) raiseInvalid(problems)
-  const placed = compiled.declared.map((declared, position) => ({
+  const arranged = compiled.declared.map((declared, position) => ({
     declared,
-    place: placeOf(declared, position),
+    arrangement: arrangementOf(declared, position),
     row: of.get(declared.logical_id),
   }))
-  const known = placed.flatMap(({ row, place }) => (row && isMisplaced(row, place) ? [{ ...place, id: row.id }] : []))
-  const unknown = placed.filter(({ row }) => !row)
-  if (known.length + unknown.length > 0) {
-    const added = await run.write(async tx => {
-      await arrangeResources(tx, known)
+  const changed = arranged.flatMap(({ row, arrangement }) =>
+    row && differsFrom(row, arrangement) ? [{ ...arrangement, id: row.id }] : [],
+  )
+  const untracked = arranged.filter(({ row }) => !row)
+  if (changed.length + untracked.length > 0) {
+    const added = await attempt.write(async tx => {
+      await arrangeResources(tx, changed)
       return insertPending(
         tx,
         formation.id,
-        unknown.map(({ place, declared }) => ({ ...place, resource_type: declared.type.name })),
+        untracked.map(({ arrangement, declared }) => ({ ...arrangement, resource_type: declared.type.name })),
       )
     })
     for (const row of added) of.set(row.logical_id, row)
-    for (const { row, place } of placed) if (row) of.set(place.logical_id, { ...row, ...place })
+    for (const { row, arrangement } of arranged) if (row) of.set(arrangement.logical_id, { ...row, ...arrangement })
   }
-  const imports = await importedValues(pool, projectId, compiled)
-  const scope = namesOf(compiled, imports, name => {
+  const imports = await readImportedValues(pool, projectId, compiled)
+  const scope = templateScope(compiled, imports, name => {
     const id = of.get(name)?.physical_resource_id
     return id ? { text: id } : 'unknown'
   })
-  return { of, others, live: await liveResources(services, pool, tracked, projectId), scope }
+  return { of, others, live: await listLiveResources(services, pool, tracked, projectId), scope }
 }
 
-const placeOf = ({ logical_id, retain, prevent_destroy }: DeclaredResource, position: number) => ({
+const arrangementOf = ({ logical_id, retain, prevent_destroy }: DeclaredResource, position: number) => ({
   logical_id,
   position,
   retain,
   prevent_destroy,
 })
 
-const isMisplaced = (row: TrackedRow, place: ReturnType<typeof placeOf>): boolean =>
-  (Object.keys(place) as (keyof typeof place)[]).some(name => row[name] !== place[name])
+const differsFrom = (row: TrackedRow, arrangement: ReturnType<typeof arrangementOf>): boolean =>
+  (Object.keys(arrangement) as (keyof typeof arrangement)[]).some(name => row[name] !== arrangement[name])
 
-/** Applies the resources in their order. Returns the failure of the one that ended it. */
-async function applyAll(run: Run, { declared }: CompiledTemplate, state: State): Promise<RecordedFailure | null> {
+/** Applies the declared resources in order up to the first failure, which it returns. */
+async function applyAll(
+  attempt: OperationAttempt,
+  { declared }: CompiledTemplate,
+  state: DeployState,
+): Promise<RecordedFailure | null> {
   for (const each of declared) {
     const tracked = state.of.get(each.logical_id) as TrackedRow
-    if (run.did(tracked, 'create', 'update', 'replace', 'no-op')) continue
+    if (attempt.hasEvent(tracked, 'create', 'update', 'replace', 'no-op')) continue
     const id = tracked.physical_resource_id
     const live = (id && state.live.get(id)) || null
-    const step = repeated(run, await stepFor(run.services, each, tracked, live, state.scope))
+    const step = repeatIfUnrecorded(attempt, await stepFor(attempt.services, each, tracked, live, state.scope))
     if (step.action === 'no-op') {
-      run.later(eventOf(tracked, 'no-op', id))
+      attempt.addPending(eventOf(tracked, 'no-op', id))
       continue
     }
-    const failure = await applyStep(run, { ...step, tracked }, after => state.of.set(each.logical_id, after))
+    const failure = await applyStep(attempt, { ...step, tracked }, after => state.of.set(each.logical_id, after))
     if (failure)
       return { ...failure, meta: { logical_id: each.logical_id, resource_type: each.type.name, ...failure.meta } }
   }
@@ -151,85 +157,88 @@ async function applyAll(run: Run, { declared }: CompiledTemplate, state: State):
 type TrackedStep = ResourceStep & { tracked: TrackedRow }
 
 /**
- * A step as it is done: one that was planned as a change and has nothing left to change is done again where an earlier try may
- * have done it, and lost its worker before that was noted.
+ * Returns a no-op step as an update if the plan had an update and an earlier attempt may have applied it without recording
+ * it: its worker may have been lost between the call and the commit.
  */
-function repeated({ operation: { plan }, hold }: Run, step: ResourceStep): ResourceStep {
+function repeatIfUnrecorded({ operation: { plan }, workAttempt }: OperationAttempt, step: ResourceStep): ResourceStep {
   const planned = plan?.find(({ logical_id }) => logical_id === step.declared.logical_id)
-  if (step.action !== 'no-op' || hold.claim.claims === 1 || planned?.action !== 'update') return step
+  if (step.action !== 'no-op' || workAttempt.claim.claims === 1 || planned?.action !== 'update') return step
   const changed = Object.keys(planned.diff?.desired ?? {}).filter(name => name in step.desired)
-  const again: ResourceStep = { ...step, action: 'update', changed }
-  return isOutside(again) ? again : step
+  const repeated: ResourceStep = { ...step, action: 'update', changed }
+  return isOutside(repeated) ? repeated : step
 }
 
-/** Does one step; what it makes of the tracked resource is given to `done`. Returns its failure. */
+/** Applies one step and passes the tracked row after it to `onApplied`. Returns the failure. */
 async function applyStep(
-  run: Run,
+  attempt: OperationAttempt,
   step: TrackedStep,
-  done: (after: TrackedRow) => void,
+  onApplied: (after: TrackedRow) => void,
 ): Promise<RecordedFailure | null> {
   const { tracked, declared } = step
   const action = step.action === 'recreate' ? 'create' : (step.action as 'create' | 'update' | 'replace')
-  const key = keyOf(run, step)
+  const key = keyOf(attempt, step)
   const work = async (tx?: Tx) => {
     refuseProblems(step)
-    if (!run.operation.force_conflicts) refuseOverwrites(step)
-    return step.action === 'update' ? updateResource(run, step, { tx, key }) : createResource(run, step, { tx, key })
+    if (!attempt.operation.force_conflicts) refuseOverwrites(step)
+    return step.action === 'update'
+      ? updateResource(attempt, step, { tx, key })
+      : createResource(attempt, step, { tx, key })
   }
-  const failed = (error: unknown): RecordedFailure => operationFailure(run, refusal(error), declared.logical_id)
-  // What has transactions of its own, and what a handler makes, is made before it is noted: its key finds it again.
+  const failed = (error: unknown): RecordedFailure => operationFailure(attempt, refusal(error), declared.logical_id)
+  // A call outside the transaction runs before its event is written; a repeat finds its result by the key.
   const outside = isOutside(step) ? await work().catch(failed) : null
-  await injectFault(run.services, 'formation_called')
-  const failure = await run.write(async (tx, note) => {
+  await injectFault(attempt.services, 'formation_called')
+  const failure = await attempt.write(async (tx, addEvent) => {
     const applied = outside ?? (await (isOneCall(step) ? work(tx) : tx.nested(work)).catch(failed))
     if ('id' in applied) {
-      done(noteApplied(run, step, action, applied, note))
+      onApplied(recordApplied(attempt, step, action, applied, addEvent))
       return null
     }
     const values = { status: 'failed' as const, refusals: tracked.refusals + 1 }
-    note(eventOf(tracked, action, tracked.physical_resource_id, applied), { id: tracked.id, values })
+    addEvent(eventOf(tracked, action, tracked.physical_resource_id, applied), { id: tracked.id, values })
     return applied
   })
-  await injectFault(run.services, 'formation_step')
+  await injectFault(attempt.services, 'formation_step')
   return failure
 }
 
-/** The refusal of a call, which has undone what the call had written; raises what is none. */
+/** Returns the error of a refused call, whose writes are rolled back. Rethrows transient and unexpected errors. */
 function refusal(error: unknown): AppError {
   if (!(error instanceof AppError) || isTransient(error)) throw error
   return error
 }
 
-/** Whether a step is one call, which undoes by itself what it wrote when it is refused. */
+/** Whether a step is a single call, which rolls back its own writes when it is refused. */
 const isOneCall = ({ declared: { type }, desired }: ResourceStep): boolean =>
   type.registered !== null ||
   Object.keys(desired).every(name => !type.later.has(name) && !(type.operations.tags && name === 'tags'))
 
 /**
- * What calls with transactions of their own are known by when they are repeated. That of a create holds over operations: one
- * that lost its workers may have made the resource.
+ * Returns the idempotency key of a call outside the transaction. The key of a create is the same in later operations: an
+ * operation that lost its workers may have created the resource.
  */
-function keyOf({ operation }: Run, { action, tracked, declared }: TrackedStep): string {
+function keyOf({ operation }: OperationAttempt, { action, tracked, declared }: TrackedStep): string {
   const { id, refusals } = tracked
   if (action === 'create') return declared.type.registered ? `${id}.create` : `${id}.create.${refusals}`
   return action === 'update' ? `${id}.${operation.id}` : `${id}.${operation.id}.create`
 }
 
-/** Raises VALIDATION_FAILED for a step that is refused before anything is called. */
+/** Raises VALIDATION_FAILED for a step with problems. */
 function refuseProblems({ problems }: ResourceStep): void {
   if (problems.length > 0) raiseInvalid([...problems])
 }
 
-/** Raises FORMATION_CONFLICT for what others have changed since the operation was accepted. */
+/** Raises FORMATION_CONFLICT for fields that were changed since the operation was accepted. */
 function refuseOverwrites({ declared: { logical_id }, overwritten }: ResourceStep): void {
   if (overwritten.length === 0) return
   const conflicts = overwritten.map(field => ({ logical_id, field, changed_by: null, changed_at: null }))
   raise('FORMATION_CONFLICT', {
-    message: `${overwritten[0]} of ${logical_id} was changed by somebody else since the last deploy`,
+    message: `${overwritten[0]} of ${logical_id} was changed outside the formation since the last deploy`,
     meta: { conflicts },
   })
 }
 
+/** Whether a step calls a handler or an operation with a separate transaction. */
 function isOutside({ declared: { type }, action }: ResourceStep): boolean {
   if (type.registered) return true
   const { create: creation, update: change } = type.operations
@@ -238,12 +247,12 @@ function isOutside({ declared: { type }, action }: ResourceStep): boolean {
     : !joinsTransaction(creation)
 }
 
-function noteApplied(
-  run: Run,
+function recordApplied(
+  attempt: OperationAttempt,
   { declared, tracked, desired, action }: TrackedStep,
   event: 'create' | 'update' | 'replace',
   applied: { id: string; record: JsonObject | null; attributes?: JsonObject | null },
-  note: Note,
+  addEvent: AddEvent,
 ): TrackedRow {
   const before = tracked.physical_resource_id
   const isNew = action !== 'update'
@@ -252,88 +261,94 @@ function noteApplied(
   const values = {
     status: isNew && !replaced ? ('created' as const) : ('updated' as const),
     physical_resource_id: applied.id,
-    ...appliedState(run.services, declared.type, desired, applied.record, isNew ? NOTHING : tracked),
+    ...appliedState(attempt.services, declared.type, desired, applied.record, isNew ? EMPTY_STATE : tracked),
     ...(applied.attributes === undefined ? {} : { attributes: applied.attributes }),
     ...(replaced && before !== null
       ? { replaced: [...tracked.replaced, { physical_resource_id: before, retain: declared.retain }] }
       : {}),
   }
-  note(eventOf(tracked, moved ? 'replace' : event, applied.id), { id: tracked.id, values })
+  addEvent(eventOf(tracked, moved ? 'replace' : event, applied.id), { id: tracked.id, values })
   return { ...tracked, ...values }
 }
 
-const NOTHING = { applied: {}, shown: {}, hashes: {} }
+const EMPTY_STATE = { applied: {}, shown: {}, hashes: {} }
 
-/** Deletes what this operation has created, the last first. What it has changed stays changed. */
-async function rollBack(run: Run, tracked: readonly TrackedRow[]): Promise<void> {
-  const created = run.events.filter(({ action, status }) => action === 'create' && status === 'succeeded').reverse()
+/** Deletes the resources that this operation created, in reverse order. Updates are not rolled back. */
+async function rollBack(attempt: OperationAttempt, tracked: readonly TrackedRow[]): Promise<void> {
+  const created = attempt.events.filter(({ action, status }) => action === 'create' && status === 'succeeded').reverse()
   for (const { logical_id, resource_type } of created) {
     const row = tracked.find(each => each.logical_id === logical_id && each.resource_type === resource_type)
-    if (!row || run.did(row, 'rollback', 'rollback-skipped')) continue
-    if (row.retain) run.later(eventOf(row, 'rollback-skipped', row.physical_resource_id))
-    else await deleteTracked(run, row, 'rollback')
+    if (!row || attempt.hasEvent(row, 'rollback', 'rollback-skipped')) continue
+    if (row.retain) attempt.addPending(eventOf(row, 'rollback-skipped', row.physical_resource_id))
+    else await deleteTracked(attempt, row, 'rollback')
   }
 }
 
-/** Deletes a tracked resource, with its event. Returns the failure. */
+/** Deletes a tracked resource and writes the event. Returns the failure. */
 export async function deleteTracked(
-  run: Run,
+  attempt: OperationAttempt,
   row: TrackedRow,
   action: 'rollback' | 'delete',
 ): Promise<RecordedFailure | null> {
   const id = row.physical_resource_id as string
-  const gone = { status: 'deleted' as const, physical_resource_id: null }
-  return deleteAndNote(run, row, id, (note, failure) =>
+  const deleted = { status: 'deleted' as const, physical_resource_id: null }
+  return deleteWithEvent(attempt, row, id, (addEvent, failure) =>
     failure
-      ? note(eventOf(row, action, id, failure), { id: row.id, values: { status: 'failed' } })
-      : note(eventOf(row, action, id), { id: row.id, values: gone }),
+      ? addEvent(eventOf(row, action, id, failure), { id: row.id, values: { status: 'failed' } })
+      : addEvent(eventOf(row, action, id), { id: row.id, values: deleted }),
   )
 }
 
-/** Deletes a resource and has what came of it noted in the same transaction. Returns the failure. */
-async function deleteAndNote(
-  run: Run,
+/** Deletes a resource and writes its event in the same transaction. Returns the failure. */
+async function deleteWithEvent(
+  attempt: OperationAttempt,
   row: TrackedRow,
   id: string,
-  noted: (note: Note, failure: RecordedFailure | null) => void,
+  writeEvent: (addEvent: AddEvent, failure: RecordedFailure | null) => void,
 ): Promise<RecordedFailure | null> {
-  const handled = findType(run.services, row.resource_type)?.registered !== null
-  const outside = handled ? await removeTracked(run, row, id) : null
-  const failure = await run.write(async (tx, note) => {
-    const failure = handled ? outside : await removeTracked(run, row, id, tx)
-    noted(note, failure)
+  const hasHandler = findType(attempt.services, row.resource_type)?.registered !== null
+  const outside = hasHandler ? await removeTracked(attempt, row, id) : null
+  const failure = await attempt.write(async (tx, addEvent) => {
+    const failure = hasHandler ? outside : await removeTracked(attempt, row, id, tx)
+    writeEvent(addEvent, failure)
     return failure
   })
-  await injectFault(run.services, 'formation_step')
+  await injectFault(attempt.services, 'formation_step')
   return failure
 }
 
-/** Deletes a resource that a formation tracks. Returns the failure, which has undone what the delete had written. */
-export async function removeTracked(run: Run, row: TrackedRow, id: string, tx?: Tx): Promise<RecordedFailure | null> {
+/** Deletes a tracked resource. Returns the failure; the writes of a failed delete are rolled back. */
+export async function removeTracked(
+  attempt: OperationAttempt,
+  row: TrackedRow,
+  id: string,
+  tx?: Tx,
+): Promise<RecordedFailure | null> {
   try {
-    const type = typeOf(run.services, row)
-    const live = tx && !type.registered ? await findLive(tx, type, id, run.projectId) : null
+    const type = requireType(attempt.services, row)
+    const live = tx && !type.registered ? await findLive(tx, type, id, attempt.projectId) : null
     const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
-    await deleteResource(run, type, about, { tx, key: `${row.id}.delete.${id}` })
+    await deleteResource(attempt, type, about, { tx, key: `${row.id}.delete.${id}` })
     return null
   } catch (error) {
-    return operationFailure(run, refusal(error), row.logical_id)
+    return operationFailure(attempt, refusal(error), row.logical_id)
   }
 }
 
-/** Removes what the template no longer declares, the last first; what cannot be deleted stays tracked. */
-async function removeUndeclared(run: Run, others: readonly TrackedRow[]): Promise<void> {
-  const isLeft = ({ physical_resource_id, retain }: TrackedRow) => physical_resource_id === null || retain
+/** Deletes undeclared resources in reverse order. A resource that cannot be deleted stays tracked. */
+async function removeUndeclared(attempt: OperationAttempt, others: readonly TrackedRow[]): Promise<void> {
+  const isOnlyForgotten = ({ physical_resource_id, retain }: TrackedRow) => physical_resource_id === null || retain
   const rows = [...others].reverse()
-  for (const row of rows) if (!isLeft(row) && !run.did(row, 'delete')) await deleteTracked(run, row, 'delete')
-  // One that is retained keeps what it needs from being deleted as long as it is tracked.
-  if (run.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
-  for (const row of rows) if (isLeft(row)) await run.write(async tx => forgetResource(tx, row))
+  for (const row of rows)
+    if (!isOnlyForgotten(row) && !attempt.hasEvent(row, 'delete')) await deleteTracked(attempt, row, 'delete')
+  // After a failed delete, retained resources stay tracked: the dependencies that could not be deleted are still tracked too.
+  if (attempt.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
+  for (const row of rows) if (isOnlyForgotten(row)) await attempt.write(async tx => forgetResource(tx, row))
 }
 
-/** A resource that the formation does not track any more, whatever becomes of it. */
+/** Stops tracking a resource without deleting it. */
 export function forgetResource(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
-  tx.alongside(guard => changeTracked(row.id, { status: 'deleted', physical_resource_id: null }, guard))
+  tx.alongside(guard => updateTracked(row.id, { status: 'deleted', physical_resource_id: null }, guard))
 }
 
 type CleanupFailure = Pick<TrackedRow, 'logical_id' | 'resource_type'> & {
@@ -341,22 +356,22 @@ type CleanupFailure = Pick<TrackedRow, 'logical_id' | 'resource_type'> & {
   error: RecordedFailure
 }
 
-/** Deletes resources that were replaced. Those that cannot be deleted wait for the next operation; returns their failures. */
-export async function cleanUp(run: Run): Promise<CleanupFailure[]> {
+/** Deletes replaced resources. Resources that cannot be deleted are tried again by the next operation; returns the failures. */
+export async function cleanUp(attempt: OperationAttempt): Promise<CleanupFailure[]> {
   const failures: CleanupFailure[] = []
-  for (const row of await replacingResources(run.services.pool, run.formation.id)) {
-    let left = row.replaced
+  for (const row of await listReplacedResources(attempt.services.pool, attempt.formation.id)) {
+    let remaining = row.replaced
     for (const { physical_resource_id: id, retain } of row.replaced) {
-      const without = left.filter(each => each.physical_resource_id !== id)
+      const without = remaining.filter(each => each.physical_resource_id !== id)
       if (retain)
-        await run.write(async (_tx, note) =>
-          note(eventOf(row, 'replace-retained', id), { id: row.id, values: { replaced: without } }),
+        await attempt.write(async (_tx, addEvent) =>
+          addEvent(eventOf(row, 'replace-retained', id), { id: row.id, values: { replaced: without } }),
         )
       else {
-        const failure = await deleteAndNote(run, row, id, (note, failed) =>
-          failed
-            ? note(eventOf(row, 'replace-cleanup', id, failed))
-            : note(eventOf(row, 'replace-cleanup', id), { id: row.id, values: { replaced: without } }),
+        const failure = await deleteWithEvent(attempt, row, id, (addEvent, error) =>
+          error
+            ? addEvent(eventOf(row, 'replace-cleanup', id, error))
+            : addEvent(eventOf(row, 'replace-cleanup', id), { id: row.id, values: { replaced: without } }),
         )
         if (failure) {
           failures.push({
@@ -368,7 +383,7 @@ export async function cleanUp(run: Run): Promise<CleanupFailure[]> {
           continue
         }
       }
-      left = without
+      remaining = without
     }
   }
   return failures
@@ -376,12 +391,12 @@ export async function cleanUp(run: Run): Promise<CleanupFailure[]> {
 
 function cleanupFailure(failures: readonly CleanupFailure[]): RecordedFailure | null {
   if (failures.length === 0) return null
-  const message = `${failures.length} resources that were replaced could not be deleted`
+  const message = `${failures.length} replaced resources could not be deleted`
   return new AppError('FORMATION_REPLACE_CLEANUP_FAILED', { message, meta: { failures } }).recorded()
 }
 
-/** The values of parameters as they are shown; those that the caller left as they were keep theirs. */
-function shownParameters(
+/** Returns the parameter values to store, with hidden ones masked. A parameter without a new value keeps its previous value. */
+function presentParameters(
   { parameters, values }: CompiledTemplate,
   before: Record<string, string> | null,
 ): Record<string, string> {

@@ -3,47 +3,47 @@ import type { CodesOf, ErrorTable } from '../core/api/errors.ts'
 export const formationErrors = {
   FORMATION_CONFLICT: {
     status: 409,
-    description: 'A declared field was changed by somebody else since the last deploy; meta.conflicts',
-    hint: 'Read the plan, then deploy with force_conflicts to overwrite, or take the changes into the template.',
+    description: 'Declared fields were changed outside the formation since the last deploy (see meta.conflicts)',
+    hint: 'Deploy with force_conflicts to overwrite the changes, or add them to the template.',
   },
   FORMATION_DELETE_FAILED: {
     status: 409,
-    description: 'Some resources could not be deleted; the formation is delete_failed',
-    hint: 'Remove what holds the resources that are left, then delete the formation again.',
+    description: 'Resources could not be deleted (see meta.failures); the formation is delete_failed',
+    hint: 'Remove the dependents of the remaining resources, then repeat DELETE /formations/{formation_id}.',
   },
   FORMATION_HANDLER_FAILED: {
     status: 502,
-    description: 'External handler for an operator-registered resource type failed',
+    description: 'Handler of a registered resource type failed',
   },
   FORMATION_HAS_DEPENDENTS: {
     status: 409,
-    description: 'An output is imported by other formations; meta.importers',
-    hint: 'Deploy the formations of meta.importers without the import first.',
+    description: 'An output is imported by other formations (see meta.importers)',
+    hint: 'First deploy the formations in meta.importers without the import.',
   },
   FORMATION_INVALID_METADATA: {
     status: 400,
-    description: 'Formation-level metadata contains a substitution expression',
+    description: 'Metadata of the formation contains an expression',
   },
-  FORMATION_MISSING_PARAMETERS: { status: 400, description: 'Required template parameters not supplied or empty' },
+  FORMATION_MISSING_PARAMETERS: { status: 400, description: 'Required template parameters are missing or empty' },
   FORMATION_OPERATION_IN_PROGRESS: {
     status: 409,
-    description: 'Write on a formation whose operation runs',
-    hint: 'Wait until the operation of the formation has ended, then repeat.',
+    description: 'Formation has an active operation',
+    hint: 'Retry when GET /formations/{formation_id} reports that the operation has ended.',
   },
   FORMATION_PLAN_STALE: {
     status: 409,
-    description: 'Saved plan no longer matches live state',
-    hint: 'Make another plan of the formation and apply that one.',
+    description: 'Saved plan no longer matches the current state',
+    hint: 'Save a new plan with POST /formations/plan?save=true and apply it.',
   },
   FORMATION_PROTECTED: {
     status: 409,
-    description: 'Delete of a protected formation',
-    hint: 'Take the protection off the formation, then delete it.',
+    description: 'Formation is protected from deletion',
+    hint: 'Set termination_protection to false with PATCH /formations/{formation_id}, then delete it.',
   },
   FORMATION_REPLACE_CLEANUP_FAILED: {
     status: 500,
     description:
-      'Superseded resource not deleted after replacement; carried on the formation and operation, never a response status',
+      'Replaced resources could not be deleted; recorded on the formation and operation, never a response status',
   },
 } as const satisfies ErrorTable
 

@@ -5,33 +5,33 @@ import { type Queryable, sql } from '../core/db/sql.ts'
 import type { Services } from '../core/process/services.ts'
 import type { TrackedRow } from './store.ts'
 import { findType } from './types/find.ts'
-import { readHandled } from './types/handler.ts'
+import { readFromHandler } from './types/handler.ts'
 import type { BuiltInType, Live } from './types/model.ts'
 
-/** Resources as they are, beside what a formation last made of them. */
+/** Current state of the resources of formations. */
 
-/** What a record shows of the properties of a type. */
-export const shownBy = ({ declared }: BuiltInType, record: JsonObject): JsonObject =>
+/** Returns the properties of a type that a record contains. */
+export const presentedProperties = ({ declared }: BuiltInType, record: JsonObject): JsonObject =>
   declared.translate ? { ...record, ...declared.translate.shown(record) } : record
 
-/** The resource of a type under an id, if the project has it. */
+/** Returns the resource of a type by ID; null if the project has none. */
 export async function findLive(db: Queryable, type: BuiltInType, id: string, projectId: string): Promise<Live | null> {
   const { kind, declared } = type
   if (!isIdOf(kind, id)) return null
   const row: KindRow | null = await (declared.find ?? kind.find)(db, id)
-  return row && ofProject(type, row, projectId) ? liveOf(type, row) : null
+  return row && isInProject(type, row, projectId) ? toLive(type, row) : null
 }
 
-const ofProject = ({ kind }: BuiltInType, row: KindRow, projectId: string): boolean =>
+const isInProject = ({ kind }: BuiltInType, row: KindRow, projectId: string): boolean =>
   kind.global || row.project_id === projectId
 
-export function liveOf(type: BuiltInType, row: KindRow): Live {
+export function toLive(type: BuiltInType, row: KindRow): Live {
   const record = type.declared.present?.(row) ?? (type.kind.present(row) as JsonObject)
-  return { row, values: shownBy(type, record) }
+  return { row, values: presentedProperties(type, record) }
 }
 
-/** What the tracked resources of a project are like now, by their ids as resources; those that are gone are missing. */
-export async function liveResources(
+/** Returns the existing ones of the tracked resources of a project, by their physical IDs. One query per type. */
+export async function listLiveResources(
   services: Services,
   db: Queryable,
   tracked: readonly TrackedRow[],
@@ -43,7 +43,7 @@ export async function liveResources(
     if (!type) continue
     if (type.registered) {
       for (const row of rows) {
-        const live = row.physical_resource_id && (await readHandled(services, type.registered, row, projectId))
+        const live = row.physical_resource_id && (await readFromHandler(services, type.registered, row, projectId))
         if (live && row.physical_resource_id) found.set(row.physical_resource_id, live)
       }
       continue
@@ -51,20 +51,20 @@ export async function liveResources(
     const { kind, declared } = type
     const ids = rows.flatMap(({ physical_resource_id: id }) => (id && isIdOf(kind, id) ? [id] : []))
     if (ids.length === 0) continue
-    const lives: (KindRow | null)[] = []
-    if (declared.find) for (const id of ids) lives.push(await declared.find(db, id))
+    const current: (KindRow | null)[] = []
+    if (declared.find) for (const id of ids) current.push(await declared.find(db, id))
     else
-      lives.push(
+      current.push(
         ...(await db.any(kind.sql`
           select ${kind.columns} from ${sql.identifier([kind.table])} t where t.id = any(${sql.array(ids, 'text')})`)),
       )
-    for (const row of lives) if (row && ofProject(type, row, projectId)) found.set(row.id, liveOf(type, row))
+    for (const row of current) if (row && isInProject(type, row, projectId)) found.set(row.id, toLive(type, row))
   }
   return found
 }
 
-/** Whether two values say the same; the order of keys does not count. */
+/** Whether two values are equal as JSON, regardless of key order. */
 export const isSameValue = (one: unknown, other: unknown): boolean => isDeepStrictEqual(plain(one), plain(other))
 
-/** A value without the prototypes that objects of drivers and parsers have. */
+/** Removes the prototypes of objects from drivers and parsers. */
 const plain = (value: unknown): unknown => (value === undefined ? undefined : JSON.parse(JSON.stringify(value)))

@@ -6,7 +6,7 @@ import type { EventSchema, EventStream } from '../core/api/streams.ts'
 import { FailedEvent, streamEvent } from '../core/api/streams.ts'
 import { type Queryable, sql } from '../core/db/sql.ts'
 
-/** A formation is a set of resources that one template declares. */
+/** Formations: sets of resources, each declared by one template. */
 
 export const FORMATION_STATUSES = [
   'creating',
@@ -19,8 +19,8 @@ export const FORMATION_STATUSES = [
 ] as const
 export type FormationStatus = (typeof FORMATION_STATUSES)[number]
 
-/** Statuses of a formation that an operation works on. */
-export const BUSY: readonly FormationStatus[] = ['creating', 'updating', 'deleting']
+/** Statuses of a formation with an active operation. */
+export const BUSY_STATUSES: readonly FormationStatus[] = ['creating', 'updating', 'deleting']
 
 export const RESOURCE_STATUSES = ['pending', 'created', 'updated', 'deleted', 'failed'] as const
 export const OPERATION_TYPES = ['create', 'update', 'delete'] as const
@@ -43,48 +43,48 @@ const resource_type = z.string().describe('Type of the resource')
 
 export const FormationResource = z
   .object({
-    id: z.string().describe('Id of the entry'),
+    id: z.string().describe('ID of the entry'),
     logical_id,
     resource_type,
     physical_resource_id: z
       .string()
       .nullable()
-      .describe('Id of the resource itself; null before it is created and once it is deleted'),
-    status: z.enum(RESOURCE_STATUSES).describe('What was last done with it'),
+      .describe('ID of the resource. Null before it is created and after it is deleted.'),
+    status: z.enum(RESOURCE_STATUSES).describe('Result of the last change to the resource'),
   })
   .meta({ id: 'FormationResource' })
 export type FormationResource = z.output<typeof FormationResource>
 
-const NoEcho = z.object({ no_echo: z.literal(true).describe('The value is not shown') }).meta({ id: 'NoEcho' })
+const NoEcho = z
+  .object({ no_echo: z.literal(true).describe('Always true: the value is hidden') })
+  .meta({ id: 'NoEcho' })
 
 const fields = {
-  name: z.string().describe('Name, one of a kind in the project'),
-  template: anObject.describe('The template as it was written; write-only values read `{ "no_echo": true }`'),
+  name: z.string().describe('Name, unique in the project'),
+  template: anObject.describe('Template as written. Write-only values are replaced by `{ "no_echo": true }`.'),
   outputs: z
     .record(z.string(), z.union([z.string(), NoEcho]))
     .nullable()
-    .describe('Outputs of the last deploy that succeeded'),
-  status: z.enum(FORMATION_STATUSES).describe('Whether its resources are as the template says'),
-  metadata: z.unknown().nullable().describe('Annotations of your own'),
-  resolved_metadata: z.unknown().nullable().describe('`metadata` of the template with its expressions resolved'),
+    .describe('Outputs of the last successful deploy. Null before the first one.'),
+  status: z.enum(FORMATION_STATUSES).describe('Status of the formation and its latest operation'),
+  metadata: z.unknown().nullable().describe('Custom annotations'),
+  resolved_metadata: z.unknown().nullable().describe('`metadata` of the template with expressions resolved'),
   resolved_parameters: z
     .record(z.string(), z.string())
     .nullable()
-    .describe('Values of the parameters at the last deploy; `***` for those with `no_echo`'),
-  error: RecordedFailure.nullable().describe('Why the last operation failed'),
-  termination_protection: z.boolean().describe('Whether it is kept from being deleted'),
+    .describe('Parameter values of the last deploy. `***` for parameters with `no_echo`.'),
+  error: RecordedFailure.nullable().describe('Failure of the last operation. Null if it succeeded.'),
+  termination_protection: z.boolean().describe('Whether the formation is protected from deletion'),
 }
 
 export const Formation = record('Formation', fields)
 
-/** A formation as single reads and writes show it. */
+/** Representation of a formation in single reads and writes. */
 export const FormationWithResources = Formation.extend({
-  resources: z
-    .array(FormationResource)
-    .describe('Resources in the order of their dependencies, with those that were deleted'),
+  resources: z.array(FormationResource).describe('Resources in dependency order, including deleted ones'),
 }).meta({ id: 'FormationWithResources' })
 
-/** Outputs that are read when they are shown: the tracked resource, and its attribute. */
+/** Outputs that are read for each response: the tracked resource and its attribute. */
 const ReadOutputs = z.record(z.string(), z.object({ resource: z.string(), attribute: z.string() }))
 export type ReadOutputs = z.output<typeof ReadOutputs>
 
@@ -104,7 +104,7 @@ export const formationKind: Kind<FormationRow, FormationVerb> = kind({
   table: 'formations',
   record: Formation,
   hidden,
-  // A formation that was deleted is kept for its operations alone.
+  // A deleted formation is retained only for its operations.
   find: (db: Queryable, id: string, lock = false): Promise<FormationRow | null> =>
     db.maybeOne(formationKind.sql`
       select ${formationKind.columns} from formations t where t.id = ${id} and t.status <> 'deleted'
@@ -118,13 +118,13 @@ export const formationKind: Kind<FormationRow, FormationVerb> = kind({
 
 export const FormationEvent = z
   .object({
-    timestamp: z.iso.datetime().describe('When it happened'),
+    timestamp: z.iso.datetime().describe('Time of the event'),
     logical_id,
     resource_type,
-    action: z.enum(RESOURCE_ACTIONS).describe('What was done'),
-    status: z.enum(['succeeded', 'failed']).describe('How it ended'),
-    physical_resource_id: z.string().nullable().describe('Id of the resource'),
-    error: RecordedFailure.nullable().describe('Why it failed'),
+    action: z.enum(RESOURCE_ACTIONS).describe('Action on the resource'),
+    status: z.enum(['succeeded', 'failed']).describe('Result of the action'),
+    physical_resource_id: z.string().nullable().describe('ID of the resource'),
+    error: RecordedFailure.nullable().describe('Failure of the action. Null if it succeeded.'),
   })
   .meta({ id: 'FormationEvent' })
 export type FormationEvent = z.output<typeof FormationEvent>
@@ -133,9 +133,12 @@ const PLAN_ACTIONS = ['create', 'update', 'delete', 'no-op'] as const
 
 export const Overwrite = z
   .object({
-    field: z.string().describe('Property that was changed by another way than the formation'),
-    changed_by: z.string().nullable().describe('Principal that changed it; null where the audit log does not say'),
-    changed_at: z.string().nullable().describe('When it was changed'),
+    field: z.string().describe('Property that was changed outside the formation'),
+    changed_by: z
+      .string()
+      .nullable()
+      .describe('Principal that changed it. Null if the audit log has no entry for the change.'),
+    changed_at: z.string().nullable().describe('Time of the change. Null if the audit log has no entry for it.'),
   })
   .meta({ id: 'FormationOverwrite' })
 export type Overwrite = z.output<typeof Overwrite>
@@ -144,40 +147,38 @@ export const PlanChange = z
   .object({
     logical_id,
     resource_type,
-    action: z.enum(PLAN_ACTIONS).describe('What a deploy would do'),
-    physical_resource_id: z.string().optional().describe('Id of the resource as it is'),
-    replaces: z.boolean().optional().describe('Whether another resource takes the place of this one'),
+    action: z.enum(PLAN_ACTIONS).describe('Action of a deploy on the resource'),
+    physical_resource_id: z.string().optional().describe('ID of the current resource'),
+    replaces: z.boolean().optional().describe('Whether the resource is replaced by a new one'),
     diff: z
       .object({
-        desired: anObject.describe(
-          'Properties as the template has them; expressions that are not known yet as written',
-        ),
-        current: anObject.nullable().describe('The same properties as they are; null where the resource is not there'),
+        desired: anObject.describe('Values in the template. Expressions without a value yet are unresolved.'),
+        current: anObject.nullable().describe('Current values. Null if the resource does not exist.'),
       })
       .optional()
-      .describe('The properties that differ'),
+      .describe('Properties that differ'),
     overwrites: z
       .array(Overwrite)
       .optional()
-      .describe('Properties that somebody else has changed since the last deploy'),
+      .describe('Properties that were changed outside the formation since the last deploy'),
   })
   .meta({ id: 'FormationPlanChange' })
 export type PlanChange = z.output<typeof PlanChange>
 
 export const DeniedAction = z
-  .object({ logical_id, resource_type, action: z.string().describe('Action that the caller lacks') })
+  .object({ logical_id, resource_type, action: z.string().describe('Action that the caller is not allowed') })
   .meta({ id: 'FormationDeniedAction' })
 export type DeniedAction = z.output<typeof DeniedAction>
 
 export const FormationPlan = z
   .object({
-    changes: z.array(PlanChange).describe('What a deploy would do, in its order'),
+    changes: z.array(PlanChange).describe('Changes of a deploy, in order'),
     unauthorized_actions: z
       .array(DeniedAction)
       .optional()
-      .describe('Actions that the deploy needs and the caller lacks'),
-    plan_id: z.string().optional().describe('Id of the saved plan'),
-    expires_at: z.iso.datetime().optional().describe('Until when it can be applied'),
+      .describe('Actions that the deploy requires and the caller is not allowed'),
+    plan_id: z.string().optional().describe('ID of the saved plan'),
+    expires_at: z.iso.datetime().optional().describe('Time at which the saved plan expires'),
   })
   .meta({ id: 'FormationPlan' })
 export type FormationPlan = z.output<typeof FormationPlan>
@@ -186,12 +187,12 @@ export const OPERATION_STATUSES = ['pending', 'running', 'succeeded', 'failed'] 
 
 export const FormationOperation = z
   .object({
-    id: z.string().describe('Id of the operation'),
-    operation_type: z.enum(OPERATION_TYPES).describe('What it does with the formation'),
-    status: z.enum(OPERATION_STATUSES).describe('How far it is'),
-    plan: z.array(PlanChange).nullable().describe('What it set out to do'),
-    events: z.array(FormationEvent).nullable().describe('What it did so far, in order'),
-    error: RecordedFailure.nullable().describe('Why it failed, or what it left behind'),
+    id: z.string().describe('ID of the operation'),
+    operation_type: z.enum(OPERATION_TYPES).describe('Type of the operation'),
+    status: z.enum(OPERATION_STATUSES).describe('Status of the operation'),
+    plan: z.array(PlanChange).nullable().describe('Planned changes. Null for a delete.'),
+    events: z.array(FormationEvent).nullable().describe('Events of the operation so far, in order'),
+    error: RecordedFailure.nullable().describe('Failure of the operation, or of the cleanup after its replacements'),
     created_at: z.iso.datetime(),
     updated_at: z.iso.datetime(),
   })
@@ -201,13 +202,13 @@ export type FormationOperation = z.output<typeof FormationOperation>
 const template = z
   .unknown()
   .refine(value => value !== undefined, { message: 'is required', params: { code: 'REQUIRED' } })
-  .describe('The template: an object, or a text in YAML or JSON')
+  .describe('Template: an object, or a string in YAML or JSON')
   .meta({ anyOf: [{ type: 'object' }, { type: 'string' }] })
 const parameters = z
   .record(z.string(), z.string())
-  .describe('Values of parameters by their names; an empty text counts as not given')
-const metadata = z.unknown().describe('Annotations of your own, without expressions')
-const termination_protection = z.boolean().describe('Keep the formation from being deleted')
+  .describe('Parameter values by name. An empty string counts as omitted.')
+const metadata = z.unknown().describe('Custom annotations, without expressions')
+const termination_protection = z.boolean().describe('Whether to protect the formation from deletion')
 
 const EXAMPLE = {
   resources: {
@@ -220,7 +221,7 @@ const EXAMPLE = {
 export const FormationInput = z
   .strictObject({
     project_id: projectField,
-    name: z.string().trim().min(1).max(200).describe('Name, one of a kind in the project'),
+    name: z.string().trim().min(1).max(200).describe('Name, unique in the project'),
     template,
     parameters: parameters.optional(),
     metadata: metadata.optional(),
@@ -231,14 +232,18 @@ export type FormationInput = z.output<typeof FormationInput>
 
 export const FormationPatch = z
   .strictObject({
-    template: template
-      .optional()
-      .describe('The template that takes the place of the stored one; default: deploy that one again'),
+    template: template.optional().describe('Template that replaces the stored one. Defaults to the stored template.'),
     parameters: parameters.optional(),
     metadata: metadata.optional(),
     termination_protection: termination_protection.optional(),
-    plan_id: z.string().optional().describe('A saved plan to apply as it is, in place of a template and parameters'),
-    force_conflicts: z.boolean().optional().describe('Overwrite what somebody else has changed since the last deploy'),
+    plan_id: z
+      .string()
+      .optional()
+      .describe('ID of a saved plan to apply. Cannot be combined with `template` or `parameters`.'),
+    force_conflicts: z
+      .boolean()
+      .optional()
+      .describe('Whether to overwrite changes made outside the formation since the last deploy'),
   })
   .meta({ id: 'FormationPatch', example: { template: EXAMPLE } })
 export type FormationPatch = z.output<typeof FormationPatch>
@@ -246,29 +251,37 @@ export type FormationPatch = z.output<typeof FormationPatch>
 export const ValidateTemplateInput = z
   .strictObject({
     template,
-    parameters: parameters.optional().describe('With these, even none, those that are missing are problems too'),
+    parameters: parameters
+      .optional()
+      .describe('Parameter values by name. If given, even empty, missing parameters are errors.'),
   })
   .meta({ id: 'FormationValidateInput', example: { template: EXAMPLE } })
 
 const TemplateProblem = z
-  .object({ path: z.string().describe('Where in the template'), message: z.string().describe('What is wrong there') })
+  .object({
+    path: z.string().describe('Path in the template'),
+    message: z.string().describe('Description of the problem'),
+  })
   .meta({ id: 'TemplateProblem' })
 
 export const TemplateValidation = z
   .object({
-    valid: z.boolean().describe('Whether a deploy would accept the template'),
-    errors: z.array(TemplateProblem).describe('What is wrong'),
-    warnings: z.array(TemplateProblem).describe('What a deploy needs beside the template'),
+    valid: z.boolean().describe('Whether the template has no errors'),
+    errors: z.array(TemplateProblem).describe('Problems that a deploy would refuse'),
+    warnings: z.array(TemplateProblem).describe('Parameters without a default value'),
   })
   .meta({ id: 'FormationValidation' })
 
 export const PlanInput = z
   .strictObject({
-    project_id: projectField.describe('Project of the formation that the plan is for'),
+    project_id: projectField.describe('ID of the project of the formation'),
     template: template
       .optional()
-      .describe('The template to plan; default the stored one, which shows what has drifted'),
-    formation_id: z.string().optional().describe('Formation that would be updated; without it one is created'),
+      .describe('Template to plan. Defaults to the stored template, so that the plan reverts drift.'),
+    formation_id: z
+      .string()
+      .optional()
+      .describe('ID of the formation to update. If omitted, the plan is for a new formation.'),
     parameters: parameters.optional(),
   })
   .meta({ id: 'FormationPlanInput', example: { template: EXAMPLE } })
@@ -276,7 +289,7 @@ export const PlanInput = z
 export const FormationImportInput = z
   .strictObject({
     logical_id: z.string().describe('Name of the resource in the template'),
-    physical_resource_id: z.string().describe('Id of the resource of the project that the formation is to manage'),
+    physical_resource_id: z.string().describe('ID of an existing resource of the project'),
   })
   .meta({
     id: 'FormationImportInput',
@@ -291,22 +304,24 @@ export const ResourceDrift = z
     resource_type,
     status: z
       .enum(RESOURCE_DRIFTS)
-      .describe('`missing`: it was deleted by another way; `not_supported`: its handler shows no resources'),
+      .describe(
+        '`missing` - the resource was deleted outside the formation; `not_supported` - its handler cannot read resources',
+      ),
     diff: z
       .object({
-        desired: anObject.describe('Properties as they were deployed'),
-        current: anObject.describe('The same properties as they are'),
+        desired: anObject.describe('Deployed values'),
+        current: anObject.describe('Current values'),
       })
       .optional()
-      .describe('The properties that differ; left out for callers who may not read the resource'),
+      .describe('Properties that differ. Omitted for callers that may not read the resource.'),
   })
   .meta({ id: 'FormationResourceDrift' })
 export type ResourceDrift = z.output<typeof ResourceDrift>
 
 export const Drift = z
   .object({
-    drifted: z.boolean().describe('Whether a resource differs from what was deployed, or is missing'),
-    resources: z.array(ResourceDrift).describe('The resources of the formation'),
+    drifted: z.boolean().describe('Whether any resource is drifted or missing'),
+    resources: z.array(ResourceDrift).describe('Resources of the formation'),
   })
   .meta({ id: 'FormationDrift' })
 export type Drift = z.output<typeof Drift>
@@ -319,27 +334,32 @@ export const FormationExportInput = z
       .min(1)
       .max(500)
       .optional()
-      .describe('Ids of the resources to export; default those of the project'),
-    types: z.array(z.string().min(1).max(100)).min(1).max(100).optional().describe('Only resources of these types'),
-    formation_id: z.string().optional().describe('Formation whose resources to export'),
+      .describe('IDs of the resources to export. Defaults to all resources of the project.'),
+    types: z
+      .array(z.string().min(1).max(100))
+      .min(1)
+      .max(100)
+      .optional()
+      .describe('Types to export. Defaults to all types.'),
+    formation_id: z.string().optional().describe('ID of a formation whose resources to export'),
   })
   .meta({ id: 'FormationExportInput', example: { types: ['agent', 'ai_provider', 'tool'] } })
 
 export const ExportedTemplate = z
   .object({
-    template: anObject.describe('A template that makes the same resources'),
+    template: anObject.describe('Template that creates the same resources'),
     parameters: z
       .record(z.string(), z.string())
-      .describe('Values of its parameters in this project, without those that are not shown'),
-    warnings: z.array(z.string()).describe('What the template leaves out or changes'),
+      .describe('Parameter values for this project, without write-only values'),
+    warnings: z.array(z.string()).describe('Properties that the template omits or changes'),
   })
   .meta({ id: 'ExportedTemplate' })
 
 export const formationEvents: EventStream = {
   name: 'FormationStreamEvent',
   events: [
-    streamEvent('FormationResourceEvent', 'resource', 'What was done with a resource', FormationEvent),
-    streamEvent('FormationOperationEvent', 'operation', 'The operation at its end', FormationOperation),
+    streamEvent('FormationResourceEvent', 'resource', 'An action on a resource', FormationEvent),
+    streamEvent('FormationOperationEvent', 'operation', 'The ended operation', FormationOperation),
     FailedEvent,
   ] as EventSchema[],
   last: ['operation', 'error'],

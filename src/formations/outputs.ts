@@ -7,14 +7,20 @@ import { invoke } from '../core/invoke/invoke.ts'
 import type { Services } from '../core/process/services.ts'
 import { readResource } from './apply.ts'
 import type { FormationRow, ReadOutputs } from './model.ts'
-import type { Run } from './run.ts'
+import type { OperationAttempt } from './operation-attempt.ts'
 import { listFormationResources, type TrackedRow } from './store.ts'
 import type { CompiledTemplate } from './template/compile.ts'
-import { expressionOf, expressionsIn, namesIn, resolveValue, type TemplateScope } from './template/expressions.ts'
+import {
+  expressionOf,
+  expressionsIn,
+  resolveValue,
+  substitutedNames,
+  type TemplateScope,
+} from './template/expressions.ts'
 import { itemArguments } from './types/built-in.ts'
 import { findType } from './types/find.ts'
 
-/** Outputs of a template: what other systems read of a formation. */
+/** Outputs of formations. */
 
 type Outputs = Record<string, string | { no_echo: true }>
 
@@ -22,11 +28,11 @@ const scalar = (value: unknown): string | null =>
   typeof value === 'string' ? value : typeof value === 'number' || typeof value === 'boolean' ? String(value) : null
 
 /**
- * The outputs of a template, in its order; one that is no text is left out. `once`: values for the answer of this operation
- * alone. A record is read with the rights of the caller.
+ * Returns the outputs of a template, in its order. An output whose value is not a scalar is omitted. `once`: values that are
+ * returned only in the response of this operation. Records are read with the permissions of the caller.
  */
-export async function outputsOf(
-  run: Run,
+export async function resolveOutputs(
+  attempt: OperationAttempt,
   compiled: CompiledTemplate,
   of: ReadonlyMap<string, TrackedRow>,
   scope: TemplateScope,
@@ -36,19 +42,19 @@ export async function outputsOf(
   const reads: ReadOutputs = {}
   const once: Record<string, string> = {}
   const recordOf = async (logicalId: string, tracked: TrackedRow): Promise<JsonObject | null> => {
-    const known = records.get(logicalId)
-    if (known !== undefined) return known
-    const type = findType(run.services, tracked.resource_type)
+    const cached = records.get(logicalId)
+    if (cached !== undefined) return cached
+    const type = findType(attempt.services, tracked.resource_type)
     const id = tracked.physical_resource_id
     const record =
-      !type || !id ? null : type.registered ? tracked.attributes : await readResource(run, type, id, tracked)
+      !type || !id ? null : type.registered ? tracked.attributes : await readResource(attempt, type, id, tracked)
     records.set(logicalId, record)
     return record
   }
   for (const [name, value] of Object.entries(compiled.outputs)) {
     const expression = expressionOf(value)
     if (expression?.kind !== 'ref_attr') {
-      if (tellsHidden(value, compiled)) {
+      if (usesHiddenParameter(value, compiled)) {
         outputs[name] = { no_echo: true }
         continue
       }
@@ -60,12 +66,12 @@ export async function outputsOf(
     const [logicalId, attribute] = expression.text.split('.', 2)
     const tracked = of.get(logicalId)
     if (!tracked) continue
-    const type = findType(run.services, tracked.resource_type)
+    const type = findType(attempt.services, tracked.resource_type)
     const from = type && !type.registered ? type.declared.attributes[attribute] : undefined
     if (from && 'once' in from) {
       outputs[name] = { no_echo: true }
-      const given = scalar(run.once.get(`${logicalId}.${attribute}`))
-      if (given !== null) once[name] = given
+      const text = scalar(attempt.once.get(`${logicalId}.${attribute}`))
+      if (text !== null) once[name] = text
     } else if (from) {
       outputs[name] = { no_echo: true }
       reads[name] = { resource: tracked.id, attribute }
@@ -77,22 +83,24 @@ export async function outputsOf(
   return { outputs, read: reads, once }
 }
 
-/** What the value of a parameter that is not shown reads. */
+/** Replaces the value of a parameter with `no_echo`. */
 export const HIDDEN = '***'
 
-/** Whether a value would show that of a parameter with `no_echo`. */
-const tellsHidden = (value: unknown, { parameters }: CompiledTemplate): boolean =>
+/** Whether a value contains a parameter with `no_echo`. */
+const usesHiddenParameter = (value: unknown, { parameters }: CompiledTemplate): boolean =>
   expressionsIn(value).some(({ expression: { kind, text } }) =>
-    (kind === 'param' ? [text] : kind === 'sub' ? namesIn(text) : []).some(name => parameters.get(name)?.no_echo),
+    (kind === 'param' ? [text] : kind === 'sub' ? substitutedNames(text) : []).some(
+      name => parameters.get(name)?.no_echo,
+    ),
   )
 
-/** The metadata of a template with its expressions resolved; what resolves to nothing is null. */
-export function resolvedMetadata(compiled: CompiledTemplate, scope: TemplateScope): unknown {
+/** Returns the metadata of a template with expressions resolved; an expression without a value is null. */
+export function resolveMetadata(compiled: CompiledTemplate, scope: TemplateScope): unknown {
   const { metadata } = compiled
   const walk = (value: unknown): unknown => {
     if (typeof value !== 'object' || value === null) return value
     if (expressionOf(value)) {
-      if (tellsHidden(value, compiled)) return HIDDEN
+      if (usesHiddenParameter(value, compiled)) return HIDDEN
       const { value: text, unknown, nothing } = resolveValue(value, scope)
       return unknown || nothing ? null : text
     }
@@ -103,10 +111,10 @@ export function resolvedMetadata(compiled: CompiledTemplate, scope: TemplateScop
 }
 
 /**
- * The outputs of a formation as a caller sees them: values that are kept nowhere are read by the operation that shows them,
- * where the caller may call it.
+ * Returns the outputs of a formation for a caller. Values that are not stored are read by the operation that returns them, if
+ * the caller may call it.
  */
-export async function shownOutputs(
+export async function presentOutputs(
   services: Services,
   caller: Caller,
   { id, outputs, read_outputs }: FormationRow,
@@ -114,16 +122,16 @@ export async function shownOutputs(
   const reads = Object.entries(read_outputs ?? {})
   if (outputs === null || reads.length === 0) return outputs
   const resources = await listFormationResources(services.pool, id)
-  const shown: Record<string, unknown> = { ...outputs }
+  const presented: Record<string, unknown> = { ...outputs }
   for (const [name, { resource, attribute }] of reads) {
-    const found = resources.find(each => each.id === resource)
-    const text = found ? await attributeFor(services, caller, found, attribute) : null
-    if (text !== null) shown[name] = text
+    const tracked = resources.find(each => each.id === resource)
+    const text = tracked ? await readAttribute(services, caller, tracked, attribute) : null
+    if (text !== null) presented[name] = text
   }
-  return shown
+  return presented
 }
 
-async function attributeFor(
+async function readAttribute(
   services: Services,
   caller: Caller,
   { resource_type, physical_resource_id }: { resource_type: string; physical_resource_id: string | null },

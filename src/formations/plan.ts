@@ -3,60 +3,64 @@ import type { KindRow } from '../core/api/kind.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
-import { liveResources } from './live.ts'
+import { listLiveResources } from './live.ts'
 import type { DeniedAction, PlanChange } from './model.ts'
-import { changeOf, type ResourceStep, stepFor } from './step.ts'
+import { type ResourceStep, stepFor, toPlanChange } from './step.ts'
 import type { TrackedRow } from './store.ts'
 import type { CompiledTemplate, DeclaredResource } from './template/compile.ts'
 import { type ExpressionMeaning, scopeOf, type TemplateScope } from './template/expressions.ts'
-import { callsOf, deletionOf, mayCall, parentsOf, type ResourceCall } from './types/calls.ts'
+import { deleteCalls, mayCall, type ResourceCall, readParents, stepCalls } from './types/calls.ts'
 import { findType } from './types/find.ts'
 import type { Live } from './types/model.ts'
 
-/** What a deploy of a template would do with what a formation has. */
+/** Plans: the changes that a deploy of a template would make to the resources of a formation. */
 
 export type Plan = {
   steps: readonly ResourceStep[]
-  /** Tracked resources that the template no longer declares, in the order in which they go. */
+  /** Tracked resources that the template no longer declares, in deletion order. */
   removed: readonly TrackedRow[]
   live: ReadonlyMap<string, Live>
-  /** Rows that calls are decided on beside the resources themselves, by their ids. */
+  /** Rows other than the resources themselves on which calls are authorized, by ID. */
   parents: ReadonlyMap<string, KindRow>
 }
 
-/** The tracked resource of each declared one, and the others. Applies the renames of the template. */
+/** Matches declared and tracked resources by logical ID, current or renamed, and type. `others` are the unmatched ones. */
 export function matchResources(
   { declared, moved }: Pick<CompiledTemplate, 'declared' | 'moved'>,
   tracked: readonly TrackedRow[],
 ): { of: Map<string, TrackedRow>; others: TrackedRow[]; problems: Problem[] } {
   const of = new Map<string, TrackedRow>()
   const problems: Problem[] = []
-  const left = new Set(tracked)
-  const take = (logicalId: string, { type }: DeclaredResource): TrackedRow | undefined =>
-    [...left].find(row => row.logical_id === logicalId && row.resource_type === type.name)
+  const unmatched = new Set(tracked)
+  const find = (logicalId: string, { type }: DeclaredResource): TrackedRow | undefined =>
+    [...unmatched].find(row => row.logical_id === logicalId && row.resource_type === type.name)
   for (const each of declared) {
-    const row = take(each.logical_id, each)
+    const row = find(each.logical_id, each)
     if (!row) continue
     of.set(each.logical_id, row)
-    left.delete(row)
+    unmatched.delete(row)
   }
   for (const each of declared) {
     for (const old of moved.get(each.logical_id) ?? []) {
-      const row = take(old, each)
+      const row = find(old, each)
       if (!row) continue
       if (of.has(each.logical_id))
-        problems.push({ code: 'INVALID_VALUE', path: `moved.${old}`, message: `${each.logical_id} exists beside it` })
+        problems.push({
+          code: 'INVALID_VALUE',
+          path: `moved.${old}`,
+          message: `cannot be renamed: ${each.logical_id} already exists`,
+        })
       else {
         of.set(each.logical_id, row)
-        left.delete(row)
+        unmatched.delete(row)
       }
     }
   }
-  return { of, others: [...left], problems }
+  return { of, others: [...unmatched], problems }
 }
 
-/** What names mean: parameters have their values, resources the ids that `ids` has. */
-export function namesOf(
+/** Returns the scope in which parameters have their values and resources the IDs of `ids`. */
+export function templateScope(
   { values, parameters }: Pick<CompiledTemplate, 'values' | 'parameters'>,
   imports: ReadonlyMap<string, string>,
   ids: (logicalId: string) => ExpressionMeaning | undefined,
@@ -70,8 +74,8 @@ export function namesOf(
   })
 }
 
-/** Compares a template with what a formation has. Raises VALIDATION_FAILED for renames that collide. */
-export async function planOf(
+/** Compares a template with the resources of a formation. Raises VALIDATION_FAILED for conflicting renames. */
+export async function buildPlan(
   services: Services,
   db: Queryable,
   compiled: CompiledTemplate,
@@ -80,9 +84,9 @@ export async function planOf(
 ): Promise<Plan> {
   const { of, others, problems } = matchResources(compiled, tracked)
   if (problems.length > 0) raiseInvalid(problems)
-  const live = await liveResources(services, db, tracked, projectId)
+  const live = await listLiveResources(services, db, tracked, projectId)
   const ids = new Map<string, ExpressionMeaning>()
-  const scope = namesOf(compiled, imports, name => ids.get(name) ?? 'unknown')
+  const scope = templateScope(compiled, imports, name => ids.get(name) ?? 'unknown')
   const steps: ResourceStep[] = []
   for (const declared of compiled.declared) {
     const row = of.get(declared.logical_id) ?? null
@@ -93,58 +97,59 @@ export async function planOf(
     ids.set(declared.logical_id, stays && physical ? { text: physical } : 'unknown')
   }
   const removed = [...others].reverse()
-  return { steps, removed, live, parents: await parentsOfPlan(services, db, { steps, removed, live }, projectId) }
+  return { steps, removed, live, parents: await readPlanParents(services, db, { steps, removed, live }, projectId) }
 }
 
-/** What a template declares of registered types, where nothing of it exists yet and nothing is looked up. */
-export function handledSteps(services: Services, compiled: CompiledTemplate): Promise<ResourceStep[]> {
-  const scope = namesOf(compiled, new Map(), () => 'unknown')
-  const handled = compiled.declared.filter(({ type }) => type.registered)
-  return Promise.all(handled.map(declared => stepFor(services, declared, null, null, scope)))
+/** Returns the create steps of the registered types in a template, without reading existing resources. */
+export function registeredSteps(services: Services, compiled: CompiledTemplate): Promise<ResourceStep[]> {
+  const scope = templateScope(compiled, new Map(), () => 'unknown')
+  const registered = compiled.declared.filter(({ type }) => type.registered)
+  return Promise.all(registered.map(declared => stepFor(services, declared, null, null, scope)))
 }
 
 const movesId = ({ declared: { type }, changed }: ResourceStep): boolean =>
   !type.registered && changed.some(name => type.declared.moving.includes(name))
 
-/** The rows that the calls of a plan are decided on beside the resources themselves. */
-export const parentsOfPlan = (
+/** Reads the rows other than the resources themselves on which the calls of a plan are authorized. */
+export const readPlanParents = (
   services: Services,
   db: Queryable,
   { steps, removed, live }: Omit<Plan, 'parents'>,
   projectId: string,
 ): Promise<Map<string, KindRow>> =>
-  parentsOf(
+  readParents(
     db,
     [
-      ...steps.flatMap(step => [...callsOf(step), ...readOf(step)]),
-      ...removed.flatMap(row => removalOf(services, row, live)),
+      ...steps.flatMap(step => [...stepCalls(step), ...readCalls(step)]),
+      ...removed.flatMap(row => removalCalls(services, row, live)),
     ],
     projectId,
   )
 
-/** The call that reads the resource of a step that changes it. */
-function readOf({ declared: { type }, live, action, tracked }: ResourceStep): ResourceCall[] {
+/** Returns the call that reads the resource of a step; none if the step changes nothing or the resource does not exist. */
+function readCalls({ declared: { type }, live, action, tracked }: ResourceStep): ResourceCall[] {
   if (type.registered || !live?.row || action === 'no-op') return []
   return [{ type, operation: type.operations.read, args: tracked?.applied ?? {}, live }]
 }
 
-/** The call that deletes a tracked resource; none for one that is retained or gone. */
-function removalOf(services: Services, row: TrackedRow, lives: ReadonlyMap<string, Live>): ResourceCall[] {
+/** Returns the call that deletes a tracked resource; none if it is retained or no longer exists. */
+function removalCalls(services: Services, row: TrackedRow, lives: ReadonlyMap<string, Live>): ResourceCall[] {
   const type = findType(services, row.resource_type)
   const live = lives.get(row.physical_resource_id ?? '')
-  return type && !type.registered && live && !row.retain ? deletionOf(type, live) : []
+  return type && !type.registered && live && !row.retain ? deleteCalls(type, live) : []
 }
 
-/** A plan as it is shown, to a caller who sees the resources that it may read. */
-export function shownPlan(
+/** Returns the changes of a plan, without current values of resources that the caller may not read. */
+export function presentPlan(
   services: Services,
   caller: Caller,
   { steps, removed, live, parents }: Plan,
   projectId: string,
 ): PlanChange[] {
-  const mayRead = (step: ResourceStep): boolean => readOf(step).every(call => mayCall(caller, call, parents, projectId))
+  const mayRead = (step: ResourceStep): boolean =>
+    readCalls(step).every(call => mayCall(caller, call, parents, projectId))
   return [
-    ...steps.map(step => changeOf(step, mayRead(step))),
+    ...steps.map(step => toPlanChange(step, mayRead(step))),
     ...removed
       .filter(({ physical_resource_id: id }) => id !== null)
       .map(
@@ -159,34 +164,34 @@ export function shownPlan(
 }
 
 /**
- * A plan as a caller may know it. That a write-only value is the one which is kept is told only to those who may change it:
- * to others it would confirm a guess. `told`: the caller gave this property of a step itself.
+ * Returns a plan in which unchanged write-only values count as changed if the caller may not change them; otherwise a plan
+ * would confirm a guessed value. `isFromCaller`: whether the request contains the property of the step.
  */
-export function planKnownTo(
+export function redactPlan(
   caller: Caller,
   plan: Plan,
   projectId: string,
-  told: (step: ResourceStep, name: string) => boolean,
+  isFromCaller: (step: ResourceStep, name: string) => boolean,
 ): Plan {
   const steps = plan.steps.map((step): ResourceStep => {
     const { declared, desired, changed, live, action } = step
     const { type, ignored } = declared
     if (type.registered || !live || (action !== 'no-op' && action !== 'update')) return step
-    const isKept = (name: string): boolean =>
-      type.writeOnly.includes(name) && !ignored.has(name) && !changed.includes(name) && told(step, name)
-    const names = Object.keys(desired).filter(name => changed.includes(name) || isKept(name))
-    if (!names.some(isKept)) return step
-    const asked: ResourceStep = { ...step, action: 'update', changed: [...new Set([...names, ...changed])] }
-    return callsOf(asked).every(call => mayCall(caller, call, plan.parents, projectId)) ? step : asked
+    const isConfirmed = (name: string): boolean =>
+      type.writeOnly.includes(name) && !ignored.has(name) && !changed.includes(name) && isFromCaller(step, name)
+    const names = Object.keys(desired).filter(name => changed.includes(name) || isConfirmed(name))
+    if (!names.some(isConfirmed)) return step
+    const redacted: ResourceStep = { ...step, action: 'update', changed: [...new Set([...names, ...changed])] }
+    return stepCalls(redacted).every(call => mayCall(caller, call, plan.parents, projectId)) ? step : redacted
   })
   return { ...plan, steps }
 }
 
 /**
- * The actions that the caller lacks of resources whose conditions do not hold. Whoever deploys the stored template with other
- * parameters would create them with rights that its author may not have.
+ * Returns the denied create actions of resources with an unmet condition: a later deploy of the stored template with other
+ * parameters, by a caller with more permissions, would create them.
  */
-export const deniedDormant = (
+export const deniedConditional = (
   caller: Caller,
   { dormant }: Pick<CompiledTemplate, 'dormant'>,
   projectId: string,
@@ -200,23 +205,25 @@ export const deniedDormant = (
       : [{ logical_id, resource_type: type.name, action: operation.action as string }]
   })
 
-/** Problems of a plan that refuse it before anything is applied. */
+/** Returns a problem for each protected resource that a plan would destroy. */
 export const planProblems = ({ steps, removed }: Plan): Problem[] => [
   ...steps
     .filter(
       ({ action, tracked, declared }) => action === 'replace' && (tracked?.prevent_destroy || declared.prevent_destroy),
     )
-    .map(({ declared }) => listDestroyed(declared.logical_id)),
-  ...removed.filter(row => row.prevent_destroy && !row.retain).map(({ logical_id }) => listDestroyed(logical_id)),
+    .map(({ declared }) => preventDestroyProblem(declared.logical_id)),
+  ...removed
+    .filter(row => row.prevent_destroy && !row.retain)
+    .map(({ logical_id }) => preventDestroyProblem(logical_id)),
 ]
 
-export const listDestroyed = (logicalId: string): Problem => ({
+export const preventDestroyProblem = (logicalId: string): Problem => ({
   code: 'PREVENT_DESTROY',
   path: `resources.${logicalId}`,
-  message: 'would be deleted, which prevent_destroy refuses',
+  message: 'cannot be deleted: prevent_destroy is set',
 })
 
-/** The actions of a plan that the caller lacks. */
+/** Returns the actions of a plan that the caller is not allowed. */
 export function deniedActions(
   services: Services,
   caller: Caller,
@@ -224,12 +231,12 @@ export function deniedActions(
   projectId: string,
 ): DeniedAction[] {
   const denied: DeniedAction[] = []
-  const ask = (logical_id: string, call: ResourceCall): void => {
+  const check = (logical_id: string, call: ResourceCall): void => {
     const action = call.operation.action as string
     if (denied.some(each => each.logical_id === logical_id && each.action === action)) return
     if (!mayCall(caller, call, parents, projectId)) denied.push({ logical_id, resource_type: call.type.name, action })
   }
-  for (const step of steps) for (const call of callsOf(step)) ask(step.declared.logical_id, call)
-  for (const row of removed) for (const call of removalOf(services, row, live)) ask(row.logical_id, call)
+  for (const step of steps) for (const call of stepCalls(step)) check(step.declared.logical_id, call)
+  for (const row of removed) for (const call of removalCalls(services, row, live)) check(row.logical_id, call)
   return denied
 }

@@ -13,16 +13,16 @@ import type { Plan } from './plan.ts'
 import { restoreSecrets, withholdSecrets } from './sealed.ts'
 import { projectOfFormation } from './store.ts'
 
-/** Plans that were saved: applied as they are, or not at all once what they were made of has changed. */
+/** Saved plans. A plan is applied only while the formation and its resources are unchanged since it was saved. */
 
-const LIFE_MS = 24 * 3_600_000
-const GONE_DAYS = 7
-/** Formations that a sweep deletes in one transaction, each with its resources, operations and events. */
+const PLAN_LIFE_MS = 24 * 3_600_000
+const DELETED_RETENTION_DAYS = 7
+/** Formations per transaction of the sweep, each with its resources, operations and events. */
 const FORMATION_BATCH = 50
-/** Plans that are kept of a formation: the newest. */
+/** Stored plans per formation; older ones are deleted. */
 const MAX_PLANS = 20
 
-const Row = z.strictObject({
+const PlanRow = z.strictObject({
   template: z.record(z.string(), z.unknown()),
   sealed_values: z.string().nullable(),
   sealed_parameters: z.string().nullable(),
@@ -42,7 +42,7 @@ export const sealedPlanColumns = ['sealed_values', 'sealed_parameters'].map(colu
 const seal = (services: Services, value: object, column: string, id: string, projectId: string): string | null =>
   Object.keys(value).length === 0 ? null : sealJson(services, value, sealedFor(column, id, projectId))
 
-/** Keeps a plan of a formation for a day, or until there are twenty newer ones. By formation_plans_formation. */
+/** Stores a plan for 24 hours and deletes all but the 19 newest others of the formation. By formation_plans_formation. */
 export async function savePlan(
   services: Services,
   { id: formationId, project_id, operation_id }: FormationRow,
@@ -50,7 +50,7 @@ export async function savePlan(
   parameters: Record<string, string>,
 ): Promise<{ plan_id: string; expires_at: string }> {
   const id = newId('form_plan')
-  const expires_at = new Date(services.clock.now().getTime() + LIFE_MS).toISOString()
+  const expires_at = new Date(services.clock.now().getTime() + PLAN_LIFE_MS).toISOString()
   const { template, values } = withholdSecrets(services, compiled.template)
   await services.pool.query(voidStatement`
     with dropped as (
@@ -63,52 +63,53 @@ export async function savePlan(
   return { plan_id: id, expires_at }
 }
 
-const stale = (id: string, message: string): never => raise('FORMATION_PLAN_STALE', { message, meta: { plan_id: id } })
+const raiseStale = (id: string, message: string): never =>
+  raise('FORMATION_PLAN_STALE', { message, meta: { plan_id: id } })
 
 /**
- * Returns the template and parameters of a saved plan. `check` raises FORMATION_PLAN_STALE when anything that the plan was made of
- * has changed since.
+ * Returns the template and parameters of a saved plan. `check` raises FORMATION_PLAN_STALE if a new plan of them differs.
+ * @throws FORMATION_PLAN_STALE, SECRET_NOT_DECRYPTABLE
  */
-export async function openPlan(
+export async function loadSavedPlan(
   services: Services,
   { id: formationId, project_id, operation_id }: FormationRow,
   id: string,
 ): Promise<{ template: JsonObject; parameters: Record<string, string>; check(plan: Plan): void }> {
-  const row = await services.pool.maybeOne(sql.type(Row)`
+  const row = await services.pool.maybeOne(sql.type(PlanRow)`
     select template, sealed_values, sealed_parameters, digest from formation_plans
     where id = ${id} and formation_id = ${formationId} and expires_at > ${services.clock.now().toISOString()}::timestamptz`)
-  if (!row) return stale(id, 'The formation has no such plan, or it has expired or was applied')
-  const opened = <T>(sealed: string | null, column: string, empty: T): T =>
-    sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, project_id), `The plan ${id}`)
+  if (!row) return raiseStale(id, `Plan ${id} does not exist, has expired or was already applied`)
+  const open = <T>(sealed: string | null, column: string, empty: T): T =>
+    sealed === null ? empty : openJson<T>(services, sealed, sealedFor(column, id, project_id), `Plan ${id}`)
   return {
-    template: restoreSecrets(row.template, opened(row.sealed_values, 'sealed_values', {})),
-    parameters: opened(row.sealed_parameters, 'sealed_parameters', {}),
+    template: restoreSecrets(row.template, open(row.sealed_values, 'sealed_values', {})),
+    parameters: open(row.sealed_parameters, 'sealed_parameters', {}),
     check(plan) {
       if (!services.secrets.recognises(row.digest, stateOf(operation_id, plan)))
-        stale(id, 'What the plan was made of has changed')
+        raiseStale(id, `The formation or its resources have changed since plan ${id} was saved`)
     },
   }
 }
 
-/** A plan is applied once. */
-export const dropPlan = (db: Queryable, id: string) =>
+/** Deletes a plan when it is applied. */
+export const deletePlan = (db: Queryable, id: string) =>
   db.query(voidStatement`delete from formation_plans where id = ${id}`)
 
-/** All that a plan depends on beside its template and its parameters, as a text. */
+/** Returns the state that a plan depends on, except its template and parameters, as canonical JSON. */
 function stateOf(operationId: string, { steps, removed, live }: Plan): string {
   return canonical([
     operationId,
-    steps.map(({ declared, tracked, action, desired, changed, live: now }) => {
+    steps.map(({ declared, tracked, action, desired, changed, live: current }) => {
       const { logical_id, type } = declared
       const open = Object.keys(desired).filter(name => !type.writeOnly.includes(name))
-      const values = open.map(name => [name, desired[name], now?.values[name]])
+      const values = open.map(name => [name, desired[name], current?.values[name]])
       return [logical_id, tracked?.physical_resource_id, action, changed, values]
     }),
     removed.map(({ id, physical_resource_id: resource }) => [id, resource, live.has(resource ?? '')]),
   ])
 }
 
-/** JSON in which objects with the same content read the same. */
+/** Returns JSON with sorted keys. */
 const canonical = (value: unknown): string =>
   JSON.stringify(value, (_key, item: unknown) =>
     typeof item === 'object' && item !== null && !Array.isArray(item)
@@ -116,7 +117,7 @@ const canonical = (value: unknown): string =>
       : item,
   )
 
-/** Deletes plans that have expired, and formations that were deleted a week ago. Returns how many rows went. */
+/** Deletes expired plans, and formations that were deleted more than 7 days ago. Returns the number of deleted rows. */
 export const sweepFormations = async (
   { pool, clock }: Pick<Services, 'pool' | 'clock'>,
   stopping?: AbortSignal,
@@ -138,7 +139,7 @@ export const sweepFormations = async (
       (
         await pool.query(voidStatement`
           delete from formations where id in (
-            select id from formations where status = 'deleted' and updated_at < ${now}::timestamptz - make_interval(days => ${GONE_DAYS})
+            select id from formations where status = 'deleted' and updated_at < ${now}::timestamptz - make_interval(days => ${DELETED_RETENTION_DAYS})
             order by updated_at limit ${limit})`)
       ).rowCount,
     stopping,

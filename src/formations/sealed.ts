@@ -6,12 +6,12 @@ import { NO_ECHO } from './template/compile.ts'
 import type { ResourceDeclaration } from './template/shape.ts'
 import { findType } from './types/find.ts'
 
-/** What of templates and operations is kept sealed. */
+/** Sealed values of templates and operations. */
 
 type Values = Record<string, JsonObject>
 type Resources = Record<string, ResourceDeclaration>
 
-/** A template as it is kept and shown, and its write-only values apart. */
+/** Splits a template into the stored form, with placeholders, and its write-only values. */
 export function withholdSecrets(services: Services, template: JsonObject): { template: JsonObject; values: Values } {
   const values: Values = {}
   const resources = Object.entries(template.resources as Resources).map(([id, resource]) => {
@@ -29,7 +29,7 @@ export function withholdSecrets(services: Services, template: JsonObject): { tem
   return { template: { ...template, resources: Object.fromEntries(resources) }, values }
 }
 
-/** The template as it was authored. */
+/** Returns the authored form of a stored template. */
 export function restoreSecrets(template: JsonObject, values: Values): JsonObject {
   const resources = Object.entries(template.resources as Resources).map(([id, resource]) =>
     values[id] ? [id, { ...resource, properties: { ...resource.properties, ...values[id] } }] : [id, resource],
@@ -42,15 +42,15 @@ const rowOf = (kind: string, id: string, project_id: string) => ({ kind, id, pro
 export const sealValues = (services: Services, id: string, projectId: string, values: Values): string | null =>
   Object.keys(values).length === 0 ? null : sealJson(services, values, rowOf('formation', id, projectId))
 
-/** The stored template of a formation as it was authored. Raises SECRET_NOT_DECRYPTABLE. */
-export function authoredForm(
+/** Returns the authored form of the template of a formation. Raises SECRET_NOT_DECRYPTABLE. */
+export function authoredTemplate(
   services: Services,
   { id, project_id, template, sealed_values }: FormationRow,
 ): JsonObject {
   if (sealed_values === null) return template
   return restoreSecrets(
     template,
-    openJson<Values>(services, sealed_values, rowOf('formation', id, project_id), `The template of ${id}`),
+    openJson<Values>(services, sealed_values, rowOf('formation', id, project_id), `Template of formation ${id}`),
   )
 }
 
@@ -76,11 +76,11 @@ export const openParameters = (
         services,
         sealed,
         rowOf('formation_operation_sealed_parameters', operationId, projectId),
-        'The parameters of a formation',
+        'Parameters of the operation',
       )
 
-/** Values that only the answer of the request may show. */
-export const sealedAnswer = (
+/** Seals outputs that are returned only in the response of the request; null without any. */
+export const sealAnswer = (
   { services, operation, projectId }: { services: Services; operation: { id: string }; projectId: string },
   outputs: Record<string, string>,
 ): string | null =>
@@ -98,5 +98,5 @@ export const openAnswer = (
     services,
     sealed,
     rowOf('formation_operation_sealed_answer', operationId, projectId),
-    'The outputs of a formation',
+    'Outputs of the operation',
   )

@@ -7,30 +7,30 @@ import type { PlanChange } from './model.ts'
 import type { TrackedRow } from './store.ts'
 import { type DeclaredResource, NO_ECHO } from './template/compile.ts'
 import type { TemplateScope } from './template/expressions.ts'
-import { fitProperty, propertyIn, type ResolvedProperties } from './template/properties.ts'
+import { propertyName, type ResolvedProperties, resolveProperties } from './template/properties.ts'
 import type { Live } from './types/model.ts'
 
-/** What has to be done with one resource: the same code for a plan, which shows it, and for a deploy, which does it. */
+/** Steps: the change that one resource requires. Plans and deploys share this code. */
 
 export type ResourceStep = {
   declared: DeclaredResource
   tracked: TrackedRow | null
   live: Live | null
-  /** `recreate`: it is tracked and gone. `replace`: another one takes its place. */
+  /** `recreate`: the tracked resource no longer exists. `replace`: a new resource replaces it. */
   action: 'create' | 'recreate' | 'replace' | 'update' | 'no-op'
-  /** Properties with their expressions resolved, without those that resolve to nothing. */
+  /** Properties with expressions resolved, without expressions that have no value. */
   desired: JsonObject
-  /** Properties that differ from the resource as it is, in the order of the template. */
+  /** Properties that differ from the current resource, in template order. */
   changed: readonly string[]
-  /** Those among them that somebody else has changed since the last deploy. */
+  /** Changed properties that were changed outside the formation since the last deploy. */
   overwritten: readonly string[]
-  /** What refuses the step before anything is called. */
+  /** Problems that refuse the step before its first call. */
   problems: readonly Problem[]
 }
 
 /**
- * Compares what a template declares with what is there. Only declared properties count, and of those whose value the caller
- * left as it was (`use_previous_value`) none.
+ * Returns the step from the current to the declared state of a resource. Compares only declared properties, except properties
+ * with a parameter that keeps its previous value (`use_previous_value`).
  */
 export async function stepFor(
   services: Services,
@@ -41,7 +41,7 @@ export async function stepFor(
 ): Promise<ResourceStep> {
   const { type, ignored } = declared
   const existing = tracked?.physical_resource_id != null && live !== null
-  const { resolved, problems } = await fitProperty(services, type, declared.properties, scope, {
+  const { resolved, problems } = await resolveProperties(services, type, declared.properties, scope, {
     at: '',
     complete: !existing,
   })
@@ -49,12 +49,12 @@ export async function stepFor(
   const desired = Object.fromEntries(
     [...resolved].flatMap(([name, { nothing, value }]): [string, unknown][] => {
       if (!nothing) return [[name, value]]
-      // What is written as one takes along what the caller left as it was.
+      // Properties that are written together include the previous value.
       return together.includes(name) && tracked && name in tracked.applied ? [[name, tracked.applied[name]]] : []
     }),
   )
-  const sure = problems.filter(({ path }) => !isUnsure(resolved, path))
-  const step = { declared, tracked, live, desired, problems: sure, changed: Object.keys(desired), overwritten: [] }
+  const certain = problems.filter(({ path }) => !hasUnknownValue(resolved, path))
+  const step = { declared, tracked, live, desired, problems: certain, changed: Object.keys(desired), overwritten: [] }
   if (tracked?.physical_resource_id == null) return { ...step, action: 'create' }
   if (!live) return { ...step, action: 'recreate' }
   const differing = Object.keys(desired).filter(
@@ -72,18 +72,18 @@ export async function stepFor(
   )
   const fixed = changed
     .filter(name => type.fixed.has(name))
-    .map((name): Problem => ({ code: 'IMMUTABLE', path: name, message: 'cannot be changed once the resource exists' }))
-  if (fixed.length > 0) return { ...step, changed, overwritten, action: 'update', problems: [...fixed, ...sure] }
+    .map((name): Problem => ({ code: 'IMMUTABLE', path: name, message: 'cannot be changed after creation' }))
+  if (fixed.length > 0) return { ...step, changed, overwritten, action: 'update', problems: [...fixed, ...certain] }
   if (changed.some(name => type.replaced.has(name))) return { ...step, changed, overwritten, action: 'replace' }
   return { ...step, changed, overwritten, action: changed.length === 0 ? 'no-op' : 'update' }
 }
 
 const NOT_COUPLED: Pick<ResourceType, 'together' | 'exhaustive'> = { together: [], exhaustive: false }
 
-const isUnsure = (resolved: ResolvedProperties, path: string): boolean =>
-  resolved.get(propertyIn(path))?.unknown === true
+const hasUnknownValue = (resolved: ResolvedProperties, path: string): boolean =>
+  resolved.get(propertyName(path))?.unknown === true
 
-/** What a property was shown as when it was last applied. */
+/** Returns the value that the resource had for a property after the last deploy. */
 export const lastShown = ({ applied, shown }: TrackedRow, name: string): unknown =>
   name in shown ? shown[name] : applied[name]
 
@@ -98,23 +98,23 @@ function differs(
 ): boolean {
   if (unknown) return true
   if (type.writeOnly.includes(name)) {
-    // What a handler keeps of a value nobody knows.
+    // A handler may not have stored the last value.
     if (type.registered) return true
     const hash = tracked.hashes[name]
     return hash === undefined || !secrets.recognises(hash, JSON.stringify(value))
   }
   if (!(name in values)) return !(name in tracked.applied) || !isSameValue(value, tracked.applied[name])
   if (isSameValue(value, values[name])) return false
-  // The resource may show a value in another form than it was given.
-  const kept =
+  // The resource may normalize a value.
+  const isUnchanged =
     name in tracked.applied &&
     isSameValue(value, tracked.applied[name]) &&
     isSameValue(values[name], lastShown(tracked, name))
-  return !kept
+  return !isUnchanged
 }
 
-/** A step as a plan shows it. `readable`: the caller may read the resource. */
-export function changeOf(
+/** Returns the plan entry of a step. `readable`: whether the caller may read the resource. */
+export function toPlanChange(
   { declared, tracked, live, action, desired, changed }: ResourceStep,
   readable: boolean,
 ): PlanChange {

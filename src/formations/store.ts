@@ -4,8 +4,8 @@ import { RecordedFailure } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 import type { Caller, PrincipalRecord } from '../core/iam/caller.ts'
-import { type WorkItemClaim, workItemTable } from '../core/jobs/work-item.ts'
 import { sealedColumn } from '../core/secrets/sealed.ts'
+import type { WorkClaim } from '../core/work/store.ts'
 import {
   FormationEvent,
   type FormationOperation,
@@ -16,19 +16,15 @@ import {
   RESOURCE_STATUSES,
 } from './model.ts'
 
-/** How the request of an operation was authenticated: what its calls may do as that credential and not as work in its name. */
+/** Credential of the request of an operation. Its calls count as calls of this credential, not as background work. */
 export type DeployCredential = Pick<Caller['credential'], 'type' | 'id'> & { bound: boolean }
 
-const attempt = { principal: z.custom<PrincipalRecord>(), credential: z.custom<DeployCredential>(), losses: z.int() }
-
-/** Operations that wait for a worker, and those that run: one a formation. */
-export const formationAttempts = workItemTable({
-  table: 'formation_attempts',
-  entity: 'formation_id',
-  owner: 'formations',
-  row: attempt,
-})
-export type OperationClaim = WorkItemClaim & z.output<z.ZodObject<typeof attempt>>
+/** Columns of the work item of an operation: principal and credential of its request. */
+export const operationWorkColumns = {
+  principal: z.custom<PrincipalRecord>(),
+  credential: z.custom<DeployCredential>(),
+}
+export type OperationWorkColumns = z.output<z.ZodObject<typeof operationWorkColumns>>
 
 export const insertOperationWork = (
   db: Queryable,
@@ -40,8 +36,6 @@ export const insertOperationWork = (
   db.query(voidStatement`
     insert into formation_attempts (formation_id, id, principal, credential)
     values (${formationId}, ${operationId}, ${jsonb(principal)}, ${jsonb(credential)})`)
-
-export const hasOperationWork: Fragment = sql.fragment`exists (select from formation_attempts)`
 
 const TrackedRow = z.strictObject({
   id: z.string(),
@@ -66,16 +60,16 @@ export type TrackedRow = z.output<typeof TrackedRow>
 const tracked = sql.type(TrackedRow)
 const COLUMNS = sql.fragment`id, logical_id, resource_type, physical_resource_id, status, position, retain, prevent_destroy, applied, shown, hashes, attributes, replaced, refusals, applied_at`
 
-/** The resources that a formation has, in their order. By formation_resources_formation. */
-export const trackedResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
+/** Lists the resources of a formation, without deleted ones, in order. By formation_resources_formation. */
+export const listTrackedResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
   db.any(tracked`
     select ${COLUMNS} from formation_resources where formation_id = ${formationId} and status <> 'deleted' order by position, id`)
 
 /**
- * Resources with replaced ones that are still to be deleted, those that the formation no longer has among them. By
+ * Lists resources, including deleted ones, with replaced resources that still have to be deleted. By
  * formation_resources_formation.
  */
-export const replacingResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
+export const listReplacedResources = (db: Queryable, formationId: string): Promise<readonly TrackedRow[]> =>
   db.any(tracked`
     select ${COLUMNS} from formation_resources where formation_id = ${formationId} and replaced <> '[]' order by position, id`)
 
@@ -89,13 +83,13 @@ const listed = sql.type(
   }),
 )
 
-/** All that a formation has and had, as it is shown. By formation_resources_formation. */
+/** Lists current and deleted resources of a formation for responses. By formation_resources_formation. */
 export const listFormationResources = (db: Queryable, formationId: string): Promise<readonly FormationResource[]> =>
   db.any(listed`
     select id, logical_id, resource_type, physical_resource_id, status from formation_resources
     where formation_id = ${formationId} order by position, id`)
 
-/** What a change of a resource leaves of it. */
+/** New values of columns of a tracked resource. */
 export type ResourceChange = Partial<
   Pick<
     TrackedRow,
@@ -103,7 +97,7 @@ export type ResourceChange = Partial<
   >
 >
 
-const set = (values: ResourceChange): Fragment => {
+const assignments = (values: ResourceChange): Fragment => {
   const parts: Fragment[] = []
   const { physical_resource_id, status, applied, shown, hashes, attributes, replaced, refusals } = values
   if (physical_resource_id !== undefined) parts.push(sql.fragment`physical_resource_id = ${physical_resource_id}`)
@@ -117,14 +111,14 @@ const set = (values: ResourceChange): Fragment => {
   return sql.fragment`${sql.join(parts, sql.fragment`, `)}`
 }
 
-/** Writes columns of a tracked resource, as part of a statement. */
-export const changeTracked = (id: string, values: ResourceChange, guard: Fragment = sql.fragment`true`): Fragment =>
-  sql.fragment`update formation_resources set ${set(values)} where id = ${id} and ${guard}`
+/** Returns the statement that updates a tracked resource. */
+export const updateTracked = (id: string, values: ResourceChange, guard: Fragment = sql.fragment`true`): Fragment =>
+  sql.fragment`update formation_resources set ${assignments(values)} where id = ${id} and ${guard}`
 
-/** What the template says of a tracked resource beside its properties. */
+/** Attributes of a declared resource other than its properties. */
 export type ArrangedResource = Pick<TrackedRow, 'logical_id' | 'position' | 'retain' | 'prevent_destroy'>
 
-/** Adds what a template declares and nothing tracks yet. */
+/** Inserts declared resources that are not tracked yet. */
 export async function insertPending(
   db: Queryable,
   formationId: string,
@@ -148,7 +142,7 @@ export async function insertPending(
     returning ${COLUMNS}`)
 }
 
-/** Writes what the template says of tracked resources now. */
+/** Updates position, name and policies of tracked resources. */
 export async function arrangeResources(
   db: Queryable,
   rows: readonly (ArrangedResource & Pick<TrackedRow, 'id'>)[],
@@ -164,8 +158,8 @@ export async function arrangeResources(
 }
 
 /**
- * Whether a formation manages a resource, of the project where one is given: handlers may use an id in each. By
- * formation_resources_physical.
+ * Whether a formation manages a resource. With `projectId`, only formations of the project count: IDs of handlers are unique
+ * only per project. By formation_resources_physical.
  */
 export const isTracked = (
   db: Queryable,
@@ -178,12 +172,12 @@ export const isTracked = (
     where r.physical_resource_id = ${id} and r.resource_type = ${resourceType}
       and (${projectId}::text is null or f.project_id = ${projectId})`)
 
-/** Whether a formation still has one of some resources. */
+/** Whether a formation tracks one of some resources. */
 export const isAnyTracked = (db: Queryable, ids: readonly string[]): Promise<boolean> =>
   db.exists(voidStatement`
     select from formation_resources where physical_resource_id = any(${sql.array([...ids], 'text')}) and status <> 'deleted'`)
 
-/** Tracks a resource that the formation has not made. Nothing of it counts as applied. */
+/** Tracks an existing resource without applied properties. */
 export const trackExisting = (
   db: Queryable,
   formationId: string,
@@ -200,21 +194,24 @@ export const trackExisting = (
 
 export type NewEvent = Omit<FormationEvent, 'timestamp'>
 
+/** Selects the operation of a claim and locks its work item; null if the claim is lost. */
+export const claimedOperation = ({ entity, id, claims }: WorkClaim): Fragment => sql.fragment`(
+  select id from formation_attempts
+  where formation_id = ${entity} and id = ${id} and claims = ${claims} and state = 'running' for no key update)`
+
 /**
- * Adds events of an operation that this worker holds, as part of a statement. Where it does not, the statement fails: see
- * `isSuperseded`. `from` is the number of the first.
+ * Returns the statement that inserts events of a claimed operation. It fails if the claim is lost: see `isClaimLost`. `from`
+ * is the number of the first event.
  */
 export const insertEvents = (
-  { entity, id, claims }: OperationClaim,
+  operation: Fragment,
   from: number,
   events: readonly NewEvent[],
   guard: Fragment = sql.fragment`true`,
 ): Fragment =>
   sql.fragment`
     insert into formation_events (operation_id, seq, logical_id, resource_type, action, status, physical_resource_id, error)
-    select (select id from formation_attempts
-      where formation_id = ${entity} and id = ${id} and claims = ${claims} and state = 'running' for no key update),
-      seq, logical_id, resource_type, action, status, physical_resource_id, error::jsonb
+    select ${operation}, seq, logical_id, resource_type, action, status, physical_resource_id, error::jsonb
     from ${sql.unnest(
       events.map((event, index) => [
         from + index,
@@ -229,8 +226,8 @@ export const insertEvents = (
     )} as n (seq, logical_id, resource_type, action, status, physical_resource_id, error)
     where ${guard}`
 
-/** Whether a statement failed because another worker holds the operation, or has written the events of this one. */
-export const isSuperseded = (error: unknown): boolean =>
+/** Whether a statement failed because the claim on the operation is lost. */
+export const isClaimLost = (error: unknown): boolean =>
   (error instanceof NotNullIntegrityConstraintViolationError && error.table === 'formation_events') ||
   (error instanceof UniqueIntegrityConstraintViolationError && error.constraint === 'formation_events_pkey')
 
@@ -239,8 +236,8 @@ export type FormationEventRow = z.output<typeof FormationEventRow>
 
 const eventRows = sql.type(FormationEventRow)
 
-/** Events of an operation behind a number, in order; by the primary key. */
-export const formationEventsAfter = (
+/** Lists events of an operation after a number, in order. By the primary key. */
+export const listEventsAfter = (
   db: Queryable,
   operationId: string,
   after: number,
@@ -278,8 +275,8 @@ export const insertOperation = (
     values (${row.id}, ${row.formation_id}, ${row.operation_type}, 'pending', ${row.plan && JSON.stringify(row.plan)}::json,
       ${row.sealed_parameters}, ${row.force_conflicts})`)
 
-/** Writes how far an operation is; at its end the parameters go. */
-export const setOperation = (
+/** Updates the status of an operation. Deletes its parameters when it ends. */
+export const updateOperation = (
   db: Queryable,
   id: string,
   values: Pick<OperationRow, 'status' | 'error'> & { sealed_answer?: string | null },
@@ -290,25 +287,25 @@ export const setOperation = (
       ${values.status === 'running' ? sql.fragment`` : sql.fragment`, sealed_parameters = null`}
     where id = ${id}`)
 
-/** Writes what the answer of an operation alone may show while it runs, as part of a statement. */
-export const keepAnswer = (id: string, sealed: string | null, guard: Fragment): Fragment =>
+/** Returns the statement that stores the sealed one-time values of an active operation. */
+export const storeSealedAnswer = (id: string, sealed: string | null, guard: Fragment): Fragment =>
   sql.fragment`update formation_operations set sealed_answer = ${sealed} where id = ${id} and ${guard}`
 
-const Taken = sql.type(z.strictObject({ sealed_answer: z.string() }))
+const answerRow = sql.type(z.strictObject({ sealed_answer: z.string() }))
 
-/** What the answer of an operation alone may show; it is there once. */
-export const takeAnswer = (db: Queryable, id: string): Promise<string | null> =>
-  db.maybeOneFirst(Taken`
+/** Returns and deletes the sealed one-time values of an operation; null if there are none. */
+export const consumeSealedAnswer = (db: Queryable, id: string): Promise<string | null> =>
+  db.maybeOneFirst(answerRow`
     with taken as (select id, sealed_answer from formation_operations where id = ${id} and sealed_answer is not null for update)
     update formation_operations o set sealed_answer = null from taken where o.id = taken.id returning taken.sealed_answer`)
 
-/** Columns of a page of operations, with their events. */
+/** Columns of operations with their events, for lists. */
 export const operationColumns = sql.fragment`t.id, t.operation_type, t.status, t.plan, t.error, t.created_at, t.updated_at,
   (select coalesce(json_agg(json_build_object('timestamp', e.created_at, 'logical_id', e.logical_id, 'resource_type', e.resource_type,
      'action', e.action, 'status', e.status, 'physical_resource_id', e.physical_resource_id, 'error', e.error) order by e.seq), '[]')
    from formation_events e where e.operation_id = t.id) as events`
 
-/** About what an operation with its events takes in an answer: an event without its error is some 300 bytes. */
+/** Approximate size of an operation with its events in a response: 300 bytes per event without its error. */
 export const operationBytes = sql.fragment`coalesce(octet_length(t.plan::text), 0)
   + (select coalesce(sum(300 + coalesce(octet_length(e.error::text), 0)), 0) from formation_events e where e.operation_id = t.id)`
 
@@ -326,10 +323,10 @@ export const presentOperation = (
   updated_at,
 })
 
-/** The project of a row that names a formation, where the row has none. */
+/** Selects the project of a row with a `formation_id`. */
 export const projectOfFormation = sql.fragment`(select f.project_id from formations f where f.id = formation_id)`
 
-/** Write-only values of stored templates, parameters of operations, and values that only an answer shows. */
+/** Write-only values of stored templates, and parameters and one-time values of operations. */
 export const sealedFormationColumns = [
   sealedColumn({ table: 'formations', column: 'sealed_values', kind: 'formation' }),
   ...['sealed_parameters', 'sealed_answer'].map(column =>

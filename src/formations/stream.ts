@@ -1,14 +1,14 @@
 import { eventMessage, eventStream } from '../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../core/api/operation.ts'
-import { hearOfFormations } from './news.ts'
-import { findOperation, formationEventsAfter, presentOperation } from './store.ts'
+import { subscribeFormations } from './notifications.ts'
+import { findOperation, listEventsAfter, presentOperation } from './store.ts'
 
 /** Fallback for lost notifications. */
 const POLL_MS = 2000
 
 /**
- * What an operation does, as server-sent events in their order, from any web process; the operation itself is the last.
- * @param seen number of the last event that the client has
+ * Streams the events of an operation, in order and in any web process; the last event is the operation itself.
+ * @param seen number of the last event that the client has received
  */
 export function streamOperation(
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
@@ -18,13 +18,13 @@ export function streamOperation(
   const { services } = context
   let position = seen
   return eventStream(context, {
-    watch: news => hearOfFormations(services, named => named === formation_id && news(), news),
+    watch: notify => subscribeFormations(services, changed => changed === formation_id && notify(), notify),
     position: () => position,
     async *look() {
-      // Read before the events: those of an operation that has ended are then complete.
+      // Read before the events, so that the events of an ended operation are complete.
       const operation = await findOperation(services.pool, id)
       if (!operation) return 'ended'
-      const events = await formationEventsAfter(services.pool, id, position)
+      const events = await listEventsAfter(services.pool, id, position)
       for (const { seq, ...event } of events) {
         position = seq
         yield eventMessage(seq, 'resource', JSON.stringify(event))
@@ -33,7 +33,7 @@ export function streamOperation(
       yield eventMessage(
         position,
         'operation',
-        JSON.stringify(presentOperation(operation, await formationEventsAfter(services.pool, id, 0))),
+        JSON.stringify(presentOperation(operation, await listEventsAfter(services.pool, id, 0))),
       )
       return 'ended'
     },

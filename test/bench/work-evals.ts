@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import pLimit from 'p-limit'
+import { FairSemaphore } from '../../src/core/process/fair-semaphore.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { rounded } from './measure.ts'
@@ -23,10 +23,12 @@ async function made(app: AgentApp, path: string, body: object): Promise<any> {
 async function turns(app: AgentApp, agent: string, count: number): Promise<number> {
   const started = performance.now()
   const before = (await app.key.get(`/generations?agent_id=${agent}&status=completed&limit=1`)).body.total
-  const limit = pLimit(CALLERS)
+  const slots = new FairSemaphore(CALLERS)
   await Promise.all(
     Array.from({ length: count }, (_, at) =>
-      limit(() => made(app, `/agents/${agent}/generate?wait=false`, { prompt: `q${at}` })),
+      slots
+        .acquire('', 1)
+        .then(release => made(app, `/agents/${agent}/generate?wait=false`, { prompt: `q${at}` }).finally(release)),
     ),
   )
   for (;;) {

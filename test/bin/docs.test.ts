@@ -124,21 +124,21 @@ describe('the commands of the pages', function () {
     assert.match(found.results[0].content, /The warranty is 24 months/)
     assert.deepEqual(found.degraded_channels, [])
     assert.deepEqual(
-      [last(of('Texts without a file, versions')).status, last(of('Texts without a file, versions')).version],
+      [last(of('Inline texts and versions')).status, last(of('Inline texts and versions')).version],
       ['ready', 5],
     )
     assert.match(
       last(of('Metadata')).error.message,
       /^metadata violates the schema of '\/faq': \/lang must be equal to one of the allowed values$/,
     )
-    assert.match(of('Who may see which path'), /"total":1/)
+    assert.match(of('Path permissions'), /"total":1/)
     assert.deepEqual(
-      last(of('Who may see which path')).results.map(({ path }: { path: string }) => path),
+      last(of('Path permissions')).results.map(({ path }: { path: string }) => path),
       ['/faq/returns.md'],
     )
     assert.equal(last(of('Images and other types')).status, 'ready')
     assert.match(
-      of('Before an agent'),
+      of('Passing results to an agent'),
       /^echo: .*\[\/manuals\/handbook\.pdf, page 2\].*Question: How long is the warranty\?$/s,
     )
     assert.equal(of('Clean up'), '')
@@ -162,7 +162,7 @@ describe('the commands of the pages', function () {
     const sections = commandsOf('docs/chats.md')
     const answers = await answersOf(sections, root)
     assert.deepEqual([...answers.keys()], [...sections.keys()])
-    assert.match(answers.get('Settings, and a completion') ?? '', /"content":"echo: Good morning"/)
+    assert.match(answers.get('Settings and a completion') ?? '', /"content":"echo: Good morning"/)
     assert.equal(answers.get('The target'), 'echo: Hello')
     assert.match(answers.get('Streams') ?? '', /data: \[DONE\]$/)
     assert.equal(answers.get('As an actor of a conversation'), '0\necho: Good evening')
@@ -174,10 +174,10 @@ describe('the commands of the pages', function () {
     assert.deepEqual([...answers.keys()], [...sections.keys()])
     assert.deepEqual(failures(answers), [])
     const of = (heading: string) => answers.get(heading) ?? ''
-    const decision = last(of('Ask an agent'))
+    const decision = last(of('Decisions by an agent'))
     assert.deepEqual([decision.status, decision.answers?.length, decision.metadata], ['completed', 3, { mail: 7 }])
-    assert.equal(of('Ask a tool'), "[ { type: 'predicate', name: 'urgent', probability: 0.9 } ]")
-    assert.equal(of('Wait, or be told'), '2\nnull\n4')
+    assert.equal(of('Decisions by a tool'), "[ { type: 'predicate', name: 'urgent', probability: 0.9 } ]")
+    assert.equal(of('Waiting and notifications'), '2\nnull\n4')
     const changes = '[{"path":"questions[0].instructions","op":"changed","before":"Is it?","after":"Is it urgent?"}]'
     assert.equal(of('Versions'), `2\n{"from":1,"to":2,"changes":${changes}}3`)
   })
@@ -228,7 +228,7 @@ describe('the commands of the pages', function () {
     assert.deepEqual([...answers.keys()], [...sections.keys()])
     assert.deepEqual(failures(answers), [])
     const page = fs.readFileSync(path.join(root, 'docs/triggers.md'), 'utf8')
-    for (const heading of ['By hand', 'By a signed call', 'By clock', 'By an event']) {
+    for (const heading of ['Manual triggers', 'Webhook triggers', 'Schedule triggers', 'Event triggers']) {
       const section = page.slice(page.indexOf(`\n## ${heading}\n`))
       assert.equal(answers.get(heading), /```\n\n```\n(.*?)```/s.exec(section)?.[1].trim())
     }
@@ -279,7 +279,7 @@ describe('the commands of the pages', function () {
     assert.deepEqual(failures(answers), [])
     const of = (heading: string) => answers.get(heading) ?? ''
     const line = "2\n[ [ 'input_tokens', 1000, 0.001 ], [ 'output_tokens', 500, 0.001 ] ]\n0.002"
-    assert.equal(of('From a price to a line'), line)
+    assert.equal(of('A priced turn'), line)
     assert.equal(of('Prices of a tool or an agent'), '0.5\n2\n1')
     assert.equal(of('Thresholds'), '0.001\ncompleted')
   })
@@ -290,9 +290,9 @@ describe('the commands of the pages', function () {
     assert.deepEqual([...answers.keys()], [...sections.keys()])
     assert.deepEqual(failures(answers), [])
     const of = (heading: string) => answers.get(heading) ?? ''
-    assert.equal(of('What an agent knows'), 'ready\n1')
+    assert.equal(of('Knowledge of an agent'), 'ready\n1')
     assert.match(of('Let an agent write'), /^mstore_[0-9a-z]+$/)
-    assert.equal(of('Take facts out of turns'), '0\n0')
+    assert.equal(of('Extract facts from turns'), '0\n0')
   })
 
   it('of tools.md run as they are written', async () => {
@@ -321,8 +321,8 @@ describe('the commands of the pages', function () {
     const sections = commandsOf('docs/guardrails.md')
     const answers = await answersOf(sections, base)
     const asked = Array(4).fill('route_to_approval').join('\n')
-    assert.equal(answers.get('Write one, and try it'), `execute\ntripwire\n${asked}`)
-    assert.equal(answers.get('Attach it'), '2tripwire')
+    assert.equal(answers.get('Write and test a guardrail'), `execute\ntripwire\n${asked}`)
+    assert.equal(answers.get('Attach a guardrail'), '2tripwire')
   })
 
   it('of approvals.md run as they are written', async () => {
@@ -333,7 +333,7 @@ describe('the commands of the pages', function () {
 
   it('of quotas.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/quotas.md'), base)
-    assert.equal(answers.get('Cap what an agent may use'), 'completed\nQUOTA_EXCEEDED\n0')
+    assert.equal(answers.get('A token quota for an agent'), 'completed\nQUOTA_EXCEEDED\n0')
     assert.equal(answers.get('Money'), 'true\nMODEL_NOT_PRICED\nfalse')
     assert.equal(answers.get('Reports'), 'true\n31\nllm_tokens\n1')
   })
@@ -350,16 +350,16 @@ describe('the commands of the pages', function () {
   it('of retention.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/retention.md'), base)
     assert.equal(answers.get('Erase a turn'), '1\napi_key\ntrue')
-    assert.equal(answers.get('Give content an end'), '30')
+    assert.equal(answers.get('Expiry of content'), '30')
     assert.equal(answers.get('Erase an end user'), 'completed\njob_\n[ null, null ]')
-    assert.equal(answers.get('Put content on hold'), '2100-01-01T00:00:00.000Z\nCONTENT_ON_HOLD\nnull')
+    assert.equal(answers.get('Legal hold'), '2100-01-01T00:00:00.000Z\nCONTENT_ON_HOLD\nnull')
   })
 
   it('of memory.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/memory.md'), base)
-    assert.equal(answers.get('Stating facts'), 'skipped\nsuperseded\nAda takes her tea with oat milk\ntrue')
-    assert.equal(answers.get('Reading them'), 'Ada takes her tea with oat milk\nsuperseded,skipped,created\n2')
-    assert.equal(answers.get('Whose a fact is'), 'created\ncreated\n1\ntrue')
+    assert.equal(answers.get('Writing facts'), 'skipped\nsuperseded\nAda takes her tea with oat milk\ntrue')
+    assert.equal(answers.get('Reading facts'), 'Ada takes her tea with oat milk\nsuperseded,skipped,created\n2')
+    assert.equal(answers.get('Facts of end users'), 'created\ncreated\n1\ntrue')
   })
 
   it('of activity.md run as they are written', async () => {

@@ -74,7 +74,7 @@ describe('the examples, against npm start', function () {
 
   it('a search in a document', async () => {
     const output = await run('document-search', 'docs/security.md', 'how are passwords stored?')
-    assert.match(output, /^\/examples\/security\.md: ready, \d+ passages$/m)
+    assert.match(output, /^\/examples\/security\.md: ready, \d+ chunks$/m)
     assert.match(output, /scrypt/)
   })
 

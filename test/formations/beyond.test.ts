@@ -350,7 +350,7 @@ describe('formations over their life', () => {
           {
             code: 'NOT_FOUND',
             path: 'resources',
-            message: `import ${name}.name names no output of a formation of the project`,
+            message: `import '${name}.name' not found in this project`,
           },
         ])
       }

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
-import { formationQueue } from '../../src/formations/queue.ts'
+import { operationWork } from '../../src/formations/operate.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { startResettingProxy } from '../support/resetting-proxy.ts'
@@ -221,10 +221,10 @@ describe('formations whose workers are lost', function () {
     const operation_id = await pool.oneFirst(sql.unsafe`
       update formation_attempts set due_at = now() - interval '1 s' where formation_id = ${id} returning id`)
     await pool.query(sql.unsafe`
-      delete from pgboss.job_common where name = ${formationQueue.name} and data ->> 'formation_id' = ${id}`)
+      delete from pgboss.job_common where name = ${operationWork.name} and data ->> 'entity_id' = ${id}`)
     await healthy()
     await queues.send([
-      queueMessage(formationQueue, { formation_id: id, operation_id: String(operation_id), project_id: projectId }),
+      queueMessage(operationWork.queue, { entity_id: id, work_id: String(operation_id), project_id: projectId }),
     ])
     assert.equal((await settled(id)).status, 'active')
     await eventually(() => frozen.output.some(line => line.includes('claim_lost')), {

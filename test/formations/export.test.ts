@@ -279,11 +279,11 @@ describe('exported templates', () => {
     assert.equal(warnings.length, 2)
     assert.match(
       warnings.find((text: string) => text.includes('ToolOdd')),
-      /preset_parameters is left out/,
+      /preset_parameters is omitted/,
     )
     assert.match(
       warnings.find((text: string) => !text.includes('ToolOdd')),
-      /refer to each other/,
+      /reference each other/,
     )
     assert.equal(Object.keys(parameters).length, 1)
     await active(own.key, template, { parameters })

@@ -131,7 +131,7 @@ describe('registered types of resources', () => {
     const x = { type: 'nothing' }
     const unusable = configured({ ...MAILBOX, schema: { type: 'object', properties: { password: x } } })
     for (const [file, words] of [
-      [garbage, 'is no JSON'],
+      [garbage, 'is not valid JSON'],
       [unusable, 'mailbox: schema'],
     ])
       await assert.rejects(
@@ -293,11 +293,11 @@ describe('registered types of resources', () => {
     const bad: [string, (response: ServerResponse) => unknown, RegExp][] = [
       ['a status', response => response.writeHead(500).end(JSON.stringify({ message: 'no' })), /^no$/],
       ['a status without words', response => response.writeHead(302, { location: handler.url }).end(), /302/],
-      ['no JSON', response => response.end('<html>'), /another form/],
-      ['another form', response => response.end('{"id":"x"}'), /another form/],
-      ['an empty id', response => response.end('{"physical_resource_id":""}'), /another form/],
+      ['no JSON', response => response.end('<html>'), /invalid response/],
+      ['another form', response => response.end('{"id":"x"}'), /invalid response/],
+      ['an empty id', response => response.end('{"physical_resource_id":""}'), /invalid response/],
       ['a long answer', response => response.end(`{"physical_resource_id":"x","pad":"${'x'.repeat(2_000_000)}"}`), /./],
-      ['silence', () => true, /in time/],
+      ['silence', () => true, /timed out/],
       ['a broken connection', response => response.destroy(), /reached/],
     ]
     for (const [what, respond, words] of bad) {

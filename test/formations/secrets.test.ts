@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { sealedColumns } from '../../src/core/secrets/sealed.ts'
 import { createSecretBox } from '../../src/core/secrets/secretbox.ts'
-import { authoredForm } from '../../src/formations/sealed.ts'
+import { authoredTemplate } from '../../src/formations/sealed.ts'
 import { reencryptSecrets } from '../../src/identity/secrets/reencrypt.ts'
 import { type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -125,6 +125,6 @@ describe('secret values of formations', () => {
     const row = await app.services.pool.one<any>(sql.unsafe`
       select id, project_id, template, sealed_values from formations where name = 'one'`)
     const alone = { ...app.services, secrets: createSecretBox({ key: 'ee'.repeat(32) }) }
-    assert.match(JSON.stringify(authoredForm(alone, row)), new RegExp(`${MARK}in-template`))
+    assert.match(JSON.stringify(authoredTemplate(alone, row)), new RegExp(`${MARK}in-template`))
   })
 })

@@ -452,7 +452,7 @@ describe('workers of ingestion', function () {
       cross join lateral (select count(*) as vectors, count(distinct ref_id) as of_chunks from knowledge_vectors
         where container_id = d.id) v
       -- Withdrawn before it had a text, and restored: the one end that is a failure.
-      cross join lateral (select d.status = 'failed' and d.error ->> 'message' like 'Withdrawn before%' as restored_early)
+      cross join lateral (select d.status = 'failed' and d.error ->> 'message' like 'Document was withdrawn before%' as restored_early)
       where (d.status not in ('ready', 'withdrawn') and not restored_early) or d.chunk_count <> c.chunks or c.last <> c.chunks
         or v.vectors <> c.chunks or v.of_chunks <> c.chunks or (c.chunks > 0) <> (d.status = 'ready')`)
     assert.deepEqual(broken, [], seeded)

@@ -77,13 +77,17 @@ function findIn(file: string, line: number, text: string): Finding[] {
   })
 }
 
+/** Files whose literals are data, such as words that callers search by. */
+const DATA = ['src/mcp/search.ts']
+
 /** Comments and literals with a space; SQL, import paths and single words are no prose. */
 function findInSource(file: string, source: string): Finding[] {
   const tree = ts.createSourceFile(file, source, ts.ScriptTarget.Latest, true)
   const lineOf = (position: number) => tree.getLineAndCharacterOfPosition(position).line + 1
   const found: Finding[] = []
   const comments = new Map<number, number>()
-  const visit = (node: ts.Node) => {
+  const isData = DATA.includes(file)
+  const visit = (node: ts.Node): void => {
     for (const range of [
       ...(ts.getLeadingCommentRanges(source, node.getFullStart()) ?? []),
       ...(ts.getTrailingCommentRanges(source, node.getEnd()) ?? []),
@@ -91,6 +95,7 @@ function findInSource(file: string, source: string): Finding[] {
       comments.set(range.pos, range.end)
     const isSql = ts.isTaggedTemplateExpression(node.parent ?? node) && !ts.isIdentifier(node)
     if (isSql) return
+    if (isData) return void ts.forEachChild(node, visit)
     if (ts.isStringLiteralLike(node) && node.text.includes(' '))
       found.push(...findIn(file, lineOf(node.getStart()), node.text))
     else if (ts.isTemplateExpression(node)) {

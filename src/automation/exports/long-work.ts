@@ -1,7 +1,7 @@
 import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import type { ExportRow } from './model.ts'
 
-export const exportWork: LongWork<ExportRow> = {
+export const exportLongWork: LongWork<ExportRow> = {
   kind: 'playbook_export',
   read: 'getExport',
   cancel: null,

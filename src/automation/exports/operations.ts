@@ -1,18 +1,16 @@
 import { checkStorage } from '../../control/quotas/storage.ts'
 import { raise } from '../../core/api/errors.ts'
 import { equalsFilter, oneOf } from '../../core/api/filters.ts'
-import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { type Context, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { type CaseRow, caseKind } from '../cases/model.ts'
 import { actorOf } from '../cases/timeline.ts'
+import { startExport } from './build.ts'
 import { mayExport } from './collect-snapshot.ts'
 import { exportedExecutions } from './executions.ts'
 import { EXPORT_STATUSES, ExportInput, exportKind, PlaybookExport, SUBJECT_TYPES } from './model.ts'
-import { exportQueue } from './queue.ts'
-import { insertExportWork } from './store.ts'
 
 const tag = 'Exports'
 const path = '/playbook-exports'
@@ -70,9 +68,7 @@ export const exportOperations: Operation[] = [
       const { id: case_id, project_id } = about
       const requested_by = actorOf(caller)
       const row = await exportKind.insert(tx, { project_id, case_id, subject_type, subject_id, formats, requested_by })
-      const attempt_id = newId('pbk_exp_att')
-      await insertExportWork(tx, row.id, attempt_id, principalRecord(caller))
-      tx.send(exportQueue, { export_id: row.id, attempt_id, project_id })
+      await startExport(tx, row, principalRecord(caller))
       return result(202, exportKind.present(row))
     },
   }),

@@ -1,8 +1,6 @@
 import { z } from 'zod'
 import type { Kind } from '../../core/api/kind.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import {
   type CaseRow,
   caseKind,
@@ -14,24 +12,6 @@ import {
   timelineKind,
 } from '../cases/model.ts'
 import { type ExportRow, exportKind } from './model.ts'
-
-const row = { principal: z.custom<PrincipalRecord>(), losses: z.int() }
-
-/** Queued and running exports as work items. */
-export const exportAttempts = workItemTable({
-  table: 'playbook_export_attempts',
-  entity: 'export_id',
-  owner: 'playbook_exports',
-  row,
-})
-export type ExportClaim = WorkItemClaim & z.output<z.ZodObject<typeof row>>
-
-export const insertExportWork = (db: Queryable, exportId: string, id: string, principal: PrincipalRecord) =>
-  db.query(voidStatement`
-    insert into playbook_export_attempts (export_id, id, principal) values (${exportId}, ${id}, ${jsonb(principal)})`)
-
-/** Condition: an export is queued or running. */
-export const hasExportWork: Fragment = sql.fragment`exists (select from playbook_export_attempts)`
 
 /** Makes the transaction read-only with one snapshot for all its statements. */
 export const useRepeatableRead = (db: Queryable) =>

@@ -3,39 +3,27 @@ import type { EndUser, ErasedBy } from '../../control/retention/erasure.ts'
 import { newId } from '../../core/api/ids.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import type { ActorRow } from './model.ts'
 
-const purgeFields = {
+/** Columns of a purge: who requested it, where its second pass ends, and the counts of erased records. */
+export const purgeColumns = {
   principal: z.custom<PrincipalRecord>(),
   until: z.string().nullable(),
   counts: z.record(z.string(), z.int()),
 }
+export type PurgeColumns = z.output<z.ZodObject<typeof purgeColumns>>
 
-/** Practically unlimited: lost workers do not abandon a purge. */
-const MAX_LOSSES = 1_000_000
-
-/** Work items that erase the content of end users. */
-export const actorPurges = workItemTable({
-  table: 'actor_purges',
-  entity: 'actor_id',
-  owner: 'actors',
-  row: purgeFields,
-  maxLosses: MAX_LOSSES,
-})
-export type Purge = WorkItemClaim & z.output<z.ZodObject<typeof purgeFields>>
-
-/** Inserts the purge of a locked actor, or returns the purge in progress with `created` false. */
+/** Inserts the purge of an actor, whose row the caller has locked, or returns the active one. */
 export const insertPurge = async (
   db: Queryable,
   actorId: string,
   principal: PrincipalRecord,
-): Promise<{ id: string; created: boolean }> => {
+): Promise<{ id: string; isNew: boolean }> => {
   const id = newId('job')
-  const purgeId = await db.oneFirst(idStatement`
+  const active = await db.oneFirst(idStatement`
     insert into actor_purges (actor_id, id, principal) values (${actorId}, ${id}, ${jsonb(principal)})
     on conflict (actor_id) do update set actor_id = excluded.actor_id returning id`)
-  return { id: purgeId, created: purgeId === id }
+  return { id: active, isNew: active === id }
 }
 
 /** Returns the id of a purge in progress of one of these actors. */
@@ -48,6 +36,12 @@ const timeRow = sql.type(z.object({ now: z.string() }))
 /** Returns the database time, which separates earlier from later content. */
 export const purgeTime = (db: Queryable): Promise<string> => db.oneFirst(timeRow`select clock_timestamp() as now`)
 
+const countsRow = sql.type(z.object({ counts: purgeColumns.counts }))
+
+/** The counts of a purge so far. */
+export const purgeCounts = (db: Queryable, actorId: string): Promise<Record<string, number>> =>
+  db.oneFirst(countsRow`select counts from actor_purges where actor_id = ${actorId}`)
+
 /** Adds to the counts of a purge. */
 export const addToCounts = (db: Queryable, actorId: string, counts: Record<string, number>) =>
   db.query(voidStatement`
@@ -55,15 +49,6 @@ export const addToCounts = (db: Queryable, actorId: string, counts: Record<strin
       select coalesce(jsonb_object_agg(n.key, n.value::bigint + coalesce((p.counts ->> n.key)::bigint, 0)), '{}')
       from jsonb_each_text(${jsonb(counts)}) n)
     where actor_id = ${actorId}`)
-
-const countsRow = sql.type(z.object({ counts: purgeFields.counts }))
-
-/** Ends a claimed purge and returns its counts. */
-export async function endPurge(db: Queryable, claim: Purge): Promise<Record<string, number>> {
-  const counts = await db.oneFirst(countsRow`select counts from actor_purges where actor_id = ${claim.entity}`)
-  await actorPurges.end(db, claim)
-  return counts
-}
 
 /**
  * Returns an actor with subqueries of its conversations, deleted ones included. By conversations_actor,

@@ -7,28 +7,21 @@ import { srn } from '../../core/api/kind.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
-import { handler, type JobContext, schedule } from '../../core/jobs/handler.ts'
-import { entityMailbox, queueMessage, workQueue } from '../../core/jobs/queue.ts'
-import {
-  type ActiveClaim,
-  type AttemptOutcome,
-  claimOrReschedule,
-  type Lease,
-  leaseTimings,
-  processClaim,
-  sweepWorkItems,
-} from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { AttemptFields, WorkAttempt } from '../../core/work/attempt.ts'
+import { exponential, UNLIMITED } from '../../core/work/retry.ts'
+import type { WorkClaim } from '../../core/work/store.ts'
+import { work } from '../../core/work/work.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import {
-  actorPurges,
   addToCounts,
-  endPurge,
   endUserOf,
   findActivePurge,
   insertPurge,
-  type Purge,
+  type PurgeColumns,
+  purgeColumns,
+  purgeCounts,
   purgeTime,
   stampOf,
 } from './purge-store.ts'
@@ -39,33 +32,10 @@ export const PurgeAccepted = z
   .object({ job_id: z.string().describe('ID of the job; the audit entry at its end contains its counts') })
   .meta({ id: 'ActorPurgeAccepted' })
 
-const PurgeMessage = z.object({ actor_id: z.string(), job_id: z.string(), project_id: z.string() })
-type PurgeMessage = z.output<typeof PurgeMessage>
-
-const purgeQueue = entityMailbox('actor.purge', {
-  message: PurgeMessage,
-  concern: 'snapshot',
-  key: ({ actor_id }) => actor_id,
-  project: ({ project_id }) => project_id,
-  retry: { limit: 5, delaySeconds: 5, backoff: true, maxDelaySeconds: 600 },
-  leaseSeconds: 60,
-})
-
-const purgeSweep = workQueue('actor.sweep_purges', {
-  message: z.object({}),
-  concern: 'snapshot',
-  retry: { limit: 0 },
-  leaseSeconds: 60,
-})
-
-const leaseFor = ({ config }: Services): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
-/** Delay until cancelled turns have ended. */
+/** Delay until aborted turns have settled. */
 const BUSY_MS = 2000
 /** Delay until a legal hold is checked again. */
 const HELD_MS = 3_600_000
-const FIRST_RETRY_MS = 5000
-const LONGEST_RETRY_MS = 3_600_000
-const QUIET_SECONDS = 5
 
 /** @throws ACTOR_HAS_MESSAGES while the content of one of these actors is being erased */
 export async function requireNotPurging(tx: Tx, ...actorIds: readonly string[]): Promise<void> {
@@ -74,97 +44,54 @@ export async function requireNotPurging(tx: Tx, ...actorIds: readonly string[]):
     raise('ACTOR_HAS_MESSAGES', { message: `Content of the actor is being erased by job ${job_id}`, meta: { job_id } })
 }
 
-/** Requests the erasure and returns its job, or the job in progress. @throws CONTENT_ON_HOLD */
+/** Starts the purge of an actor, or returns the active one. Raises CONTENT_ON_HOLD. */
 export async function requestPurge(tx: Tx, caller: Caller, actorId: string): Promise<{ job_id: string }> {
   const { id, project_id } = await actorKind.lock(tx, actorId)
   await requireNoLegalHold(tx, project_id)
   const job = await insertPurge(tx, id, principalRecord(caller))
-  if (job.created) tx.send(purgeQueue, { actor_id: id, job_id: job.id, project_id })
+  if (job.isNew) purgeWork.wake(tx, { entity: id, id: job.id, project_id })
   return { job_id: job.id }
 }
 
-export const purgeHandlers = [
-  handler(purgeQueue, { leaseSeconds: config => config.GENERATION_LEASE_SECONDS }, processPurge),
-  handler(purgeSweep, { concurrency: 1 }, (_message, { services, stopping }) =>
-    // Never abandoned: a requested erasure must complete.
-    sweepWorkItems(services.pool, {
-      attempts: actorPurges,
-      quietSeconds: QUIET_SECONDS,
-      stopping,
-      wake: due =>
-        services.queues.send(
-          due.map(({ entity, id, project_id }) =>
-            queueMessage(purgeQueue, { actor_id: entity, job_id: id, project_id }),
-          ),
-        ),
-    }),
-  ),
-]
-
-export const purgeSchedules = [schedule('actor.sweep_purges', 60, purgeSweep, {})]
-
-async function processPurge(job: PurgeMessage, context: JobContext): Promise<void> {
-  const { services } = context
-  const claimed = await services.write(async tx => {
-    const actor = await actorKind.find(tx, job.actor_id, true)
-    if (!actor) return null
-    const ref = { entity: job.actor_id, id: job.job_id }
-    const claim = await claimOrReschedule(tx, actorPurges, ref, leaseFor(services), purgeQueue, job)
-    return claim === null || claim === 'held' ? null : { actor, claim }
-  })
-  if (!claimed) return
-  const { actor, claim } = claimed
-  await processClaim(context, {
-    what: 'actor purge',
-    ids: { actor_id: actor.id, job_id: claim.id, project_id: actor.project_id },
-    attempts: actorPurges,
-    claim,
-    lease: leaseFor(services),
-    // Without a lock: turns that settle lock the actor while they wait for rows that are being erased.
-    lock: tx => actorKind.find(tx, actor.id),
-    work: active => eraseContent(services, actor, active),
-    async fail(error, failed) {
-      if (error instanceof AppError && error.code === 'CONTENT_ON_HOLD')
-        return reschedulePurge(services, actor, failed, HELD_MS, { outcome: 'held' })
-      services.log.error({ err: error, actor_id: actor.id, job_id: claim.id }, 'actor content erasure failed')
-      const delayMs = Math.min(FIRST_RETRY_MS * 4 ** Math.min(failed.failures, 10), LONGEST_RETRY_MS)
-      return reschedulePurge(services, actor, failed, delayMs, { outcome: 'retry' }, true)
-    },
-  })
-}
-
-/** Requeues the purge for a later time. */
-async function reschedulePurge(
-  services: Services,
-  { id, project_id }: ActorRow,
-  claim: Purge,
-  delayMs: number,
-  outcome: AttemptOutcome,
-  failed = false,
-): Promise<AttemptOutcome> {
-  await services.write(async tx => {
-    if (!(await actorPurges.requeue(tx, claim, { delayMs, failed }))) return
-    const job = { actor_id: id, job_id: claim.id, project_id }
-    tx.send(purgeQueue, job, { startAfter: new Date(Date.now() + delayMs) })
-  })
-  return { ...outcome, next_ms: delayMs }
-}
+/** Erases the content of an end user. Never abandoned: a requested erasure has to happen. */
+export const purgeWork = work({
+  name: 'actor.purge',
+  concern: 'snapshot',
+  entity: actorKind,
+  table: 'actor_purges',
+  entityColumn: 'actor_id',
+  columns: purgeColumns,
+  ids: ({ id, project_id }, { id: job_id }) => ({ actor_id: id, job_id, project_id }),
+  leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
+  // Turns that settle hold the actor while they wait for rows that the purge erases.
+  locksEntity: false,
+  retry: { ...UNLIMITED, delayMs: exponential(5000, { factor: 4 }) },
+  postponed: error => (error instanceof AppError && error.code === 'CONTENT_ON_HOLD' ? HELD_MS : null),
+  sweep: { seconds: 60 },
+  run: erase,
+  fail: () => Promise.resolve(undefined),
+})
 
 /**
- * Erases in two passes: a turn that started during the first may have read content before it was erased, so the second
- * pass erases content created up to the end of the first.
+ * Erases in two passes: a turn that began during the first may have read content before its erasure, so the second erases
+ * records created until the end of the first.
  */
-async function eraseContent(services: Services, actor: ActorRow, active: ActiveClaim<Purge>): Promise<AttemptOutcome> {
-  const { claim } = active
+async function erase({
+  services,
+  entity: actor,
+  claim,
+  write,
+  set,
+  settle,
+  reschedule,
+}: WorkAttempt<ActorRow, PurgeColumns>): Promise<AttemptFields> {
   const purge: Omit<EndUserPurge, 'until'> = {
     services,
     read: services.pool,
     endUser: endUserOf(actor),
     by: stampOf(claim.principal),
     async write(work) {
-      const counts = await active.write(async tx => {
-        // First, so that a worker with a newer claim waits for this transaction.
-        await active.guard(tx)
+      const counts = await write(async tx => {
         await requireNoLegalHold(tx, actor.project_id)
         const erased = await work(tx)
         await addToCounts(tx, actor.id, erased)
@@ -175,28 +102,30 @@ async function eraseContent(services: Services, actor: ActorRow, active: ActiveC
     },
   }
   for (let { until } = claim; ; ) {
-    const isLastPass = until !== null
-    const limit: string = until ?? (await purgeTime(services.pool))
-    for (const content of endUserContent.all())
-      if ((await content.erase({ ...purge, until: limit })) === 'busy')
-        return reschedulePurge(services, actor, claim, BUSY_MS, { outcome: 'busy' })
-    if (isLastPass) break
+    const isLast = until !== null
+    const at: string = until ?? (await purgeTime(services.pool))
+    for (const content of endUserContent.all()) {
+      if ((await content.erase({ ...purge, until: at })) !== 'busy') continue
+      await reschedule(BUSY_MS)
+      return { outcome: 'busy', next_ms: BUSY_MS }
+    }
+    if (isLast) break
     until = await purgeTime(services.pool)
-    const secondPassUntil = until
-    await active.write(async tx => {
-      await active.guard(tx)
-      await actorPurges.set(tx, claim, sql.fragment`until = ${secondPassUntil}::timestamptz`)
-    })
+    await set(services.pool, sql.fragment`until = ${until}::timestamptz`)
   }
-  const counts = await active.write(async tx => {
-    await active.guard(tx)
-    return completePurge(tx, services, actor, claim)
-  })
+  const counts = await purgeCounts(services.pool, actor.id)
+  await settle(tx => recordPurge(tx, services, actor, claim, counts))
   return { outcome: 'erased', ...counts }
 }
 
-async function completePurge(tx: Tx, services: Services, actor: ActorRow, claim: Purge): Promise<Counts> {
-  const counts = await endPurge(tx, claim)
+/** Writes the audit entry of a purge, with its counts. */
+async function recordPurge(
+  tx: Tx,
+  services: Services,
+  actor: ActorRow,
+  claim: WorkClaim & PurgeColumns,
+  counts: Counts,
+): Promise<void> {
   const { type, id } = claim.principal
   tx.audit({
     id: newId('audit'),
@@ -213,5 +142,4 @@ async function completePurge(tx: Tx, services: Services, actor: ActorRow, claim:
     detail: { kind: 'actor_purge', job_id: claim.id, counts },
     created_at: services.clock.now().toISOString(),
   })
-  return counts
 }

@@ -8,6 +8,7 @@ import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
 import { registry } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type SealedColumn, sealedColumns } from '../secrets/sealed.ts'
+import { type Work, workHandlers, works } from '../work/work.ts'
 import { commandsOf, workerCommands } from './commands.ts'
 import { type ErrorTable, errorTable } from './errors.ts'
 import { type Kind, kinds } from './kind.ts'
@@ -26,7 +27,9 @@ export type Module = {
   operations?: readonly Operation[]
   /** Descriptions of the tags of its operations. */
   tags?: Readonly<Record<string, string>>
-  /** Queue handlers; a queue is declared by its handler. */
+  /** Kinds of durable work, with their queues, handlers and sweeps. */
+  work?: readonly Work[]
+  /** Handlers of queues; a queue exists because it has a handler. */
   handlers?: readonly Handler[]
   schedules?: readonly Schedule[]
   sweeps?: readonly Sweep[]
@@ -71,7 +74,8 @@ export function loadModules(modules: readonly Module[]): void {
   resourceTypes.fill(all('resourceTypes') as ResourceType[])
   operationTags.fill(modules.flatMap(({ tags = {} }) => Object.entries(tags)))
   workerCommands.fill(commandsOf(operations.all()))
-  queues.fill((all('handlers') as Handler[]).map(({ queue }) => queue))
+  works.fill(all('work') as Work[])
+  queues.fill([...workHandlers(works.all()), ...(all('handlers') as Handler[])].map(({ queue }) => queue))
   sweeps.fill(all('sweeps') as Sweep[])
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])
   policyActions.fill(all('policyActions') as PolicyAction[])
@@ -89,9 +93,15 @@ export function workForConcerns(concerns: readonly string[]): {
 } {
   const here = ({ concern }: { concern: string }) => concerns.includes(concern)
   return {
-    handlers: loaded.flatMap(({ handlers = [] }) => handlers).filter(({ queue }) => here(queue)),
+    handlers: [...workHandlers(works.all()), ...loaded.flatMap(({ handlers = [] }) => handlers)].filter(({ queue }) =>
+      here(queue),
+    ),
     schedules: loaded
-      .flatMap(({ schedules = [], sweeps = [] }) => [...schedules, ...sweeps.map(scheduleOf)])
+      .flatMap(({ schedules = [], sweeps = [], work = [] }) => [
+        ...schedules,
+        ...work.map(({ schedule }) => schedule),
+        ...sweeps.map(scheduleOf),
+      ])
       .filter(({ queue }) => here(queue)),
     background: loaded.flatMap(({ background = [] }) => background).filter(here),
   }

@@ -1,4 +1,4 @@
-import { type Fragment, sql } from '../db/sql.ts'
+import { type Fragment, rawFragment, sql } from '../db/sql.ts'
 import { HOLDER } from '../process/holder.ts'
 import type { Queue, SqlExecutor } from './queue.ts'
 
@@ -185,7 +185,26 @@ export async function claimMessages(
 
 const UNIQUE_VIOLATION = '23505'
 
-/** Identifies an attempt at a message. */
+/**
+ * Whether a mailbox has a waiting or claimed message of a key; with `activeWithinMs`, whether it has a claimed one whose lease
+ * was renewed within that time. Up to three lookups in job_i3.
+ */
+export function hasMessage(
+  queue: string,
+  key: Fragment,
+  { activeWithinMs }: { activeWithinMs?: number } = {},
+): Fragment {
+  const inState = (state: 'created' | 'retry' | 'active'): Fragment => sql.fragment`(
+    select 1 from pgboss.job_common j
+    where j.name = ${queue} and j.policy = 'stately' and j.state = ${rawFragment(`'${state}'`)}
+      and coalesce(j.singleton_key, '') = ${key}
+      ${activeWithinMs === undefined ? sql.fragment`` : sql.fragment`and j.heartbeat_on > now() - ${activeWithinMs} * interval '1 ms'`}
+    limit 1) is not null`
+  const states = activeWithinMs === undefined ? (['active', 'created', 'retry'] as const) : (['active'] as const)
+  return sql.fragment`(${sql.join(states.map(inState), sql.fragment` or `)})`
+}
+
+/** An attempt at a message. */
 type Attempt = Pick<MessageClaim, 'id' | 'retryCount'>
 
 const attemptValues = (attempts: Attempt[]) => [

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import pLimit, { type LimitFunction } from 'p-limit'
+import { FairSemaphore } from '../process/fair-semaphore.ts'
 
 /** Returns all addresses of a host name. Rejects if it has none or the lookup times out. */
 export type Resolve = (hostname: string) => Promise<string[]>
@@ -148,7 +148,7 @@ export type LookupOptions = {
  */
 export function coalescedLookups(resolve: Resolve): (hostname: string, options: LookupOptions) => Promise<string[]> {
   const lookups = new LRUCache<string, Promise<string[]>>({ max: CACHE_SIZE, ttl: RESULT_TTL_MS })
-  const limits = new LRUCache<string, LimitFunction>({ max: CACHE_SIZE })
+  const limits = new LRUCache<string, FairSemaphore>({ max: CACHE_SIZE })
 
   function start(hostname: string): Promise<string[]> {
     const running = resolve(hostname)
@@ -163,13 +163,15 @@ export function coalescedLookups(resolve: Resolve): (hostname: string, options: 
   return async (hostname, { tenant = '', signal, onWait, onStart }) => {
     const cached = lookups.get(hostname)
     if (cached) return cached
-    const limit = limits.get(tenant) ?? pLimit(LOOKUPS_PER_TENANT)
-    limits.set(tenant, limit)
+    const slots = limits.get(tenant) ?? new FairSemaphore(LOOKUPS_PER_TENANT)
+    limits.set(tenant, slots)
     onWait?.()
-    return limit(() => {
-      signal?.throwIfAborted()
+    const release = await slots.acquire(tenant, 1, signal)
+    try {
       onStart?.()
-      return lookups.get(hostname) ?? start(hostname)
-    })
+      return await (lookups.get(hostname) ?? start(hostname))
+    } finally {
+      release()
+    }
   }
 }

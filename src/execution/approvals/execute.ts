@@ -4,16 +4,16 @@ import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import { isDatabaseError, isTransient } from '../../core/db/database-errors.ts'
 import { sql } from '../../core/db/sql.ts'
-import { type ActiveClaim, ClaimLostError } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
+import { ClaimLostError, type WorkAttempt } from '../../core/work/attempt.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { refusalToStart } from '../generations/loop/prepare-turn.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { lostCall } from '../tools/metering.ts'
 import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Execution } from './model.ts'
 import { digestOf, openFrozen, openOutcome, sealOutcome } from './seal.ts'
-import { type Continuation, followUpWork } from './store.ts'
+import type { FollowUpColumns } from './store.ts'
 import { approvedTool, isRepeatable } from './tool.ts'
 import { approvedCaller, findApprovalAgent } from './verdict.ts'
 
@@ -28,24 +28,23 @@ const UNKNOWN = failure({
   meta: { reason: 'outcome_unknown' },
 })
 
+type FollowUpAttempt = WorkAttempt<ApprovalRow, FollowUpColumns>
+
 /**
  * Executes the call of an approved approval at most once and returns its outcome. The intent is stored before the call;
  * a call that may have been made is repeated only if its tool is idempotent or reads.
  */
-export async function executeApproved(
-  services: Services,
-  row: ApprovalRow,
-  lease: ActiveClaim<Continuation>,
-): Promise<ApprovedCallOutcome> {
-  const stored = openOutcome(services, row, lease.claim.outcome)
-  if (stored) return stored
+export async function executeApproved(attempt: FollowUpAttempt): Promise<ApprovedCallOutcome> {
+  const { services, entity: row, claim, signal } = attempt
+  const known = openOutcome(services, row, claim.outcome)
+  if (known) return known
   const used: UsageDraft[] = []
   try {
-    const outcome = await executeCall(services, row, lease, used)
-    // After a takeover the outcome belongs to the new claim.
-    lease.signal.throwIfAborted()
+    const outcome = await call(attempt, used)
+    // A call that was aborted because the claim was lost is not reported by this worker.
+    signal.throwIfAborted()
     await injectFault(services, 'approval_called')
-    await storeOutcome(services, row, lease, outcome, used)
+    await keepOutcome(attempt, outcome, used)
     await injectFault(services, 'approval_executed')
     return outcome
   } catch (error) {
@@ -55,22 +54,15 @@ export async function executeApproved(
   }
 }
 
-/**
- * Stores the outcome of a call on the work item and the approval, together with its usage.
- * @throws ClaimLostError
- */
-const storeOutcome = (
-  services: Services,
-  row: ApprovalRow,
-  lease: ActiveClaim<Continuation>,
+/** Stores the outcome of a call on the work and on the approval, with its usage. Raises ClaimLostError. */
+const keepOutcome = (
+  { services, entity: row, write, set }: FollowUpAttempt,
   outcome: ApprovedCallOutcome,
   used: readonly UsageDraft[],
 ): Promise<void> =>
-  lease.write(async tx => {
-    await lease.guard(tx)
+  write(async tx => {
     await recordUsage(services, used, tx)
-    const sealed = sealOutcome(services, row, outcome)
-    if (!(await followUpWork.set(tx, lease.claim, sql.fragment`outcome = ${sealed}`))) throw new ClaimLostError()
+    await set(tx, sql.fragment`outcome = ${sealOutcome(services, row, outcome)}`)
     await approvalKind.update(tx, row.id, { execution: finishedExecution(services, row, outcome) })
     if (outcome.error) return
     const { proposed_action, project_id, orchestration_run_id, node_id, agent_id, generation_id } = row
@@ -102,12 +94,8 @@ function finishedExecution(services: Services, row: ApprovalRow, { digest, error
   }
 }
 
-async function executeCall(
-  services: Services,
-  row: ApprovalRow,
-  lease: ActiveClaim<Continuation>,
-  used: UsageDraft[],
-): Promise<ApprovedCallOutcome> {
+async function call(attempt: FollowUpAttempt, used: UsageDraft[]): Promise<ApprovedCallOutcome> {
+  const { services, entity: row, claim, signal } = attempt
   try {
     const frozen = openFrozen(services, row)
     if (!frozen) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: 'The stored call cannot be decrypted' })
@@ -115,13 +103,13 @@ async function executeCall(
     if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: row.proposed_action?.tool_id ?? null } })
     const action = row.proposed_action?.action
     const metering = callMetering(row)
-    if (lease.claim.executing && !isRepeatable(tool, action)) {
+    if (claim.executing && !isRepeatable(tool, action)) {
       used.push(lostCall(tool, action ?? null, metering, frozen.arguments))
       return UNKNOWN
     }
     await requireUnpaused(services.pool, row.project_id)
     await requirePrincipal(services, row)
-    await markExecuting(row, lease)
+    await recordStart(attempt)
     await injectFault(services, 'approval_executing')
     const calling = openCall(services, {
       action: tool.type === 'platform' || tool.type === 'mcp' ? action : null,
@@ -131,13 +119,13 @@ async function executeCall(
       idempotencyKey: row.id,
       metering: { ...metering, add: draft => void used.push(draft) },
       judged: true,
-      signal: lease.signal,
+      signal,
     })
     const result = (await callTool(services, tool, calling)) ?? null
     return { text: truncateChars(JSON.stringify(result), MAX_RESULT_CHARS), digest: digestOf(result), error: null }
   } catch (error) {
-    // The next attempt derives from the stored intent whether the call may have been made.
-    if (lease.signal.aborted || error instanceof ClaimLostError || isTransient(error)) throw error
+    // The next attempt finds out from the record whether the call may have been made.
+    if (signal.aborted || error instanceof ClaimLostError || isTransient(error)) throw error
     if (error instanceof AppError) return failure(error.recorded())
     services.log.error({ err: error, approval_id: row.id }, 'approved call failed')
     const isReportable = error instanceof Error && !isDatabaseError(error)
@@ -174,10 +162,9 @@ async function requirePrincipal(services: Services, row: ApprovalRow): Promise<v
     })
 }
 
-/** Stores the intent to make the call. */
-const markExecuting = (row: ApprovalRow, lease: ActiveClaim<Continuation>): Promise<void> =>
-  lease.write(async tx => {
-    await lease.guard(tx)
-    if (!(await followUpWork.set(tx, lease.claim, sql.fragment`executing = true`))) throw new ClaimLostError()
+/** Records that the call is about to be made. */
+const recordStart = ({ write, set, entity: row }: FollowUpAttempt): Promise<void> =>
+  write(async tx => {
+    await set(tx, sql.fragment`executing = true`)
     if (row.execution) await approvalKind.update(tx, row.id, { execution: { ...row.execution, status: 'running' } })
   })

@@ -3,14 +3,9 @@ import type { Tx } from '../../core/db/writer.ts'
 import { findServedAgent } from '../agents/served-version.ts'
 import { expireChain } from '../chains/store.ts'
 import { notifyProducer } from './approval-producers.ts'
+import { enqueueFollowUp } from './follow-up.ts'
 import { type ApprovalRow, approvalKind, proposalOf, storableApproval } from './model.ts'
-import { continueQueue } from './queue.ts'
-import { expirePending, insertFollowUpWork } from './store.ts'
-
-/** Inserts the follow-up of a resolved approval and sends its wake-up. */
-export async function enqueueFollowUp(tx: Tx, { id, project_id }: ApprovalRow): Promise<void> {
-  tx.send(continueQueue, { approval_id: id, attempt_id: await insertFollowUpWork(tx, id), project_id })
-}
+import { expirePending } from './store.ts'
 
 /**
  * Expires an approval that is due, with its event, an exception, and a follow-up turn if the agent reacts to expiry.

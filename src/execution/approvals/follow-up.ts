@@ -1,17 +1,9 @@
 import { AppError } from '../../core/api/errors.ts'
-import { withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
-import {
-  type ActiveClaim,
-  type AttemptOutcome,
-  claimOrReschedule,
-  type Lease,
-  leaseTimings,
-  processClaim,
-} from '../../core/jobs/work-item.ts'
 import type { Services } from '../../core/process/services.ts'
+import { exponential } from '../../core/work/retry.ts'
+import { work } from '../../core/work/work.ts'
 import { startContinuation } from '../chains/continuation.ts'
 import { admitTurn } from '../generations/request/admission.ts'
 import { mailboxHooks } from '../generations/request/cancel-turn.ts'
@@ -20,93 +12,67 @@ import { createPausedTurn } from '../generations/request/create-paused.ts'
 import { resolvedName } from '../tools/actions.ts'
 import { executeApproved } from './execute.ts'
 import { type ApprovalRow, type ApprovedCallOutcome, approvalKind, type Execution, type Frozen } from './model.ts'
-import { type ContinueMessage, continueQueue } from './queue.ts'
 import { openFrozen } from './seal.ts'
-import { type Continuation, followUpWork } from './store.ts'
+import { followUpColumns, insertFollowUpWork } from './store.ts'
 
-/** Attempts to start the follow-up turn; the call itself is never repeated by them. */
-const MAX_ATTEMPTS = 4
-const FIRST_RETRY_MS = 1000
-
-const ownLease = ({ config }: Services): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
+/** Silence of workers, and wait for a worker, after which a follow-up is abandoned. */
+const STALL = { silentMs: 3_600_000, queuedMs: 7 * 86_400_000 }
 
 /**
- * Makes an approved call at most once and starts the turn that reports the decision to the model. After a lost worker
- * the next attempt resumes from the stored state.
+ * Follows up an approval: makes the approved call, at most once, and starts the turn that reports the decision to the model.
+ * After the loss of a worker the next one continues from the recorded state.
  */
-export async function processFollowUp(message: ContinueMessage, context: JobContext): Promise<void> {
-  const { services } = context
-  const claimed = await services.write(tx => claimFollowUp(tx, services, message))
-  if (!claimed) return
-  const { row, claim } = claimed
-  const work = () =>
-    processClaim(context, {
-      what: 'approval',
-      ids: { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
-      attempts: followUpWork,
-      claim,
-      lease: ownLease(services),
-      lock: tx => approvalKind.find(tx, row.id, true),
-      work: lease => startFollowUpTurn(services, row, lease),
-      fail: (error, failed) => retryOrAbandon(services, row, failed, error),
-    })
-  await withTriggerChain(row.authority && triggerChainOf(row.authority), work)
+export const followUpWork = work({
+  name: 'approval.continue',
+  concern: 'generation',
+  entity: approvalKind,
+  table: 'approval_attempts',
+  entityColumn: 'approval_id',
+  columns: followUpColumns,
+  ids: ({ id, project_id }, { id: attempt_id }) => ({ approval_id: id, attempt_id, project_id }),
+  leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
+  retry: { attempts: 4, losses: 5, delayMs: exponential(1000, { factor: 4 }) },
+  stall: { limits: () => STALL, error: () => new AppError('INTERNAL_ERROR') },
+  sweep: { seconds: config => Math.ceil(config.APPROVAL_SWEEP_INTERVAL_MS / 1000) },
+  chain: ({ authority }) => (authority === null ? undefined : triggerChainOf(authority)),
+  async run(attempt) {
+    const { services, entity: row } = attempt
+    // The call of a client tool is made by the client.
+    const isCalled = row.status === 'approved' && row.tool_type !== 'client'
+    const outcome = isCalled ? await executeApproved(attempt) : null
+    const call = outcome?.error?.code ?? null
+    try {
+      const generation_id = await attempt.settle(async (tx, current) => {
+        const turn = await startTurn(tx, services, row, outcome)
+        await recordEnd(tx, current, turn?.generation_id ?? null)
+        return turn?.generation_id ?? null
+      })
+      return { outcome: generation_id === null ? 'chain_limit' : 'continued', generation_id, call }
+    } catch (error) {
+      // The decision holds; no turn reports it.
+      if (!(error instanceof AppError) || error.status >= 500) throw error
+      await attempt.settle((tx, current) => recordEnd(tx, current, null))
+      return { outcome: 'not_continued', error: error.recorded(), call }
+    }
+  },
+  async fail(tx, { entity }) {
+    await recordEnd(tx, entity, null)
+    return undefined
+  },
+})
+
+/** Enqueues the follow-up of an approval. */
+export async function enqueueFollowUp(tx: Tx, { id: entity, project_id }: ApprovalRow): Promise<void> {
+  followUpWork.wake(tx, { entity, id: await insertFollowUpWork(tx, entity), project_id })
 }
 
-async function claimFollowUp(
-  tx: Tx,
-  services: Services,
-  message: ContinueMessage,
-): Promise<{ row: ApprovalRow; claim: Continuation } | null> {
-  const ref = { entity: message.approval_id, id: message.attempt_id }
-  const row = await approvalKind.find(tx, ref.entity, true)
-  if (!row) return null
-  const claim = await claimOrReschedule(tx, followUpWork, ref, ownLease(services), continueQueue, message)
-  return claim === null || claim === 'held' ? null : { row, claim }
-}
-
-async function startFollowUpTurn(
-  services: Services,
-  row: ApprovalRow,
-  lease: ActiveClaim<Continuation>,
-): Promise<AttemptOutcome> {
-  // The client makes the call of a client tool.
-  const isClientCall = row.status === 'approved' && row.tool_type === 'client'
-  const outcome = row.status === 'approved' && !isClientCall ? await executeApproved(services, row, lease) : null
-  try {
-    const generation_id = await lease.write(async tx => {
-      await lease.guard(tx)
-      const turn = await startTurn(tx, services, row, outcome)
-      await completeFollowUp(tx, row, lease.claim, turn?.generation_id ?? null)
-      return turn?.generation_id ?? null
-    })
-    const outcomeName = generation_id === null ? 'chain_limit' : 'continued'
-    return { outcome: outcomeName, generation_id, call: outcome?.error?.code ?? null }
-  } catch (error) {
-    // The decision remains; the turn was refused, so the model gets no report.
-    if (!(error instanceof AppError) || error.status >= 500) throw error
-    await lease.write(async tx => {
-      await lease.guard(tx)
-      await completeFollowUp(tx, row, lease.claim, null)
-    })
-    return { outcome: 'not_continued', error: error.recorded(), call: outcome?.error?.code ?? null }
-  }
-}
-
-/** Settles the follow-up and erases the sealed call. */
-async function completeFollowUp(
-  tx: Tx,
-  { id }: ApprovalRow,
-  claim: Continuation,
-  generation_id: string | null,
-): Promise<void> {
-  const now = await approvalKind.lock(tx, id)
-  const execution = now.execution && {
-    ...(isHandedToClient(now, generation_id) ? handedToClient(now.execution) : abandonedExecution(now.execution)),
+/** Records the end of a follow-up and erases the sealed call. */
+async function recordEnd(tx: Tx, row: ApprovalRow, generation_id: string | null): Promise<void> {
+  const execution = row.execution && {
+    ...(isHandedToClient(row, generation_id) ? handedToClient(row.execution) : abandonedExecution(row.execution)),
     generation_id,
   }
-  await approvalKind.update(tx, id, { sealed: null, execution })
-  await followUpWork.end(tx, claim)
+  await approvalKind.update(tx, row.id, { sealed: null, execution })
 }
 
 /** Whether the follow-up turn requests the call from the client. */
@@ -184,42 +150,6 @@ const STATUS_TEXT: Record<ApprovalRow['status'], string> = {
   rejected: 'rejected',
   expired: 'not decided in time: the approval has expired',
 }
-
-/** Reschedules the follow-up after a failure, or settles it after the last attempt. */
-async function retryOrAbandon(
-  services: Services,
-  row: ApprovalRow,
-  claim: Continuation,
-  error: unknown,
-): Promise<AttemptOutcome> {
-  const last = claim.failures + 1 >= MAX_ATTEMPTS
-  const delayMs = FIRST_RETRY_MS * 4 ** claim.failures
-  services.log.error({ err: error, approval_id: row.id, last }, 'approval follow-up failed')
-  await services.write(async tx => {
-    if (!(await approvalKind.find(tx, row.id, true))) return
-    if (last) await completeFollowUp(tx, row, claim, null)
-    else if (await followUpWork.requeue(tx, claim, { delayMs, failed: true }))
-      tx.send(
-        continueQueue,
-        { approval_id: row.id, attempt_id: claim.id, project_id: row.project_id },
-        { startAfter: new Date(Date.now() + delayMs) },
-      )
-  })
-  return last ? { outcome: 'abandoned' } : { outcome: 'retry', next_ms: delayMs }
-}
-
-/** Abandons a follow-up after too many lost workers. */
-export const abandonFollowUp = (
-  services: Services,
-  approvalId: string,
-  limits: { silenceMs: number; queueMs: number },
-) =>
-  services.write(async tx => {
-    const row = await approvalKind.find(tx, approvalId, true)
-    if (!row || !(await followUpWork.endStalled(tx, approvalId, limits))) return
-    const execution = row.execution && abandonedExecution(row.execution)
-    await approvalKind.update(tx, approvalId, { sealed: null, execution })
-  })
 
 /** Returns the execution of a call whose follow-up was abandoned. */
 const abandonedExecution = (execution: Execution): Execution =>

@@ -4,25 +4,11 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import type { WorkItemClaim } from '../../core/jobs/work-item.ts'
-import { workItemTable } from '../../core/jobs/work-item.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'
 
-const followUpFields = { executing: z.boolean(), outcome: z.string().nullable() }
-
-/** Lost workers after which a follow-up is abandoned. */
-const MAX_LOSSES = 5
-
-/** Follow-ups of approvals: the call, made at most once, and the turn that continues. */
-export const followUpWork = workItemTable({
-  table: 'approval_attempts',
-  entity: 'approval_id',
-  owner: 'approvals',
-  row: followUpFields,
-  maxLosses: MAX_LOSSES,
-})
-
-export type Continuation = WorkItemClaim & z.output<z.ZodObject<typeof followUpFields>>
+/** Columns of a follow-up: whether its call was about to be made, and the sealed outcome once it was. */
+export const followUpColumns = { executing: z.boolean(), outcome: z.string().nullable() }
+export type FollowUpColumns = z.output<z.ZodObject<typeof followUpColumns>>
 
 /** Inserts the follow-up of an approval and returns its id. */
 export async function insertFollowUpWork(db: Queryable, approvalId: string): Promise<string> {
@@ -121,7 +107,7 @@ export function loadRequester(db: Queryable, projectId: string, authority: Princ
 }
 
 /** Lists pending approvals that are due (index approvals_expiry). */
-export const listDueApprovals = (db: Queryable, limit: number): Promise<readonly string[]> =>
+export const listExpired = (db: Queryable, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select id from approvals where status = 'pending' and expires_at <= now() order by expires_at limit ${limit}`)
 

@@ -12,9 +12,9 @@ import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { admitTurn } from '../generations/request/admission.ts'
 import { type BackendRef, type DeciderBackend, resolveBackend } from './backend.ts'
-import { DECISION_SETTLED_CHANNEL, type DecisionRow, decisionKind, isDecisionSettled } from './model.ts'
+import { decisionWork } from './evaluate.ts'
+import { DECISION_SETTLED_CHANNEL, type DecisionRow, decisionKind, decisionSeal, isDecisionSettled } from './model.ts'
 import type { Question } from './questions.ts'
-import { decisionQueue } from './queue.ts'
 import { type ContentMode, insertDecisionWork, type Permission } from './store.ts'
 
 /** Questions and the backend that answers them. */
@@ -30,13 +30,6 @@ export type DecisionSubject = { text: string; metadata?: Record<string, unknown>
 
 type RequestContext = Pick<Context, 'services'> &
   (Pick<Context, 'caller'> | { caller: null; principal: PrincipalRecord })
-
-/** Seal of the input of a decision. */
-export const decisionSeal = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'>) => ({
-  kind: 'decision_input',
-  id,
-  project_id,
-})
 
 /**
  * Inserts decisions with their work items and wake-ups, all or none. Refusals are raised here, so that no stored
@@ -70,16 +63,16 @@ export async function insertDecisions(
       tool_id: backend.tool?.id ?? null,
       metadata,
     })
-    const attempt_id = newId('dec')
+    const work_id = newId('dec')
     await insertDecisionWork(tx, {
       decision_id: row.id,
-      id: attempt_id,
+      id: work_id,
       principal,
       permission: options.permission(row.id),
       mode,
       sealed: services.secrets.seal(text, decisionSeal(row)),
     })
-    tx.send(decisionQueue, { decision_id: row.id, attempt_id, project_id })
+    decisionWork.wake(tx, { entity: row.id, id: work_id, project_id })
     rows.push(row)
   }
   return rows

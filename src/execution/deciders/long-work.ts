@@ -1,7 +1,7 @@
 import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
 import { type DecisionRow, isDecisionSettled } from './model.ts'
 
-export const decisionWork: LongWork<DecisionRow> = {
+export const decisionLongWork: LongWork<DecisionRow> = {
   kind: 'decision',
   read: 'getDecision',
   cancel: null,

@@ -187,3 +187,10 @@ export const sealedInputs = ['decision_inputs', 'decision_inputs_unlogged'].map(
     project: sql.fragment`(select d.project_id from decisions d where d.id = decision_id)`,
   }),
 )
+
+/** Binding of the sealed input of a decision. */
+export const decisionSeal = ({ id, project_id }: Pick<DecisionRow, 'id' | 'project_id'>) => ({
+  kind: 'decision_input',
+  id,
+  project_id,
+})

@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { versionArchive } from '../../core/api/version-archive.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type DeciderRow, DeciderVersion, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 
 /** Stored versions of deciders. */
@@ -21,28 +20,13 @@ export const listProjectDeciders = (db: Queryable, projectId: string): Promise<r
 /** Permission that is checked again before a decision is made. */
 export type Permission = { action: string; kind: string; id: string }
 
-/** Principal of a decision, and whether its call may have been made. */
-const workFields = {
+/** Columns of the work of a decision: the principal it is made for, and whether its tool may have been called. */
+export const decisionColumns = {
   principal: z.custom<PrincipalRecord>(),
   permission: z.custom<Permission>(),
-  /** Whether an earlier claim may have called the tool. */
   called: z.boolean(),
 }
-
-/** Work items of decisions that wait for a worker or whose tool is being called. */
-export const decisionAttempts = workItemTable({
-  table: 'decision_attempts',
-  entity: 'decision_id',
-  owner: 'decisions',
-  row: workFields,
-})
-const calledRow = sql.type(z.object({ called: z.boolean() }))
-
-/** Whether a worker may have called the tool of a decision. Uses the primary key. */
-export const hasCalledTool = async (db: Queryable, decisionId: string): Promise<boolean> =>
-  (await db.maybeOneFirst(calledRow`select called from decision_attempts where decision_id = ${decisionId}`)) === true
-
-export type DecisionClaim = WorkItemClaim & z.output<z.ZodObject<typeof workFields>>
+export type DecisionColumns = z.output<z.ZodObject<typeof decisionColumns>>
 
 /** Content mode of a decision, which determines the table of its input. */
 export type ContentMode = 'full' | 'none'
@@ -69,22 +53,29 @@ export const insertDecisionWork = (
     values (${item.decision_id}, ${item.id}, ${jsonb(item.principal)}, ${jsonb(item.permission)})`)
 
 const DecisionWork = z.object({
-  principal: workFields.principal,
-  permission: workFields.permission,
+  principal: decisionColumns.principal,
+  permission: decisionColumns.permission,
   /** Null if a database crash lost it. */
   sealed: z.string().nullable(),
   paused: z.boolean(),
 })
 const decisionWorkRow = sql.type(DecisionWork)
+const sealedRow = sql.type(DecisionWork.pick({ sealed: true }))
+
+const inputs = sql.fragment`
+  left join decision_inputs i on i.decision_id = d.id left join decision_inputs_unlogged u on u.decision_id = d.id`
 
 /** Returns the input and principal of an unsettled decision, and whether its project is paused. Uses primary keys. */
 export const findDecisionWork = (db: Queryable, decisionId: string): Promise<z.output<typeof DecisionWork> | null> =>
   db.maybeOne(decisionWorkRow`
     select a.principal, a.permission, coalesce(i.sealed, u.sealed) as sealed, p.paused_at is not null as paused
-    from decision_attempts a join decisions d on d.id = a.decision_id join projects p on p.id = d.project_id
-    left join decision_inputs i on i.decision_id = a.decision_id
-    left join decision_inputs_unlogged u on u.decision_id = a.decision_id
+    from decision_attempts a join decisions d on d.id = a.decision_id join projects p on p.id = d.project_id ${inputs}
     where a.decision_id = ${decisionId}`)
+
+/** Returns the sealed input of a decision; null if a database crash lost it. Uses primary keys. */
+export const findSealedInput = (db: Queryable, decisionId: string): Promise<string | null> =>
+  db.oneFirst(sealedRow`
+    select coalesce(i.sealed, u.sealed) as sealed from decisions d ${inputs} where d.id = ${decisionId}`)
 
 /** Deletes the work item and the input of a decision. */
 export const deleteDecisionWork = (db: Queryable, decisionId: string) =>

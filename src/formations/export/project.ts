@@ -8,10 +8,9 @@ import { dependencyOrder } from '../template/dependencies.ts'
 import { expressionOf } from '../template/expressions.ts'
 import { isBelow } from '../template/properties.ts'
 import type { BuiltInType } from '../types/model.ts'
-import { Names, nameOf } from './names.ts'
 import { type ExportSelection, type SelectedResource, selectResources } from './select.ts'
 
-/** A template out of resources that exist. */
+/** Export of existing resources as a template. */
 
 const ID = /[a-z][a-z_]*_[0-9a-hjkmnp-tv-z]{26}/g
 const SECRET = /\{\{secret:([a-z_]+_[0-9a-hjkmnp-tv-z]{26})\}\}/g
@@ -27,39 +26,41 @@ export async function exportProject(
   selection: ExportSelection,
   allowFormation: (row: FormationRow) => void,
 ): Promise<ExportedResource> {
-  const chosen = await selectResources(services, caller, projectId, selection, allowFormation)
+  const selected = await selectResources(services, caller, projectId, selection, allowFormation)
   const warnings: string[] = []
-  const drafts = new Map(chosen.map(each => [each.id, { ...each, ...draftOf(each) }]))
-  const { order, broken } = ordered(drafts)
-  const names = new Names()
-  const logical = new Map(order.map(id => [id, names.take(logicalId(drafts.get(id) as SelectedResource))]))
+  const drafts = new Map(selected.map(each => [each.id, { ...each, ...draftOf(each) }]))
+  const { order, broken } = orderDrafts(drafts)
+  const names = new UniqueNames()
+  const logical = new Map(order.map(id => [id, names.add(logicalIdOf(drafts.get(id) as SelectedResource))]))
   const parameters = new Parameters(names)
   const resources: Record<string, JsonObject> = {}
   for (const id of order) {
-    const { type, properties, secrets, unshown } = drafts.get(id) as Draft
+    const { type, properties, secrets, hidden } = drafts.get(id) as Draft
     const own = logical.get(id) as string
-    const meaning = (named: string): JsonObject | null => {
-      const target = logical.get(named)
-      if (target === undefined || named === id) return null
-      if (!broken.has(`${id} ${named}`)) return { ref: target }
-      warnings.push(`${own} and ${target} refer to each other: ${own} takes the id of ${target} as a parameter`)
-      return { param: parameters.of(named, target) }
+    const reference = (otherId: string): JsonObject | null => {
+      const target = logical.get(otherId)
+      if (target === undefined || otherId === id) return null
+      if (!broken.has(`${id} ${otherId}`)) return { ref: target }
+      warnings.push(`${own} and ${target} reference each other: ${own} takes the ID of ${target} as a parameter`)
+      return { param: parameters.of(otherId, target) }
     }
-    const written = Object.entries(properties).flatMap(([name, value]): [string, unknown][] => {
-      if (!hasExpressions(value)) return [[name, referring(value, meaning, parameters)]]
-      warnings.push(`${own}.${name} is left out: templates would read a part of it as an expression`)
+    const exported = Object.entries(properties).flatMap(([name, value]): [string, unknown][] => {
+      if (!hasExpressions(value)) return [[name, withReferences(value, reference, parameters)]]
+      warnings.push(`${own}.${name} is omitted: part of its value would be read as an expression`)
       return []
     })
-    for (const name of unshown)
-      warnings.push(`${own}.${name} is left out: its value is not shown, and no text, which parameters are`)
-    const hidden = secrets.map((name): [string, JsonObject] => [
+    for (const name of hidden)
+      warnings.push(
+        `${own}.${name} is omitted: its value is write-only and not a string, so it cannot become a parameter`,
+      )
+    const secretParameters = secrets.map((name): [string, JsonObject] => [
       name,
-      { param: parameters.add(nameOf(own, name), { description: `${name} of ${own}`, no_echo: true }) },
+      { param: parameters.add(joinWords(own, name), { description: `${name} of ${own}`, no_echo: true }) },
     ])
-    resources[own] = { type: type.name, properties: Object.fromEntries([...written, ...hidden]) }
-    for (const name of await misfits(services, type, properties, secrets)) {
+    resources[own] = { type: type.name, properties: Object.fromEntries([...exported, ...secretParameters]) }
+    for (const name of await refusedProperties(services, type, properties, secrets)) {
       delete (resources[own].properties as JsonObject)[name]
-      warnings.push(`${own}.${name} is left out: it cannot be set to what it shows`)
+      warnings.push(`${own}.${name} is omitted: its current value is not valid as input`)
     }
   }
   const declared = parameters.declared()
@@ -70,24 +71,24 @@ export async function exportProject(
   }
 }
 
-/** `secrets` are texts that are not shown, `unshown` other values. */
-type Draft = SelectedResource & { properties: JsonObject; secrets: string[]; unshown: string[] }
+/** `secrets` are write-only strings, `hidden` other write-only values. */
+type Draft = SelectedResource & { properties: JsonObject; secrets: string[]; hidden: string[] }
 
-/** The properties of a resource that differ from what they are by default, and the names of those that are not shown. */
+/** Returns the properties of a resource that differ from their defaults, and the names of the write-only ones. */
 function draftOf({ type, live }: SelectedResource): Omit<Draft, keyof SelectedResource> {
   const { defaults, hides } = type.declared
-  const hidden = (live.row && hides?.(live.row)) ?? type.writeOnly
+  const writeOnly = (live.row && hides?.(live.row)) ?? type.writeOnly
   const properties: JsonObject = {}
   const secrets: string[] = []
-  const unshown: string[] = []
+  const hidden: string[] = []
   for (const [name, { required, schema }] of type.properties) {
     const value = live.values[name]
-    if (type.writeOnly.includes(name) ? hidden.includes(name) : required && value === undefined)
-      (isText(schema) ? secrets : unshown).push(name)
+    if (type.writeOnly.includes(name) ? writeOnly.includes(name) : required && value === undefined)
+      (isText(schema) ? secrets : hidden).push(name)
     else if (value !== undefined && value !== null && (required || !isDefault(value, defaults[name] ?? schema.default)))
       properties[name] = value
   }
-  return { properties, secrets, unshown }
+  return { properties, secrets, hidden }
 }
 
 const isText = ({ type, anyOf = [] }: JsonObject): boolean => type === 'string' || (anyOf as JsonObject[]).some(isText)
@@ -95,8 +96,8 @@ const isText = ({ type, anyOf = [] }: JsonObject): boolean => type === 'string' 
 const isDefault = (value: unknown, standard: unknown): boolean =>
   isSameValue(value, standard) || (typeof value === 'object' && Object.keys(value as object).length === 0)
 
-/** Optional properties whose values the operations of the type refuse: what a record shows need not be what it takes. */
-async function misfits(
+/** Returns the optional properties whose current values the operations of the type refuse as input. */
+async function refusedProperties(
   services: Services,
   type: BuiltInType,
   properties: JsonObject,
@@ -111,8 +112,8 @@ async function misfits(
 
 const idsIn = (value: unknown): string[] => JSON.stringify(value).match(ID) ?? []
 
-/** The resources, each behind those that it names; of those that name each other one names the other by a parameter. */
-function ordered(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken: Set<string> } {
+/** Sorts resources by their references. In a cycle, some references are `broken`: they become parameters. */
+function orderDrafts(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken: Set<string> } {
   const depends = new Map(
     [...drafts].map(([id, { properties }]) => [
       id,
@@ -128,83 +129,83 @@ function ordered(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken:
   }
 }
 
-function logicalId({ type, live }: SelectedResource): string {
+function logicalIdOf({ type, live }: SelectedResource): string {
   const { name } = live.values
-  const words = nameOf(...type.name.split('_'))
-  return typeof name === 'string' ? nameOf(words, name) : words
+  const words = joinWords(...type.name.split('_'))
+  return typeof name === 'string' ? joinWords(words, name) : words
 }
 
-/** Whether a value has a part that a template reads as an expression. */
+/** Whether a template would read a part of a value as an expression. */
 const hasExpressions = (value: unknown): boolean =>
   typeof value === 'object' &&
   value !== null &&
   (expressionOf(value) !== null || Object.values(value).some(hasExpressions))
 
-/** A value in which ids are expressions. */
-function referring(value: unknown, meaning: (id: string) => JsonObject | null, parameters: Parameters): unknown {
+/** Replaces the IDs in a value by expressions. */
+function withReferences(value: unknown, reference: (id: string) => JsonObject | null, parameters: Parameters): unknown {
   const walk = (node: unknown): unknown => {
-    if (typeof node === 'string') return written(node)
+    if (typeof node === 'string') return replaceIds(node)
     if (typeof node !== 'object' || node === null) return node
     if (Array.isArray(node)) return node.map(walk)
     return Object.fromEntries(Object.entries(node).map(([key, item]) => [key, walk(item)]))
   }
-  const written = (text: string): unknown => {
+  const replaceIds = (text: string): unknown => {
     const [whole] = text.match(ID) ?? []
-    if (whole === text) return meaning(text) ?? outside(text) ?? text
+    if (whole === text) return reference(text) ?? externalParameter(text) ?? text
     const secrets = [...text.matchAll(SECRET)].map(([, id]) => id)
     const expressions = new Map(
       idsIn(text).flatMap((id): [string, JsonObject][] => {
-        const found = meaning(id) ?? (secrets.includes(id) ? outside(id) : null)
-        return found ? [[id, found]] : []
+        const expression = reference(id) ?? (secrets.includes(id) ? externalParameter(id) : null)
+        return expression ? [[id, expression]] : []
       }),
     )
     if (expressions.size === 0) return text
-    const named = (id: string): string | undefined => {
-      const found = expressions.get(id)
-      return found && `\${${found.ref ?? found.param}}`
+    const placeholder = (id: string): string | undefined => {
+      const expression = expressions.get(id)
+      return expression && `\${${expression.ref ?? expression.param}}`
     }
-    // What reads as a name of the template and is none.
-    const plain = text.replace(/\$(?=\{[A-Za-z][A-Za-z0-9_]{0,127}\})/g, () => `\${${parameters.dollar()}}`)
-    return { sub: plain.replaceAll(ID, id => named(id) ?? id) }
+    // A literal `${name}` would be substituted.
+    const escaped = text.replace(/\$(?=\{[A-Za-z][A-Za-z0-9_]{0,127}\})/g, () => `\${${parameters.dollar()}}`)
+    return { sub: escaped.replaceAll(ID, id => placeholder(id) ?? id) }
   }
-  const outside = (id: string): JsonObject | null => {
+  const externalParameter = (id: string): JsonObject | null => {
     const kind = kinds.all().find(each => isIdOf(each, id))
-    return kind ? { param: parameters.of(id, nameOf(...kind.name.split('_'))) } : null
+    return kind ? { param: parameters.of(id, joinWords(...kind.name.split('_'))) } : null
   }
   return walk(value)
 }
 
 /** The parameters of an exported template. */
 class Parameters {
-  readonly #names: Names
+  readonly #names: UniqueNames
   readonly #declared: Record<string, Parameter & { default?: string }> = {}
   readonly #values: Record<string, string> = {}
   readonly #byId = new Map<string, string>()
   #dollar: string | undefined
 
-  constructor(names: Names) {
+  constructor(names: UniqueNames) {
     this.#names = names
   }
 
   add(name: string, parameter: Parameter & { default?: string }): string {
-    const free = this.#names.take(name)
-    this.#declared[free] = parameter
-    return free
+    const unique = this.#names.add(name)
+    this.#declared[unique] = parameter
+    return unique
   }
 
-  /** The parameter that stands for the id of a resource that is not exported, or comes later. */
-  of(id: string, what: string): string {
-    const known = this.#byId.get(id)
-    if (known !== undefined) return known
-    const name = this.add(`${what}Id`, { description: `Id of ${what}` })
+  /** Returns the parameter for the ID of a resource that is not exported, or is exported after the reference. */
+  of(id: string, resourceName: string): string {
+    const existing = this.#byId.get(id)
+    if (existing !== undefined) return existing
+    const name = this.add(`${resourceName}Id`, { description: `ID of ${resourceName}` })
     this.#byId.set(id, name)
     this.#values[name] = id
     return name
   }
 
-  /** The parameter for a dollar sign in texts with expressions. */
+  /** Returns the parameter for a literal dollar sign in a `sub`. */
   dollar(): string {
-    this.#dollar ??= this.add('Dollar', { description: 'A dollar sign', default: '$' })
+    this.#dollar ??= this.add('Dollar', { description: 'Dollar sign', default: '$' })
     return this.#dollar
   }
 
@@ -214,5 +215,29 @@ class Parameters {
 
   values(): Record<string, string> {
     return this.#values
+  }
+}
+
+/** Maximum length of a name. */
+const MAX_NAME_LENGTH = 100
+
+/** Returns words as one name, such as `AgentSupportDesk`. */
+const joinWords = (...words: string[]): string =>
+  words
+    .flatMap(word => word.normalize('NFKD').split(/[^A-Za-z0-9]+/))
+    .filter(word => word !== '')
+    .map(word => word[0].toUpperCase() + word.slice(1))
+    .join('')
+    .slice(0, MAX_NAME_LENGTH)
+
+/** Makes names unique by number suffixes. */
+class UniqueNames {
+  readonly #used = new Set<string>()
+
+  add(name: string): string {
+    let unique = name
+    for (let count = 2; this.#used.has(unique); count++) unique = `${name}_${count}`
+    this.#used.add(unique)
+    return unique
   }
 }

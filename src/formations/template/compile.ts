@@ -9,15 +9,15 @@ import {
   type Expression,
   type ExpressionMeaning,
   expressionsIn,
-  namesIn,
   scopeOf,
+  substitutedNames,
   type TemplateScope,
 } from './expressions.ts'
 import { MAX_BYTES, parseTemplate } from './parse.ts'
-import { fitProperty, isBelow } from './properties.ts'
+import { isBelow, resolveProperties } from './properties.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from './shape.ts'
 
-/** One resource of a template, with what it depends on. */
+/** A resource of a template. */
 export type DeclaredResource = {
   logical_id: string
   type: TemplateType
@@ -32,34 +32,34 @@ export type DeclaredResource = {
 export type CompiledTemplate = {
   /** The template as authored, an object. */
   template: JsonObject
-  /** The resources whose conditions hold, each behind those that it depends on. */
+  /** Resources whose condition is met, in dependency order. */
   declared: readonly DeclaredResource[]
-  /** The others. */
+  /** Resources whose condition is not met. */
   dormant: readonly { logical_id: string; type: TemplateType; properties: JsonObject }[]
   parameters: ReadonlyMap<string, Parameter>
-  /** The values that parameters have, by default or as given. */
+  /** Values of parameters, given or default. */
   values: ReadonlyMap<string, string>
   outputs: Readonly<Record<string, unknown>>
   metadata: unknown
-  /** Old names by new ones: lines of earlier renames may stay. */
+  /** Old logical IDs by new ones; entries of earlier renames may remain. */
   moved: ReadonlyMap<string, readonly string[]>
 }
 
 export type Compilation = {
   compiled: CompiledTemplate | null
   problems: Problem[]
-  /** Parameters that are used and have no value. */
+  /** Used parameters without a value. */
   missing: string[]
   warnings: Problem[]
 }
 
 type Options = {
   parameters?: Readonly<Record<string, string>>
-  /** Resources that exist: what they require was given when they were created. Null for a formation to come. */
+  /** Logical IDs of existing resources, whose required properties may be omitted. Null for a new formation. */
   existing: ReadonlySet<string> | null
 }
 
-/** What a write-only value is shown as. */
+/** Placeholder of a write-only value in responses. */
 export const NO_ECHO = Object.freeze({ no_echo: true })
 
 const isPlaceholder = (value: unknown): boolean =>
@@ -67,27 +67,26 @@ const isPlaceholder = (value: unknown): boolean =>
 
 const failed = (problems: Problem[]): Compilation => ({ compiled: null, problems, missing: [], warnings: [] })
 
-/** Reads a template and says all that is wrong with it before anything is done. Nothing is read from the database. */
-export async function compileTemplate(services: Services, given: unknown, options: Options): Promise<Compilation> {
-  const parsed = parseTemplate(given)
+/** Parses and validates a template, without database access. Returns all problems. */
+export async function compileTemplate(services: Services, source: unknown, options: Options): Promise<Compilation> {
+  const parsed = parseTemplate(source)
   if ('problem' in parsed) return failed([parsed.problem])
   const template = parsed.value
-  const hidden = protoKeys(template)
-  if (hidden.length > 0) return failed(hidden)
-  const misshapen = validationProblems(TemplateShape, template)
-  if (misshapen.length > 0) return failed(misshapen)
+  const forbiddenKeys = protoKeys(template)
+  if (forbiddenKeys.length > 0) return failed(forbiddenKeys)
+  const shapeProblems = validationProblems(TemplateShape, template)
+  if (shapeProblems.length > 0) return failed(shapeProblems)
   return compile(services, template as TemplateShape, options)
 }
 
-/** Keys that objects have by themselves, which readers of JSON drop or follow. */
+/** Returns a problem for a `__proto__` key, which JSON parsers drop or set as the prototype. */
 function protoKeys(value: unknown): Problem[] {
   const problems: Problem[] = []
   const walk = (node: unknown, path: string): void => {
     if (typeof node !== 'object' || node === null || problems.length > 0) return
     for (const [key, item] of Object.entries(node)) {
       const at = Array.isArray(node) ? `${path}[${key}]` : path === '' ? key : `${path}.${key}`
-      if (key === '__proto__')
-        problems.push({ code: 'INVALID_VALUE', path: at, message: 'is no key that a template may have' })
+      if (key === '__proto__') problems.push({ code: 'INVALID_VALUE', path: at, message: 'is not allowed as a key' })
       walk(item, at)
     }
   }
@@ -95,18 +94,18 @@ function protoKeys(value: unknown): Problem[] {
   return problems
 }
 
-/** Whether the condition of a resource holds; a parameter without a value says nothing against it. */
-const holds = ({ condition }: ResourceDeclaration, values: ReadonlyMap<string, string>): boolean => {
+/** Whether the condition of a resource is met; a parameter without a value meets it. */
+const isConditionMet = ({ condition }: ResourceDeclaration, values: ReadonlyMap<string, string>): boolean => {
   if (!condition) return true
-  const [parameter, wanted] = condition.param_equals
-  return (values.get(parameter) ?? wanted) === wanted
+  const [parameter, expected] = condition.param_equals
+  return (values.get(parameter) ?? expected) === expected
 }
 
 async function compile(services: Services, template: TemplateShape, options: Options): Promise<Compilation> {
   const parameters = new Map(Object.entries(template.parameters ?? {}))
   const problems = unknownParameters(parameters, options.parameters)
   const values = valuesOf(parameters, options.parameters)
-  const resources = Object.entries(template.resources).filter(([, resource]) => holds(resource, values))
+  const resources = Object.entries(template.resources).filter(([, resource]) => isConditionMet(resource, values))
   const types = new Map<string, TemplateType>()
   for (const [id, { type: name }] of resources) {
     const type = findType(services, name)
@@ -115,17 +114,17 @@ async function compile(services: Services, template: TemplateShape, options: Opt
       problems.push({
         code: 'INVALID_VALUE',
         path: `resources.${id}.type`,
-        message: `${name.slice(0, 100)} is no type of resources`,
+        message: `is not a resource type: ${name.slice(0, 100)}`,
       })
   }
   const { outputs = {}, metadata = null } = template
-  const given = [resources.map(([, { properties }]) => properties), outputs, metadata]
-  if (resolvedLength(given, values) > MAX_BYTES)
+  const expandable = [resources.map(([, { properties }]) => properties), outputs, metadata]
+  if (expandedLength(expandable, values) > MAX_BYTES)
     return failed([
       {
         code: 'TOO_LARGE',
         path: 'parameters',
-        message: `make more than ${MAX_BYTES} characters of the expressions that name them`,
+        message: `must not expand to more than ${MAX_BYTES} characters`,
       },
     ])
   const logicalIds = new Set(resources.map(([id]) => id))
@@ -134,14 +133,14 @@ async function compile(services: Services, template: TemplateShape, options: Opt
   const depends = new Map<string, string[]>()
   for (const [id, resource] of resources) {
     const at = `resources.${id}`
-    const found = checkExpressions(resource.properties ?? {}, `${at}.properties`, names, problems, false)
-    const wanted = [resource.depends_on ?? []].flat()
-    wanted.forEach((other, index) => {
+    const referenced = checkExpressions(resource.properties ?? {}, `${at}.properties`, names, problems, false)
+    const explicit = [resource.depends_on ?? []].flat()
+    explicit.forEach((other, index) => {
       if (!logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
     })
     depends.set(
       id,
-      [...new Set([...found, ...wanted])].filter(other => logicalIds.has(other)),
+      [...new Set([...referenced, ...explicit])].filter(other => logicalIds.has(other)),
     )
   }
   for (const [id, { condition }] of Object.entries(template.resources)) {
@@ -149,9 +148,13 @@ async function compile(services: Services, template: TemplateShape, options: Opt
     const [parameter] = condition.param_equals
     const at = `resources.${id}.condition`
     if (!parameters.has(parameter)) problems.push(noParameter(at, parameter))
-    // Left out, it would be as if the condition held.
+    // Without a value, the condition would be met.
     else if (parameters.get(parameter)?.use_previous_value)
-      problems.push({ code: 'INVALID_VALUE', path: at, message: `names ${parameter}, whose value may be left out` })
+      problems.push({
+        code: 'INVALID_VALUE',
+        path: at,
+        message: `references ${parameter}, which has use_previous_value and may have no value`,
+      })
     else used.add(parameter)
   }
   checkExpressions(outputs, 'outputs', names, problems, true)
@@ -195,8 +198,8 @@ async function compile(services: Services, template: TemplateShape, options: Opt
   const missing = [...used].filter(
     name => !values.has(name) && !(options.existing !== null && parameters.get(name)?.use_previous_value),
   )
-  const renames = Map.groupBy(Object.entries(template.moved ?? {}), ([, now]) => now)
-  const moved = new Map([...renames].map(([now, pairs]) => [now, pairs.map(([old]) => old)]))
+  const renames = Map.groupBy(Object.entries(template.moved ?? {}), ([, current]) => current)
+  const moved = new Map([...renames].map(([current, pairs]) => [current, pairs.map(([old]) => old)]))
   return {
     compiled:
       problems.length > 0
@@ -206,20 +209,20 @@ async function compile(services: Services, template: TemplateShape, options: Opt
     missing,
     warnings: [...parameters]
       .filter(([, { default: standard }]) => standard === undefined)
-      .map(([name]) => ({ code: 'REQUIRED', path: `parameters.${name}`, message: 'has no default and must be given' })),
+      .map(([name]) => ({ code: 'REQUIRED', path: `parameters.${name}`, message: 'has no default and must be set' })),
   }
 }
 
 const noResource = (path: string, name: string): Problem => ({
   code: 'NOT_FOUND',
   path,
-  message: `names ${name.slice(0, 128)}, which the template does not declare`,
+  message: `references ${name.slice(0, 128)}, which is not declared`,
 })
 
 const noParameter = (path: string, name: string): Problem => ({
   code: 'NOT_FOUND',
   path,
-  message: `names the parameter ${name.slice(0, 128)}, which the template does not declare`,
+  message: `references the parameter ${name.slice(0, 128)}, which is not declared`,
 })
 
 const unknownParameters = (
@@ -230,7 +233,7 @@ const unknownParameters = (
     .filter(name => !known.has(name))
     .map(name => noParameter(`parameters.${name}`, name))
 
-/** An empty text counts as not given. */
+/** Returns the values of parameters: given, or else default. An empty string counts as omitted. */
 const valuesOf = (
   known: ReadonlyMap<string, Parameter>,
   given: Readonly<Record<string, string>> = {},
@@ -242,11 +245,11 @@ const valuesOf = (
     }),
   )
 
-/** Characters that the parameters in expressions of a value come to: a short template may name a long text often. */
-function resolvedLength(value: unknown, values: ReadonlyMap<string, string>): number {
+/** Returns the characters that parameters add to the expressions of a value: a short template may repeat a long text. */
+function expandedLength(value: unknown, values: ReadonlyMap<string, string>): number {
   const lengthOf = (name: string): number => values.get(name)?.length ?? 0
   return expressionsIn(value).reduce((sum, { expression: { kind, text } }) => {
-    const names = kind === 'param' ? [text] : kind === 'sub' ? namesIn(text) : []
+    const names = kind === 'param' ? [text] : kind === 'sub' ? substitutedNames(text) : []
     return names.reduce((all, name) => all + lengthOf(name), sum)
   }, 0)
 }
@@ -260,40 +263,41 @@ type Names = {
 
 const IMPORT = /^(.{1,200})\.([^.]{1,128})$/
 
-/** Checks what the expressions of a value name. Returns the resources among that. */
+/** Validates the expressions of a value. Returns the logical IDs that they reference. */
 function checkExpressions(
   value: unknown,
   at: string,
   names: Names,
   problems: Problem[],
-  attributes: boolean,
+  allowsAttributes: boolean,
 ): string[] {
   const { parameters, logicalIds, types, used } = names
-  const found: string[] = []
-  const resource = (name: string, path: string): void => {
-    if (logicalIds.has(name)) found.push(name)
+  const referenced: string[] = []
+  const addResource = (name: string, path: string): void => {
+    if (logicalIds.has(name)) referenced.push(name)
     else problems.push(noResource(path, name))
   }
   const check = ({ kind, text }: Expression, path: string): void => {
-    if (kind === 'ref') resource(text, path)
+    if (kind === 'ref') addResource(text, path)
     else if (kind === 'param') {
       if (parameters.has(text)) used.add(text)
       else problems.push(noParameter(path, text))
     } else if (kind === 'sub') {
-      for (const name of namesIn(text))
+      for (const name of substitutedNames(text))
         if (parameters.has(name)) used.add(name)
-        else resource(name, path)
+        else addResource(name, path)
     } else if (kind === 'import') {
       if (!IMPORT.test(text))
         problems.push({
           code: 'INVALID_VALUE',
           path,
-          message: 'must be the name of a formation, a dot and the name of an output',
+          message: 'must be <formation name>.<output name>',
         })
-    } else if (!attributes) problems.push({ code: 'INVALID_VALUE', path, message: 'ref_attr is for outputs only' })
+    } else if (!allowsAttributes)
+      problems.push({ code: 'INVALID_VALUE', path, message: 'ref_attr is allowed only in outputs' })
     else {
       const [name, attribute = ''] = text.split('.', 2)
-      resource(name, path)
+      addResource(name, path)
       const type = types.get(name)
       if (type?.attributes && !type.attributes.has(attribute))
         problems.push({
@@ -304,10 +308,10 @@ function checkExpressions(
     }
   }
   for (const { expression, path } of expressionsIn(value, at)) check(expression, path)
-  return found
+  return referenced
 }
 
-/** What is wrong with the properties of a resource as far as they are known. */
+/** Returns the problems of the known properties of a resource. */
 async function checkProperties(
   services: Services,
   { logical_id, type, properties, ignored }: DeclaredResource,
@@ -323,7 +327,7 @@ async function checkProperties(
     .map(name => ({
       code: 'INVALID_VALUE',
       path: `${at}.${name}`,
-      message: 'stands for a value that is not shown; give the value, or leave the property out',
+      message: 'is a placeholder for a hidden value; set a value or omit the property',
     }))
   if (placeholders.length > 0) return placeholders
   const unknown = [...ignored].filter(name => !type.properties.has(name))
@@ -331,25 +335,25 @@ async function checkProperties(
     return unknown.map(name => ({
       code: 'INVALID_VALUE',
       path: `resources.${logical_id}.ignore_fields`,
-      message: `${name.slice(0, 100)} is no property of ${type.name}`,
+      message: `contains ${name.slice(0, 100)}, which is not a property of ${type.name}`,
     }))
-  const example = stand(known)
-  const unsure = expressionsIn(properties, at).flatMap(({ expression, path }) =>
-    isSure(expression, known.values) ? [] : [path],
+  const example = exampleScope(known)
+  const unknownPaths = expressionsIn(properties, at).flatMap(({ expression, path }) =>
+    hasKnownValue(expression, known.values) ? [] : [path],
   )
-  const { problems } = await fitProperty(services, type, properties, example, {
+  const { problems } = await resolveProperties(services, type, properties, example, {
     at,
     complete: !known.existing?.has(logical_id),
   })
-  // What stands in for a value that is not known says nothing about it.
-  return problems.filter(({ path }) => !unsure.some(each => isBelow(path, each)))
+  // Problems of example values are ignored.
+  return problems.filter(({ path }) => !unknownPaths.some(each => isBelow(path, each)))
 }
 
-const isSure = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>
-  kind === 'param' ? values.has(text) : kind === 'sub' && namesIn(text).every(name => values.has(name))
+const hasKnownValue = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>
+  kind === 'param' ? values.has(text) : kind === 'sub' && substitutedNames(text).every(name => values.has(name))
 
-/** Values as known, and texts in place of the others, such as an id of the type that a `ref` names. */
-function stand({
+/** Returns a scope with known values, and example values for the others, such as an ID of the type of a `ref`. */
+function exampleScope({
   values,
   types,
 }: {

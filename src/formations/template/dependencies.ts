@@ -1,28 +1,28 @@
-/** The order of resources by what they depend on; of those that could come next the first one that was written. */
+/** Sorts resources topologically. Of the resources that could be next, the first in the template is next. */
 export function dependencyOrder(depends: ReadonlyMap<string, readonly string[]>): {
   order: string[]
-  /** What depends on itself, directly or through others; the order is without it. */
+  /** Resources that are in a cycle or depend on one; the order omits them. */
   cycle: string[]
 } {
-  const left = new Map([...depends].map(([id, others]) => [id, new Set(others)]))
-  const followers = Map.groupBy(
+  const remaining = new Map([...depends].map(([id, others]) => [id, new Set(others)]))
+  const dependents = Map.groupBy(
     [...depends].flatMap(([id, others]) => [...new Set(others)].map(other => ({ id, other }))),
     ({ other }) => other,
   )
-  const written = new Map([...depends.keys()].map((id, index) => [id, index]))
-  const ready = [...left].filter(([, others]) => others.size === 0).map(([id]) => id)
+  const positions = new Map([...depends.keys()].map((id, index) => [id, index]))
+  const ready = [...remaining].filter(([, others]) => others.size === 0).map(([id]) => id)
   const order: string[] = []
   while (ready.length > 0) {
     const id = ready.shift() as string
     order.push(id)
-    left.delete(id)
-    for (const { id: follower } of followers.get(id) ?? []) {
-      const waits = left.get(follower)
-      if (!waits?.delete(id) || waits.size > 0) continue
-      const place = written.get(follower) as number
-      const at = ready.findIndex(other => (written.get(other) as number) > place)
-      ready.splice(at === -1 ? ready.length : at, 0, follower)
+    remaining.delete(id)
+    for (const { id: dependent } of dependents.get(id) ?? []) {
+      const unmet = remaining.get(dependent)
+      if (!unmet?.delete(id) || unmet.size > 0) continue
+      const position = positions.get(dependent) as number
+      const at = ready.findIndex(other => (positions.get(other) as number) > position)
+      ready.splice(at === -1 ? ready.length : at, 0, dependent)
     }
   }
-  return { order, cycle: [...left.keys()] }
+  return { order, cycle: [...remaining.keys()] }
 }

@@ -1,6 +1,6 @@
 import { wirePath } from '../../core/api/validate.ts'
 
-/** Expressions of templates: objects with exactly one key of these, whose value is a text. */
+/** Expressions of templates: objects with exactly one key, a kind, whose value is a string. */
 
 const KINDS = ['ref', 'param', 'sub', 'ref_attr', 'import'] as const
 export type Expression = { kind: (typeof KINDS)[number]; text: string }
@@ -19,14 +19,14 @@ export function expressionOf(value: unknown): Expression | null {
   return typeof text === 'string' ? { kind: kind as Expression['kind'], text } : null
 }
 
-/** The names that a `sub` replaces. What is no name, such as `${body.x}`, stays as it is. */
-export const namesIn = (text: string): string[] => [...text.matchAll(SUBSTITUTED)].map(([, name]) => name)
+/** Returns the names that a `sub` replaces. Other placeholders, such as `${body.x}`, are unchanged. */
+export const substitutedNames = (text: string): string[] => [...text.matchAll(SUBSTITUTED)].map(([, name]) => name)
 
-export type Found = { expression: Expression; path: string }
+export type LocatedExpression = { expression: Expression; path: string }
 
-/** Every expression in a value, with its path below `at`. */
-export function expressionsIn(value: unknown, at = ''): Found[] {
-  const found: Found[] = []
+/** Returns every expression in a value, with its path below `at`. */
+export function expressionsIn(value: unknown, at = ''): LocatedExpression[] {
+  const found: LocatedExpression[] = []
   const walk = (node: unknown, path: Path): void => {
     if (typeof node !== 'object' || node === null) return
     const expression = expressionOf(node)
@@ -38,22 +38,23 @@ export function expressionsIn(value: unknown, at = ''): Found[] {
   return found
 }
 
-/** What a name stands for: a text, nothing (a parameter whose value the caller left as it was), or not known yet. */
+/** Meaning of a name: a text, `nothing` (a parameter that keeps its previous value), or `unknown` (not known yet). */
 export type ExpressionMeaning = { text: string } | 'nothing' | 'unknown'
 
 export type TemplateScope = (expression: Expression) => ExpressionMeaning
 
 export type ResolvedValue = {
-  /** The value, in which expressions that are not known stand as they were written. */
+  /** The value, in which expressions without a known value are unresolved. */
   value: unknown
-  /** Paths of the texts that expressions gave, below `at`. */
+  /** Paths of the resolved expressions, below `at`. */
   texts: string[]
-  /** Whether some part is not known yet, and whether some part resolves to nothing. */
+  /** Whether a part of the value is not known yet. */
   unknown: boolean
+  /** Whether a part of the value is a parameter that keeps its previous value. */
   nothing: boolean
 }
 
-/** A value with its expressions resolved. */
+/** Resolves the expressions of a value. */
 export function resolveValue(value: unknown, scope: TemplateScope, at = ''): ResolvedValue {
   const resolved: ResolvedValue = { value: null, texts: [], unknown: false, nothing: false }
   const walk = (node: unknown, path: Path): unknown => {
@@ -61,7 +62,7 @@ export function resolveValue(value: unknown, scope: TemplateScope, at = ''): Res
     const expression = expressionOf(node)
     if (!expression) {
       if (Array.isArray(node)) return node.map((item, index) => walk(item, [...path, index]))
-      // Own properties of any name: one may be called like what every object has.
+      // Not by assignment: a key may be the name of an inherited property.
       return Object.fromEntries(Object.entries(node).map(([key, item]) => [key, walk(item, [...path, key])]))
     }
     const meaning = scope(expression)
@@ -77,7 +78,7 @@ export function resolveValue(value: unknown, scope: TemplateScope, at = ''): Res
   return resolved
 }
 
-/** A scope out of what single names mean: `sub` replaces each of its names, a parameter before a resource. */
+/** Returns a scope for the meanings of names. In `sub`, a parameter takes precedence over a resource of the same name. */
 export function scopeOf(meanings: {
   parameter(name: string): ExpressionMeaning | undefined
   resource(logicalId: string): ExpressionMeaning | undefined
@@ -85,13 +86,13 @@ export function scopeOf(meanings: {
   attribute(text: string): ExpressionMeaning
 }): TemplateScope {
   const { parameter, resource, imported, attribute } = meanings
-  const named = (name: string): ExpressionMeaning => parameter(name) ?? resource(name) ?? 'unknown'
+  const meaningOf = (name: string): ExpressionMeaning => parameter(name) ?? resource(name) ?? 'unknown'
   return ({ kind, text }) => {
     if (kind === 'ref') return resource(text) ?? 'unknown'
     if (kind === 'param') return parameter(text) ?? 'unknown'
     if (kind === 'import') return imported(text)
     if (kind === 'ref_attr') return attribute(text)
-    const names = new Map(namesIn(text).map(name => [name, named(name)]))
+    const names = new Map(substitutedNames(text).map(name => [name, meaningOf(name)]))
     if ([...names.values()].includes('nothing')) return 'nothing'
     if ([...names.values()].includes('unknown')) return 'unknown'
     return { text: text.replace(SUBSTITUTED, (_, name: string) => (names.get(name) as { text: string }).text) }

@@ -2,65 +2,62 @@ import { isScalar, Lexer, parseDocument, visit } from 'yaml'
 import type { Problem } from '../../core/api/errors.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 
-/** Templates as texts: YAML 1.2, of which JSON is a part. What could cost more than its length is refused before it is parsed. */
+/** Parser of templates: YAML 1.2, which includes JSON. Texts whose cost exceeds their length are refused before parsing. */
 
-/** Bytes of a template. */
+/** Maximum bytes of a template. */
 export const MAX_BYTES = 1_048_576
 const MAX_ALIASES = 100
 const MAX_DEPTH = 64
-/** Tokens of a YAML text: 3 microseconds each. */
+/** Maximum tokens of a YAML text; each costs 3 microseconds. */
 const MAX_TOKENS = 100_000
 
 type Parsed = { value: unknown } | { problem: Problem }
 
 const refused = (code: string, message: string, path = ''): Parsed => ({ problem: { code, path, message } })
 
-/**
- * Reads a template.
- * @param given an object as the body brought it, or a text
- */
-export function parseTemplate(given: unknown): Parsed {
-  if (typeof given !== 'string') {
-    const wrong = storabilityProblem(given)
-    if (wrong) return { problem: wrong }
-    if (Buffer.byteLength(JSON.stringify(given ?? null)) > MAX_BYTES) return tooLarge
-    return { value: given }
+/** Parses a template: an object of the request body, or a string in YAML or JSON. */
+export function parseTemplate(source: unknown): Parsed {
+  if (typeof source !== 'string') {
+    const problem = storabilityProblem(source)
+    if (problem) return { problem }
+    if (Buffer.byteLength(JSON.stringify(source ?? null)) > MAX_BYTES) return tooLarge
+    return { value: source }
   }
-  if (Buffer.byteLength(given) > MAX_BYTES) return tooLarge
-  const plain = jsonOf(given)
-  if (plain !== undefined) {
-    const wrong = storabilityProblem(plain)
-    return wrong ? { problem: wrong } : { value: plain }
+  if (Buffer.byteLength(source) > MAX_BYTES) return tooLarge
+  const json = parseJsonObject(source)
+  if (json !== undefined) {
+    const problem = storabilityProblem(json)
+    return problem ? { problem } : { value: json }
   }
-  const costly = costOf(given)
-  if (costly) return costly
-  // Unique keys are checked below: the library compares each with all.
-  const document = parseDocument(given, { version: '1.2', schema: 'core', uniqueKeys: false, merge: false })
+  const excess = excessProblem(source)
+  if (excess) return excess
+  // Duplicate keys are found below in linear time; the library compares each key with all others.
+  const document = parseDocument(source, { version: '1.2', schema: 'core', uniqueKeys: false, merge: false })
   const [error] = document.errors
   if (error) {
-    if (error.code === 'MULTIPLE_DOCS') return refused('INVALID_YAML', 'holds several documents')
-    const [place] = error.linePos ?? []
-    const where = place ? `line ${place.line}, column ${place.col}: ` : ''
-    return refused('INVALID_YAML', `${where}${error.message.split(' at line ')[0]}`)
+    if (error.code === 'MULTIPLE_DOCS') return refused('INVALID_YAML', 'must be a single YAML document')
+    const [position] = error.linePos ?? []
+    const prefix = position ? `line ${position.line}, column ${position.col}: ` : ''
+    return refused('INVALID_YAML', `${prefix}${error.message.split(' at line ')[0]}`)
   }
-  const twice = keyTwice(document)
-  if (twice !== null) return refused('INVALID_YAML', `has the key ${twice} twice in one map`)
+  const duplicate = findDuplicateKey(document)
+  if (duplicate !== null) return refused('INVALID_YAML', `has the duplicate key ${duplicate}`)
   try {
     const value: unknown = document.toJS({ maxAliasCount: MAX_ALIASES })
-    const wrong = storabilityProblem(value)
-    if (wrong) return { problem: wrong }
-    // Aliases may make much of little.
+    const problem = storabilityProblem(value)
+    if (problem) return { problem }
+    // Aliases may expand a small text.
     return Buffer.byteLength(JSON.stringify(value ?? null)) > MAX_BYTES ? tooLarge : { value }
   } catch (error) {
     if (!(error instanceof ReferenceError)) throw error
-    return refused('INVALID_YAML', 'has more aliases than a template may use')
+    return refused('INVALID_YAML', `expands more than ${MAX_ALIASES} aliases`)
   }
 }
 
-const tooLarge = refused('TOO_LARGE', `is larger than ${MAX_BYTES} bytes`)
+const tooLarge = refused('TOO_LARGE', `must be at most ${MAX_BYTES} bytes`)
 
-/** A text that is JSON of an object; undefined for any other. */
-function jsonOf(text: string): unknown {
+/** Parses a text as a JSON object; undefined for any other text. */
+function parseJsonObject(text: string): unknown {
   if (!text.trimStart().startsWith('{')) return undefined
   try {
     return JSON.parse(text)
@@ -69,44 +66,46 @@ function jsonOf(text: string): unknown {
   }
 }
 
-/** A key that a map has twice; null without one. */
-function keyTwice(document: ReturnType<typeof parseDocument>): string | null {
-  let twice: string | null = null
+/** Returns a duplicate key of a map; null if there is none. */
+function findDuplicateKey(document: ReturnType<typeof parseDocument>): string | null {
+  let duplicate: string | null = null
   visit(document, {
     Map(_, { items }) {
       const seen = new Set<unknown>()
       for (const { key } of items) {
         const name = isScalar(key) ? key.value : key
         if (seen.has(name)) {
-          twice = String(name).slice(0, 200)
+          duplicate = String(name).slice(0, 200)
           return visit.BREAK
         }
         seen.add(name)
       }
     },
   })
-  return twice
+  return duplicate
 }
 
-/** Why a text costs more to read than a template may, told by its tokens alone: what builds the tree recurses. */
-function costOf(text: string): Parsed | null {
-  /** Columns at which the blocks around a token began. */
+/** Returns the problem of a text that is too expensive to parse. Counts tokens only, because the parser recurses. */
+function excessProblem(text: string): Parsed | null {
+  /** Start columns of the blocks around the token. */
   const blocks: number[] = []
   let brackets = 0
   let column = 0
   let tokens = 0
   let anchors = 0
   for (const token of new Lexer().lex(text)) {
-    if (++tokens > MAX_TOKENS) return refused('TOO_LARGE', `has more than ${MAX_TOKENS} tokens; send it as JSON`)
+    if (++tokens > MAX_TOKENS)
+      return refused('TOO_LARGE', `must have at most ${MAX_TOKENS} YAML tokens; send it as JSON`)
     if (token[0] === '&' || token[0] === '*') anchors++
-    if (anchors > MAX_ALIASES) return refused('INVALID_YAML', `has more than ${MAX_ALIASES} anchors and aliases`)
+    if (anchors > MAX_ALIASES) return refused('INVALID_YAML', `must have at most ${MAX_ALIASES} anchors and aliases`)
     if (token === '[' || token === '{') brackets++
     else if (token === ']' || token === '}') brackets = Math.max(0, brackets - 1)
     else if (brackets === 0 && (token === '-' || token === '?' || token === ':')) {
       while (blocks.length > 0 && (blocks.at(-1) as number) >= column) blocks.pop()
       blocks.push(column)
     }
-    if (blocks.length + brackets > MAX_DEPTH) return refused('TOO_DEEP', `is nested deeper than ${MAX_DEPTH} levels`)
+    if (blocks.length + brackets > MAX_DEPTH)
+      return refused('TOO_DEEP', `must be nested at most ${MAX_DEPTH} levels deep`)
     const lines = token.split('\n')
     column = lines.length > 1 ? (lines.at(-1) as string).length : column + token.length
   }

@@ -4,10 +4,10 @@ import type { Services } from '../../core/process/services.ts'
 import type { TemplateType } from '../types/model.ts'
 import { type ResolvedValue, resolveValue, type TemplateScope } from './expressions.ts'
 
-/** Properties of a resource with their expressions resolved, each by itself. */
+/** Resolved properties of a resource, by name. */
 export type ResolvedProperties = ReadonlyMap<string, ResolvedValue>
 
-/** A text that an expression gave where a number or a boolean is asked for, as such. */
+/** Converts the text of an expression to the number or boolean that a validation message requires. */
 function converted(text: string, message: string): unknown {
   if (message === 'must be true or false') return text === 'true' ? true : text === 'false' ? false : text
   const isNumber = message === 'must be a number' || message === 'must be an integer'
@@ -15,10 +15,10 @@ function converted(text: string, message: string): unknown {
 }
 
 /**
- * Resolves properties and says what is wrong with them. Parameters are texts: where the schema of the type asks for a number
- * or a boolean, what a parameter gave is read as one. With `complete` what is required must be there.
+ * Resolves and validates properties. Parameters are texts: where the schema of the type requires a number or a boolean, the
+ * text is converted. `complete`: whether required properties must be present.
  */
-export async function fitProperty(
+export async function resolveProperties(
   services: Services,
   type: TemplateType,
   properties: JsonObject,
@@ -32,9 +32,9 @@ export async function fitProperty(
   const present = () =>
     Object.fromEntries([...resolved].filter(([, { nothing }]) => !nothing).map(([name, { value }]) => [name, value]))
   let problems = await type.check(services, present(), { at, complete })
-  const misread = problems.filter(({ path }) => texts.has(path))
+  const convertible = problems.filter(({ path }) => texts.has(path))
   let changed = false
-  for (const { path, message } of misread)
+  for (const { path, message } of convertible)
     for (const [name, each] of resolved) {
       if (!isBelow(path, propertyPath(at, name))) continue
       const before = each.value
@@ -45,17 +45,17 @@ export async function fitProperty(
   return { resolved, problems }
 }
 
-/** A path below the properties at `at`. */
+/** Returns a path below the properties at `at`. */
 export const propertyPath = (at: string, path: string): string => [at, path].filter(part => part !== '').join('.')
 
-/** The property that a path below the properties begins with. */
-export const propertyIn = (path: string): string => path.split(/[.[]/, 1)[0]
+/** Returns the first segment of a path, the name of the property. */
+export const propertyName = (path: string): string => path.split(/[.[]/, 1)[0]
 
-/** Whether a path of the wire is another one, or leads into it. */
+/** Whether a wire path is equal to or below another. */
 export const isBelow = (path: string, other: string): boolean =>
   path === other || path.startsWith(`${other}.`) || path.startsWith(`${other}[`)
 
-/** A value with the text at a path of the wire (`.a[0].b`) replaced; the value itself where nothing changes. */
+/** Returns a value with the text at a wire path (`.a[0].b`) replaced; the same value if nothing changes. */
 function replacedAt(value: unknown, path: string, change: (text: string) => unknown): unknown {
   if (path === '') return typeof value === 'string' ? change(value) : value
   const [, name, index, rest] = path.match(/^(?:\.([^.[\]]+)|\[(\d+)\])(.*)$/s) ?? []

@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { NAME } from './expressions.ts'
 
-/** The keys of a template, apart from what its expressions and the types of its resources say. */
+/** Schema of templates, without the rules of expressions and resource types. */
 
 export const MAX_RESOURCES = 500
 export const MAX_PARAMETERS = 200
 
-const name = z.string().regex(NAME, 'must be a letter with up to 127 letters, digits and _ behind it')
+const name = z.string().regex(NAME, 'must be a letter followed by at most 127 letters, digits or underscores')
 const anything = z.unknown()
 
 export const ParameterShape = z.strictObject({

@@ -8,15 +8,15 @@ import { type ResourceType, resourceTypes } from '../../core/api/resource-type.t
 import { validationProblems } from '../../core/api/validate.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { propertyIn, propertyPath } from '../template/properties.ts'
+import { propertyName, propertyPath } from '../template/properties.ts'
 import type { BuiltInType, Property } from './model.ts'
 
-/** Types of resources that the modules declare, as templates see them. */
+/** Built-in resource types of templates, derived from the resource types of the modules. */
 
-/** Arguments that are of the call and not of the resource. */
-const OF_THE_CALL = ['project_id', 'version_label', 'expected_version', 'dry_run', 'wait']
+/** Arguments of operations that are not properties of the resource. */
+const CALL_ARGUMENTS = ['project_id', 'version_label', 'expected_version', 'dry_run', 'wait']
 
-const builtIn = processSingleton(() => {
+const typesByName = processSingleton(() => {
   const byName = new Map<string, BuiltInType>()
   for (const declared of resourceTypes.all()) {
     const type = typeOf(declared)
@@ -25,25 +25,26 @@ const builtIn = processSingleton(() => {
   return byName
 })
 
-/** Names that templates have for built-in types. */
+/** Returns the names and aliases of built-in types. */
 export const builtInNames = (): string[] => resourceTypes.all().flatMap(({ name, aliases }) => [name, ...aliases])
 
-export const builtInTypes = (services: Services): readonly BuiltInType[] => [...new Set(builtIn(services).values())]
+export const builtInTypes = (services: Services): readonly BuiltInType[] => [...new Set(typesByName(services).values())]
 
-/** The built-in type of a name; undefined for none. */
-export const builtInType = (services: Services, name: string): BuiltInType | undefined => builtIn(services).get(name)
+/** Returns the built-in type of a name; undefined if there is none. */
+export const builtInType = (services: Services, name: string): BuiltInType | undefined =>
+  typesByName(services).get(name)
 
 function typeOf(declared: ResourceType): BuiltInType {
   const kind = kinds.get(declared.kind)
-  const named = (id: string) => operations.get(id)
-  const create = named(declared.create)
-  const update = declared.update === null ? null : named(declared.update)
-  const tags = declared.tags === null ? null : named(declared.tags)
-  const left = new Set([...OF_THE_CALL, ...declared.without])
-  const fields = (operation: Operation, own: boolean): Map<string, FlatField> =>
+  const operation = (id: string) => operations.get(id)
+  const create = operation(declared.create)
+  const update = declared.update === null ? null : operation(declared.update)
+  const tags = declared.tags === null ? null : operation(declared.tags)
+  const excluded = new Set([...CALL_ARGUMENTS, ...declared.without])
+  const fields = (of: Operation, isUpdate: boolean): Map<string, FlatField> =>
     new Map(
-      [...(flatten(operation)?.fields ?? [])].filter(
-        ([name, field]) => !left.has(name) && !(own && field.in === 'path') && !(field.in === 'query'),
+      [...(flatten(of)?.fields ?? [])].filter(
+        ([name, field]) => !excluded.has(name) && !(isUpdate && field.in === 'path') && !(field.in === 'query'),
       ),
     )
   const creating = fields(create, false)
@@ -69,10 +70,10 @@ function typeOf(declared: ResourceType): BuiltInType {
     declared,
     operations: {
       create,
-      read: named(declared.read),
+      read: operation(declared.read),
       update,
       tags: tagged ? tags : null,
-      delete: named(declared.delete),
+      delete: operation(declared.delete),
     },
     properties,
     fixed: new Set(
@@ -85,7 +86,7 @@ function typeOf(declared: ResourceType): BuiltInType {
     later: new Set(
       [...properties.keys()].filter(name => !creating.has(name) && !(translate && name in translate.properties)),
     ),
-    attributes: new Set([...scalarFields(named(declared.read)), ...Object.keys(declared.attributes)]),
+    attributes: new Set([...scalarFields(operation(declared.read)), ...Object.keys(declared.attributes)]),
     exampleId: `${kind.prefix}_${'0'.repeat(26)}`,
     check: async (_services, given, options) => problemsOf(type, given, options),
   }
@@ -94,58 +95,58 @@ function typeOf(declared: ResourceType): BuiltInType {
 
 const SCALARS = ['string', 'number', 'int', 'boolean', 'enum', 'literal', 'template_literal']
 
-/** Fields of the answer of an operation that are single values. */
+/** Returns the scalar fields in the response of an operation. */
 function scalarFields({ answers }: Operation): string[] {
-  const shown = answers[200]
-  const forms = shown instanceof z.ZodUnion ? (shown.options as z.ZodType[]) : [shown]
-  return forms.flatMap(form =>
-    Object.entries(fieldsOf(form)).flatMap(([name, field]) =>
-      SCALARS.includes(bare(field as z.ZodType)) ? [name] : [],
+  const response = answers[200]
+  const variants = response instanceof z.ZodUnion ? (response.options as z.ZodType[]) : [response]
+  return variants.flatMap(variant =>
+    Object.entries(fieldsOf(variant)).flatMap(([name, field]) =>
+      SCALARS.includes(unwrappedType(field as z.ZodType)) ? [name] : [],
     ),
   )
 }
 
-const bare = (type: z.ZodType): string =>
+const unwrappedType = (type: z.ZodType): string =>
   type instanceof z.ZodOptional || type instanceof z.ZodNullable || type instanceof z.ZodDefault
-    ? bare(type.unwrap() as z.ZodType)
+    ? unwrappedType(type.unwrap() as z.ZodType)
     : type.type
 
-/** What is wrong with the properties of a type. */
+/** Validates properties against the request schemas of the operations of the type. */
 function problemsOf(
   type: BuiltInType,
-  given: JsonObject,
+  values: JsonObject,
   { at, complete }: { at: string; complete: boolean },
 ): Problem[] {
-  const problems = Object.keys(given)
+  const problems = Object.keys(values)
     .filter(name => !type.properties.has(name))
     .map(
       (name): Problem => ({
         code: 'UNKNOWN_PROPERTY',
         path: propertyPath(at, name),
-        message: `is no property of ${type.name}`,
+        message: `is not a property of ${type.name}`,
       }),
     )
   for (const [name, { required }] of type.properties)
-    if (complete && required && given[name] === undefined)
+    if (complete && required && values[name] === undefined)
       problems.push({ code: 'REQUIRED', path: propertyPath(at, name), message: 'is required' })
   if (problems.length > 0) return problems
   const { create, update, tags } = type.operations
   const { body } = operationRequest(
     create,
-    operationArguments(type, given, name => !type.later.has(name)),
+    operationArguments(type, values, name => !type.later.has(name)),
   )
-  const wrong = create.body ? validationProblems(create.body, body ?? {}) : []
-  const later = Object.fromEntries([...type.later].filter(name => name in given).map(name => [name, given[name]]))
+  const found = create.body ? validationProblems(create.body, body ?? {}) : []
+  const later = Object.fromEntries([...type.later].filter(name => name in values).map(name => [name, values[name]]))
   if (update && Object.keys(later).some(name => name !== 'tags' || !tags)) {
     const { tags: _tags, ...rest } = later
-    wrong.push(...validationProblems(update.body as never, tags ? rest : later))
+    found.push(...validationProblems(update.body as never, tags ? rest : later))
   }
-  if (tags && 'tags' in later) wrong.push(...validationProblems(tags.body as never, later.tags, 'tags'))
+  if (tags && 'tags' in later) found.push(...validationProblems(tags.body as never, later.tags, 'tags'))
   for (const name of pathNames(create))
-    if (given[name] !== undefined && typeof given[name] !== 'string')
-      wrong.push({ code: 'INVALID_TYPE', path: name, message: 'must be a string' })
-  if (wrong.length === 0) wrong.push(...(type.declared.check?.(given) ?? []))
-  return wrong
+    if (values[name] !== undefined && typeof values[name] !== 'string')
+      found.push({ code: 'INVALID_TYPE', path: name, message: 'must be a string' })
+  if (found.length === 0) found.push(...(type.declared.check?.(values) ?? []))
+  return found
     .filter(({ code, path }) => complete || code !== 'REQUIRED' || /[.[]/.test(path))
     .map(problem => ({
       ...problem,
@@ -153,24 +154,24 @@ function problemsOf(
     }))
 }
 
-/** The path of a property for that of an argument that it is part of. */
+/** Returns the property path for an argument path: strips the argument that contains the property. */
 function pathInProperties({ properties }: BuiltInType, path: string): string {
-  const first = propertyIn(path)
+  const first = propertyName(path)
   return properties.has(first) || first === path ? path : path.slice(first.length + 1)
 }
 
-/** The flat arguments that properties stand for. */
+/** Translates properties to flat arguments. */
 export function operationArguments(
   type: BuiltInType,
   properties: JsonObject,
-  wanted: (name: string) => boolean = () => true,
+  isIncluded: (name: string) => boolean = () => true,
 ): JsonObject {
   const { translate } = type.declared
-  const given = Object.fromEntries(Object.entries(properties).filter(([name]) => wanted(name)))
-  return translate ? translate.arguments(given) : given
+  const included = Object.fromEntries(Object.entries(properties).filter(([name]) => isIncluded(name)))
+  return translate ? translate.arguments(included) : included
 }
 
-/** A request of an operation out of flat arguments, which are not validated. */
+/** Builds the request of an operation from flat arguments, without validation. */
 export function operationRequest(operation: Operation, args: JsonObject): Request {
   const fields = flatten(operation)?.fields
   const params: Record<string, string> = {}
@@ -185,12 +186,12 @@ export function operationRequest(operation: Operation, args: JsonObject): Reques
   return { params, query, body: operation.body || operation.receive ? body : undefined }
 }
 
-/** Arguments that name a resource to an operation on it. */
+/** Returns the path arguments of an operation on a resource. */
 export function itemArguments(type: BuiltInType, operation: Operation, id: string, properties: JsonObject): JsonObject {
   const names = pathNames(operation)
   return Object.fromEntries(
     names.map(name => {
-      // What comes before it in the path is what it is below.
+      // Earlier path parameters are the parents of the resource.
       if (name === names.at(-1)) return [name, id]
       const value = properties[name]
       return [

@@ -7,18 +7,18 @@ import type { Caller } from '../../core/iam/caller.ts'
 import type { ResourceStep } from '../step.ts'
 import type { BuiltInType, Live, TemplateType } from './model.ts'
 
-/** The operations that a step calls, for the rights that it needs. */
+/** Operation calls of steps and their authorization. */
 
 export type ResourceCall = {
   type: BuiltInType
   operation: Operation
   args: JsonObject
-  /** The resource that the call is on; null for one that is created. */
+  /** The resource of the call; null for a create. */
   live: Live | null
 }
 
-/** The calls of a step in their order. */
-export function callsOf({ declared, action, live, desired, changed }: ResourceStep): ResourceCall[] {
+/** Returns the calls of a step, in order. */
+export function stepCalls({ declared, action, live, desired, changed }: ResourceStep): ResourceCall[] {
   const { type, retain } = declared
   if (type.registered || action === 'no-op') return []
   const { create, update, tags } = type.operations
@@ -38,7 +38,7 @@ export function callsOf({ declared, action, live, desired, changed }: ResourceSt
     call(create, null),
     ...(update && rest.some(name => name !== 'tags' || !tags) ? [call(update, null)] : []),
     ...(tags && rest.includes('tags') ? [call(tags, null)] : []),
-    ...(action === 'replace' && !retain && live ? deletionOf(type, live) : []),
+    ...(action === 'replace' && !retain && live ? deleteCalls(type, live) : []),
   ]
 }
 
@@ -48,8 +48,8 @@ function changeOf(type: BuiltInType, live: Live | null, changed: JsonObject): Re
   return { type, operation: operations.get(operation), args, live }
 }
 
-/** The call that deletes a resource; none where it is left as it is. */
-export function deletionOf(type: BuiltInType, live: Live): ResourceCall[] {
+/** Returns the call that deletes a resource; none if a delete leaves it unchanged. */
+export function deleteCalls(type: BuiltInType, live: Live): ResourceCall[] {
   const { deleting } = type.declared
   if (!deleting || !live.row) return [{ type, operation: type.operations.delete, args: {}, live }]
   const call = deleting(live.row)
@@ -58,35 +58,35 @@ export function deletionOf(type: BuiltInType, live: Live): ResourceCall[] {
 
 type Parent = { kind: Kind<any>; field: string }
 
-/** The kind of the row that an operation is decided on where it is not the resource, and the argument that names it. */
+/** Returns the kind on which an operation is authorized if it is not the resource, and the argument with its ID. */
 function parentOf(type: BuiltInType, { under, shape, kind, param }: Operation): Parent | null {
   if (under) return under
   return shape === 'item' && kind && param && kind.name !== type.kind.name ? { kind, field: param } : null
 }
 
-const namedIn = ({ field }: Parent, args: JsonObject, projectId: string): unknown =>
+const parentId = ({ field }: Parent, args: JsonObject, projectId: string): unknown =>
   field === 'project_id' ? projectId : args[field]
 
-/** Rows of a project that calls are decided on beside the resources themselves, by their ids. */
-export async function parentsOf(
+/** Reads the rows of a project, other than the resources themselves, on which calls are authorized, by ID. */
+export async function readParents(
   db: Queryable,
   calls: readonly ResourceCall[],
   projectId: string,
 ): Promise<Map<string, KindRow>> {
   const found = new Map<string, KindRow>()
-  const asked = new Set<string>()
+  const seen = new Set<string>()
   for (const { type, operation, args } of calls) {
     const parent = parentOf(type, operation)
-    const id = parent && namedIn(parent, args, projectId)
-    if (!parent || typeof id !== 'string' || asked.has(id) || !isIdOf(parent.kind, id)) continue
-    asked.add(id)
+    const id = parent && parentId(parent, args, projectId)
+    if (!parent || typeof id !== 'string' || seen.has(id) || !isIdOf(parent.kind, id)) continue
+    seen.add(id)
     const row: KindRow | null = await parent.kind.find(db, id)
     if (row && (id === projectId || row.project_id === projectId)) found.set(id, row)
   }
   return found
 }
 
-/** Whether a caller may make a call. What it is decided on may not be there yet: then anything of the project is. */
+/** Whether a caller may make a call. A parent that does not exist yet is treated as a new resource of the project. */
 export function mayCall(
   caller: Caller,
   { type, operation, args, live }: ResourceCall,
@@ -101,13 +101,13 @@ export function mayCall(
   const requestTags = typeof tags === 'object' && tags !== null ? (tags as Record<string, string>) : undefined
   const parent = parentOf(type, operation)
   const kind = parent?.kind ?? type.kind
-  const of = parent ? parents.get(namedIn(parent, args, projectId) as string) : row
+  const of = parent ? parents.get(parentId(parent, args, projectId) as string) : row
   const target = of ? { kind, row: of } : { kind, project_id: projectId, tags: parent ? {} : (requestTags ?? {}) }
   return isAllowed(caller, action as string, { ...target, requestTags })
 }
 
-/** Which of some resources a caller may read by the operations that show them. */
-export async function mayReadResource(
+/** Returns for each resource whether the caller may call its read operation. */
+export async function canReadResources(
   db: Queryable,
   caller: Caller,
   resources: readonly { type: TemplateType; live: Live | null; args: JsonObject }[],
@@ -116,7 +116,7 @@ export async function mayReadResource(
   const calls = resources.map(({ type, live, args }): ResourceCall | null =>
     type.registered || !live?.row ? null : { type, operation: type.operations.read, args, live },
   )
-  const parents = await parentsOf(
+  const parents = await readParents(
     db,
     calls.filter(call => call !== null),
     projectId,

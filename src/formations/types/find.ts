@@ -3,6 +3,6 @@ import { builtInType } from './built-in.ts'
 import type { TemplateType } from './model.ts'
 import { registeredTypes } from './registered.ts'
 
-/** The type of resources that templates call so; undefined for none. */
+/** Returns the built-in or registered type of a name; undefined if there is none. */
 export const findType = (services: Services, name: string): TemplateType | undefined =>
   builtInType(services, name) ?? registeredTypes(services).get(name)

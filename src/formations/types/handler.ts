@@ -7,19 +7,19 @@ import type { Services } from '../../core/process/services.ts'
 import type { TrackedRow } from '../store.ts'
 import type { Live, RegisteredType } from './model.ts'
 
-/** Requests to the handler of a registered type. The operator names it, so that it may be on any network. */
+/** Requests to handlers of registered types. The operator configures their URLs, so egress rules do not apply. */
 
 const MAX_BYTES = 1_048_576
 const anObject = z.record(z.string(), z.unknown())
 
-const Made = z.object({ physical_resource_id: z.string().min(1).max(255), outputs: anObject.optional() })
+const Resource = z.object({ physical_resource_id: z.string().min(1).max(255), outputs: anObject.optional() })
 const answers = {
-  create: Made,
-  update: Made,
+  create: Resource,
+  update: Resource,
   delete: z.object({}),
   validate: z.object({ errors: z.array(z.object({ path: z.string(), message: z.string() })) }),
   read: z.union([
-    Made.extend({ exists: z.literal(true), properties: anObject }),
+    Resource.extend({ exists: z.literal(true), properties: anObject }),
     z.object({ exists: z.literal(false) }),
   ]),
 } as const
@@ -27,9 +27,9 @@ const answers = {
 type RequestType = keyof typeof answers
 
 /**
- * Asks a handler once.
- * @param key the same for every repeat of what changes something
- * @throws FORMATION_HANDLER_FAILED for another status than 2xx, no answer in time, or an answer of another form
+ * Sends one request to a handler.
+ * @param key idempotency key, the same for every repeat of a change
+ * @throws FORMATION_HANDLER_FAILED for a status other than 2xx, a timeout, or an invalid response
  */
 export async function callTypeHandler<T extends RequestType>(
   { config, clock }: Pick<Services, 'config' | 'clock'>,
@@ -59,21 +59,21 @@ export async function callTypeHandler<T extends RequestType>(
     status = response.status
     text = await response.text()
   } catch (error) {
-    const late = error instanceof Error && error.name === 'TimeoutError'
-    return failed(late ? 'The handler gave no answer in time' : 'The handler could not be reached', error)
+    const isTimeout = error instanceof Error && error.name === 'TimeoutError'
+    return failed(isTimeout ? 'Handler timed out' : 'Handler could not be reached', error)
   }
-  const answer = parsed(text)
+  const answer = parseJson(text)
   if (status < 200 || status > 299) {
-    const said = (answer as { message?: unknown } | undefined)?.message
-    return failed(typeof said === 'string' && said !== '' ? said.slice(0, 2000) : `The handler answered ${status}`)
+    const reason = (answer as { message?: unknown } | undefined)?.message
+    return failed(
+      typeof reason === 'string' && reason !== '' ? reason.slice(0, 2000) : `Handler returned status ${status}`,
+    )
   }
   const read = answers[requestType].safeParse(answer)
-  return read.success
-    ? (read.data as z.output<(typeof answers)[T]>)
-    : failed('The handler gave an answer of another form')
+  return read.success ? (read.data as z.output<(typeof answers)[T]>) : failed('Handler returned an invalid response')
 }
 
-function parsed(text: string): unknown {
+function parseJson(text: string): unknown {
   try {
     return text === '' ? {} : JSON.parse(text)
   } catch {
@@ -81,8 +81,8 @@ function parsed(text: string): unknown {
   }
 }
 
-/** A resource as its handler shows it, or as it was last applied where the handler shows none; null when it is gone. */
-export async function readHandled(
+/** Reads a resource from its handler; null if it no longer exists. Without `read`, returns the last applied properties. */
+export async function readFromHandler(
   services: Services,
   type: RegisteredType,
   row: Pick<TrackedRow, 'id' | 'logical_id' | 'physical_resource_id' | 'applied'>,
@@ -100,8 +100,8 @@ export async function readHandled(
   return answer.exists ? { row: null, values: answer.properties } : null
 }
 
-/** What the handler has against properties that fit their schema. */
-export async function validateHandled(
+/** Returns the problems that a handler reports for properties that match their schema. */
+export async function validateWithHandler(
   services: Services,
   type: RegisteredType,
   logicalId: string,

@@ -5,7 +5,7 @@ import type { Operation } from '../../core/api/operation.ts'
 import type { ResourceType } from '../../core/api/resource-type.ts'
 import type { Services } from '../../core/process/services.ts'
 
-/** Types of resources as templates see them: those of the modules, and those that the operator registered. */
+/** Resource types of templates: built-in and registered. */
 
 export type Property = { required: boolean; schema: JsonObject }
 
@@ -15,11 +15,11 @@ type Common = {
   fixed: ReadonlySet<string>
   replaced: ReadonlySet<string>
   writeOnly: readonly string[]
-  /** What `ref_attr` reaches; null where only the handler knows. */
+  /** Attributes for `ref_attr`; null if only the handler defines them. */
   attributes: ReadonlySet<string> | null
-  /** An id of the form that resources of the type have. */
+  /** A well-formed ID of the type, for validation. */
   exampleId: string
-  /** What is wrong with properties; with `complete` what is required must be there. */
+  /** Validates properties. `complete`: whether required properties must be present. */
   check(services: Services, properties: JsonObject, options: { at: string; complete: boolean }): Promise<Problem[]>
 }
 
@@ -34,7 +34,7 @@ export type BuiltInType = Common & {
     tags: Operation | null
     delete: Operation
   }
-  /** Properties that only a change takes: set by one behind the create. */
+  /** Properties that only the update accepts: set by an update after the create. */
   later: ReadonlySet<string>
 }
 
@@ -42,7 +42,7 @@ export type HandledType = Common & { registered: RegisteredType }
 
 export type TemplateType = BuiltInType | HandledType
 
-/** A type that the operator registered. */
+/** A type of FORMATION_RESOURCE_TYPES_CONFIG. */
 export type RegisteredType = {
   name: string
   description?: string
@@ -52,10 +52,10 @@ export type RegisteredType = {
   write_only_properties: readonly string[]
 }
 
-/** A resource as it is. */
+/** Current state of a resource. */
 export type Live = {
-  /** Null for one of a registered type. */
+  /** Null for a registered type. */
   row: KindRow | null
-  /** Properties by their names, as far as the resource shows them. */
+  /** Readable properties by name. */
   values: JsonObject
 }

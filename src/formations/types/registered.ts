@@ -11,12 +11,14 @@ import { propertyPath } from '../template/properties.ts'
 import { builtInNames } from './built-in.ts'
 import type { HandledType, RegisteredType } from './model.ts'
 
-/** Types of resources that the operator registers: a handler of the deployment makes them, by signed requests. */
+/** Resource types that the operator registers. Their handlers receive signed requests. */
 
 const anObject = z.record(z.string(), z.unknown())
 
 const Entry = z.strictObject({
-  name: z.string().regex(/^[a-z][a-z0-9_]*$/, 'must be lower-case letters, digits and _, with a letter first'),
+  name: z
+    .string()
+    .regex(/^[a-z][a-z0-9_]*$/, 'must be a lower-case letter followed by lower-case letters, digits or underscores'),
   description: z.string().optional(),
   handler: z.strictObject({
     url: z.url({ protocol: /^https?$/ }),
@@ -32,23 +34,23 @@ const File = z.strictObject({ resource_types: z.array(Entry) })
 
 const RULES = { strict: false } as const
 
-const refuse = (file: string, what: string): never => {
-  throw new Error(`FORMATION_RESOURCE_TYPES_CONFIG ${file}: ${what}`)
+const refuse = (file: string, problem: string): never => {
+  throw new Error(`FORMATION_RESOURCE_TYPES_CONFIG ${file}: ${problem}`)
 }
 
 /**
  * Reads the file of FORMATION_RESOURCE_TYPES_CONFIG.
- * @throws Error that names the file and the entry
+ * @throws Error with the file and the entry
  */
 export function readRegisteredTypes(file: string, environment: NodeJS.ProcessEnv): RegisteredType[] {
-  const content = parsed(file)
+  const content = readJson(file)
   const [problem] = validationProblems(File, content)
   if (problem) refuse(file, `${problem.path || 'the file'} ${problem.message}`)
   const { resource_types } = File.parse(content)
   const names = new Set<string>()
   return resource_types.map(({ handler, ...entry }) => {
     const { name, schema, write_only_properties } = entry
-    if (names.has(name)) refuse(file, `${name} is there twice`)
+    if (names.has(name)) refuse(file, `${name} is a duplicate`)
     if (builtInNames().includes(name)) refuse(file, `${name} is the name of a built-in type`)
     names.add(name)
     const secret = environment[handler.secret_env]
@@ -64,15 +66,18 @@ export function readRegisteredTypes(file: string, environment: NodeJS.ProcessEnv
   })
 }
 
-function parsed(file: string): unknown {
+function readJson(file: string): unknown {
   try {
     return JSON.parse(readFileSync(file, 'utf8'))
   } catch (error) {
-    return refuse(file, error instanceof SyntaxError ? 'is no JSON' : `cannot be read: ${(error as Error).message}`)
+    return refuse(
+      file,
+      error instanceof SyntaxError ? 'is not valid JSON' : `cannot be read: ${(error as Error).message}`,
+    )
   }
 }
 
-/** The registered types of the deployment, by their names. */
+/** Registered types by name. */
 export const registeredTypes = processSingleton((services): ReadonlyMap<string, HandledType> => {
   const { FORMATION_RESOURCE_TYPES_CONFIG: file } = services.config
   const entries = file ? readRegisteredTypes(file, process.env) : []
@@ -80,8 +85,8 @@ export const registeredTypes = processSingleton((services): ReadonlyMap<string, 
 })
 
 /**
- * Reads the registered types before the process takes requests or work.
- * @throws Error that names the file and the entry
+ * Validates the registered types at start.
+ * @throws Error with the file and the entry
  */
 export async function checkRegisteredTypes(services: Services): Promise<void> {
   const { FORMATION_RESOURCE_TYPES_CONFIG: file } = services.config
@@ -106,27 +111,26 @@ function typeOf(entry: RegisteredType): HandledType {
     writeOnly: entry.write_only_properties,
     attributes: null,
     exampleId: 'resource',
-    check: (services, given, options) => problemsOf(services, entry, given, options),
+    check: (services, values, options) => problemsOf(services, entry, values, options),
   }
 }
 
 async function problemsOf(
   services: Services,
   { name, schema }: RegisteredType,
-  given: JsonObject,
+  values: JsonObject,
   { at, complete }: { at: string; complete: boolean },
 ): Promise<Problem[]> {
   const known = Object.keys((schema.properties as JsonObject | undefined) ?? {})
-  const problems = Object.keys(given)
+  const problems = Object.keys(values)
     .filter(property => !known.includes(property))
     .map(property => ({
       code: 'UNKNOWN_PROPERTY',
       path: propertyPath(at, property),
-      message: `is no property of ${name}`,
+      message: `is not a property of ${name}`,
     }))
-  const asked = complete ? schema : { ...schema, required: [] }
-  const [found] = await schemaChecks(services).problems({ project: '*', text: JSON.stringify(asked), rules: RULES }, [
-    given,
-  ])
+  const applicable = complete ? schema : { ...schema, required: [] }
+  const text = JSON.stringify(applicable)
+  const [found] = await schemaChecks(services).problems({ project: '*', text, rules: RULES }, [values])
   return [...problems, ...wireProblemsAtFields(found, at)]
 }

@@ -1,17 +1,17 @@
 import type { Context } from '../core/api/operation.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import { type FormationRow, formationKind } from './model.ts'
-import { shownOutputs } from './outputs.ts'
+import { presentOutputs } from './outputs.ts'
 import { listFormationResources } from './store.ts'
 
-/** A formation as single reads and writes show it to a caller. `once`: outputs that this answer alone shows. */
-export async function shownTo(
+/** Presents a formation with its resources to a caller. `once`: outputs that are returned only in this response. */
+export async function presentFormation(
   { services, caller }: Pick<Context, 'services' | 'caller'>,
   row: FormationRow,
   once: Record<string, string> = {},
   db: Queryable = services.pool,
 ): Promise<object> {
-  const outputs = await shownOutputs(services, caller, row)
+  const outputs = await presentOutputs(services, caller, row)
   return {
     ...formationKind.present(row),
     outputs: outputs && { ...outputs, ...once },

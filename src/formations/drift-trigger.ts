@@ -5,7 +5,7 @@ import type { Tx } from '../core/db/writer.ts'
 import { type DriftSummary, driftSummary } from './drift.ts'
 import { type FormationRow, formationKind } from './model.ts'
 
-/** Triggers that look for drift, and what is filed of it: one exception a formation, closed once it is in sync again. */
+/** Drift detection by triggers. Files one exception per drifted formation and closes it when the formation is in sync. */
 
 const ACTION = 'detect_drift'
 const KIND = 'formation_drift'
@@ -17,7 +17,7 @@ export const formationTarget: TriggerTarget = {
   configure(_target, { action }) {
     if (action !== ACTION)
       raise('TRIGGER_ACTION_NOT_ALLOWED', {
-        message: `A formation is the target of ${ACTION} alone`,
+        message: `Action ${action} is not supported for formations; only ${ACTION} is`,
         meta: { field: 'action' },
       })
   },
@@ -31,7 +31,7 @@ export const formationTarget: TriggerTarget = {
     await fileExceptionNow(tx, {
       project_id,
       kind: KIND,
-      title: `Formation ${name} has drifted: ${resources.length} of its resources are not as deployed`,
+      title: `Formation ${name} has drifted: ${resources.length} resources differ from the last deploy`,
       detail: { formation_id: id, name, resources },
       dedup_key: id,
     })
@@ -39,6 +39,6 @@ export const formationTarget: TriggerTarget = {
   },
 }
 
-/** Closes what was filed of the drift of a formation. */
+/** Closes the drift exception of a formation. */
 export const closeDrift = (tx: Tx, { id, project_id }: Pick<FormationRow, 'id' | 'project_id'>): Promise<void> =>
   closeMatter(tx, project_id, KIND, id)

@@ -1,0 +1,196 @@
+import { AppError } from '../api/errors.ts'
+import { isTransient } from '../db/database-errors.ts'
+import { retryWhileUnavailable } from '../db/retry.ts'
+import { type Fragment, type Queryable, sql } from '../db/sql.ts'
+import type { Tx } from '../db/writer.ts'
+import { type JobContext, RequeueError } from '../jobs/handler.ts'
+import type { Queue } from '../jobs/queue.ts'
+import type { Services } from '../process/services.ts'
+import type { RetryRule } from './retry.ts'
+import type { WorkClaim, WorkTable } from './store.ts'
+
+/** Wake-up of a work item. */
+export type WorkMessage = { entity_id: string; work_id: string; project_id: string }
+
+/** A newer claim exists, or the item was deleted: the attempt must stop without writing. */
+export class ClaimLostError extends Error {}
+
+/** Log fields of an attempt. */
+export type AttemptFields = { outcome: string } & Record<string, unknown>
+
+/** One attempt at a work item, under a claim whose lease is the message. */
+export type WorkAttempt<Row, Columns> = {
+  services: Services
+  claim: WorkClaim & Columns
+  /** The entity as read by the claim. */
+  entity: Row
+  /** Aborted when the claim is lost, or when the worker stops without waiting. */
+  signal: AbortSignal
+  /** Aborted when the worker begins to stop. */
+  stopping: AbortSignal
+  /**
+   * Runs a transaction under the locks of the entity and the item. Repeats it while the database is unavailable.
+   * @throws ClaimLostError
+   */
+  write<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
+  /** Locks the item until the transaction ends. Raises ClaimLostError. */
+  fence(tx: Tx): Promise<void>
+  /** Writes columns of the item. Raises ClaimLostError. */
+  set(db: Queryable, assignments: Fragment): Promise<void>
+  /** Settles the item: `work` writes the effects, and the same transaction removes the item and its message. */
+  settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
+  /** Moves the item to a wait state until its next wake-up. `work` runs in the same transaction. */
+  suspend<T>(assignments: Fragment, work?: (tx: Tx, entity: Row) => Promise<T>): Promise<void>
+  /** Makes the item due again after `delayMs`, without counting a failure. */
+  reschedule(delayMs: number): Promise<void>
+}
+
+const codeOf = (error: unknown): string => (error instanceof AppError ? error.code : 'INTERNAL_ERROR')
+
+/** Options shared by all attempts of a kind of work. */
+export type AttemptOptions<Row, Columns> = {
+  name: string
+  queue: Queue<WorkMessage>
+  table: WorkTable<Row, Columns>
+  retry: RetryRule
+  ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
+  run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
+  fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
+  isFinal: (error: unknown) => boolean
+  postponed: (error: unknown) => number | null
+  lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
+}
+
+/** An item to abandon, with the error of its last attempt. */
+export type FailedWork<Row, Columns> = {
+  services: Services
+  entity: Row
+  claim: WorkClaim & Columns
+  error: unknown
+}
+
+/**
+ * Runs one attempt and writes its log line.
+ * @throws RequeueError when the worker stops, and transient database errors: both leave the message to the queue
+ */
+export async function runAttempt<Row, Columns>(
+  context: JobContext,
+  message: WorkMessage,
+  { claim, entity }: { claim: WorkClaim & Columns; entity: Row },
+  options: AttemptOptions<Row, Columns>,
+): Promise<void> {
+  const { services, signal, stopping } = context
+  const { name, queue, table, retry } = options
+  const started = performance.now()
+  const lost = new AbortController()
+  const live = AbortSignal.any([signal, lost.signal])
+  const logAttempt = (fields: AttemptFields, error?: unknown): void => {
+    const line = {
+      work: name,
+      ...options.ids(entity, claim),
+      attempt: claim.claims,
+      duration_ms: Math.round(performance.now() - started),
+      ...fields,
+    }
+    // An AppError is an expected outcome, any other error a fault.
+    if (error === undefined || error instanceof AppError) services.log.info(line, 'work attempted')
+    else services.log.error({ ...line, err: error }, 'work attempted')
+  }
+  const loseClaim = (): never => {
+    const error = new ClaimLostError()
+    lost.abort(error)
+    throw error
+  }
+  let isFinished = false
+  const transact = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
+    live.throwIfAborted()
+    const locked = async (tx: Tx) => {
+      await options.lockFirst?.(tx, entity)
+      return work(tx)
+    }
+    return retryWhileUnavailable(() => services.write(locked), { signal: live })
+  }
+  /** Runs the last transaction of the attempt, which also completes the message. */
+  const finish = async <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
+    const value = await transact(async tx => {
+      const result = await work(tx)
+      context.complete(tx)
+      return result
+    })
+    isFinished = true
+    return value
+  }
+  const requeue = (delayMs: number, failed: boolean): Promise<void> =>
+    finish(async tx => {
+      if (!(await table.requeue(tx, claim, { delayMs, failed }))) loseClaim()
+      tx.send(queue, message, delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {})
+    })
+  const settle = <T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T> =>
+    finish(async tx => work(tx, (await table.remove(tx, claim)) ?? loseClaim()))
+  const attempt: WorkAttempt<Row, Columns> = {
+    services,
+    claim,
+    entity,
+    signal: live,
+    stopping,
+    write: work => transact(async tx => work(tx, (await table.lock(tx, claim)) ?? loseClaim())),
+    async fence(tx) {
+      if (!(await table.set(tx, claim, sql.fragment`claims = a.claims`))) loseClaim()
+    },
+    async set(db, assignments) {
+      if (!(await table.set(db, claim, assignments))) loseClaim()
+    },
+    settle,
+    suspend: (assignments, work) =>
+      finish(async tx => {
+        const row = (await table.lock(tx, claim)) ?? loseClaim()
+        await work?.(tx, row)
+        if (!(await table.set(tx, claim, assignments))) loseClaim()
+      }),
+    reschedule: delayMs => requeue(delayMs, false),
+  }
+  /** Requeues the item for the redelivery of its message, without counting the attempt. */
+  const requeueUncounted = async (): Promise<void> => {
+    await retryWhileUnavailable(() => table.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
+    logAttempt({ outcome: 'requeued' })
+  }
+  const recordFailure = async (error: unknown): Promise<AttemptFields> => {
+    const postponedMs = options.postponed(error)
+    if (postponedMs !== null) {
+      await requeue(postponedMs, false)
+      return { outcome: 'deferred', next_ms: postponedMs }
+    }
+    if (options.isFinal(error) || claim.failures + 1 >= retry.attempts) {
+      const fields = await settle((tx, row) => options.fail(tx, { services, entity: row, claim, error }))
+      return { outcome: 'failed', code: codeOf(error), decision: 'abandoned', ...fields }
+    }
+    const delayMs = retry.delayMs(claim.failures)
+    await requeue(delayMs, true)
+    return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
+  }
+  try {
+    const fields = await options.run(attempt)
+    if (!isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
+    logAttempt(fields)
+  } catch (error) {
+    if (isFinished) {
+      services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
+      return
+    }
+    if (signal.aborted && stopping.aborted) {
+      await requeueUncounted()
+      throw new RequeueError('worker is stopping')
+    }
+    if (error instanceof ClaimLostError || live.aborted) return logAttempt({ outcome: 'claim_lost' })
+    if (isTransient(error)) {
+      await requeueUncounted()
+      throw error
+    }
+    try {
+      logAttempt(await recordFailure(error), error)
+    } catch (failure) {
+      if (!(failure instanceof ClaimLostError)) throw failure
+      logAttempt({ outcome: 'claim_lost' })
+    }
+  }
+}

@@ -1,0 +1,186 @@
+import { z } from 'zod'
+import { type Fragment, type Queryable, sql, voidStatement } from '../db/sql.ts'
+import { hasMessage } from '../jobs/message-claims.ts'
+import type { Queue } from '../jobs/queue.ts'
+
+/** Reference to a work item. */
+export type WorkRef = { entity: string; id: string }
+
+/** A claim on a work item. `claims` is the fence: it grows with each claim. */
+export type WorkClaim = WorkRef & { claims: number; failures: number; losses: number }
+
+/** Owner of a work item: a kind, or any table with `id` and `project_id`. `columns` select from the alias `t`. */
+export type WorkEntity<Row> = { table: string; columns: Fragment; row: z.ZodType<Row> }
+
+/** Milliseconds after which an unclaimed item, or a claimed item without an active message, is stalled. */
+export type StallLimits = { queuedMs: number; silentMs: number }
+
+/** An overdue item without a message. */
+export type DueItem = WorkRef & { project_id: string; due_at: string; stalled: boolean }
+
+export type WorkTable<Row, Columns> = {
+  /** Claims an item that is queued, or running without a worker, and locks its entity; null for any other item. */
+  claim(db: Queryable, ref: WorkRef): Promise<{ claim: WorkClaim & Columns; entity: Row } | null>
+  /** Locks the entity and the item of a claim and returns the entity; null if the claim is lost. */
+  lock(db: Queryable, claim: WorkClaim): Promise<Row | null>
+  /** Locks like `lock` and deletes the item, unless the work keeps the rows of settled items. */
+  remove(db: Queryable, claim: WorkClaim): Promise<Row | null>
+  /** Updates columns of a claimed item. False if the claim is lost. */
+  set(db: Queryable, claim: WorkClaim, assignments: Fragment): Promise<boolean>
+  /** Requeues a claimed item, due after `delayMs`; `failed` counts a failure. False if the claim is lost. */
+  requeue(db: Queryable, claim: WorkClaim, options: { delayMs: number; failed: boolean }): Promise<boolean>
+  /** Returns the state of a stalled item; null if the item of the entity is not stalled, undefined if it has no item. */
+  findStalledState(db: Queryable, entity: string, limits: StallLimits): Promise<string | null | undefined>
+  /** Locks the entity and deletes its item if it is stalled; null otherwise. */
+  removeStalled(
+    db: Queryable,
+    entity: string,
+    limits: StallLimits,
+  ): Promise<{ claim: WorkClaim & Columns; entity: Row; state: string } | null>
+  /** Lists a page of items that are overdue by `lateSeconds` and have no message, oldest first. By the index on `due_at`. */
+  listDue(
+    db: Queryable,
+    limits: StallLimits | null,
+    page: { lateSeconds: number; after: Pick<DueItem, 'due_at' | 'id'> | null; limit: number },
+  ): Promise<readonly DueItem[]>
+}
+
+const interval = (ms: number): Fragment => sql.fragment`${ms} * interval '1 ms'`
+
+/**
+ * Returns the statements of a table of work items. Its columns: `id`, the entity (unique), `state` (`queued`, `running`, and
+ * wait states of the kind), `due_at` (when a queued item is due, when a running item was claimed; indexed), `claims`,
+ * `losses` (claims whose worker was lost), `failures`, and the columns of the kind.
+ */
+export function workTable<Row, Columns>(
+  queue: Queue<any>,
+  declaration: {
+    entity: WorkEntity<Row>
+    table: string
+    entityColumn: string
+    columns: z.ZodRawShape
+    begin?: Fragment
+    claimable?: Fragment
+    pausable: boolean
+    waits: readonly string[]
+    isKept: boolean
+    locksEntity: boolean
+  },
+): WorkTable<Row, Columns> {
+  const { entity, begin, claimable, pausable, waits, isKept, locksEntity } = declaration
+  const table = sql.identifier([declaration.table])
+  const owner = sql.identifier([entity.table])
+  const column = sql.identifier([declaration.entityColumn])
+  // An item that is its own entity is locked only once.
+  const isOwnEntity = declaration.table === entity.table
+  const lock = locksEntity ? sql.fragment`for update of t` : sql.fragment``
+  const claimColumns = ['claims', 'failures', 'losses', ...Object.keys(declaration.columns)]
+  const claimShape = { entity: z.string(), id: z.string(), claims: z.int(), failures: z.int(), losses: z.int() }
+  const claim = z.object({ ...claimShape, ...declaration.columns })
+  const rowShape = (entity.row as z.ZodObject).shape
+  const claimed = sql.type(z.object({ ...rowShape, claim }))
+  const ended = sql.type(z.object({ ...rowShape, claim, work_state: z.string() }))
+  const entityRow = sql.type(entity.row)
+  const State = z.object({ state: z.string().nullable() })
+  const state = sql.type(State)
+  const dueItem = sql.type(
+    z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
+  )
+
+  const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
+    sql.fragment`a.${column} = ${id} and a.id = ${claim.id} and a.claims = ${claim.claims} and a.state = 'running'`
+  const isUnpaused = sql.fragment`
+    not exists (select from projects p where p.id = l.project_id and p.paused_at is not null)`
+  const startable = [...(pausable ? [isUnpaused] : []), ...(claimable ? [claimable] : [])]
+  const isStartable =
+    startable.length > 0 ? sql.fragment`and ${sql.join(startable, sql.fragment` and `)}` : sql.fragment``
+  const isSilent = (ms: number): Fragment => sql.fragment`
+    a.due_at < now() - ${interval(ms)} and not ${hasMessage(queue.name, sql.fragment`a.id`, { activeWithinMs: ms })}`
+  const isStalled = ({ queuedMs, silentMs }: StallLimits): Fragment => sql.fragment`(
+    (a.state = 'running' and ${isSilent(silentMs)})
+    or (a.state = 'queued' and a.due_at < now() - ${interval(queuedMs)})
+    or (a.state = any(${sql.array([...waits], 'text')}) and a.due_at < now()))`
+  const hasUpdated = async (db: Queryable, change: Fragment): Promise<boolean> =>
+    (await db.query(voidStatement`${change}`)).rowCount === 1
+  const set: WorkTable<Row, Columns>['set'] = (db, claim, assignments) =>
+    hasUpdated(db, sql.fragment`update ${table} a set ${assignments} where ${isClaimed(claim)}`)
+  const locked = (id: string): Fragment =>
+    sql.fragment`locked as materialized (select ${entity.columns} from ${owner} t where t.id = ${id} ${lock})`
+  const returned = sql.join(
+    claimColumns.map(name => sql.fragment`a.${sql.identifier([name])}`),
+    sql.fragment`, `,
+  )
+
+  return {
+    async claim(db, ref) {
+      const row = (await db.maybeOne(claimed`
+        with ${locked(ref.entity)},
+        claimed as (
+          update ${table} a set state = 'running', claims = a.claims + 1, due_at = now(),
+            losses = a.losses + (a.state = 'running')::integer
+          from locked l
+          where a.${column} = l.id and a.id = ${ref.id}
+            and (a.state = 'running' or (a.state = 'queued' ${isStartable}))
+          returning a.${column} as entity, a.id, ${returned}),
+        begun as (${
+          begin
+            ? sql.fragment`update ${owner} t set ${begin} from claimed c where t.id = c.entity returning ${entity.columns}`
+            : sql.fragment`select l.* from locked l, claimed`
+        })
+        select b.*, to_json(c) as claim from begun b, claimed c`)) as Row & { claim: WorkClaim & Columns }
+      if (!row) return null
+      const { claim, ...rest } = row
+      return { claim, entity: rest as Row }
+    },
+    lock: (db, claim) =>
+      db.maybeOne(
+        isOwnEntity
+          ? entityRow`select ${entity.columns} from ${owner} t where t.id in (
+              select a.id from ${table} a where ${isClaimed(claim)} for update)`
+          : entityRow`
+              with ${locked(claim.entity)}
+              select l.* from locked l join ${table} a on a.${column} = l.id where ${isClaimed(claim)} for update of a`,
+      ),
+    remove(db, claim) {
+      if (isKept) return this.lock(db, claim)
+      return db.maybeOne(entityRow`
+        with ${locked(claim.entity)},
+        ended as (delete from ${table} a using locked l where a.${column} = l.id and ${isClaimed(claim)} returning a.id)
+        select l.* from locked l, ended`)
+    },
+    set,
+    requeue: (db, claim, { delayMs, failed }) =>
+      set(
+        db,
+        claim,
+        sql.fragment`state = 'queued', due_at = now() + ${interval(delayMs)}, failures = a.failures + ${failed ? 1 : 0}`,
+      ),
+    async findStalledState(db, id, limits) {
+      const row = await db.maybeOne(state`
+        select case when ${isStalled(limits)} then a.state end as state from ${table} a where a.${column} = ${id}`)
+      return row === null ? undefined : row.state
+    },
+    async removeStalled(db, id, limits) {
+      const row = (await db.maybeOne(ended`
+        with ${locked(id)},
+        ended as (
+          delete from ${table} a using locked l where a.${column} = l.id and ${isStalled(limits)}
+          returning a.state, a.${column} as entity, a.id, ${returned})
+        select l.*, to_json(e) as claim, e.state as work_state from locked l, ended e`)) as
+        | (Row & { claim: WorkClaim & Columns; work_state: string })
+        | null
+      if (!row) return null
+      const { claim, work_state, ...rest } = row
+      return { claim, entity: rest as Row, state: work_state }
+    },
+    listDue: (db, limits, { lateSeconds, after, limit }) =>
+      db.any(dueItem`
+        select a.${column} as entity, a.id, t.project_id, a.due_at, ${limits ? isStalled(limits) : sql.fragment`false`} as stalled
+        from ${table} a join ${owner} t on t.id = a.${column}
+        where a.due_at < now() - ${lateSeconds} * interval '1 s'
+          and a.state = any(${sql.array(['queued', 'running', ...waits], 'text')})
+          and not ${hasMessage(queue.name, sql.fragment`a.id`)}
+          ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
+        order by a.due_at, a.id limit ${limit}`),
+  }
+}

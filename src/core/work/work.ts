@@ -1,0 +1,265 @@
+import { z } from 'zod'
+import type { Config } from '../../config.ts'
+import { AppError } from '../api/errors.ts'
+import type { Fragment } from '../db/sql.ts'
+import { withTriggerChain } from '../db/trigger-chain.ts'
+import type { Outbox, Tx } from '../db/writer.ts'
+import { declarations } from '../declarations.ts'
+import { type Handler, handler, type JobContext, type Schedule, schedule } from '../jobs/handler.ts'
+import { entityMailbox, type Queue, queueMessage, workQueue } from '../jobs/queue.ts'
+import type { Services } from '../process/services.ts'
+import { type AttemptFields, type FailedWork, runAttempt, type WorkAttempt, type WorkMessage } from './attempt.ts'
+import type { RetryRule } from './retry.ts'
+import {
+  type DueItem,
+  type StallLimits,
+  type WorkClaim,
+  type WorkEntity,
+  type WorkRef,
+  type WorkTable,
+  workTable,
+} from './store.ts'
+
+/**
+ * Durable work: table rows that survive a lost worker. The message of an item is its lease: the deployment has at most one
+ * message per item, and a lost worker loses the message. The row has the fence: each claim increments `claims`, and all
+ * writes are conditional on the number, so a worker that was suspended past its lease writes nothing. A sweep wakes items
+ * whose message was lost.
+ */
+
+type Shape = z.ZodRawShape
+type Columns<S extends Shape> = z.output<z.ZodObject<S>>
+
+export type WorkDeclaration<Row, S extends Shape> = {
+  /** Name of the queue and of the work in logs, as `area.verb`. */
+  name: string
+  concern: string
+  /** Owner of the item. An entity has at most one item. */
+  entity: WorkEntity<Row>
+  table: string
+  entityColumn: string
+  /** Columns of the item that a claim returns. */
+  columns: S
+  /** IDs for log lines. */
+  ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
+  leaseSeconds?: number | ((config: Config) => number)
+  concurrency?: number | ((config: Config) => number)
+  retry: RetryRule | ((config: Config) => RetryRule)
+  /** Whether a retry would fail in the same way. By default no failure is final. */
+  isFinal?: (error: unknown) => boolean
+  /** Delay in milliseconds for an error that defers the work without counting as a failure; null for a failure. */
+  postponed?: (error: unknown) => number | null
+  /** Assignments to the entity (alias `t`) by a claim. */
+  begin?: Fragment
+  /** Whether queued items wait while their project is paused. */
+  pausable?: boolean
+  /** Condition on the entity (alias `l`) for the claim of a queued item. */
+  claimable?: Fragment
+  /** Wait states of the kind; an item in one is stalled when `due_at` has passed. */
+  waits?: readonly string[]
+  /** Whether the row of a settled item is kept, in a state that `run` and `fail` write. */
+  isKept?: boolean
+  /** Acquires locks that precede the lock of the entity in the lock order. */
+  lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
+  /** Whether writes of an attempt lock the entity. Default true. */
+  locksEntity?: boolean
+  /** Limits after which an item is stalled, and the error of the abandoned item by its state. */
+  stall?: { limits: (config: Config) => StallLimits; error: (state: string) => unknown }
+  sweep: {
+    seconds: number | ((config: Config) => number)
+    dueIf?: Fragment
+    also?: (services: Services, stopping: AbortSignal) => Promise<unknown>
+  }
+  /** Trigger chain of the work, if the entity stores it. */
+  chain?: (entity: Row) => readonly string[] | undefined
+  /** Runs before the claim; true skips it. */
+  before?: (message: WorkMessage, context: JobContext) => Promise<boolean>
+  /** Runs one attempt, which must call `settle`, `suspend` or `reschedule`, or throw. */
+  run: (attempt: WorkAttempt<Row, Columns<S>>) => Promise<AttemptFields>
+  /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
+  fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
+  /** Error of an item that lost too many workers. Default INTERNAL_ERROR. */
+  lost?: () => AppError
+}
+
+export type Work<Row = any, S extends Shape = any> = {
+  name: string
+  queue: Queue<WorkMessage>
+  handler: Handler
+  schedule: Schedule
+  table: WorkTable<Row, Columns<S>>
+  /** Sends the wake-up of an item. */
+  wake(
+    outbox: Pick<Outbox, 'send'>,
+    item: WorkRef & { project_id: string },
+    options?: { startAfter?: Date; priority?: number },
+  ): void
+  /** Abandons an item that can be claimed. */
+  abandon(services: Services, ref: WorkRef, error: unknown): Promise<void>
+  /** Wakes overdue items without a message and abandons stalled items. */
+  sweep(services: Services, stopping: AbortSignal): Promise<void>
+  /** Abandons the item of an entity if it is stalled. Returns false if the item is not stalled. */
+  endIfStalled(services: Services, entity: string): Promise<boolean>
+}
+
+/** All kinds of durable work. */
+export const works = declarations<Work>('work', ({ name }) => name)
+
+const MAX_MESSAGE_LEASE_SECONDS = 60
+
+/** An item that is overdue by this time has lost its message. */
+const LATE_SECONDS = 5
+
+const SWEEP_PAGE = 500
+
+/** Declares a kind of durable work. Modules list it in `work`. */
+export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>): Work<Row, S> {
+  const { name, concern, sweep: sweeping, before, chain, stall } = declaration
+  const queue: Queue<WorkMessage> = entityMailbox(name, {
+    message: z.object({ entity_id: z.string(), work_id: z.string(), project_id: z.string() }),
+    key: message => message.work_id,
+    project: message => message.project_id,
+    concern,
+    // Failures of an item are counted in its row. This limit is for failures that could not be recorded.
+    retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
+    leaseSeconds: typeof declaration.leaseSeconds === 'number' ? declaration.leaseSeconds : MAX_MESSAGE_LEASE_SECONDS,
+  })
+  const table = workTable<Row, Columns<S>>(queue, {
+    pausable: false,
+    waits: [],
+    isKept: false,
+    locksEntity: true,
+    ...declaration,
+  })
+  const retryOf = (config: Config): RetryRule =>
+    typeof declaration.retry === 'function' ? declaration.retry(config) : declaration.retry
+  const { fail } = declaration
+  const lostError = declaration.lost ?? (() => new AppError('INTERNAL_ERROR'))
+
+  const handle = async (message: WorkMessage, context: JobContext): Promise<void> => {
+    if (before && (await before(message, context))) return
+    const { services } = context
+    const claimed = await table.claim(services.pool, { entity: message.entity_id, id: message.work_id })
+    if (!claimed) return
+    const { config } = services
+    const retry = retryOf(config)
+    const isLost = claimed.claim.losses > retry.losses
+    await withTriggerChain(chain?.(claimed.entity), () =>
+      runAttempt(context, message, claimed, {
+        name,
+        queue,
+        table,
+        retry,
+        ids: declaration.ids,
+        lockFirst: declaration.lockFirst,
+        run: isLost ? attempt => abandonLost(attempt, lostError()) : declaration.run,
+        fail,
+        isFinal: declaration.isFinal ?? (() => false),
+        postponed: declaration.postponed ?? (() => null),
+      }),
+    )
+  }
+  const abandonLost = async (attempt: WorkAttempt<Row, Columns<S>>, error: AppError): Promise<AttemptFields> => {
+    const { services, claim } = attempt
+    const fields = await attempt.settle((tx, entity) => fail(tx, { services, entity, claim, error }))
+    return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
+  }
+
+  const declared: Work<Row, S> = {
+    name,
+    queue,
+    table,
+    wake: (outbox, { entity, id, project_id }, options) =>
+      outbox.send(queue, { entity_id: entity, work_id: id, project_id }, options),
+    abandon: (services, ref, error) =>
+      services.write(async tx => {
+        const claimed = await table.claim(tx, ref)
+        if (!claimed) return
+        const entity = await table.remove(tx, claimed.claim)
+        if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
+      }),
+    async endIfStalled(services, entity) {
+      if (!stall) return false
+      const limits = stall.limits(services.config)
+      const state = await table.findStalledState(services.pool, entity, limits)
+      if (!state) return state === undefined
+      await services.write(async tx => {
+        const stalled = await table.removeStalled(tx, entity, limits)
+        if (!stalled) return
+        const { claim } = stalled
+        const fields = await fail(tx, { services, entity: stalled.entity, claim, error: stall.error(stalled.state) })
+        services.log.warn(
+          { work: name, ...declaration.ids(stalled.entity, claim), outcome: 'failed', decision: 'stalled', ...fields },
+          'work abandoned',
+        )
+      })
+      return true
+    },
+    async sweep(services, stopping) {
+      const limits = stall?.limits(services.config) ?? null
+      let after: DueItem | null = null
+      for (;;) {
+        const found: readonly DueItem[] = await table.listDue(services.pool, limits, {
+          lateSeconds: LATE_SECONDS,
+          after,
+          limit: SWEEP_PAGE,
+        })
+        const waiting = found.filter(({ stalled }) => !stalled)
+        if (waiting.length > 0)
+          await services.queues.send(
+            waiting.map(({ entity, id, project_id }) =>
+              queueMessage(queue, { entity_id: entity, work_id: id, project_id }),
+            ),
+          )
+        for (const { entity } of found.filter(({ stalled }) => stalled)) {
+          if (stopping.aborted) return
+          await declared.endIfStalled(services, entity)
+        }
+        if (found.length < SWEEP_PAGE || stopping.aborted) break
+        after = found[found.length - 1]
+      }
+      await sweeping.also?.(services, stopping)
+    },
+    handler: handler(
+      queue,
+      {
+        concurrency: declaration.concurrency,
+        leaseSeconds: typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds : undefined,
+        onExhausted: ({ entity_id, work_id }, error, services) =>
+          declared.abandon(services, { entity: entity_id, id: work_id }, error),
+      },
+      handle,
+    ),
+    schedule: schedule(`${name} sweep`, sweeping.seconds, sweepQueueOf(concern), { work: name }, sweeping.dueIf),
+  }
+  return declared
+}
+
+const SweepMessage = z.object({ work: z.string() })
+
+const sweepQueues = new Map<string, Queue<z.output<typeof SweepMessage>>>()
+
+/** Returns the queue for the sweeps of a concern, so that workers of the concern sweep its work. */
+function sweepQueueOf(concern: string): Queue<z.output<typeof SweepMessage>> {
+  const existing = sweepQueues.get(concern)
+  if (existing) return existing
+  const queue = workQueue(`work.sweep_${concern}`, {
+    message: SweepMessage,
+    concern,
+    retry: { limit: 0 },
+    leaseSeconds: MAX_MESSAGE_LEASE_SECONDS,
+  })
+  sweepQueues.set(concern, queue)
+  return queue
+}
+
+/** Returns the handlers of kinds of work, and one sweep handler per concern. */
+export const workHandlers = (kinds: readonly Work[]): Handler[] => [
+  ...kinds.map(({ handler }) => handler),
+  ...[...new Set(kinds.map(({ queue }) => queue.concern))].map(concern =>
+    handler(sweepQueueOf(concern), { concurrency: 1 }, async ({ work: name }, { services, stopping }) => {
+      // A message from another release may name work that this release does not have.
+      await works.find(name)?.sweep(services, stopping)
+    }),
+  ),
+]
