@@ -32,7 +32,7 @@ const STARTING = [
   'CONTRIBUTING.md: Setting up',
   'README.md: Running it',
   'README.md: Try it',
-  'examples/README.md: A receiver of webhooks',
+  'examples/README.md: Webhook receiver',
 ]
 
 describe('the commands of the pages', function () {

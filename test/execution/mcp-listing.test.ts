@@ -91,7 +91,7 @@ describe('the listing of an mcp tool', () => {
     assert.equal(listings(), 1)
     await app.admin.patch(`/tools/${tool.id}`, { actions: [] })
     await generate(await agentOf({ tool_id: tool.id }))
-    assert.match((await told()).note, /not available at the moment: server/)
+    assert.match((await told()).note, /currently unavailable: server/)
   })
 
   it('is each end user’s own, where headers say who asks', async () => {
@@ -136,7 +136,7 @@ describe('the listing of an mcp tool', () => {
     for (let turn = 0; turn < 5; turn++) await generate(agent)
     // Each of two asked once: `initialize` fails.
     assert.equal(target.requests.length, 2)
-    assert.match((await told()).note, /not available at the moment: dead/)
+    assert.match((await told()).note, /currently unavailable: dead/)
     const reasons = await eventually(async () => {
       const query = `project_id=${app.projectId}&kind=tool_resolution_failed&limit=10`
       const { data } = (await app.admin.get(`/activity?${query}`)).body

@@ -93,7 +93,7 @@ describe('turns of shared agents', () => {
     }
     for (const failed of [turns[1], turns[3]]) {
       const { code, message, meta } = failed.error
-      assert.deepEqual([code, message], ['AI_PROVIDER_ERROR', 'The AI provider of the shared agent answered 400'])
+      assert.deepEqual([code, message], ['AI_PROVIDER_ERROR', 'The AI provider of the shared agent responded with 400'])
       assert.deepEqual(Object.keys(meta).sort(), ['model', 'provider_status_code'])
     }
     const look = async (path: string) => {

@@ -315,23 +315,23 @@ describe('effects of definitions', function () {
     assert.deepEqual(await reach('list-secrets', { project_id: other }), [
       502,
       403,
-      'list-secrets answered 403 API_KEY_PROJECT_SCOPE',
+      'list-secrets responded with 403 API_KEY_PROJECT_SCOPE',
     ])
     assert.deepEqual(await reach('create-secret', { project_id: other, name: 'x', value: 'y' }), [
       502,
       403,
-      'create-secret answered 403 API_KEY_PROJECT_SCOPE',
+      'create-secret responded with 403 API_KEY_PROJECT_SCOPE',
     ])
-    assert.deepEqual(await reach('list-users', {}), [502, 403, 'list-users answered 403 FORBIDDEN'])
+    assert.deepEqual(await reach('list-users', {}), [502, 403, 'list-users responded with 403 FORBIDDEN'])
     assert.deepEqual(await reach('attach-user-policy', { user_id: victim.id, policy_id: policy }), [
       502,
       403,
-      'attach-user-policy answered 403 FORBIDDEN',
+      'attach-user-policy responded with 403 FORBIDDEN',
     ])
     assert.deepEqual(await reach('create-project-key', { project_id: projectId }), [
       502,
       403,
-      'create-project-key answered 403 FORBIDDEN',
+      'create-project-key responded with 403 FORBIDDEN',
     ])
     assert.equal((await admin.post(`/tools/${tool.id}/call`, { action: 'list-secrets', input: {} })).status, 200)
     assert.deepEqual((await ok(admin.get(`/users/${victim.id}/policies`))).data ?? [], [])

@@ -104,7 +104,7 @@ export const quotaOperations: Operation[] = [
     method: 'get',
     path: '/quotas/{quota_id}/usage',
     summary: 'Get quota usage',
-    description: 'Measures the current window with the same figures that enforcement uses.',
+    description: 'Returns how much of the quota is used in the current window, by the figures that enforcement uses.',
     tag: 'Quotas',
     action: 'quotas:GetQuota',
     answers: { 200: QuotaUsage },

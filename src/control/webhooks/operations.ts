@@ -176,7 +176,7 @@ const redeliverMany = operation({
 export const webhookOperations: Operation[] = [
   webhooks.create({
     summary: 'Create a webhook',
-    description: 'The response includes the signing secret.',
+    description: 'Subscribes a URL to events. The response includes the signing secret.',
     body: WebhookInput,
     answers: { 201: WebhookWithSecret },
     raises: ['POLICY_NOT_FOUND'],

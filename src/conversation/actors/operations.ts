@@ -22,7 +22,7 @@ const raises = ['AGENT_AND_CHAT_EXCLUSIVE', 'AGENT_NOT_FOUND', 'CHAT_NOT_FOUND']
 
 export const actorOperations: Operation[] = [
   actors.create({
-    summary: 'Create an actor',
+    summary: 'Create an actor (end user or persona)',
     description:
       'Creates an end user or persona, or returns the actor with the external id unchanged with status 200. Only the permission to create is required for both.',
     body: ActorInput,

@@ -112,7 +112,7 @@ describe('model double: acceptance', () => {
       process.execPath,
       [
         '-e',
-        `import('${new URL('../../../src/local/double/embeddings.ts', import.meta.url)}').then(m => console.log(JSON.stringify(m.embed(${JSON.stringify(input[0])}, 1536))))`,
+        `import('${new URL('../../../src/local/double/embeddings.ts', import.meta.url)}').then(m => console.log(JSON.stringify(m.embedText(${JSON.stringify(input[0])}, 1536))))`,
       ],
       { encoding: 'utf8' },
     )
