@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { memoryRuleQueue } from '../../src/execution/memory-rules/queue.ts'
+import { ruleFiringWork } from '../../src/execution/memory-rules/fire.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -122,8 +122,10 @@ describe('memory rules and their workers', function () {
     await extraction(generation, id)
     const [firing] = await firings()
     await steadyWorker()
-    const asked = { firing_id: firing.id, generation_id: generation, project_id: app.projectId }
-    await Promise.all([1, 2, 3, 4].map(() => app.services.queues.send([{ queue: memoryRuleQueue, data: asked }])))
+    const message = { entity_id: firing.id, work_id: firing.id, project_id: app.projectId }
+    await Promise.all(
+      [1, 2, 3, 4].map(() => app.services.queues.send([{ queue: ruleFiringWork.queue, data: message }])),
+    )
     await eventually(async () => (await waitingMessages()) === 0, { what: 'the messages being handled' })
     assert.deepEqual(await contents(store), ['One', 'Three', 'Two'])
     assert.deepEqual((await app.key.get(`/generations/${generation}`)).body.extraction, { [id]: all })
@@ -198,7 +200,11 @@ describe('memory rules and their workers', function () {
         async () => (await firings()).find(each => each.state === 'queued' && each.failures === failures),
         { what: `failure ${failures}` },
       )
-      delays.push(Math.round((Date.parse(waiting.due_at) - Date.parse(waiting.heartbeat_at)) / 1000))
+      const delay = await app.services.pool.oneFirst(sql.unsafe`
+        select extract(epoch from start_after - created_on)::float8 from pgboss.job_common
+        where name = ${ruleFiringWork.name} and state = 'created' and data ->> 'work_id' = ${waiting.id}
+        order by created_on desc limit 1`)
+      delays.push(Math.round(delay as number))
       assert.equal((await app.key.get(`/generations/${generation}`)).body.extraction, null)
       // The time has come, and the sweep finds it.
       await app.services.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)

@@ -39,8 +39,11 @@ export type WorkAttempt<Row, Columns> = {
   set(db: Queryable, assignments: Fragment): Promise<void>
   /** Settles the item: `work` writes the effects, and the same transaction removes the item and its message. */
   settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
-  /** Moves the item to a wait state until its next wake-up. `work` runs in the same transaction. */
-  suspend<T>(assignments: Fragment, work?: (tx: Tx, entity: Row) => Promise<T>): Promise<void>
+  /**
+   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has settled
+   * an item that is kept.
+   */
+  suspend(work: (tx: Tx, entity: Row) => Promise<Fragment | null>): Promise<void>
   /** Makes the item due again after `delayMs`, without counting a failure. */
   reschedule(delayMs: number): Promise<void>
 }
@@ -141,11 +144,10 @@ export async function runAttempt<Row, Columns>(
       if (!(await table.set(db, claim, assignments))) loseClaim()
     },
     settle,
-    suspend: (assignments, work) =>
+    suspend: work =>
       finish(async tx => {
-        const row = (await table.lock(tx, claim)) ?? loseClaim()
-        await work?.(tx, row)
-        if (!(await table.set(tx, claim, assignments))) loseClaim()
+        const assignments = await work(tx, (await table.lock(tx, claim)) ?? loseClaim())
+        if (assignments && !(await table.set(tx, claim, assignments))) loseClaim()
       }),
     reschedule: delayMs => requeue(delayMs, false),
   }

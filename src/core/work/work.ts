@@ -74,6 +74,8 @@ export type WorkDeclaration<Row, S extends Shape> = {
   chain?: (entity: Row) => readonly string[] | undefined
   /** Runs before the claim; true skips it. */
   before?: (message: WorkMessage, context: JobContext) => Promise<boolean>
+  /** Handles a message whose item cannot be claimed. */
+  unclaimed?: (message: WorkMessage, context: JobContext) => Promise<unknown>
   /** Runs one attempt, which must call `settle`, `suspend` or `reschedule`, or throw. */
   run: (attempt: WorkAttempt<Row, Columns<S>>) => Promise<AttemptFields>
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
@@ -140,7 +142,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     if (before && (await before(message, context))) return
     const { services } = context
     const claimed = await table.claim(services.pool, { entity: message.entity_id, id: message.work_id })
-    if (!claimed) return
+    if (!claimed) return void (await declaration.unclaimed?.(message, context))
     const { config } = services
     const retry = retryOf(config)
     const isLost = claimed.claim.losses > retry.losses

@@ -1,90 +1,102 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
-import { jsonb, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
-import {
-  type ActiveClaim,
-  type AttemptOutcome,
-  ClaimLostError,
-  claimOrReschedule,
-  type Lease,
-  leaseTimings,
-  processClaim,
-} from '../../core/jobs/work-item.ts'
+import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
-import type { Services } from '../../core/process/services.ts'
+import { type AttemptFields, ClaimLostError, type WorkAttempt } from '../../core/work/attempt.ts'
+import { work } from '../../core/work/work.ts'
 import { writeFact } from '../../memory/entries/write.ts'
+import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { factFromTurn } from './fact-provenance.ts'
-import type { ExtractedFact } from './facts.ts'
+import { type ExtractedFact, factsOfText } from './facts.ts'
 import { createChainedHandlerTurn, handlerFailure, requestHandlerFacts, timeoutMs } from './handler-turn.ts'
-import { type MemoryRuleRow, memoryRuleKind } from './model.ts'
-import { memoryRuleQueue, type RuleFiringMessage } from './queue.ts'
-import { handlerRetryDelay, retryOrSettleFiring, settleRuleFiring } from './settle.ts'
-import { lockFiring, type RuleFiring, type RuleFiringClaim, rescheduleFiring, ruleFiringWork } from './store.ts'
+import { MEMORY_RULE_SOURCE, type MemoryRuleRow, memoryRuleKind } from './model.ts'
+import { handlerRetryDelay, RETRY_MS, settleRuleFiring } from './settle.ts'
+import {
+  type FiringWorkColumns,
+  firingEntity,
+  firingWorkColumns,
+  lockFiringOfHandler,
+  lockOverdueFiring,
+  type RuleFiring,
+  rescheduleFiring,
+  rescheduleHandler,
+  storeHandlerAnswer,
+} from './store.ts'
+
+const MESSAGE_LEASE_SECONDS = 60
 
 /** Time after the deadline of a handler turn before the firing checks it. */
 const GRACE_MS = 60_000
 
-/** Lease duration and renewal interval of a worker. */
-const ownLease = ({ config }: Pick<Services, 'config'>): Lease => leaseTimings(config.GENERATION_LEASE_SECONDS * 1000)
+type FiringAttempt = WorkAttempt<RuleFiring, FiringWorkColumns>
 
-type ClaimedFiring = { claim: RuleFiringClaim; firing: RuleFiring; rule: MemoryRuleRow; turn: GenerationRow }
-type LeasedFiring = ClaimedFiring & { services: Services; lease: ActiveClaim<RuleFiringClaim> }
+/** Processes a firing: starts or calls the handler of the rule unless its facts are stored, and writes the facts. */
+export const ruleFiringWork = work({
+  name: 'memory_rule.fire',
+  concern: 'generation',
+  entity: firingEntity,
+  table: firingEntity.table,
+  entityColumn: 'id',
+  columns: firingWorkColumns,
+  ids: ({ id, memory_rule_id, generation_id }) => ({ firing_id: id, memory_rule_id, generation_id }),
+  leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
+  pausable: true,
+  isKept: true,
+  waits: ['asked'],
+  retry: { attempts: RETRY_MS.length + 1, losses: 2, delayMs: failures => RETRY_MS[failures] },
+  isFinal: error => handlerRetryDelay(handlerFailure(error), 0) === null,
+  // Claimed again after the project is resumed.
+  postponed: error => (error instanceof AppError && error.code === 'PROJECT_PAUSED' ? 0 : null),
+  lost: () => new AppError('GENERATION_FAILED', { message: 'Firing abandoned after too many lost workers' }),
+  sweep: { seconds: config => config.GENERATION_SWEEP_SECONDS },
+  unclaimed: ({ work_id }, { services }) =>
+    services.write(async tx => {
+      const firing = await lockOverdueFiring(tx, work_id)
+      if (firing) await pollHandlerTurn(tx, firing)
+    }),
+  run: processFiring,
+  async fail(tx, { entity, error }) {
+    await settleRuleFiring(tx, entity.id, { error: handlerFailure(error) })
+    return undefined
+  },
+})
 
-/**
- * Processes a firing: starts or calls the handler of the rule unless its facts are stored, and writes the facts. Throws
- * errors that could not be recorded, and HandBack when the worker stops.
- */
-export async function processRuleFiring(message: RuleFiringMessage, context: JobContext): Promise<void> {
-  const { services } = context
-  const claimed = await services.write(tx => claimFiring(tx, services, message))
-  if (!claimed) return
-  const { claim, firing, rule } = claimed
-  await processClaim(context, {
-    what: 'memory rule',
-    ids: { firing_id: firing.id, memory_rule_id: rule.id, generation_id: firing.generation_id },
-    attempts: ruleFiringWork,
-    claim,
-    lease: ownLease(services),
-    lock: tx => lockFiring(tx, firing.id),
-    work: lease => runHandler({ ...claimed, services, lease }),
-    fail: error => retryOrAbandon(services, claimed, message, error),
-  })
+const wakeFiring = (tx: Outbox, { id, project_id }: Pick<RuleFiring, 'id' | 'project_id'>, delayMs = 0): void =>
+  ruleFiringWork.wake(
+    tx,
+    { entity: id, id, project_id },
+    delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {},
+  )
+
+/** Sends the wake-ups of new firings. */
+export const wakeFirings = (outbox: Outbox, projectId: string, ids: readonly string[]): void => {
+  for (const id of ids) wakeFiring(outbox, { id, project_id: projectId })
 }
 
-/**
- * Claims a firing that has work to do; if another worker has a valid lease, schedules another attempt for its expiry.
- */
-async function claimFiring(tx: Tx, services: Services, message: RuleFiringMessage): Promise<ClaimedFiring | null> {
-  const firing = await lockFiring(tx, message.firing_id)
-  if (!firing || firing.state === 'done' || firing.state === 'failed') return null
-  if (firing.state === 'asked') {
-    if (firing.is_due) await pollHandlerTurn(tx, firing)
-    return null
-  }
-  const rule = await memoryRuleKind.find(tx, firing.memory_rule_id)
-  const turn = await generationKind.find(tx, firing.generation_id)
-  if (!rule?.enabled || !turn || turn.content_redacted_at !== null) {
-    // A disabled rule may have lost its handler; an erased turn must leave no facts.
-    if (firing.state === 'queued') await settleRuleFiring(tx, firing.id, 'unneeded')
-    return null
-  }
-  // Claimed again after the project is resumed; a running firing continues.
-  if (firing.paused && firing.state === 'queued') return null
-  const ref = { entity: firing.generation_id, id: firing.id }
-  const claim = await claimOrReschedule(tx, ruleFiringWork, ref, ownLease(services), memoryRuleQueue, message)
-  if (claim === 'held') return null
-  if (claim) return { claim, firing, rule, turn }
-  await settleRuleFiring(tx, firing.id, { error: WORKERS_LOST })
-  return null
+/** Settles or continues a firing with the outcome of its handler turn. */
+export const handlerTurnOwner: TurnOwner = {
+  source: MEMORY_RULE_SOURCE,
+  async settled(tx, { id }, { status, content, error }) {
+    const firing = await lockFiringOfHandler(tx, id)
+    if (!firing) return
+    if (status === 'completed') {
+      await storeHandlerAnswer(tx, firing.id, factsOfText(content ?? ''))
+      wakeFiring(tx, firing)
+    } else await retryOrSettleFiring(tx, firing, error ?? UNKNOWN)
+  },
 }
 
-const WORKERS_LOST: RecordedFailure = {
-  code: 'GENERATION_FAILED',
-  message: 'Firing abandoned after too many lost workers',
+const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'Turn failed' }
+
+/** Reschedules a firing whose handler turn failed or was deleted, or settles it; the caller has locked it. */
+async function retryOrSettleFiring(tx: Tx, firing: RuleFiring, error: RecordedFailure): Promise<void> {
+  const delay = handlerRetryDelay(error, firing.failures)
+  if (delay === null) return settleRuleFiring(tx, firing.id, { error })
+  await rescheduleHandler(tx, firing.id, delay)
+  wakeFiring(tx, firing, delay)
 }
 
 /** Checks a handler turn that is past its deadline: a turn that was deleted with its agent settles nothing. */
@@ -98,67 +110,75 @@ async function pollHandlerTurn(tx: Tx, firing: RuleFiring): Promise<void> {
     })
 }
 
-async function runHandler(leased: LeasedFiring): Promise<AttemptOutcome> {
-  const { services, claim, rule, lease, firing } = leased
+async function processFiring(attempt: FiringAttempt): Promise<AttemptFields> {
+  const { services, entity: firing, claim, signal } = attempt
+  const rule = await memoryRuleKind.find(services.pool, firing.memory_rule_id)
+  const turn = await generationKind.find(services.pool, firing.generation_id)
+  // A disabled rule may have lost its handler; an erased turn must leave no facts.
+  if (!rule?.enabled || !turn || turn.content_redacted_at !== null) {
+    await attempt.settle(tx => settleRuleFiring(tx, firing.id, 'unneeded'))
+    return { outcome: 'unneeded' }
+  }
   await injectFault(services, 'firing_claimed')
   let { facts } = claim
   if (facts === null) {
-    if (rule.agent_id !== null) {
-      const handler_generation_id = await startHandlerTurn(leased)
-      return { outcome: handler_generation_id === null ? 'chain_limit' : 'asked', handler_generation_id }
-    }
-    facts = await requestHandlerFacts(services, rule, leased.turn, {
+    if (rule.agent_id !== null) return startHandlerTurn(attempt, rule, turn)
+    facts = await requestHandlerFacts(services, rule, turn, {
       authority: rule.authority,
       key: firing.id,
       call: `${firing.id}:${claim.claims}`,
-      signal: lease.signal,
+      signal,
     })
     await injectFault(services, 'firing_answered')
-    const storedFacts = sql.fragment`facts = ${jsonb(facts)}, candidates = ${facts.length}`
-    const storeFacts = () => ruleFiringWork.set(services.pool, claim, storedFacts)
-    if (!(await retryWhileUnavailable(storeFacts, lease))) throw new ClaimLostError()
+    const stored = sql.fragment`facts = ${jsonb(facts)}, candidates = ${facts.length}`
+    await retryWhileUnavailable(() => attempt.set(services.pool, stored), { signal })
   }
   await injectFault(services, 'firing_facts')
   for (const [index, fact] of facts.entries()) {
     if (index < claim.written) continue
-    lease.signal.throwIfAborted()
-    await writeFactOnce(leased, fact)
+    signal.throwIfAborted()
+    await writeFactOnce(attempt, rule, turn, fact)
     await injectFault(services, 'firing_fact_written')
   }
-  await lease.write(async tx => {
-    await lease.guard(tx)
-    await settleRuleFiring(tx, firing.id, 'done')
-  })
+  await attempt.settle(tx => settleRuleFiring(tx, firing.id, 'done'))
   return { outcome: 'done', facts: facts.length }
 }
 
 /**
- * Starts a turn of the rule's agent, which delivers the facts when it settles, without a waiting worker. Returns null
- * at the chain limit, which settles the firing.
+ * Starts a turn of the rule's agent, which delivers the facts when it settles, without a waiting worker. The chain limit
+ * settles the firing.
  */
-const startHandlerTurn = ({ services, claim, firing, rule, turn, lease }: LeasedFiring): Promise<string | null> =>
-  lease.write(async tx => {
-    await lease.guard(tx)
-    const id = await createChainedHandlerTurn(tx, services, rule, turn, { authority: rule.authority })
-    if (id === null) {
+async function startHandlerTurn(
+  { services, entity: firing, suspend }: FiringAttempt,
+  rule: MemoryRuleRow,
+  turn: GenerationRow,
+): Promise<AttemptFields> {
+  let handler_generation_id: string | null = null
+  await suspend(async tx => {
+    handler_generation_id = await createChainedHandlerTurn(tx, services, rule, turn, { authority: rule.authority })
+    if (handler_generation_id === null) {
       await settleRuleFiring(tx, firing.id, 'unneeded')
       return null
     }
     const until = sql.fragment`now() + ${timeoutMs(services) + GRACE_MS} * interval '1 ms'`
-    const waiting = sql.fragment`state = 'asked', handler_generation_id = ${id}, due_at = ${until}`
-    if (!(await ruleFiringWork.set(tx, claim, waiting))) throw new ClaimLostError()
-    return id
+    return sql.fragment`state = 'asked', handler_generation_id = ${handler_generation_id}, due_at = ${until}`
   })
+  return { outcome: handler_generation_id === null ? 'chain_limit' : 'asked', handler_generation_id }
+}
 
 /**
  * Writes one fact and counts it in the same transaction. A fact that cannot be written is counted as failed and does
  * not stop the others.
  */
-async function writeFactOnce({ services, claim, rule, turn, lease }: LeasedFiring, fact: ExtractedFact): Promise<void> {
-  const countFact = async (db: Parameters<typeof ruleFiringWork.set>[0], column: string) => {
+async function writeFactOnce(
+  { services, set, signal }: FiringAttempt,
+  rule: MemoryRuleRow,
+  turn: GenerationRow,
+  fact: ExtractedFact,
+): Promise<void> {
+  const countFact = (db: Queryable, column: string): Promise<void> => {
     const counter = sql.identifier([column])
-    const counts = sql.fragment`written = written + 1, ${counter} = ${counter} + 1`
-    if (!(await ruleFiringWork.set(db, claim, counts))) throw new ClaimLostError()
+    return set(db, sql.fragment`written = written + 1, ${counter} = ${counter} + 1`)
   }
   try {
     await writeFact(services, factFromTurn(rule, turn, fact), {
@@ -166,43 +186,8 @@ async function writeFactOnce({ services, claim, rule, turn, lease }: LeasedFirin
       admitted: true,
     })
   } catch (error) {
-    if (error instanceof ClaimLostError || lease.signal.aborted || isTransient(error)) throw error
+    if (error instanceof ClaimLostError || signal.aborted || isTransient(error)) throw error
     services.log.warn({ err: error, memory_rule_id: rule.id, generation_id: turn.id }, 'fact not written')
     await countFact(services.pool, 'failed')
   }
-}
-
-/** Reschedules the firing after a transient failure, or settles it as failed. */
-async function retryOrAbandon(
-  services: Services,
-  { claim, firing, rule }: ClaimedFiring,
-  message: RuleFiringMessage,
-  error: unknown,
-): Promise<AttemptOutcome> {
-  if (!(error instanceof AppError))
-    services.log.error({ err: error, memory_rule_id: rule.id }, 'memory rule firing failed')
-  // Requeued until the project is resumed; the sweep then finds it.
-  const paused = error instanceof AppError && error.code === 'PROJECT_PAUSED'
-  if (paused && (await ruleFiringWork.requeue(services.pool, claim, { delayMs: 0, failed: false })))
-    return { outcome: 'paused' }
-  const failure = handlerFailure(error)
-  const delay = handlerRetryDelay(failure, claim.failures)
-  return services.write(async tx => {
-    if (!(await lockFiring(tx, firing.id))) return { outcome: 'claim_lost' }
-    if (delay !== null) {
-      if (!(await ruleFiringWork.requeue(tx, claim, { delayMs: delay, failed: true }))) return { outcome: 'claim_lost' }
-      tx.send(memoryRuleQueue, message, { startAfter: new Date(Date.now() + delay) })
-      return { outcome: 'failed', code: failure.code, decision: `retry in ${delay} ms` }
-    }
-    if (!(await ruleFiringWork.set(tx, claim, sql.fragment`heartbeat_at = now()`))) return { outcome: 'claim_lost' }
-    await settleRuleFiring(tx, firing.id, { error: failure })
-    return { outcome: 'failed', code: failure.code, decision: 'abandoned' }
-  })
-}
-
-/** Settles a firing without a live worker as failed, for a message that exhausted its retries. */
-export async function abandonRuleFiring(tx: Tx, { firing_id }: RuleFiringMessage, error: unknown): Promise<void> {
-  const firing = await lockFiring(tx, firing_id)
-  if (firing && (firing.state === 'queued' || (firing.state === 'running' && firing.is_due)))
-    await settleRuleFiring(tx, firing_id, { error: handlerFailure(error) })
 }

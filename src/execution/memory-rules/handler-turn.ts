@@ -18,7 +18,7 @@ import { toolKind } from '../tools/model.ts'
 import { extractFacts, handlerTimeout } from './extract.ts'
 import { type ExtractedFact, factsOfResult } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
-import { MEMORY_RULE_SOURCE } from './rule-hook.ts'
+import { MEMORY_RULE_SOURCE } from './model.ts'
 
 /** Requests to the handler of a rule for the facts of a turn. */
 

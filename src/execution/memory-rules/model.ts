@@ -130,3 +130,6 @@ export async function disableRules(tx: Tx, ids: readonly string[]): Promise<void
     invalidateOnCommit(tx, rulesChannel, row.project_id)
   }
 }
+
+/** `source` of the turns of handler agents. */
+export const MEMORY_RULE_SOURCE = 'memory_rule'

@@ -3,12 +3,9 @@ import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { TurnCompletionHook } from '../generations/loop/turn-hooks.ts'
 import type { GenerationRow } from '../generations/model.ts'
-import { rulesChannel } from './model.ts'
-import { memoryRuleQueue } from './queue.ts'
+import { wakeFirings } from './fire.ts'
+import { MEMORY_RULE_SOURCE, rulesChannel } from './model.ts'
 import { type EnabledRule, listEnabledRules, ruleFiringCte } from './store.ts'
-
-/** `source` of the turns of handler agents. */
-export const MEMORY_RULE_SOURCE = 'memory_rule'
 
 /** Maximum age of a cached value if a notification is lost. */
 const MAX_AGE_MS = 5000
@@ -50,6 +47,10 @@ export const ruleTurnHook: TurnCompletionHook = async (services, generation) => 
   return outbox => {
     const firings = rules.map(({ id }) => ({ id: newId('mfire'), memory_rule_id: id }))
     outbox.alongside(guard => ruleFiringCte(firings, generation_id, guard))
-    for (const { id } of firings) outbox.send(memoryRuleQueue, { firing_id: id, generation_id, project_id })
+    wakeFirings(
+      outbox,
+      project_id,
+      firings.map(({ id }) => id),
+    )
   }
 }

@@ -2,20 +2,8 @@ import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import type { TurnOwner } from '../generations/loop/turn-owner.ts'
-import { factsOfText } from './facts.ts'
 import { memoryRuleKind } from './model.ts'
-import { memoryRuleQueue } from './queue.ts'
-import { MEMORY_RULE_SOURCE } from './rule-hook.ts'
-import {
-  countHandlerFailure,
-  lockFiringOfHandler,
-  type RuleFiring,
-  rescheduleHandler,
-  resetFailures,
-  settleFiringRow,
-  storeHandlerAnswer,
-} from './store.ts'
+import { countHandlerFailure, resetFailures, settleFiringRow } from './store.ts'
 
 /** Delays before the second and the third attempt of a handler. */
 export const RETRY_MS = [10_000, 60_000]
@@ -66,28 +54,3 @@ export async function settleRuleFiring(tx: Tx, firingId: string, outcome: RuleFi
     agent_id: rule.agent_id,
   })
 }
-
-const firingMessage = ({ id, generation_id, project_id }: RuleFiring) => ({ firing_id: id, generation_id, project_id })
-
-/** Settles or continues a firing with the outcome of its handler turn. */
-export const handlerTurnOwner: TurnOwner = {
-  source: MEMORY_RULE_SOURCE,
-  async settled(tx, { id }, { status, content, error }) {
-    const firing = await lockFiringOfHandler(tx, id)
-    if (!firing) return
-    if (status === 'completed') {
-      await storeHandlerAnswer(tx, firing.id, factsOfText(content ?? ''))
-      tx.send(memoryRuleQueue, firingMessage(firing))
-    } else await retryOrSettleFiring(tx, firing, error ?? UNKNOWN)
-  },
-}
-
-/** Reschedules a firing whose handler turn failed or was deleted, or settles it; the caller has locked it. */
-export async function retryOrSettleFiring(tx: Tx, firing: RuleFiring, error: RecordedFailure): Promise<void> {
-  const delay = handlerRetryDelay(error, firing.failures)
-  if (delay === null) return settleRuleFiring(tx, firing.id, { error })
-  await rescheduleHandler(tx, firing.id, delay)
-  tx.send(memoryRuleQueue, firingMessage(firing), { startAfter: new Date(Date.now() + delay) })
-}
-
-const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'Turn failed' }

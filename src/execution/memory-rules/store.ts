@@ -9,7 +9,6 @@ import {
   sql,
   voidStatement,
 } from '../../core/db/sql.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { addExtraction } from '../generations/store.ts'
 import { type LoadedRoute, loadedRoute, routeOf } from '../model-routes/store.ts'
 import { ExtractedFact } from './facts.ts'
@@ -64,21 +63,9 @@ export const ruleFiringCte = (
   where r.enabled and ${guard} for key share of r
   on conflict (memory_rule_id, generation_id) do nothing`
 
-const firingFields = {
-  memory_rule_id: z.string(),
-  facts: z.array(ExtractedFact).nullable(),
-  /** Number of facts that were written or failed. */
-  written: z.int(),
-}
-
-/** Firings as work items of their turns; they remain after they settle. */
-export const ruleFiringWork = workItemTable({
-  table: 'memory_rule_firings',
-  entity: 'generation_id',
-  owner: 'generations',
-  row: firingFields,
-})
-export type RuleFiringClaim = WorkItemClaim & z.output<z.ZodObject<typeof firingFields>>
+/** Columns of the work of a firing: the facts of the handler, and how many of them were written or failed. */
+export const firingWorkColumns = { facts: z.array(ExtractedFact).nullable(), written: z.int() }
+export type FiringWorkColumns = z.output<z.ZodObject<typeof firingWorkColumns>>
 
 const RuleFiring = z.object({
   id: z.string(),
@@ -88,25 +75,27 @@ const RuleFiring = z.object({
   state: z.enum(['queued', 'running', 'asked', 'done', 'failed']),
   failures: z.int(),
   handler_generation_id: z.string().nullable(),
-  is_due: z.boolean(),
-  paused: z.boolean(),
 })
 export type RuleFiring = z.output<typeof RuleFiring>
 const firingRow = sql.type(RuleFiring)
 
 const firingColumns = sql.fragment`
-  f.id, f.project_id, f.memory_rule_id, f.generation_id, f.state, f.failures, f.handler_generation_id, coalesce(f.due_at <= now(), false) as is_due,
-  (select p.paused_at is not null from projects p where p.id = f.project_id) as paused`
+  t.id, t.project_id, t.memory_rule_id, t.generation_id, t.state, t.failures, t.handler_generation_id`
 
-/** Locks and returns a firing; null if it was deleted. */
-export const lockFiring = (db: Queryable, id: string): Promise<RuleFiring | null> =>
-  db.maybeOne(firingRow`select ${firingColumns} from memory_rule_firings f where f.id = ${id} for update of f`)
+/** A firing as a work item, which is its own entity and remains after it settles. */
+export const firingEntity = { table: 'memory_rule_firings', columns: firingColumns, row: RuleFiring }
+
+/** Locks and returns a firing whose handler turn is past its deadline, or null. */
+export const lockOverdueFiring = (db: Queryable, id: string): Promise<RuleFiring | null> =>
+  db.maybeOne(firingRow`
+    select ${firingColumns} from memory_rule_firings t
+    where t.id = ${id} and t.state = 'asked' and t.due_at <= now() for update of t`)
 
 /** Locks and returns the firing that waits for a handler turn, or null (index memory_rule_firings_handler). */
 export const lockFiringOfHandler = (db: Queryable, handlerId: string): Promise<RuleFiring | null> =>
   db.maybeOne(firingRow`
-    select ${firingColumns} from memory_rule_firings f
-    where f.handler_generation_id = ${handlerId} and f.state = 'asked' for update of f`)
+    select ${firingColumns} from memory_rule_firings t
+    where t.handler_generation_id = ${handlerId} and t.state = 'asked' for update of t`)
 
 /** Stores the facts of a handler turn and makes the firing claimable again. */
 export const storeHandlerAnswer = (db: Queryable, id: string, facts: readonly ExtractedFact[]) =>
@@ -145,15 +134,15 @@ export async function settleFiringRow(
   id: string,
   outcome: { error: RecordedFailure | null; recorded: boolean },
 ): Promise<z.output<typeof Settled> | null> {
-  const firingFields = await db.maybeOne(settledRow`
+  const firing = await db.maybeOne(settledRow`
     update memory_rule_firings set state = ${outcome.error ? 'failed' : 'done'}, facts = null, due_at = null, settled_at = now()
     where id = ${id} and state in ('queued', 'running', 'asked')
     returning memory_rule_id, generation_id, candidates, created, superseded, skipped, failed`)
-  if (!firingFields || !outcome.recorded) return firingFields
-  const { memory_rule_id, generation_id, ...counts } = firingFields
+  if (!firing || !outcome.recorded) return firing
+  const { memory_rule_id, generation_id, ...counts } = firing
   const recorded = { [memory_rule_id]: { ...counts, ...(outcome.error ? { error: outcome.error } : {}) } }
   await addExtraction(db, generation_id, recorded)
-  return firingFields
+  return firing
 }
 
 /**
