@@ -1,22 +1,16 @@
 /** Prints the size of the code by measures that a change should not make worse: `npm run figures`. */
 import fs from 'node:fs'
 import path from 'node:path'
-import { forbiddenWords } from './prose.ts'
+import { filesIn, forbiddenWords } from './prose.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
-
-const filesIn = (dir: string, suffix: string): string[] =>
-  fs
-    .readdirSync(path.join(root, dir), { recursive: true, encoding: 'utf8' })
-    .filter(file => file.endsWith(suffix))
-    .map(file => path.join(root, dir, file))
 
 const textOf = (file: string): string => fs.readFileSync(file, 'utf8')
 const linesOf = (files: readonly string[]): number =>
   files.reduce((sum, file) => sum + textOf(file).split('\n').length - 1, 0)
 
-const source = filesIn('src', '.ts')
-const sql = filesIn('sql', '.sql')
+const source = filesIn(path.join(root, 'src')).filter(file => file.endsWith('.ts'))
+const sql = filesIn(path.join(root, 'sql'))
 const declaring = (pattern: RegExp): number =>
   source.reduce((sum, file) => sum + [...textOf(file).matchAll(pattern)].length, 0)
 

@@ -116,7 +116,8 @@ const proseOf = (page: string): string =>
     .replace(/`[^`\n]*`/g, '``')
     .replace(/\]\([^)]*\)/g, ']')
 
-function filesIn(target: string): string[] {
+/** Sources, pages and migrations in a directory, or the file itself. */
+export function filesIn(target: string): string[] {
   if (!fs.statSync(target).isDirectory()) return [target]
   return fs
     .readdirSync(target, { recursive: true, encoding: 'utf8' })

@@ -10,13 +10,8 @@ import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import { narrowAuthority } from '../../core/iam/authority.ts'
 import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
-import {
-  ClaimLostError,
-  leaseTimings,
-  processClaim,
-  type AttemptOutcome as Reported,
-} from '../../core/jobs/work-item.ts'
+import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
+import { leaseTimings, processClaim, type AttemptOutcome as Reported } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isRepeatable } from '../../execution/approvals/tool.ts'

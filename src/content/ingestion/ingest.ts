@@ -1,10 +1,9 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
+import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
 import {
   type ActiveClaim,
   type AttemptOutcome,
-  ClaimLostError,
   claimOrReschedule,
   type Lease,
   leaseTimings,

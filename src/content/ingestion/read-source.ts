@@ -1,5 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { ClaimLostError } from '../../core/jobs/work-item.ts'
+import { ClaimLostError } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signToken } from '../../identity/tokens.ts'
 import type { PageText } from '../chunks/model.ts'

@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/db/writer.ts'
-import { type ActiveClaim, ClaimLostError } from '../../core/jobs/work-item.ts'
+import { ClaimLostError } from '../../core/jobs/handler.ts'
+import type { ActiveClaim } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedChunks } from '../chunks/embed.ts'

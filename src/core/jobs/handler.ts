@@ -42,6 +42,9 @@ export type JobContext = {
  */
 export class RequeueError extends Error {}
 
+/** A newer claim exists, or the item was deleted: the attempt must stop without writing. */
+export class ClaimLostError extends Error {}
+
 export type Handler = {
   queue: Queue<any>
   concurrency?: number | ((config: Config) => number)

@@ -5,7 +5,7 @@ import { type Fragment, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { HOLDER } from '../process/holder.ts'
 import type { Services } from '../process/services.ts'
-import { type JobContext, RequeueError } from './handler.ts'
+import { ClaimLostError, type JobContext, RequeueError } from './handler.ts'
 import type { Queue } from './queue.ts'
 
 /**
@@ -31,9 +31,6 @@ export type WorkItemLimits = { silenceMs: number; queueMs: number }
 
 /** A work item that is due, `stalled` if it exceeds its limits. */
 export type DueWorkItem = WorkItemRef & { project_id: string; due_at: string; stalled: boolean }
-
-/** Thrown when a newer claim exists or the item was settled: the worker stops without writing. */
-export class ClaimLostError extends Error {}
 
 const interval = (ms: number): Fragment => sql.fragment`${ms} * interval '1 ms'`
 

@@ -3,7 +3,7 @@ import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
-import { type JobContext, RequeueError } from '../jobs/handler.ts'
+import { ClaimLostError, type JobContext, RequeueError } from '../jobs/handler.ts'
 import type { Queue } from '../jobs/queue.ts'
 import type { Services } from '../process/services.ts'
 import type { RetryRule } from './retry.ts'
@@ -11,9 +11,6 @@ import type { WorkClaim, WorkTable } from './store.ts'
 
 /** Wake-up of a work item. */
 export type WorkMessage = { entity_id: string; work_id: string; project_id: string }
-
-/** A newer claim exists, or the item was deleted: the attempt must stop without writing. */
-export class ClaimLostError extends Error {}
 
 /** Log fields of an attempt. */
 export type AttemptFields = { outcome: string } & Record<string, unknown>

@@ -29,8 +29,6 @@ export type WorkTable<Row, Columns> = {
   set(db: Queryable, claim: WorkClaim, assignments: Fragment): Promise<boolean>
   /** Requeues a claimed item, due after `delayMs`; `failed` counts a failure. False if the claim is lost. */
   requeue(db: Queryable, claim: WorkClaim, options: { delayMs: number; failed: boolean }): Promise<boolean>
-  /** Returns the state of a stalled item; null if the item of the entity is not stalled, undefined if it has no item. */
-  findStalledState(db: Queryable, entity: string, limits: StallLimits): Promise<string | null | undefined>
   /** Locks the entity and deletes its item if it is stalled; null otherwise. */
   removeStalled(
     db: Queryable,
@@ -60,14 +58,13 @@ export function workTable<Row, Columns>(
     entityColumn: string
     columns: z.ZodRawShape
     begin?: Fragment
-    claimable?: Fragment
     pausable: boolean
     waits: readonly string[]
     isKept: boolean
     locksEntity: boolean
   },
 ): WorkTable<Row, Columns> {
-  const { entity, begin, claimable, pausable, waits, isKept, locksEntity } = declaration
+  const { entity, begin, pausable, waits, isKept, locksEntity } = declaration
   const table = sql.identifier([declaration.table])
   const owner = sql.identifier([entity.table])
   const column = sql.identifier([declaration.entityColumn])
@@ -81,19 +78,15 @@ export function workTable<Row, Columns>(
   const claimed = sql.type(z.object({ ...rowShape, claim }))
   const ended = sql.type(z.object({ ...rowShape, claim, work_state: z.string() }))
   const entityRow = sql.type(entity.row)
-  const State = z.object({ state: z.string().nullable() })
-  const state = sql.type(State)
   const dueItem = sql.type(
     z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
   )
 
   const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
     sql.fragment`a.${column} = ${id} and a.id = ${claim.id} and a.claims = ${claim.claims} and a.state = 'running'`
-  const isUnpaused = sql.fragment`
-    not exists (select from projects p where p.id = l.project_id and p.paused_at is not null)`
-  const startable = [...(pausable ? [isUnpaused] : []), ...(claimable ? [claimable] : [])]
-  const isStartable =
-    startable.length > 0 ? sql.fragment`and ${sql.join(startable, sql.fragment` and `)}` : sql.fragment``
+  const isUnpaused = pausable
+    ? sql.fragment`and not exists (select from projects p where p.id = l.project_id and p.paused_at is not null)`
+    : sql.fragment``
   const isSilent = (ms: number): Fragment => sql.fragment`
     a.due_at < now() - ${interval(ms)} and not ${hasMessage(queue.name, sql.fragment`a.id`, { activeWithinMs: ms })}`
   const isStalled = ({ queuedMs, silentMs }: StallLimits): Fragment => sql.fragment`(
@@ -120,7 +113,7 @@ export function workTable<Row, Columns>(
             losses = a.losses + (a.state = 'running')::integer
           from locked l
           where a.${column} = l.id and a.id = ${ref.id}
-            and (a.state = 'running' or (a.state = 'queued' ${isStartable}))
+            and (a.state = 'running' or (a.state = 'queued' ${isUnpaused}))
           returning a.${column} as entity, a.id, ${returned}),
         begun as (${
           begin
@@ -155,11 +148,6 @@ export function workTable<Row, Columns>(
         claim,
         sql.fragment`state = 'queued', due_at = now() + ${interval(delayMs)}, failures = a.failures + ${failed ? 1 : 0}`,
       ),
-    async findStalledState(db, id, limits) {
-      const row = await db.maybeOne(state`
-        select case when ${isStalled(limits)} then a.state end as state from ${table} a where a.${column} = ${id}`)
-      return row === null ? undefined : row.state
-    },
     async removeStalled(db, id, limits) {
       const row = (await db.maybeOne(ended`
         with ${locked(id)},

@@ -53,8 +53,6 @@ export type WorkDeclaration<Row, S extends Shape> = {
   begin?: Fragment
   /** Whether queued items wait while their project is paused. */
   pausable?: boolean
-  /** Condition on the entity (alias `l`) for the claim of a queued item. */
-  claimable?: Fragment
   /** Wait states of the kind; an item in one is stalled when `due_at` has passed. */
   waits?: readonly string[]
   /** Whether the row of a settled item is kept, in a state that `run` and `fail` write. */
@@ -100,14 +98,13 @@ export type Work<Row = any, S extends Shape = any> = {
   abandon(services: Services, ref: WorkRef, error: unknown): Promise<void>
   /** Wakes overdue items without a message and abandons stalled items. */
   sweep(services: Services, stopping: AbortSignal): Promise<void>
-  /** Abandons the item of an entity if it is stalled. Returns false if the item is not stalled. */
-  endIfStalled(services: Services, entity: string): Promise<boolean>
 }
 
 /** All kinds of durable work. */
 export const works = declarations<Work>('work', ({ name }) => name)
 
-const MAX_MESSAGE_LEASE_SECONDS = 60
+/** Lease of a message whose kind declares none, and the bound of kinds that derive theirs from a longer setting. */
+export const MAX_MESSAGE_LEASE_SECONDS = 60
 
 /** An item that is overdue by this time has lost its message. */
 const LATE_SECONDS = 5
@@ -167,6 +164,18 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
   }
 
+  const abandonStalled = (services: Services, entity: string): Promise<void> =>
+    services.write(async tx => {
+      const item = stall && (await table.removeStalled(tx, entity, stall.limits(services.config)))
+      if (!item) return
+      const error = stall.error(item.state)
+      const fields = await fail(tx, { services, entity: item.entity, claim: item.claim, error })
+      services.log.warn(
+        { work: name, ...declaration.ids(item.entity, item.claim), outcome: 'failed', decision: 'stalled', ...fields },
+        'work abandoned',
+      )
+    })
+
   const declared: Work<Row, S> = {
     name,
     queue,
@@ -180,23 +189,6 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         const entity = await table.remove(tx, claimed.claim)
         if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
       }),
-    async endIfStalled(services, entity) {
-      if (!stall) return false
-      const limits = stall.limits(services.config)
-      const state = await table.findStalledState(services.pool, entity, limits)
-      if (!state) return state === undefined
-      await services.write(async tx => {
-        const stalled = await table.removeStalled(tx, entity, limits)
-        if (!stalled) return
-        const { claim } = stalled
-        const fields = await fail(tx, { services, entity: stalled.entity, claim, error: stall.error(stalled.state) })
-        services.log.warn(
-          { work: name, ...declaration.ids(stalled.entity, claim), outcome: 'failed', decision: 'stalled', ...fields },
-          'work abandoned',
-        )
-      })
-      return true
-    },
     async sweep(services, stopping) {
       const limits = stall?.limits(services.config) ?? null
       let after: DueItem | null = null
@@ -215,7 +207,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
           )
         for (const { entity } of found.filter(({ stalled }) => stalled)) {
           if (stopping.aborted) return
-          await declared.endIfStalled(services, entity)
+          await abandonStalled(services, entity)
         }
         if (found.length < SWEEP_PAGE || stopping.aborted) break
         after = found[found.length - 1]

@@ -3,9 +3,10 @@ import { isTransient } from '../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
+import { ClaimLostError } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
-import { type AttemptFields, ClaimLostError, type WorkAttempt } from '../../core/work/attempt.ts'
-import { work } from '../../core/work/work.ts'
+import type { AttemptFields, WorkAttempt } from '../../core/work/attempt.ts'
+import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { writeFact } from '../../memory/entries/write.ts'
 import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
@@ -26,8 +27,6 @@ import {
   storeHandlerAnswer,
 } from './store.ts'
 
-const MESSAGE_LEASE_SECONDS = 60
-
 /** Time after the deadline of a handler turn before the firing checks it. */
 const GRACE_MS = 60_000
 
@@ -42,7 +41,7 @@ export const ruleFiringWork = work({
   entityColumn: 'id',
   columns: firingWorkColumns,
   ids: ({ id, memory_rule_id, generation_id }) => ({ firing_id: id, memory_rule_id, generation_id }),
-  leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
+  leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MAX_MESSAGE_LEASE_SECONDS),
   pausable: true,
   isKept: true,
   waits: ['asked'],
