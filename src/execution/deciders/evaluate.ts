@@ -4,13 +4,13 @@ import { kinds } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { sql } from '../../core/db/sql.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
+import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openJson } from '../../core/secrets/json.ts'
 import type { WorkAttempt } from '../../core/work/attempt.ts'
 import { onceExcept } from '../../core/work/retry.ts'
-import { work } from '../../core/work/work.ts'
+import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { findAgentVersion } from '../agents/served-version.ts'
 import { createTurn } from '../generations/request/create.ts'
@@ -31,9 +31,6 @@ import {
   listOrphanedDecisions,
 } from './store.ts'
 import { toolAnswers } from './tool-answers.ts'
-
-/** Lease of a message, whatever the setting: no longer than other workers should wait for a lost one. */
-const MESSAGE_LEASE_SECONDS = 60
 
 /** Orphaned decisions that one sweep settles. */
 const ORPHANS = 500
@@ -103,7 +100,7 @@ export const decisionWork = work({
   entityColumn: 'decision_id',
   columns: decisionColumns,
   ids: ({ id, project_id }) => ({ decision_id: id, project_id }),
-  leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MESSAGE_LEASE_SECONDS),
+  leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MAX_MESSAGE_LEASE_SECONDS),
   begin: sql.fragment`status = 'running', updated_at = now()`,
   pausable: true,
   retry: onceExcept(2),
@@ -127,8 +124,10 @@ export const decisionWork = work({
     try {
       end = { answers: await answersOf(attempt, used) }
     } catch (error) {
-      if (!(error instanceof AppError) || isTransient(error)) throw error
-      end = { error: error.recorded() }
+      if (error instanceof ClaimLostError || attempt.signal.aborted || isTransient(error)) throw error
+      if (!(error instanceof AppError))
+        services.log.error({ err: error, decision_id: attempt.entity.id }, 'decision failed')
+      end = { error: recordedFailure(error) }
     }
     await injectFault(services, 'decision_answered')
     await attempt.settle(async tx => {
