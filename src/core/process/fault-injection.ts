@@ -1,8 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Points at which tests can inject a fault, in the order of the work: turns, traces, ingestion, approvals … requests. */
+/**
+ * Points at which tests can inject a fault. Those of the engine, after the name of the kind: an item was claimed, an
+ * attempt is about to commit its last transaction, it has committed it.
+ */
 type FaultPoint =
+  | `${string}/${'claimed' | 'ending' | 'ended'}`
   | 'turn_taken'
   | 'after_claim'
   | 'before_model'

@@ -5,6 +5,7 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { ClaimLostError, type JobContext, RequeueError } from '../jobs/handler.ts'
 import type { Queue } from '../jobs/queue.ts'
+import { injectFault } from '../process/fault-injection.ts'
 import type { Services } from '../process/services.ts'
 import type { RetryRule } from './retry.ts'
 import type { WorkClaim, WorkTable } from './store.ts'
@@ -115,9 +116,11 @@ export async function runAttempt<Row, Columns>(
     const value = await transact(async tx => {
       const result = await work(tx)
       context.complete(tx)
+      await injectFault(services, `${name}/ending`)
       return result
     })
     isFinished = true
+    await injectFault(services, `${name}/ended`)
     return value
   }
   const requeue = (delayMs: number, failed: boolean): Promise<void> =>
@@ -168,6 +171,7 @@ export async function runAttempt<Row, Columns>(
     return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
   }
   try {
+    await injectFault(services, `${name}/claimed`)
     const fields = await options.run(attempt)
     if (!isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
     logAttempt(fields)
