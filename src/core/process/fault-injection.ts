@@ -2,8 +2,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
 /**
- * Points at which tests can inject a fault. Those of the engine, after the name of the kind: an item was claimed, an
- * attempt is about to commit its last transaction, it has committed it.
+ * Points at which tests can inject a fault. The engine has three for each kind of work: after the claim, and before and
+ * after the commit of the last transaction of an attempt.
  */
 type FaultPoint =
   | `${string}/${'claimed' | 'ending' | 'ended'}`
