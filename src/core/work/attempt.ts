@@ -66,6 +66,7 @@ export type AttemptOptions<Row, Columns> = {
   queue: Queue<WorkMessage>
   table: WorkTable<Row, Columns>
   retry: RetryRule
+  leaseMs: number
   ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
@@ -105,6 +106,11 @@ export async function runAttempt<Row, Columns>(
     throw error
   }
   let isFinished = false
+  // Ends the calls of a superseded attempt. Errors are left to the renewal of the message.
+  const watch = setInterval(async () => {
+    const isCurrent = await table.isCurrent(services.pool, claim).catch(() => true)
+    if (!isCurrent && !isFinished) lost.abort(new ClaimLostError())
+  }, options.leaseMs / 3)
   const transact = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
     live.throwIfAborted()
     const locked = async (tx: Tx) => {
@@ -197,5 +203,7 @@ export async function runAttempt<Row, Columns>(
       if (!(failure instanceof ClaimLostError)) throw failure
       log({ outcome: 'claim_lost' })
     }
+  } finally {
+    clearInterval(watch)
   }
 }

@@ -98,6 +98,8 @@ export type Work<Row = any, S extends Shape = any> = {
   abandon(services: Services, ref: WorkRef, error: unknown): Promise<void>
   /** Wakes up to `limit` overdue items without a message, or only counts them. Returns their number. */
   wakeOverdue(services: Pick<Services, 'pool' | 'queues'>, options: { limit: number; dryRun: boolean }): Promise<number>
+  /** Abandons the item of an entity if it is stalled. False if the item is active. */
+  abandonStalled(services: Services, entity: string): Promise<boolean>
   /** Wakes overdue items without a message and abandons stalled items. */
   sweep(services: Services, stopping: AbortSignal): Promise<void>
 }
@@ -134,6 +136,8 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   })
   const retryOf = (config: Config): RetryRule =>
     typeof declaration.retry === 'function' ? declaration.retry(config) : declaration.retry
+  const leaseSecondsOf = (config: Config): number =>
+    typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
   const { fail } = declaration
   const lostError = declaration.lost ?? (() => new AppError('INTERNAL_ERROR'))
 
@@ -151,6 +155,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         queue,
         table,
         retry,
+        leaseMs: leaseSecondsOf(config) * 1000,
         ids: declaration.ids,
         lockFirst: declaration.lockFirst,
         run: isLost ? attempt => abandonLost(attempt, lostError()) : declaration.run,
@@ -166,9 +171,14 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
   }
 
-  const abandonStalled = (services: Services, entity: string): Promise<void> =>
-    services.write(async tx => {
-      const item = stall && (await table.removeStalled(tx, entity, stall.limits(services.config)))
+  const abandonStalled = async (services: Services, entity: string): Promise<boolean> => {
+    if (!stall) return false
+    const limits = stall.limits(services.config)
+    // Null: the item has been settled. An active item is not locked.
+    const isStalled = await table.isStalled(services.pool, entity, limits)
+    if (!isStalled) return isStalled === null
+    await services.write(async tx => {
+      const item = await table.removeStalled(tx, entity, limits)
       if (!item) return
       const error = stall.error(item.state)
       const fields = await fail(tx, { services, entity: item.entity, claim: item.claim, error })
@@ -177,6 +187,8 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         'work abandoned',
       )
     })
+    return true
+  }
 
   const messageOf = ({ entity, id, project_id }: WorkRef & { project_id: string }): WorkMessage => ({
     entity_id: entity,
@@ -224,6 +236,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       }
       return count
     },
+    abandonStalled,
     async sweep(services, stopping) {
       for await (const page of overduePages(services, stall?.limits(services.config) ?? null)) {
         const { waiting = [], stalled = [] } = Object.groupBy(page, item => (item.stalled ? 'stalled' : 'waiting'))
@@ -240,7 +253,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       queue,
       {
         concurrency: declaration.concurrency,
-        leaseSeconds: typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds : undefined,
+        leaseSeconds: leaseSecondsOf,
         onExhausted: ({ entity_id, work_id }, error, services) =>
           declared.abandon(services, { entity: entity_id, id: work_id }, error),
       },
