@@ -893,7 +893,7 @@ const settings = {
     '3',
     'Maximum attempts of an ingestion that fails for an unknown reason.',
   ),
-  INGESTION_LEASE_SECONDS: setting('content', integer(2), '60', 'Lease of an ingestion, renewed every quarter of it.'),
+  INGESTION_LEASE_SECONDS: setting('content', integer(2), '60', 'Lease of an ingestion, renewed every third of it.'),
   INGESTION_STALL_TIMEOUT_MS: setting(
     'content',
     integer(1000),

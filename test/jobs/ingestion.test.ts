@@ -598,10 +598,11 @@ describe('ingestion that nobody works on', function () {
     await web.services.pool.query(sql.unsafe`
       update ingestion_attempts set state = 'running', claims = 1, due_at = now() - interval '1 day'
       where document_id = ${id}`)
-    const messageIs = (change: string) =>
-      web.services.pool.query(sql.unsafe`
-        update pgboss.job_common set start_after = now() - interval '1 day', started_on = now() - interval '1 day',
-          heartbeat_on = now() - interval '1 day', ${rawFragment(change)} where name = 'ingestion.process'`)
+    const setMessage = (change: string) =>
+      web.services.pool.query(
+        sql.unsafe`update pgboss.job_common set ${rawFragment(change)} where name = 'ingestion.process'`,
+      )
+    const silent = ['start_after', 'started_on', 'heartbeat_on'].map(column => `${column} = now() - interval '1 day'`)
     const status = async () => {
       await sweep(web)
       return (await key.get(`/documents/${id}`)).body.status
@@ -611,10 +612,11 @@ describe('ingestion that nobody works on', function () {
       ['active', 'started_on'],
       ['retry', 'start_after'],
     ]) {
-      await messageIs(`state = '${state}', ${column} = now() - interval '4 minutes'`)
-      assert.equal(await status(), 'processing', column)
+      await setMessage(`state = '${state}', ${silent}`)
+      await setMessage(`${column} = now() - interval '4 minutes'`)
+      assert.equal(await status(), 'pending', column)
     }
-    await messageIs(`state = 'active'`)
+    await setMessage(`state = 'active', ${silent}`)
     assert.equal(await status(), 'failed')
   })
 
