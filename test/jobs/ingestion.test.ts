@@ -23,6 +23,7 @@ import { randomOf } from '../support/fuzz.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { pdf, slowPdf } from '../support/pdf.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { startTools } from '../support/tools.ts'
 
 /** A short lease, so that a lost worker is missed within seconds. */
 const FAST = { INGESTION_LEASE_SECONDS: '2', EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
@@ -126,24 +127,30 @@ describe('workers of ingestion', function () {
     })
   }
 
-  it('a worker frozen past its lease changes nothing when it thaws', async () => {
-    const id = await accepted()
-    const frozen = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:4000' })
-    await eventually(async () => (await chunksOf(app, id)).length === 64)
-    frozen.child.kill('SIGSTOP')
-    await steadyWorker()
-    await settledStatus(key, id)
-    const before = await app.services.pool.any(
-      sql.unsafe`select id from document_chunks where document_id = ${id} order by id`,
-    )
-    frozen.child.kill('SIGCONT')
-    await logged(frozen, '"outcome":"claim_lost"')
-    await isWhole(id)
-    assert.deepEqual(
-      await app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`),
-      before,
-    )
-  })
+  for (const [point, when, written] of [
+    ['claimed', 'after its claim', 0],
+    ['read', 'when it has read the file', 0],
+    ['batch', 'after its first batch', 64],
+    ['written', 'before the end', 128],
+    ['settled', 'after the end', 150],
+  ] as const) {
+    it(`a worker frozen past its lease ${when} changes nothing when it thaws`, async () => {
+      const id = await accepted()
+      const frozen = await worker({ FAULT_POINTS: `ingestion_${point}=freeze:4000` })
+      await eventually(async () => (await attempt(id))?.claims !== 0 && (await chunksOf(app, id)).length === written)
+      await sleep(200)
+      frozen.child.kill('SIGSTOP')
+      await steadyWorker()
+      await settledStatus(key, id)
+      const chunkIds = () =>
+        app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`)
+      const before = await chunkIds()
+      frozen.child.kill('SIGCONT')
+      await logged(frozen, `"outcome":"${point === 'settled' ? 'ready' : 'claim_lost'}"`)
+      await isWhole(id)
+      assert.deepEqual(await chunkIds(), before)
+    })
+  }
 
   it('a worker frozen before the end does not end what another one has begun', async () => {
     const id = await accepted()
@@ -248,6 +255,31 @@ describe('workers of ingestion', function () {
       await isWhole(id)
     } finally {
       await provider.close()
+    }
+  })
+
+  it('a callback reaches its document although the worker that called the converter is killed', async () => {
+    const tools = await startTools()
+    try {
+      const project = await app.project()
+      const tool_id = await tools.add(app, project.id)
+      tools.answer(tool_id, { body: { status: 'pending' } })
+      assert.equal((await project.key.post('/ingestion-rules', { tool_id, content_type_glob: 'image/*' })).status, 201)
+      const file_id = await upload(project.key, 'PNG', { content_type: 'image/png' })
+      const { id } = (await project.key.post('/documents/ingest', { file_id })).body
+      const env = { BASE_URL: 'http://muster.test' }
+      await (await worker({ ...env, FAULT_POINTS: 'ingestion_read=kill' })).exited
+      assert.equal((await attempt(id))?.state, 'running')
+      const { token } = tools.calls(tool_id)[0].input.callback
+      const posted = await app.anonymous.post(`/documents/${id}/ingestion-callback?token=${token}`, { text: 'posted' })
+      assert.equal(posted.status, 204, JSON.stringify(posted.body))
+      await steadyWorker(env)
+      assert.equal((await settledStatus(project.key, id)).status, 'ready')
+      assert.equal((await project.key.get(`/documents/${id}`)).body.content, 'posted')
+      assert.equal(tools.calls(tool_id).length, 1)
+      assert.equal((await eventsOf(app, id)).length, 2)
+    } finally {
+      await tools.close()
     }
   })
 

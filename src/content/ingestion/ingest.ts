@@ -34,7 +34,7 @@ const FINAL_CODES: readonly string[] = [
 
 const isFinal = (error: unknown): error is AppError => error instanceof AppError && FINAL_CODES.includes(error.code)
 
-/** Returns the failure to record for an error. Errors that are not final have no code of their own. */
+/** Returns the failure to record for an error: INGESTION_FAILED for errors without a final code. */
 function ingestionFailure(error: unknown): RecordedFailure {
   if (isFinal(error)) return error.recorded()
   return { code: 'INGESTION_FAILED', message: error instanceof Error ? error.message : String(error) }

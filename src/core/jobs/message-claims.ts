@@ -186,7 +186,7 @@ export async function claimMessages(
 const UNIQUE_VIOLATION = '23505'
 
 /**
- * Whether a mailbox has a waiting or claimed message of a key; with `aliveWithinMs`, whether it has one that was due, claimed,
+ * Whether a mailbox has a waiting or claimed message of a key; with `aliveWithinMs`, only if the message was due, claimed,
  * renewed or taken over within that time. Up to three lookups in job_i3.
  */
 export function hasMessage(queue: string, key: Fragment, { aliveWithinMs }: { aliveWithinMs?: number } = {}): Fragment {
