@@ -112,15 +112,15 @@ describe('workers of ingestion', function () {
   })
 
   for (const [point, when] of [
-    ['claimed', 'after its claim'],
-    ['read', 'when it has read the file'],
-    ['batch', 'after its first batch'],
-    ['written', 'before the end'],
-    ['settled', 'after the end'],
+    ['ingestion.process/claimed', 'after its claim'],
+    ['ingestion_read', 'when it has read the file'],
+    ['ingestion_batch', 'after its first batch'],
+    ['ingestion_written', 'before the end'],
+    ['ingestion.process/ended', 'after the end'],
   ]) {
     it(`a worker killed ${when} costs no document and doubles nothing`, async () => {
       const id = await accepted()
-      await (await worker({ FAULT_POINTS: `ingestion_${point}=kill` })).exited
+      await (await worker({ FAULT_POINTS: `${point}=kill` })).exited
       await steadyWorker()
       await settledStatus(key, id)
       await isWhole(id)
@@ -128,15 +128,15 @@ describe('workers of ingestion', function () {
   }
 
   for (const [point, when, written] of [
-    ['claimed', 'after its claim', 0],
-    ['read', 'when it has read the file', 0],
-    ['batch', 'after its first batch', 64],
-    ['written', 'before the end', 128],
-    ['settled', 'after the end', 150],
+    ['ingestion.process/claimed', 'after its claim', 0],
+    ['ingestion_read', 'when it has read the file', 0],
+    ['ingestion_batch', 'after its first batch', 64],
+    ['ingestion_written', 'before the end', 128],
+    ['ingestion.process/ended', 'after the end', 150],
   ] as const) {
     it(`a worker frozen past its lease ${when} changes nothing when it thaws`, async () => {
       const id = await accepted()
-      const frozen = await worker({ FAULT_POINTS: `ingestion_${point}=freeze:4000` })
+      const frozen = await worker({ FAULT_POINTS: `${point}=freeze:4000` })
       await eventually(async () => (await attempt(id))?.claims !== 0 && (await chunksOf(app, id)).length === written)
       await sleep(200)
       frozen.child.kill('SIGSTOP')
@@ -146,7 +146,7 @@ describe('workers of ingestion', function () {
         app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`)
       const before = await chunkIds()
       frozen.child.kill('SIGCONT')
-      await logged(frozen, `"outcome":"${point === 'settled' ? 'ready' : 'claim_lost'}"`)
+      await logged(frozen, `"outcome":"${point.endsWith('ended') ? 'ready' : 'claim_lost'}"`)
       await isWhole(id)
       assert.deepEqual(await chunkIds(), before)
     })
@@ -168,7 +168,7 @@ describe('workers of ingestion', function () {
 
   it('three lost workers are enough: the next one fails the document', async () => {
     const id = await accepted()
-    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion_claimed=kill' })).exited
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion.process/claimed=kill' })).exited
     const held = await attempt(id)
     assert.deepEqual([held?.claims, held?.losses], [3, 2])
     assert.equal((await key.get(`/documents/${id}`)).body.status, 'processing')
@@ -760,7 +760,7 @@ describe('ingestion that nobody works on', function () {
     const worker = await startApp({
       workers: ['ingestion'],
       databaseUrl: web.databaseUrl,
-      env: { FAULT_POINTS: 'ingestion_claimed=freeze:2000' },
+      env: { FAULT_POINTS: 'ingestion.process/claimed=freeze:2000' },
     })
     await eventually(async () => (await statusInRow(id)) === 'processing')
     assert.deepEqual((await key.get(`/documents/${id}/status`)).body, {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { works } from '../../src/core/work/work.ts'
+import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, TOOL_ANSWERS, toolAt } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { json, made, startTarget, type Target } from '../execution/tool-target.ts'
@@ -59,6 +60,21 @@ describe('durable work whose workers are lost', function () {
     during('generation', () => ok(`/agents/${agent}/generate?wait=true`, body))
 
   const SCENARIOS: Record<string, Scenario> = {
+    'ingestion.process': {
+      concern: 'ingestion',
+      table: 'ingestion_attempts',
+      async start() {
+        const { id } = await ok('/documents/ingest', { file_id: await upload(app.key, 'text') })
+        return async () => {
+          const { status, content, chunk_count, version } = await read(`/documents/${id}`)
+          if (['pending', 'processing'].includes(status)) return false
+          assert.deepEqual([status, content, chunk_count, version], ['ready', 'text', 1, 1])
+          assert.equal((await read(`/documents/${id}/chunks`)).data.length, 1)
+          await emittedOnce(id, 'documents.ingested')
+          return true
+        }
+      },
+    },
     'export.build': {
       concern: 'orchestration',
       table: 'playbook_export_attempts',

@@ -84,7 +84,6 @@ export const ingestionWork = work({
 
 async function ingest(attempt: IngestionAttempt): Promise<AttemptFields> {
   const { services, entity: document, claim } = attempt
-  await injectFault(services, 'ingestion_claimed')
   // An earlier attempt may have written chunks.
   if (claim.claims > 1) await attempt.write(tx => removeChunks(tx, document.id))
   const source = await readSource(attempt)
@@ -98,7 +97,6 @@ async function ingest(attempt: IngestionAttempt): Promise<AttemptFields> {
   const settings = effectiveSettings(claim.settings, rule, { chunk_strategy: 'page' })
   const chunks = await splitPages(pages, settings, { title: document.title, limits: services.config })
   await writeChunks(attempt, { chunks, pages, totals: { total_pages, total_chunks: chunks.length, ...settings } })
-  await injectFault(services, 'ingestion_settled')
   return { outcome: 'ready', chunk_count: chunks.length }
 }
 
