@@ -40,6 +40,11 @@ describe('durable firings', function () {
     return () => free()
   }
   const called = (count: number) => eventually(() => app.target.requests.length === count, { what: `${count} calls` })
+  /** Returns the waiting and active messages of firings of the project. */
+  const messages = () =>
+    app.services.pool.anyFirst(sql.unsafe`
+      select id from pgboss.job_common
+      where name = 'trigger.fire' and state in ('created', 'active', 'retry') and data ->> 'project_id' = ${app.projectId}`)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
 
   before(async () => {
@@ -62,7 +67,7 @@ describe('durable firings', function () {
     const ids: string[] = []
     for (const body of ['{"n":1}', '{"n":2}']) ids.push((await hook(app.url, trigger, body)).body.firing_id)
     await app.services.pool.query(
-      sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'firing_id' = ${ids[1]}`,
+      sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'work_id' = ${ids[1]}`,
     )
     await steadyWorker()
     for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
@@ -188,36 +193,25 @@ describe('durable firings', function () {
     await steadyWorker()
     const other = await app.project()
     assert.equal((await other.key.get('/triggers')).status, 200)
-    await eventually(async () =>
-      app.services.pool.oneFirst(
-        sql.unsafe`select due_at > now() + interval '1 minute' from trigger_firings where id = ${id}`,
-      ),
-    )
+    await eventually(async () => (await messages()).length === 0, { what: 'the message being handled' })
     assert.equal((await key.get(`/trigger-firings/${id}`)).body.status, 'pending')
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
-  it('releases deferred firings in batches, starting with one message', async () => {
+  it('releases deferred firings after a resume that writes none of them', async () => {
     const { pool } = app.services
     const count = 450
     const trigger = await tool()
     await app.admin.post(`/projects/${app.projectId}/pause`)
     await pool.query(sql.unsafe`
       insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, due_at, created_at, fired_by)
-      select 'trf_off' || n, ${app.projectId}, ${trigger.id}, 'webhook', 'tool', '{}', now() + interval '15 minutes', now(), null
+      select 'trf_off' || n, ${app.projectId}, ${trigger.id}, 'webhook', 'tool', '{}', now() - interval '1 minute', now(), null
       from generate_series(1, ${count}) n`)
-    const messages = async (): Promise<[string, number][]> =>
-      (
-        await pool.any(sql.unsafe`
-          select name, count(*)::int as count from pgboss.job_common
-          where name like 'trigger%' and state = 'created' and data ->> 'project_id' = ${app.projectId}
-          group by name`)
-      ).map((row: any) => [row.name, row.count])
     const before = app.statements.length
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.ok(!app.statements.slice(before).some(text => text.includes('update trigger_firings')))
-    assert.deepEqual(await messages(), [['trigger.release_project', 1]])
+    assert.deepEqual(await messages(), [])
     await steadyWorker()
     await eventually(
       async () =>
@@ -269,14 +263,10 @@ describe('durable firings', function () {
     await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
     const deleted = await key.delete(`/agents/${agent}?force=true`)
     assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
-    await app.services.queues.send([
-      { queue: (await import('../../src/automation/triggers/queue.ts')).triggerFiringSweep, data: { orphans: true } },
-    ])
     assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
   })
 
   it('settles the other firings when many cannot be settled', async () => {
-    const { triggerFiringSweep: firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     await steadyWorker({}, ['trigger'])
@@ -291,14 +281,13 @@ describe('durable firings', function () {
     const ends = `new.id <> '${ids[1]}' and new.completed_at is not null`
     await refusingUpdates(app.services, 'trigger_firings', ends, async () => {
       assert.equal((await key.delete(`/agents/${agent}?force=true`)).status, 204)
-      await app.services.queues.send([{ queue: firingSweep, data: { orphans: true } }])
       assert.equal((await ended(key, ids[1])).error.code, 'RESOURCE_NOT_FOUND')
       assert.equal((await key.get(`/trigger-firings/${ids[0]}`)).body.status, 'running')
     })
   })
 
   it('deletes firings past their retention', async () => {
-    const { pruneFirings } = await import('../../src/automation/triggers/handlers.ts')
+    const { firingRetention } = await import('../../src/automation/triggers/retention.ts')
     const trigger = await tool()
     await steadyWorker()
     const ids = [await fire(trigger.id), await fire(trigger.id)]
@@ -311,7 +300,7 @@ describe('durable firings', function () {
     await app.services.pool.query(sql.unsafe`
       insert into trigger_fanouts (root_id, project_id, firings, created_at)
       values ('evt_new', ${app.projectId}, 1, now() - interval '29 days'), ('evt_old', ${app.projectId}, 1, now() - interval '31 days')`)
-    await pruneFirings(app.services)
+    await firingRetention.run(app.services, new AbortController().signal)
     assert.deepEqual(await fanouts(), ['evt_new'])
     assert.deepEqual(
       (await firingsOf(key, trigger.id)).map(({ id }) => id),
