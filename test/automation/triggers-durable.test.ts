@@ -169,6 +169,56 @@ describe('durable firings', function () {
     assert.deepEqual((await key.get(`/trigger-firings/${id}`)).body, firing)
   })
 
+  it('calls a tool once after its worker is killed before the call', async () => {
+    const trigger = await tool()
+    const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' })
+    const id = await fire(trigger.id)
+    await first.exited
+    await steadyWorker()
+    const firing = await ended(key, id)
+    assert.deepEqual([firing.status, firing.attempts, keys()], ['succeeded', 2, [id]])
+  })
+
+  for (const [moment, points, status, calls] of [
+    ['before', ['trigger_claimed'], 'pending', 0],
+    ['after', ['trigger_started', 'trigger_called'], 'running', 1],
+  ] as const)
+    it(`starts work once although a worker is frozen past its lease ${moment} the start`, async () => {
+      const agent = await app.agent()
+      const started = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+      const FAULT_POINTS = points.map(point => `${point}=freeze:3000`).join()
+      const frozen = await worker({ FAULT_POINTS }, ['trigger'])
+      const ids = [await fire(started.id, { message: 'hi' }), await fire((await tool()).id)]
+      const read = () => Promise.all(ids.map(async id => (await key.get(`/trigger-firings/${id}`)).body))
+      await called(calls)
+      await eventually(
+        async () => {
+          const active = await app.services.pool.anyFirst(sql.unsafe`
+            select id from pgboss.job_common where name = 'trigger.fire' and state = 'active'`)
+          return active.length === 2 && (await read()).map(each => each.status).join() === `${status},running`
+        },
+        { what: 'both firings at their points' },
+      )
+      frozen.child.kill('SIGSTOP')
+      await steadyWorker()
+      for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
+      const settled = await read()
+      frozen.child.kill('SIGCONT')
+      await eventually(
+        () => frozen.output.filter(line => line.includes('"msg":"work attempted"')).length === ids.length,
+        { what: 'the end of both attempts' },
+      )
+      await frozen.kill('SIGTERM')
+      assert.deepEqual(await read(), settled)
+      assert.deepEqual(
+        settled.map(({ attempts }) => attempts),
+        [1, 2],
+      )
+      assert.equal((await key.get(`/generations?agent_id=${agent}`)).body.total, 1)
+      // A repeated call has the same key.
+      assert.deepEqual([...new Set(keys())], [ids[1]])
+    })
+
   it('requeues the call of a stopped worker without counting a loss', async () => {
     const trigger = await tool()
     for (let n = 0; n < 4; n++) {

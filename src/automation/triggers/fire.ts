@@ -87,7 +87,7 @@ async function startTarget({ work_id }: WorkMessage, { services }: JobContext): 
       await injectFault(services, 'trigger_claimed')
       const started = await startWork(services, trigger, firing)
       await injectFault(services, 'trigger_started')
-      if (started) log({ outcome: 'started', result_id: started.result_id })
+      log(started ? { outcome: 'started', result_id: started.result_id } : { outcome: 'claim_lost' })
     } catch (error) {
       if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
       if (isPaused(error)) return true
