@@ -92,7 +92,10 @@ async function startTarget({ work_id }: WorkMessage, { services }: JobContext): 
       if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
       if (isPaused(error)) return true
       const failure = firingFailure(error)
-      await services.write(tx => settleTriggerFiring(tx, firing.id, { error: failure }))
+      // Another worker may have started the work since.
+      await services.write(async tx => {
+        if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { error: failure })
+      })
       log({ outcome: 'failed', code: failure.code, decision: 'abandoned' })
     }
     return true

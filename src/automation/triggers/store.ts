@@ -113,7 +113,7 @@ export async function findFiring(db: Queryable, id: string): Promise<FiringWithT
   return { firing, trigger, paused }
 }
 
-/** Locks a queued firing to start its work in this transaction. Returns whether it is still queued. */
+/** Locks a firing if it is still queued. Returns whether it is. */
 export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boolean> =>
   (await db.maybeOne(idRow`select id from trigger_firings where id = ${id} and state = 'queued' for update`)) !== null
 
