@@ -91,7 +91,7 @@ describe('durable firings', function () {
 
   it('starts a turn on another worker after a worker is killed before the start', async () => {
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: app.agentId })
-    const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' }, ['trigger'])
+    const first = await worker({ FAULT_POINTS: 'trigger_starting=kill' }, ['trigger'])
     const id = await fire(trigger.id, { message: 'hi' })
     await first.exited
     await steadyWorker()
@@ -171,7 +171,7 @@ describe('durable firings', function () {
 
   it('calls a tool once after its worker is killed before the call', async () => {
     const trigger = await tool()
-    const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' })
+    const first = await worker({ FAULT_POINTS: 'trigger.fire/claimed=kill' })
     const id = await fire(trigger.id)
     await first.exited
     await steadyWorker()
@@ -180,7 +180,7 @@ describe('durable firings', function () {
   })
 
   for (const [moment, points, status, calls] of [
-    ['before', ['trigger_claimed'], 'pending', 0],
+    ['before', ['trigger_starting', 'trigger.fire/claimed'], 'pending', 0],
     ['after', ['trigger_started', 'trigger_called'], 'running', 1],
   ] as const)
     it(`starts work once although a worker is frozen past its lease ${moment} the start`, async () => {

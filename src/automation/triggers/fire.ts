@@ -7,7 +7,7 @@ import type { Outbox } from '../../core/db/writer.ts'
 import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { AttemptFields, WorkAttempt, WorkMessage } from '../../core/work/attempt.ts'
+import { type AttemptFields, logAttempt, type WorkAttempt, type WorkMessage } from '../../core/work/attempt.ts'
 import { onceExcept } from '../../core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { chainOfFiring } from './fanout.ts'
@@ -73,6 +73,7 @@ export const wakeFiring = (
 
 /** Starts the work of a queued firing, without a claim. Returns false for a firing to claim: its target is called. */
 async function startTarget({ work_id }: WorkMessage, { services }: JobContext): Promise<boolean> {
+  const startedAt = performance.now()
   const found = await findFiring(services.pool, work_id)
   if (!found) return true
   const { firing, trigger, paused } = found
@@ -81,10 +82,10 @@ async function startTarget({ work_id }: WorkMessage, { services }: JobContext): 
   if (paused) return true
   return withTriggerChain(chainOfFiring(firing, trigger.id), async () => {
     const log = (fields: AttemptFields): void =>
-      services.log.info({ work: triggerFiringWork.name, ...idsOf(firing), ...fields }, 'work attempted')
+      logAttempt(services.log, triggerFiringWork.name, startedAt, { ...idsOf(firing), attempt: 1, ...fields })
     try {
       if (requireTargetType(trigger).target.call) return false
-      await injectFault(services, 'trigger_claimed')
+      await injectFault(services, 'trigger_starting')
       const started = await startWork(services, trigger, firing)
       await injectFault(services, 'trigger_started')
       log(started ? { outcome: 'started', result_id: started.result_id } : { outcome: 'claim_lost' })
@@ -123,7 +124,6 @@ async function callTarget({
   signal,
   settle,
 }: WorkAttempt<FiringRow, object>): Promise<AttemptFields> {
-  await injectFault(services, 'trigger_claimed')
   const trigger = await triggerKind.find(services.pool, entity.trigger_id)
   // It was deleted with its firings.
   if (!trigger) throw new ClaimLostError()
