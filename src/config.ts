@@ -627,14 +627,14 @@ const settings = {
     'workers',
     positiveOr(5000),
     '5000',
-    'Maximum polling interval for due schedules and orphaned firings.',
+    'Maximum polling interval for due schedules, orphaned firings and firings of resumed projects.',
   ),
   TRIGGER_SCHEDULER_DISABLED: setting('workers', flag, 'false', 'Whether workers skip schedules.'),
   TRIGGER_FIRING_LEASE_SECONDS: setting(
     'workers',
     positiveOr(60),
     '60',
-    'Lease of a firing whose tool is called, renewed every quarter of it.',
+    'Lease of the message of a firing, at most 60.',
   ),
   TRIGGER_FIRING_MAX_ATTEMPTS: setting(
     'workers',

@@ -197,6 +197,25 @@ describe('durable work whose workers are lost', function () {
         }
       },
     },
+    'trigger.fire': {
+      concern: 'trigger',
+      table: 'trigger_firings',
+      async start() {
+        const { id: target_id } = await made(app.key, { name: `fired${++count}`, execute: { url: target.url } })
+        const trigger = { name: `fired ${count}`, type: 'manual', target_type: 'tool', target_id }
+        const { id: trigger_id } = await ok('/triggers', trigger)
+        const { id } = await ok(`/triggers/${trigger_id}/fire?wait=false`)
+        return async () => {
+          const { status, result } = await read(`/trigger-firings/${id}`)
+          if (!['succeeded', 'failed'].includes(status)) return false
+          assert.deepEqual([status, result.output], ['succeeded', TOOL_ANSWERS])
+          const { data } = await read(`/activity?project_id=${app.projectId}&limit=100`)
+          const calls = data.filter(({ detail }: any) => detail?.trigger_firing_id === id)
+          assert.equal(calls.length, 1)
+          return true
+        }
+      },
+    },
   }
 
   before(async () => {

@@ -45,7 +45,7 @@ type FaultPoint =
   | 'child_started'
   | 'run_followed'
   | 'trigger_accepted'
-  | 'trigger_claimed'
+  | 'trigger_starting'
   | 'trigger_started'
   | 'trigger_called'
   | 'eval_item_asking'

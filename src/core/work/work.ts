@@ -79,7 +79,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
   fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
   /** Error of an item that lost too many workers. Default INTERNAL_ERROR. */
-  lost?: () => AppError
+  lost?: (claim: WorkClaim) => AppError
 }
 
 export type Work<Row = any, S extends Shape = any> = {
@@ -158,7 +158,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         leaseMs: leaseSecondsOf(config) * 1000,
         ids: declaration.ids,
         lockFirst: declaration.lockFirst,
-        run: isLost ? attempt => abandonLost(attempt, lostError()) : declaration.run,
+        run: isLost ? attempt => abandonLost(attempt, lostError(claimed.claim)) : declaration.run,
         fail,
         isFinal: declaration.isFinal ?? (() => false),
         postponed: declaration.postponed ?? (() => null),
