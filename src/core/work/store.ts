@@ -84,9 +84,11 @@ export function workTable<Row, Columns>(
 
   const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
     sql.fragment`a.${column} = ${id} and a.id = ${claim.id} and a.claims = ${claim.claims} and a.state = 'running'`
-  const isUnpaused = pausable
-    ? sql.fragment`and not exists (select from projects p where p.id = l.project_id and p.paused_at is not null)`
-    : sql.fragment``
+  const isUnpaused = (entity: Fragment): Fragment =>
+    pausable
+      ? sql.fragment`and (a.state <> 'queued' or not exists (
+          select from projects p where p.id = ${entity}.project_id and p.paused_at is not null))`
+      : sql.fragment``
   const isSilent = (ms: number): Fragment => sql.fragment`
     a.due_at < now() - ${interval(ms)} and not ${hasMessage(queue.name, sql.fragment`a.id`, { activeWithinMs: ms })}`
   const isStalled = ({ queuedMs, silentMs }: StallLimits): Fragment => sql.fragment`(
@@ -113,7 +115,7 @@ export function workTable<Row, Columns>(
             losses = a.losses + (a.state = 'running')::integer
           from locked l
           where a.${column} = l.id and a.id = ${ref.id}
-            and (a.state = 'running' or (a.state = 'queued' ${isUnpaused}))
+            and a.state in ('queued', 'running') ${isUnpaused(sql.fragment`l`)}
           returning a.${column} as entity, a.id, ${returned}),
         begun as (${
           begin
@@ -167,7 +169,7 @@ export function workTable<Row, Columns>(
         from ${table} a join ${owner} t on t.id = a.${column}
         where a.due_at < now() - ${lateSeconds} * interval '1 s'
           and a.state = any(${sql.array(['queued', 'running', ...waits], 'text')})
-          and not ${hasMessage(queue.name, sql.fragment`a.id`)}
+          ${isUnpaused(sql.fragment`t`)} and not ${hasMessage(queue.name, sql.fragment`a.id`)}
           ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
         order by a.due_at, a.id limit ${limit}`),
   }
