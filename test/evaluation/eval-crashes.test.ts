@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type EvalApp, item, made, startEvalApp } from './support.ts'
@@ -62,8 +63,9 @@ describe('runs of evals whose workers are killed', () => {
 
     await worker(['generation'])
     const doomed = await Promise.all([
-      worker(['evaluation'], 'eval_item_asked=kill:5'),
-      worker(['evaluation'], 'eval_item_scored=kill:4'),
+      worker(['evaluation'], `${evalItemWork.name}/claimed=kill:3`),
+      worker(['evaluation'], `${evalItemWork.name}/ending=kill:4`),
+      worker(['evaluation'], `${evalItemWork.name}/ended=kill:5`),
     ])
     await Promise.all(doomed.map(each => each.exited))
     const last = await worker(['evaluation'], 'eval_run_settling=kill')

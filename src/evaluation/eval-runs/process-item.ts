@@ -4,7 +4,6 @@ import type { Outbox } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
 import { queueMessage } from '../../core/jobs/queue.ts'
 import { subscribeUntil } from '../../core/jobs/subscription.ts'
-import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AttemptFields } from '../../core/work/attempt.ts'
 import { exponential } from '../../core/work/retry.ts'
@@ -71,7 +70,6 @@ const POLL_MS = 2000
  */
 async function startTurn({ services, entity: item, signal, stopping, suspend }: ItemAttempt): Promise<AttemptFields> {
   const messages = await itemMessages(services, item)
-  await injectFault(services, 'eval_item_asking')
   const generation_id = newId(generationKind.prefix)
   const subscription = subscribeUntil({
     subscribe: listener =>
@@ -85,7 +83,6 @@ async function startTurn({ services, entity: item, signal, stopping, suspend }: 
       await createItemTurn(tx, services, item, { generation_id, messages })
       return null
     })
-    await injectFault(services, 'eval_item_asked')
     const found = await subscription.wait({
       known: { state: 'asked' },
       closed: AbortSignal.any([stopping, signal]),

@@ -5,7 +5,6 @@ import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { ClaimLostError, RequeueError } from '../../core/jobs/handler.ts'
-import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AttemptFields } from '../../core/work/attempt.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
@@ -25,26 +24,19 @@ type ScoringState = { attempt: ItemAttempt; stored: OpenItem['scores'] }
  * are not computed again after a lost worker.
  */
 export async function scoreItem(attempt: ItemAttempt): Promise<AttemptFields> {
-  const { services, entity: item, settle } = attempt
-  await injectFault(services, 'eval_item_answered')
+  const { entity: item, signal, stopping, settle } = attempt
   // The output was purged, or its unlogged row was lost in a database crash.
   if (item.output === null)
     throw new AppError('GENERATION_CONTENT_UNAVAILABLE', { message: 'Output to be scored was erased' })
-  const scores = await runScorers({ attempt, stored: [...item.scores] })
-  await injectFault(services, 'eval_item_scored')
-  await settle(tx => storeEvalResult(tx, item, { scores, error: null }))
-  return { outcome: 'scored' }
-}
-
-async function runScorers(state: ScoringState): Promise<Score[]> {
-  const { entity: item, signal, stopping } = state.attempt
+  const state = { attempt, stored: [...item.scores] }
   const scores: Score[] = []
   for (const scorer of item.run.scorers) {
     signal.throwIfAborted()
     if (stopping.aborted) throw new RequeueError('worker is stopping')
     scores.push(await runScorer(state, scorer))
   }
-  return scores
+  await settle(tx => storeEvalResult(tx, item, { scores, error: null }))
+  return { outcome: 'scored' }
 }
 
 /**
