@@ -129,7 +129,7 @@ export const EvalResult = record(
   { project: false, updated: false },
 )
 
-/** A queued item without a turn waits for its turn to be started, with one to be scored; an asked item waits for its turn. */
+/** A queued item without a turn is to be executed, with one to be scored. */
 export const RESULT_STATES = ['queued', 'running', 'asked', 'done'] as const
 
 export const evalResultKind = kind({

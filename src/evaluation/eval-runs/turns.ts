@@ -6,7 +6,7 @@ import { computeLocalScores } from './score.ts'
 import { findItemOfTurn, storeAnswer } from './store.ts'
 import { storeEvalResult } from './store-result.ts'
 
-/** Items with an output come before items without a turn, also before those of a run that a caller waits for. */
+/** Items to be scored come before items to be executed, even of a run that a caller waits for. */
 const SCORING_PRIORITY = 2
 
 /**
