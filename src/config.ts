@@ -511,19 +511,19 @@ const settings = {
     'workers',
     positiveOr(5000),
     '5000',
-    'Polling interval for orphaned eval runs. Invalid values fall back to the default.',
+    'Polling interval for orphaned eval items and runs. Invalid values fall back to the default.',
   ),
   EVAL_TASK_LEASE_TTL_MS: setting(
     'workers',
     positiveOr(300_000),
     '300000',
-    'Lease of an eval item. Invalid values fall back to the default.',
+    'Lease of an eval item, at most 60 seconds, and the time for which it occupies a slot while it waits for its turn. Invalid values fall back to the default.',
   ),
   EVAL_RUN_ABANDONED_AFTER_MS: setting(
     'workers',
     positiveOr(1_800_000),
     '1800000',
-    'Time without progress after which an eval run without remaining work is ended. Invalid values fall back to the default.',
+    'Time after which an eval item that waits for its turn is checked; it fails if the turn was deleted. Invalid values fall back to the default.',
   ),
   EVAL_SYNC_ITEM_CAP: setting(
     'workers',

@@ -171,6 +171,36 @@ describe('durable work whose workers are lost', function () {
         }
       },
     },
+    'eval.process_item': {
+      concern: 'evaluation',
+      table: 'eval_results',
+      async start() {
+        await worker('generation')
+        const name = `matrix-${++count}`
+        await double.put(name, { rules: [{ reply: { text: '{"score": 1}' } }] })
+        const { id: dataset_id } = await ok('/datasets', { name })
+        await ok(`/datasets/${dataset_id}/items`, { input: [{ role: 'user', content: 'hello' }] })
+        const judge = {
+          type: 'llm_judge',
+          prompt: 'x',
+          pass_threshold: 1,
+          ai_provider_id: app.providerId,
+          model: `${name}/m`,
+        }
+        const body = { name, dataset_id, agent_id: app.agentId, scorers: [judge] }
+        const path = `/evals/${(await ok('/evals', body)).id}/runs`
+        const { id } = await ok(path)
+        return async () => {
+          const { status, completed_count } = await read(`${path}/${id}`)
+          if (status !== 'completed') return false
+          assert.equal(completed_count, 1)
+          const { data } = await read('/generations?limit=100')
+          assert.equal(data.filter(({ metadata }: any) => metadata?.eval_run_id === id).length, 1)
+          await emittedOnce(id, 'eval_runs.completed')
+          return true
+        }
+      },
+    },
     'memory_rule.fire': {
       concern: 'generation',
       table: 'memory_rule_firings',

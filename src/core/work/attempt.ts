@@ -50,8 +50,8 @@ export type WorkAttempt<Row, Columns> = {
   /** Settles the item: `work` writes the effects, and the same transaction removes the item and its message. */
   settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
   /**
-   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has settled
-   * an item that is kept.
+   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has written the
+   * new state itself.
    */
   suspend(work: (tx: Tx, entity: Row) => Promise<Fragment | null>): Promise<void>
   /** Makes the item due again after `delayMs`, without counting a failure. */
@@ -85,7 +85,8 @@ export type FailedWork<Row, Columns> = {
 
 /**
  * Runs one attempt and writes its log line.
- * @throws RequeueError when the worker stops, and transient database errors: both leave the message to the queue
+ * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
+ *   queue
  */
 export async function runAttempt<Row, Columns>(
   context: JobContext,
@@ -188,7 +189,7 @@ export async function runAttempt<Row, Columns>(
       services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
       return
     }
-    if (signal.aborted && stopping.aborted) {
+    if ((signal.aborted && stopping.aborted) || error instanceof RequeueError) {
       await requeueUncounted()
       throw new RequeueError('worker is stopping')
     }
