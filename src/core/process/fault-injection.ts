@@ -1,8 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Points at which tests can inject a fault, in the order of the work: turns, traces, ingestion, approvals … requests. */
+/**
+ * Points at which tests can inject a fault. The engine has three for each kind of work: after the claim, and before and
+ * after the commit of the last transaction of an attempt.
+ */
 type FaultPoint =
+  | `${string}/${'claimed' | 'ending' | 'ended'}`
   | 'turn_taken'
   | 'after_claim'
   | 'before_model'

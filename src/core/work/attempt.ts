@@ -5,6 +5,8 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { ClaimLostError, type JobContext, RequeueError } from '../jobs/handler.ts'
 import type { Queue } from '../jobs/queue.ts'
+import { injectFault } from '../process/fault-injection.ts'
+import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { RetryRule } from './retry.ts'
 import type { WorkClaim, WorkTable } from './store.ts'
@@ -14,6 +16,17 @@ export type WorkMessage = { entity_id: string; work_id: string; project_id: stri
 
 /** Log fields of an attempt. */
 export type AttemptFields = { outcome: string } & Record<string, unknown>
+
+/**
+ * Writes the log line of an attempt at durable work. An AppError is an expected outcome, any other error a fault.
+ * @param work name of the kind: its queue
+ * @param started value of performance.now() at the start of the attempt
+ */
+export function logAttempt(log: Logger, work: string, started: number, fields: AttemptFields, error?: unknown): void {
+  const line = { work, ...fields, duration_ms: Math.round(performance.now() - started) }
+  if (error === undefined || error instanceof AppError) log.info(line, 'work attempted')
+  else log.error({ ...line, err: error }, 'work attempted')
+}
 
 /** One attempt at a work item, under a claim whose lease is the message. */
 export type WorkAttempt<Row, Columns> = {
@@ -84,18 +97,8 @@ export async function runAttempt<Row, Columns>(
   const started = performance.now()
   const lost = new AbortController()
   const live = AbortSignal.any([signal, lost.signal])
-  const logAttempt = (fields: AttemptFields, error?: unknown): void => {
-    const line = {
-      work: name,
-      ...options.ids(entity, claim),
-      attempt: claim.claims,
-      duration_ms: Math.round(performance.now() - started),
-      ...fields,
-    }
-    // An AppError is an expected outcome, any other error a fault.
-    if (error === undefined || error instanceof AppError) services.log.info(line, 'work attempted')
-    else services.log.error({ ...line, err: error }, 'work attempted')
-  }
+  const log = (fields: AttemptFields, error?: unknown): void =>
+    logAttempt(services.log, name, started, { ...options.ids(entity, claim), attempt: claim.claims, ...fields }, error)
   const loseClaim = (): never => {
     const error = new ClaimLostError()
     lost.abort(error)
@@ -115,9 +118,11 @@ export async function runAttempt<Row, Columns>(
     const value = await transact(async tx => {
       const result = await work(tx)
       context.complete(tx)
+      await injectFault(services, `${name}/ending`)
       return result
     })
     isFinished = true
+    await injectFault(services, `${name}/ended`)
     return value
   }
   const requeue = (delayMs: number, failed: boolean): Promise<void> =>
@@ -151,7 +156,7 @@ export async function runAttempt<Row, Columns>(
   /** Requeues the item for the redelivery of its message, without counting the attempt. */
   const requeueUncounted = async (): Promise<void> => {
     await retryWhileUnavailable(() => table.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
-    logAttempt({ outcome: 'requeued' })
+    log({ outcome: 'requeued' })
   }
   const recordFailure = async (error: unknown): Promise<AttemptFields> => {
     const postponedMs = options.postponed(error, claim)
@@ -168,9 +173,10 @@ export async function runAttempt<Row, Columns>(
     return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
   }
   try {
+    await injectFault(services, `${name}/claimed`)
     const fields = await options.run(attempt)
     if (!isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
-    logAttempt(fields)
+    log(fields)
   } catch (error) {
     if (isFinished) {
       services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
@@ -180,16 +186,16 @@ export async function runAttempt<Row, Columns>(
       await requeueUncounted()
       throw new RequeueError('worker is stopping')
     }
-    if (error instanceof ClaimLostError || live.aborted) return logAttempt({ outcome: 'claim_lost' })
+    if (error instanceof ClaimLostError || live.aborted) return log({ outcome: 'claim_lost' })
     if (isTransient(error)) {
       await requeueUncounted()
       throw error
     }
     try {
-      logAttempt(await recordFailure(error), error)
+      log(await recordFailure(error), error)
     } catch (failure) {
       if (!(failure instanceof ClaimLostError)) throw failure
-      logAttempt({ outcome: 'claim_lost' })
+      log({ outcome: 'claim_lost' })
     }
   }
 }

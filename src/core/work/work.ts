@@ -96,6 +96,8 @@ export type Work<Row = any, S extends Shape = any> = {
   ): void
   /** Abandons an item that can be claimed. */
   abandon(services: Services, ref: WorkRef, error: unknown): Promise<void>
+  /** Wakes up to `limit` overdue items without a message, or only counts them. Returns their number. */
+  wakeOverdue(services: Pick<Services, 'pool' | 'queues'>, options: { limit: number; dryRun: boolean }): Promise<number>
   /** Wakes overdue items without a message and abandons stalled items. */
   sweep(services: Services, stopping: AbortSignal): Promise<void>
 }
@@ -176,12 +178,35 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       )
     })
 
+  const messageOf = ({ entity, id, project_id }: WorkRef & { project_id: string }): WorkMessage => ({
+    entity_id: entity,
+    work_id: id,
+    project_id,
+  })
+  const sendWakeUps = ({ queues }: Pick<Services, 'queues'>, items: readonly DueItem[]): Promise<unknown> =>
+    queues.send(items.map(item => queueMessage(queue, messageOf(item))))
+  /** Lists overdue items page by page. */
+  async function* overduePages(
+    { pool }: Pick<Services, 'pool'>,
+    limits: StallLimits | null,
+  ): AsyncGenerator<readonly DueItem[]> {
+    for (let after: DueItem | null = null; ; ) {
+      const page: readonly DueItem[] = await table.listDue(pool, limits, {
+        lateSeconds: LATE_SECONDS,
+        after,
+        limit: SWEEP_PAGE,
+      })
+      if (page.length > 0) yield page
+      if (page.length < SWEEP_PAGE) return
+      after = page[page.length - 1]
+    }
+  }
+
   const declared: Work<Row, S> = {
     name,
     queue,
     table,
-    wake: (outbox, { entity, id, project_id }, options) =>
-      outbox.send(queue, { entity_id: entity, work_id: id, project_id }, options),
+    wake: (outbox, item, options) => outbox.send(queue, messageOf(item), options),
     abandon: (services, ref, error) =>
       services.write(async tx => {
         const claimed = await table.claim(tx, ref)
@@ -189,28 +214,25 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         const entity = await table.remove(tx, claimed.claim)
         if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
       }),
+    async wakeOverdue(services, { limit, dryRun }) {
+      let count = 0
+      for await (const page of overduePages(services, null)) {
+        const items = page.slice(0, limit - count)
+        if (!dryRun) await sendWakeUps(services, items)
+        count += items.length
+        if (count === limit) break
+      }
+      return count
+    },
     async sweep(services, stopping) {
-      const limits = stall?.limits(services.config) ?? null
-      let after: DueItem | null = null
-      for (;;) {
-        const found: readonly DueItem[] = await table.listDue(services.pool, limits, {
-          lateSeconds: LATE_SECONDS,
-          after,
-          limit: SWEEP_PAGE,
-        })
-        const waiting = found.filter(({ stalled }) => !stalled)
-        if (waiting.length > 0)
-          await services.queues.send(
-            waiting.map(({ entity, id, project_id }) =>
-              queueMessage(queue, { entity_id: entity, work_id: id, project_id }),
-            ),
-          )
-        for (const { entity } of found.filter(({ stalled }) => stalled)) {
+      for await (const page of overduePages(services, stall?.limits(services.config) ?? null)) {
+        const { waiting = [], stalled = [] } = Object.groupBy(page, item => (item.stalled ? 'stalled' : 'waiting'))
+        if (waiting.length > 0) await sendWakeUps(services, waiting)
+        for (const { entity } of stalled) {
           if (stopping.aborted) return
           await abandonStalled(services, entity)
         }
-        if (found.length < SWEEP_PAGE || stopping.aborted) break
-        after = found[found.length - 1]
+        if (stopping.aborted) break
       }
       await sweeping.also?.(services, stopping)
     },
