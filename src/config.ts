@@ -697,7 +697,7 @@ const settings = {
     'workers',
     positiveOr(300),
     '300',
-    'Lease of a tool call of a task, renewed every quarter of it.',
+    'Lease of a task dispatch, renewed every third of it.',
   ),
   TASKS_DISPATCH_RECONCILE_GRACE_MS: setting(
     'workers',

@@ -71,7 +71,7 @@ export type AttemptOptions<Row, Columns> = {
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
   isFinal: (error: unknown) => boolean
-  postponed: (error: unknown) => number | null
+  postponed: (error: unknown, claim: WorkClaim & Columns) => number | null
   lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
 }
 
@@ -166,7 +166,7 @@ export async function runAttempt<Row, Columns>(
     log({ outcome: 'requeued' })
   }
   const recordFailure = async (error: unknown): Promise<AttemptFields> => {
-    const postponedMs = options.postponed(error)
+    const postponedMs = options.postponed(error, claim)
     if (postponedMs !== null) {
       await requeue(postponedMs, false)
       return { outcome: 'deferred', next_ms: postponedMs }

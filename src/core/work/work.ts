@@ -48,7 +48,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Whether a retry would fail in the same way. By default no failure is final. */
   isFinal?: (error: unknown) => boolean
   /** Delay in milliseconds for an error that defers the work without counting as a failure; null for a failure. */
-  postponed?: (error: unknown) => number | null
+  postponed?: (error: unknown, claim: WorkClaim & Columns<S>) => number | null
   /** Assignments to the entity (alias `t`) by a claim. */
   begin?: Fragment
   /** Whether queued items wait while their project is paused. */
