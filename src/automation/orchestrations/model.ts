@@ -6,7 +6,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { versionLabel } from '../../core/versions/version.ts'
 import { versioned } from '../../core/versions/versioned.ts'
-import { comparableGraph, isSameGraph, isSameText } from './definition.ts'
+import { comparableGraph, isSameText } from './definition.ts'
 import { EdgeShape, NodeShape } from './fields.ts'
 import { deleteUnmarked } from './store.ts'
 
@@ -124,6 +124,5 @@ export const orchestrationVersions = versioned({
   kind: orchestrationKind,
   prefix: 'orch_ver',
   fields: graphFields,
-  same: isSameGraph,
   comparable: comparableGraph,
 })

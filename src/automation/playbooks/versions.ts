@@ -4,7 +4,7 @@ import type { VersionAuthor } from '../../core/versions/version.ts'
 import { versioned } from '../../core/versions/versioned.ts'
 import { writeManagedGraph } from '../orchestrations/managed-graph.ts'
 import { compilePlaybook } from './compile-playbook.ts'
-import { comparablePlaybook, isSamePlaybook, playbookFields } from './definition.ts'
+import { comparablePlaybook, playbookFields } from './definition.ts'
 import { type PlaybookRow, playbookKind } from './model.ts'
 
 /** Name under which playbooks manage graphs and drive runs. */
@@ -15,7 +15,6 @@ export const playbookVersions = versioned({
   kind: playbookKind,
   prefix: 'pbk_ver',
   fields: playbookFields,
-  same: isSamePlaybook,
   comparable: comparablePlaybook,
   async changed(tx, row, stored, author) {
     if (row.version !== stored.version) await writeManagedGraph(tx, row.orchestration_id, graphOf(row), author)

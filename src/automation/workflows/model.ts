@@ -5,7 +5,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { versionLabel } from '../../core/versions/version.ts'
 import { versioned } from '../../core/versions/versioned.ts'
-import { comparableWorkflow, isSameWorkflow, workflowFields } from './definition.ts'
+import { comparableWorkflow, workflowFields } from './definition.ts'
 import { StateShape, TransitionShape } from './fields.ts'
 
 const anObject = z.record(z.string(), z.unknown())
@@ -57,6 +57,5 @@ export const workflowVersions = versioned({
   kind: workflowKind,
   prefix: 'wfl_ver',
   fields: workflowFields,
-  same: isSameWorkflow,
   comparable: comparableWorkflow,
 })
