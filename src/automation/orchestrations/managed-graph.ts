@@ -20,6 +20,6 @@ export async function writeManagedGraph(
     id === null
       ? await orchestrationKind.insert(tx, { ...named, description: null, ...definition })
       : await orchestrationKind.update(tx, id, { name: named.name, version: named.version, ...definition })
-  await orchestrationVersions.keep(tx, row, author)
+  await orchestrationVersions.insertVersion(tx, row, author)
   return row
 }

@@ -51,7 +51,7 @@ export function versionReads(
       path: at,
       summary: `List versions of ${words}`,
       description: isPlain
-        ? 'Newest first.'
+        ? 'Newest first. Every change creates one.'
         : 'Newest first. A page contains at most 16 MiB of configurations; if it is cut, `limit` is the number of versions returned.',
       tag,
       action: `${module}:List${noun}Versions`,

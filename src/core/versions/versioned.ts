@@ -81,7 +81,7 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
   }
 
   /** Inserts the configuration of a row under its version number. */
-  const keep = (db: Queryable, row: Row, { created_by, label = null }: Omit<VersionAuthor, 'author'>) =>
+  const insertVersion = (db: Queryable, row: Row, { created_by, label = null }: Omit<VersionAuthor, 'author'>) =>
     db.query(voidStatement`
       insert into ${table} (id, ${sql.identifier([owner])}, version, config, label, created_by, author)
       values (${newId(declaration.prefix)}, ${row.id}, ${row.version}, ${JSON.stringify(configOf(row))}, ${label},
@@ -92,7 +92,7 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
     const values = { ...changes, ...derived(changes) }
     const row = await kind.update(tx, stored.id, isNext ? { ...values, version: stored.version + 1 } : values)
     await changed?.(tx, row, stored, by)
-    if (isNext) await keep(tx, row, by)
+    if (isNext) await insertVersion(tx, row, by)
     return row
   }
 
@@ -105,7 +105,7 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
     read,
     configOf,
     authorOf,
-    keep,
+    insertVersion,
 
     /** Returns the definition that limits the permissions of work under a version, default the current one. */
     async definition(db: Queryable, row: Pick<VersionedRow, 'id' | 'version' | 'author'>, version = row.version) {
@@ -134,7 +134,7 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
     /** Inserts a row with a validated configuration, and its first version. */
     async insert(tx: Tx, values: Values<Row>, by: VersionAuthor): Promise<Row> {
       const row = await kind.insert(tx, { ...values, ...derived(values), author: by.author, version: 1 })
-      await keep(tx, row, by)
+      await insertVersion(tx, row, by)
       return row
     },
 
