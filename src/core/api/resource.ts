@@ -1,7 +1,7 @@
 import type { z } from 'zod'
 import type { Fragment } from '../db/sql.ts'
 import { type Caller, principalRecord } from '../iam/caller.ts'
-import { type Restore, restoreOperation, versionReads } from '../versions/operations.ts'
+import { type Restore, versionOperations } from '../versions/operations.ts'
 import { requireVersion, versionAuthor } from '../versions/version.ts'
 import type { Versions } from '../versions/versioned.ts'
 import { authorColumn, authorOf } from './authors.ts'
@@ -356,10 +356,8 @@ export function resource<Row extends KindRow, Event extends string>(
     },
 
     /** GET of the list of versions, of one and of a comparison of two, and POST to `<version>/restore`. */
-    versions: (restore: Restore<Row> = {}): Operation[] => [
-      ...versionReads(versions as Versions, { path, tag }),
-      restoreOperation(versions as Versions, { path, tag }, restore),
-    ],
+    versions: (restore: Restore<Row> = {}): Operation[] =>
+      versionOperations(versions as Versions, { path, tag }, restore),
 
     /** GET, PUT and PATCH of the tags. Default: updates the column. */
     tags(

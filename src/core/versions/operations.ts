@@ -1,10 +1,8 @@
 import { z } from 'zod'
 import { Comparison } from '../api/compare.ts'
-import { type Kind, type KindRow, toPascalCase, withArticle } from '../api/kind.ts'
+import { type KindRow, toPascalCase, withArticle } from '../api/kind.ts'
 import { pageOf, textFilter } from '../api/lists.ts'
-import { type Context, type Gate, itemOperation, type Operation, type OperationBase } from '../api/operation.ts'
-import type { Queryable } from '../db/sql.ts'
-import type { versionStore } from './store.ts'
+import { type Context, itemOperation, type Operation, type OperationBase } from '../api/operation.ts'
 import { expectedVersion, requireVersion, versionAuthor, versionLabel, versionNumber, versionQuery } from './version.ts'
 import type { Versions } from './versioned.ts'
 
@@ -26,108 +24,85 @@ const RestoreInput = z.strictObject({
   expected_version: expectedVersion,
 })
 
-/**
- * Returns the operations that read the versions of a kind: list, compare and get. The list has a filter by label if
- * versions have labels.
- */
-export function versionReads(
-  versions: Pick<ReturnType<typeof versionStore<object>>, 'record' | 'list' | 'get'> & {
-    kind: Kind<any, any>
-    compare(db: Queryable, row: any, range: { from?: number; to?: number }): Promise<unknown>
-  },
-  { path, tag, ...overrides }: { path: string; tag: string; gate?: Gate; action?: string },
+/** Returns the operations on the versions of a kind: list, compare, get and restore. */
+export function versionOperations<Row extends KindRow>(
+  versions: Versions,
+  at: { path: string; tag: string },
+  { expects = false, check, show, ...overrides }: Restore<Row>,
 ): Operation[] {
-  const { kind, record } = versions
+  const { kind, record, fields } = versions
   const noun = toPascalCase(kind.name)
   const words = withArticle(kind.name.replaceAll('_', ' '))
-  const module = path.split('/')[1]
-  const at = `${path}/{${kind.name}_id}/versions`
-  const isPlain = !('label' in record.shape)
-  const labels = { label: textFilter.describe('Exact match of `label`') }
+  const module = at.path.split('/')[1]
+  const path = `${at.path}/{${kind.name}_id}/versions`
+  const body = expects ? RestoreInput : RestoreInput.omit({ expected_version: true })
+  const reads = { method: 'get', tag: at.tag } as const
   return [
     itemOperation(kind, {
+      ...reads,
       id: `list${noun}Versions`,
-      method: 'get',
-      path: at,
+      path,
       summary: `List versions of ${words}`,
-      description: isPlain
-        ? 'Newest first. Every change creates one.'
-        : 'Newest first. A page contains at most 16 MiB of configurations; if it is cut, `limit` is the number of versions returned.',
-      tag,
+      description:
+        'Newest first. A page contains at most 16 MiB of configurations; if it is cut, `limit` is the number of versions returned.',
       action: `${module}:List${noun}Versions`,
-      ...overrides,
-      query: z.object(isPlain ? {} : labels) as z.ZodObject<typeof labels>,
+      query: z.object({ label: textFilter.describe('Exact match of `label`') }),
       paged: true,
       answers: { 200: pageOf(record) },
       run: ({ resource, db, page, query }) => versions.list(db, page, resource.id, query.label),
     }),
     itemOperation(kind, {
+      ...reads,
       id: `compare${noun}Versions`,
-      method: 'get',
-      path: `${at}/compare`,
+      path: `${path}/compare`,
       summary: `Compare two versions of ${words}`,
       description: 'Returns the added, removed and changed fields by path.',
-      tag,
       action: `${module}:Get${noun}Version`,
-      ...overrides,
       query: z.object({
-        from: versionQuery.describe('Version to compare from. Default: the version before.'),
+        from: versionQuery.describe('Version to compare from. Default: the version before `to`.'),
         to: versionQuery.describe('Version to compare to. Default: the newest version.'),
       }),
       answers: { 200: Comparison },
       run: ({ resource, db, query }) => versions.compare(db, resource, query),
     }),
     itemOperation(kind, {
+      ...reads,
       id: `get${noun}Version`,
-      method: 'get',
-      path: `${at}/{version}`,
+      path: `${path}/{version}`,
       summary: `Get a version of ${words}`,
       description: 'Returns the configuration as of the version.',
-      tag,
       action: `${module}:Get${noun}Version`,
-      ...overrides,
       answers: { 200: record },
       run: ({ resource, db, params }) => versions.get(db, resource.id, versionNumber(params.version)),
     }),
+    itemOperation(kind, {
+      id: `restore${noun}Version`,
+      method: 'post',
+      path: `${path}/{version}/restore`,
+      summary: `Restore ${words} version`,
+      description: `Writes ${fields.map(name => `\`${name}\``).join(', ')} of that version as the next one, validated and authorized like a new write. Other fields are unchanged. Without a difference no version is created.`,
+      tag: at.tag,
+      action: `${module}:Restore${noun}Version`,
+      body: body.meta({ id: `${noun}RestoreInput` }) as typeof RestoreInput,
+      bodyOptional: true,
+      answers: { 200: kind.record },
+      ...overrides,
+      async run(context) {
+        const { tx, caller, audit, params, body } = context
+        const number = versionNumber(params.version)
+        const stored = await kind.lock(tx, context.resource.id)
+        requireVersion(stored, body?.expected_version)
+        const next = { ...stored, ...versions.read((await versions.get(tx, stored.id, number)).config) }
+        let row = stored
+        if (!versions.same(stored, next)) {
+          await check?.(next, { ...context, stored })
+          const by = versionAuthor(caller, body?.label ?? `restored from v${number}`)
+          row = await versions.change(tx, stored, kind.changes(stored, next), by)
+          audit.detail.version = row.version
+          tx.emit(kind, 'updated', row)
+        }
+        return { ...kind.present(row), ...(await show?.(row, context)) }
+      },
+    }),
   ]
-}
-
-/** Returns the operation that writes the configuration of an earlier version as the next one, unless it is unchanged. */
-export function restoreOperation<Row extends KindRow>(
-  versions: Versions,
-  { path, tag }: { path: string; tag: string },
-  { expects = false, check, show, ...overrides }: Restore<Row>,
-): Operation {
-  const { kind, fields } = versions
-  const noun = toPascalCase(kind.name)
-  const body = expects ? RestoreInput : RestoreInput.omit({ expected_version: true })
-  return itemOperation(kind, {
-    id: `restore${noun}Version`,
-    method: 'post',
-    path: `${path}/{${kind.name}_id}/versions/{version}/restore`,
-    summary: `Restore ${withArticle(kind.name.replaceAll('_', ' '))} version`,
-    description: `Writes ${fields.map(name => `\`${name}\``).join(', ')} of that version as the next one, validated and authorized like a new write. Other fields are unchanged. Without a difference no version is created.`,
-    tag,
-    action: `${path.split('/')[1]}:Restore${noun}Version`,
-    body: body.meta({ id: `${noun}RestoreInput` }) as typeof RestoreInput,
-    bodyOptional: true,
-    answers: { 200: kind.record },
-    ...overrides,
-    async run(context) {
-      const { tx, caller, audit, params, body } = context
-      const number = versionNumber(params.version)
-      const stored = await kind.lock(tx, context.resource.id)
-      requireVersion(stored, body?.expected_version)
-      const next = { ...stored, ...versions.read((await versions.get(tx, stored.id, number)).config) }
-      let row = stored
-      if (!versions.same(stored, next)) {
-        await check?.(next, { ...context, stored })
-        const by = versionAuthor(caller, body?.label ?? `restored from v${number}`)
-        row = await versions.change(tx, stored, kind.changes(stored, next), by)
-        audit.detail.version = row.version
-        tx.emit(kind, 'updated', row)
-      }
-      return { ...kind.present(row), ...(await show?.(row, context)) }
-    },
-  })
 }

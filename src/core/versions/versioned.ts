@@ -2,11 +2,12 @@ import { z } from 'zod'
 import { Author, type AuthoredRow, behaviourColumns, definitionOf } from '../api/authors.ts'
 import { changesBetween, isSame } from '../api/compare.ts'
 import { newId } from '../api/ids.ts'
-import { type Kind, pickFields, toPascalCase, type Values } from '../api/kind.ts'
+import { type Kind, pickFields, selectList, toPascalCase, type Values } from '../api/kind.ts'
+import { pageResult } from '../api/lists.ts'
+import type { Page } from '../api/operation.ts'
 import { jsonb, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
-import { versionStore } from './store.ts'
 import { noVersion, type VersionAuthor, versionAuthor } from './version.ts'
 
 /** A row with a current version number. */
@@ -59,19 +60,21 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
   const record = z
     .object({ id: z.string(), [owner]: z.string(), ...versionFields(fields, columns) })
     .meta({ id: `${toPascalCase(kind.name)}Version` })
-  const store = versionStore<Version>({
-    table: `${kind.name}_versions`,
-    owner,
-    record,
-    key: sql.fragment`t.id`,
-    bytes: sql.fragment`octet_length(t.config::text)`,
-  })
-  const { table, ownedBy, find } = store
+  const table = sql.identifier([`${kind.name}_versions`])
+  const selected = selectList(Object.keys(record.shape))
+  const typed = sql.type(record)
+  const ownedBy = (id: string) => sql.fragment`${sql.identifier(['t', owner])} = ${id}`
 
   const configOf = (row: Row): Config => pickFields(row, fields) as Config
 
   /** Whether two states of a row have the same version. */
   const same = (left: Row, right: Row): boolean => isSame(comparable(configOf(left)), comparable(configOf(right)))
+
+  /** Returns the existing versions among the given numbers, which may exceed the range of the column. */
+  const find = (db: Queryable, id: string, numbers: readonly number[]): Promise<readonly Version[]> =>
+    db.any(typed`
+      select ${selected} from ${table} t
+      where ${ownedBy(id)} and t.version = any(${sql.array([...numbers], 'int8')})`) as never
 
   /** Returns the author of a version, or null if unknown. */
   async function authorOf(db: Queryable, id: string, number: number): Promise<PrincipalRecord | null> {
@@ -97,21 +100,46 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
   }
 
   return {
-    ...store,
     kind,
     fields,
     owner,
+    table,
+    record,
     same,
     read,
     configOf,
+    find,
     authorOf,
     insertVersion,
+
+    /** Returns a version. Raises RESOURCE_NOT_FOUND if it does not exist. */
+    async get(db: Queryable, id: string, number: number): Promise<Version> {
+      const [found] = await find(db, id, [number])
+      return found ?? noVersion(id, number)
+    },
 
     /** Returns the definition that limits the permissions of work under a version, default the current one. */
     async definition(db: Queryable, row: Pick<VersionedRow, 'id' | 'version' | 'author'>, version = row.version) {
       const { id } = row
       return definitionOf({ id, author: version === row.version ? row.author : await authorOf(db, id, version) })
     },
+
+    /** Returns a page of versions, newest first; the unique index serves filter and order. */
+    list: (db: Queryable, bounds: Page, id: string, label?: string) =>
+      pageResult<Version>(
+        { db, page: bounds },
+        {
+          columns: selected,
+          from: sql.fragment`${table} t`,
+          rows: ownedBy(id),
+          filters: [label !== undefined && sql.fragment`t.label = ${label}`],
+          time: sql.fragment`t.created_at`,
+          order: sql.fragment`t.version desc`,
+          key: sql.fragment`t.id`,
+          bytes: sql.fragment`octet_length(t.config::text)`,
+          present: found => found,
+        },
+      ),
 
     /**
      * Returns the differences between two versions; default from the previous to the newest version. Raises

@@ -7,7 +7,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { noVersion } from '../../core/versions/version.ts'
 import { principalsChanged } from '../principals.ts'
 import { type PolicyRow, type PolicyVersion, policyDocumentProblems } from './model.ts'
-import { listPolicyHolders, policyVersions, updatePolicy } from './store.ts'
+import { findPolicyVersions, listPolicyHolders, updatePolicy } from './store.ts'
 
 /** Refuses to change a policy that ships with the deployment. @throws FORBIDDEN */
 function refuseManaged(policy: PolicyRow, action: string): void {
@@ -48,13 +48,15 @@ export const policyFields = ({ name, description, document }: PolicyRow | Policy
   document,
 })
 
-/** Returns the changes between two versions, default the last ones. @throws RESOURCE_NOT_FOUND for an unknown version */
-export async function comparePolicyVersions(
-  db: Queryable,
-  { id, version: newest }: PolicyRow,
-  { from = Math.max(1, newest - 1), to = newest }: { from?: number; to?: number },
-) {
-  const versions = new Map((await policyVersions.find(db, id, [from, to])).map(found => [found.version, found]))
+/** Returns one version of a policy. @throws RESOURCE_NOT_FOUND for an unknown version */
+export async function policyVersion(db: Queryable, id: string, number: number): Promise<PolicyVersion> {
+  const [version] = await findPolicyVersions(db, id, [number])
+  return version ?? noVersion(id, number)
+}
+
+/** Returns the changes between two versions. @throws RESOURCE_NOT_FOUND for an unknown version */
+export async function comparePolicyVersions(db: Queryable, id: string, from: number, to: number) {
+  const versions = new Map((await findPolicyVersions(db, id, [from, to])).map(found => [found.version, found]))
   const version = (number: number): PolicyVersion => versions.get(number) ?? noVersion(id, number)
   return { from, to, changes: changesBetween(policyFields(version(from)), policyFields(version(to))) }
 }

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { Comparison } from '../../core/api/compare.ts'
 import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
@@ -6,23 +7,23 @@ import { itemOperation, type Operation, operation, operations } from '../../core
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { actionCatalogue } from '../../core/iam/catalogue.ts'
-import { versionReads } from '../../core/versions/operations.ts'
-import { versionNumber } from '../../core/versions/version.ts'
+import { versionNumber, versionQuery } from '../../core/versions/version.ts'
 import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { attachPolicy, detachPolicy, setUserPolicies } from './attach.ts'
-import { comparePolicyVersions, policyFields, requireUnattached, updatePolicyFields } from './change.ts'
+import { comparePolicyVersions, policyFields, policyVersion, requireUnattached, updatePolicyFields } from './change.ts'
 import {
   Policy,
   PolicyAttachment,
   PolicyInput,
   PolicyPatch,
+  PolicyVersion,
   policyDocumentProblems,
   policyKind,
   UserPoliciesInput,
 } from './model.ts'
 import { Simulation, SimulationInput, simulatePolicies } from './simulate.ts'
-import { insertPolicy, listAttachments, listUserPolicies, policyVersions } from './store.ts'
+import { insertPolicy, listAttachments, listPolicyVersions, listUserPolicies } from './store.ts'
 
 const PermissionModule = z
   .object({
@@ -59,6 +60,7 @@ export const permissionOperations: Operation[] = [
 const policies = resource(policyKind, { path: '/policies', tag: 'Policies' })
 
 const adminOnly = { tag: 'Policies', gate: 'admin' } as const
+const getOptions = { ...adminOnly, method: 'get', action: 'policies:GetPolicy' } as const
 const attachOptions = { ...adminOnly, action: 'users:AttachUserPolicies', answers: { 204: null } } as const
 
 const updateOperation = (method: 'patch' | 'put', summary: string, body: typeof PolicyInput | typeof PolicyPatch) =>
@@ -99,10 +101,41 @@ export const policyOperations: Operation[] = [
   policies.get({ gate: 'admin' }),
   updateOperation('put', 'Replace a policy', PolicyInput),
   updateOperation('patch', 'Update a policy', PolicyPatch),
-  ...versionReads(
-    { ...policyVersions, kind: policyKind, compare: comparePolicyVersions },
-    { path: '/policies', ...adminOnly, action: 'policies:GetPolicy' },
-  ),
+  itemOperation(policyKind, {
+    ...getOptions,
+    id: 'listPolicyVersions',
+    path: '/policies/{policy_id}/versions',
+    summary: 'List policy versions',
+    description: 'Returns the versions newest first. Every change creates one.',
+    paged: true,
+    answers: { 200: pageOf(PolicyVersion) },
+    run: ({ resource, db, page }) => listPolicyVersions(db, page, resource.id),
+  }),
+  itemOperation(policyKind, {
+    ...getOptions,
+    id: 'comparePolicyVersions',
+    path: '/policies/{policy_id}/versions/compare',
+    summary: 'Compare policy versions',
+    description: 'Returns the added, removed and changed fields by path.',
+    query: z.object({
+      from: versionQuery.describe('Base version. Default the version before the current one.'),
+      to: versionQuery.describe('Version to compare. Default the current version.'),
+    }),
+    answers: { 200: Comparison },
+    run: ({ resource, db, query }) => {
+      const { from = Math.max(1, resource.version - 1), to = resource.version } = query
+      return comparePolicyVersions(db, resource.id, from, to)
+    },
+  }),
+  itemOperation(policyKind, {
+    ...getOptions,
+    id: 'getPolicyVersion',
+    path: '/policies/{policy_id}/versions/{version}',
+    summary: 'Get a policy version',
+    description: 'Returns the document of the version and its author.',
+    answers: { 200: PolicyVersion },
+    run: ({ resource, params, db }) => policyVersion(db, resource.id, versionNumber(params.version)),
+  }),
   policies.action('restore', {
     id: 'restorePolicyVersion',
     path: '/policies/{policy_id}/versions/{version}/restore',
@@ -112,7 +145,7 @@ export const policyOperations: Operation[] = [
     gate: 'admin',
     answers: { 200: Policy },
     async run({ resource: { id }, params, caller, tx, audit }) {
-      const version = await policyVersions.get(tx, id, versionNumber(params.version))
+      const version = await policyVersion(tx, id, versionNumber(params.version))
       const stored = await policyKind.lock(tx, id)
       const restored = await updatePolicyFields(tx, stored, policyFields(version), caller.principal.id)
       audit.detail.version = restored.version
@@ -120,12 +153,10 @@ export const policyOperations: Operation[] = [
     },
   }),
   itemOperation(policyKind, {
-    ...adminOnly,
+    ...getOptions,
     id: 'listPolicyAttachments',
-    method: 'get',
     path: '/policies/{policy_id}/attachments',
     summary: 'List policy attachments',
-    action: 'policies:GetPolicy',
     description:
       'Returns the users, keys and other resources with the policy. It must be detached from all of them before it can be deleted.',
     paged: true,

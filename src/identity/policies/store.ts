@@ -3,7 +3,6 @@ import { referencesTo } from '../../core/api/dependents.ts'
 import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { versionStore } from '../../core/versions/store.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
 type PolicyFields = Pick<PolicyRow, 'name' | 'description' | 'document'>
@@ -105,12 +104,33 @@ export const listPolicyHolders = (db: Queryable, policyIdRow: string) =>
   db.any(holderRow`
     select type, count(*) as count, (array_agg(id order by id desc))[1:5] as ids from ${attachments(policyIdRow)} group by type`)
 
-/** The versions of policies. Primary key of policy_versions. */
-export const policyVersions = versionStore<PolicyVersion>({
-  table: 'policy_versions',
-  owner: 'policy_id',
-  record: PolicyVersion,
-})
+const versionColumns = sql.fragment`t.policy_id, t.version, t.name, t.description, t.document, t.created_by, t.created_at`
+
+/** Returns a page of a policy's versions, newest first. Primary key of policy_versions. */
+export const listPolicyVersions = (db: Queryable, bounds: Page, policyIdRow: string) =>
+  pageResult<PolicyVersion>(
+    { db, page: bounds },
+    {
+      columns: versionColumns,
+      from: sql.fragment`policy_versions t`,
+      rows: sql.fragment`t.policy_id = ${policyIdRow}`,
+      time: sql.fragment`t.created_at`,
+      order: sql.fragment`t.version desc`,
+      present: versionRow => versionRow,
+    },
+  )
+
+const versionRow = sql.type(PolicyVersion)
+
+/** Returns the given versions that exist. Primary key of policy_versions. */
+export const findPolicyVersions = (
+  db: Queryable,
+  policyIdRow: string,
+  versions: readonly number[],
+): Promise<readonly PolicyVersion[]> =>
+  db.any(versionRow`
+    select ${versionColumns} from policy_versions t
+    where t.policy_id = ${policyIdRow} and t.version = any(${sql.array([...versions], 'int4')})`)
 
 /** Inserts or updates a managed policy; null if it is already up to date. */
 export const putManagedPolicy = (db: Queryable, policy: PolicyFields & { id: string }): Promise<PolicyRow | null> =>
