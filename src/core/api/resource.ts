@@ -227,18 +227,7 @@ export function resource<Row extends KindRow, Event extends string>(
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const {
-        body,
-        method = 'patch',
-        quiet = versions !== undefined,
-        check,
-        change,
-        write,
-        event,
-        show,
-        changed,
-        ...more
-      } = overrides
+      const { body, method = 'patch', quiet, check, change, write, event, show, changed, ...more } = overrides
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -272,7 +261,7 @@ export function resource<Row extends KindRow, Event extends string>(
           const differing = kind.changes(stored, next)
           const changes: Values<Row> =
             kind.authored === 'author' ? { ...differing, ...authorColumn(differing, context.caller) } : differing
-          if (quiet && Object.keys(changes).length === 0) return respond(await complete(stored, context))
+          if ((quiet ?? versions) && Object.keys(changes).length === 0) return respond(await complete(stored, context))
           const update = (): Promise<Row> =>
             versions
               ? versions.change(tx, stored, differing, authorOfVersion(context))
