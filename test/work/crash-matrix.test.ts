@@ -227,6 +227,46 @@ describe('durable work whose workers are lost', function () {
         }
       },
     },
+    'task.dispatch': {
+      concern: 'orchestration',
+      table: 'task_dispatches',
+      async start() {
+        const { id: tool_id } = await made(app.key, {
+          name: `work${++count}`,
+          execute: { url: target.url },
+          idempotent: true,
+        })
+        const flow = await ok('/workflows', {
+          name: `flow ${count}`,
+          states: [
+            {
+              name: 'work',
+              initial: true,
+              on_enter: {
+                dispatch: { kind: 'tool', tool_id },
+                on_complete: [{ when: true, transition: 'pass' }],
+                on_failure: 'fall',
+              },
+            },
+            { name: 'good', terminal: true },
+            { name: 'bad', terminal: true },
+          ],
+          transitions: [
+            { name: 'pass', from: ['work'], to: 'good' },
+            { name: 'fall', from: ['work'], to: 'bad' },
+          ],
+        })
+        const { id } = await ok('/tasks', { title: 'A task', workflow_id: flow.id })
+        return async () => {
+          const { status, state } = await read(`/tasks/${id}`)
+          if (status !== 'closed') return false
+          assert.equal(state, 'good')
+          const { data } = await read(`/tasks/${id}/history`)
+          assert.equal(data.filter(({ transition }: any) => transition === 'pass').length, 1)
+          return true
+        }
+      },
+    },
     'trigger.fire': {
       concern: 'trigger',
       table: 'trigger_firings',
