@@ -88,6 +88,7 @@ export type Work<Row = any, S extends Shape = any> = {
   handler: Handler
   schedule: Schedule
   table: WorkTable<Row, Columns<S>>
+  pausable: boolean
   /** Sends the wake-up of an item. */
   wake(
     outbox: Pick<Outbox, 'send'>,
@@ -218,6 +219,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     name,
     queue,
     table,
+    pausable: declaration.pausable === true,
     wake: (outbox, item, options) => outbox.send(queue, messageOf(item), options),
     abandon: (services, ref, error) =>
       services.write(async tx => {
@@ -280,6 +282,12 @@ function sweepQueueOf(concern: string): Queue<z.output<typeof SweepMessage>> {
   })
   sweepQueues.set(concern, queue)
   return queue
+}
+
+/** Sends sweeps of the pausable kinds, in the transaction that resumes a project: they wake its overdue items. */
+export function wakeResumedWork(outbox: Pick<Outbox, 'send'>): void {
+  for (const { name, queue, pausable } of works.all())
+    if (pausable) outbox.send(sweepQueueOf(queue.concern), { work: name })
 }
 
 /** Returns the handlers of kinds of work, and one sweep handler per concern. */
