@@ -181,6 +181,36 @@ describe('durable work whose workers are lost', function () {
         }
       },
     },
+    'task.dispatch': {
+      concern: 'orchestration',
+      table: 'task_dispatches',
+      async start() {
+        const tool = await made(app.key, { name: `work${++count}`, execute: { url: target.url }, idempotent: true })
+        const on_enter = {
+          dispatch: { kind: 'tool', tool_id: tool.id },
+          on_complete: [{ when: true, transition: 'pass' }],
+        }
+        const workflow = await ok('/workflows', {
+          name: `flow ${count}`,
+          states: [
+            { name: 'work', initial: true, on_enter },
+            { name: 'done', terminal: true },
+          ],
+          transitions: [{ name: 'pass', from: ['work'], to: 'done' }],
+        })
+        const { id } = await ok('/tasks', { workflow_id: workflow.id, title: 'a card' })
+        return async () => {
+          if ((await read(`/tasks/${id}`)).status !== 'closed') return false
+          const { data } = await read(`/tasks/${id}/history`)
+          assert.deepEqual(
+            data.map(({ transition }: any) => transition),
+            [null, 'pass'],
+          )
+          await emittedOnce(id, 'tasks.closed')
+          return true
+        }
+      },
+    },
   }
 
   before(async () => {
