@@ -4,7 +4,7 @@ import { resource } from '../../core/api/resource.ts'
 import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
 import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
-import { CALL_TOOL, requireValidWorkflow } from './check.ts'
+import { CALL_TOOL, requireValidWorkflow, schemaProblems } from './check.ts'
 import { workflowFields } from './definition.ts'
 import { workflowEnds } from './delete-hooks.ts'
 import {
@@ -39,6 +39,7 @@ export const workflowOperations: Operation[] = [
     alsoActions: [CALL_TOOL],
     body: WorkflowInput,
     raises: [...refusals],
+    prepare: ({ services, body, project }) => schemaProblems(services, project as string, body.payload_schema),
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, payload_schema = null, ...fields } = body
       const values = { ...fields, payload_schema, project_id: project }
@@ -54,6 +55,7 @@ export const workflowOperations: Operation[] = [
     body: WorkflowPatch,
     quiet: true,
     raises: [...refusals],
+    prepare: ({ services, body, resource }) => schemaProblems(services, resource.project_id, body.payload_schema),
     async check(next, { body, stored, tx, services, allow }) {
       if (workflowFields.some(name => body[name] !== undefined))
         await requireValidWorkflow(

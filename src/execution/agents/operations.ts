@@ -9,9 +9,11 @@ import { versionAuthor } from '../../core/api/version-archive.ts'
 import { requireVersion } from '../../core/api/versions.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { parameterSchemas } from '../tools/check-definition.ts'
 import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
@@ -29,7 +31,7 @@ import {
   AgentWithWarnings,
   agentKind,
 } from './model.ts'
-import { checkOutputSchema } from './schema.ts'
+import { checkOutputSchema, outputSchema } from './schema.ts'
 
 const agents = resource(agentKind, { path: '/agents', tag: 'Agents' })
 
@@ -132,6 +134,20 @@ async function agentWarnings(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Prom
   return warningsField((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
 }
 
+/** Compiles the schemas in a body before the transaction that checks them. */
+const compileSchemas = ({
+  services,
+  project,
+  body: { output_schema, tool_bindings },
+}: Pick<Context, 'services' | 'project'> & { body: Partial<z.output<typeof AgentConfig>> }) =>
+  schemaChecks(services).refusals([
+    ...parameterSchemas(
+      project,
+      (tool_bindings ?? []).map(({ tool }) => tool),
+    ),
+    ...(output_schema == null ? [] : [outputSchema(project as string, output_schema)]),
+  ])
+
 const updateOperation = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
     method,
@@ -146,6 +162,7 @@ const updateOperation = (method: 'patch' | 'put', id: string, summary: string): 
     show: agentWarnings,
     quiet: true,
     raises: [...agentRefusals, 'VERSION_CONFLICT'],
+    prepare: compileSchemas,
     check(next, context) {
       const { stored } = context
       requireVersion(stored, context.body.expected_version)
@@ -177,6 +194,7 @@ export const agentOperations: Operation[] = [
     answers: { 201: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals],
+    prepare: compileSchemas,
     check: context => checkConfig(context.body, context.body, context, context.project),
     make: ({ body, project, caller, tx }) =>
       insertAgent(tx, { ...(body as AgentConfig), project_id: project }, versionAuthor(caller, body.version_label)),
