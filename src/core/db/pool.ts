@@ -1,16 +1,10 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import {
-  createPool,
-  type DatabasePool,
-  type DatabaseTransactionConnection,
-  type DriverTypeParser,
-  type Interceptor,
-} from 'slonik'
+import { createPool, type DatabasePool, type DatabaseTransactionConnection, type Interceptor } from 'slonik'
 import type { z } from 'zod'
-import './pg-client.ts'
 import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { databaseDriver } from './pg-driver.ts'
 import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-statements.ts'
 import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
@@ -20,22 +14,6 @@ export type Pool = DatabasePool
 
 /** A connection in a transaction; its `transaction` method creates a savepoint. */
 export type Transaction = DatabaseTransactionConnection
-
-/** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
-function toIsoTime(value: string): string {
-  if (value.endsWith('+00')) {
-    const fraction = value.slice(20, -3)
-    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${fraction.padEnd(3, '0').slice(0, 3)}Z`
-  }
-  return new Date(value).toISOString()
-}
-
-const typeParsers: DriverTypeParser[] = [
-  { name: 'timestamptz', parse: toIsoTime },
-  { name: 'int8', parse: Number },
-  { name: 'numeric', parse: Number },
-  { name: 'date', parse: value => value },
-]
 
 export type PoolOptions = {
   databaseUrl: string
@@ -181,8 +159,9 @@ export function sessionSettings(databaseUrl: string) {
 }
 
 /**
- * Opens the pool of a process. Sessions carry no state, so a released connection is reused without a reset. Times are
- * returned as ISO text, bigint and numeric as numbers.
+ * Opens the pool of a process, with a first connection. Sessions carry no state, so a released connection is reused
+ * without a reset.
+ * @throws ConnectionError
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
   const { connectionString, statement_timeout, idle_in_transaction_session_timeout } = sessionSettings(
@@ -217,9 +196,10 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
-    typeParsers,
+    driverFactory: databaseDriver,
     interceptors,
   })
+  await pool.connect(async () => {})
   const checked = options.strict ? trackHeldConnections(pool) : pool
   return limitConnections(preparer ? preparer.retrying(checked) : checked, options)
 }
