@@ -49,6 +49,7 @@ export type ReprocessFilters = {
 
 const BATCH = 500
 const MAX_TURNS = 100_000
+const MAX_ITEMS = 100_000
 const DOCUMENT_BATCH = 50
 const MEMORY_BATCH = 64
 
@@ -280,12 +281,13 @@ export const reprocessWork = (
     if (kind !== undefined && !works.find(kind))
       throw new CommandError(`no kind of work is called ${kind}`, `Choose one of ${names.join(', ')}.`)
     const kinds: { kind: string; found: number }[] = []
+    const limit = options.limit ?? MAX_ITEMS
     let found = 0
     for (const work of kind === undefined ? works.all() : [works.get(kind)]) {
-      const count = await work.wakeOverdue(services, { limit: (options.limit ?? Infinity) - found, dryRun })
+      const count = await work.wakeOverdue(services, { limit: limit - found, dryRun })
       kinds.push({ kind: work.name, found: count })
       found += count
-      if (found === options.limit) break
+      if (found === limit) break
     }
     if (options.json) printJson({ found, woken: dryRun ? 0 : found, dry_run: dryRun, kinds })
     else if (dryRun) print(`${found} items of work would be woken`)

@@ -13,7 +13,7 @@ import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AttemptFields } from '../../core/work/attempt.ts'
-import { onceExcept, UNLIMITED } from '../../core/work/retry.ts'
+import { withoutRetries, UNLIMITED } from '../../core/work/retry.ts'
 import { work } from '../../core/work/work.ts'
 import { isRepeatable } from '../../execution/approvals/tool.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
@@ -54,8 +54,8 @@ export const dispatchWork = work({
   leaseSeconds: config => config.TASKS_DISPATCH_LEASE_SECONDS,
   concurrency: config => config.TASK_WORKER_CONCURRENCY,
   // A retry by the policy of the state is another dispatch. Lost tool calls are limited where they are metered.
-  retry: onceExcept(UNLIMITED.losses),
-  postponed: (error, { kind }) =>
+  retry: withoutRetries(UNLIMITED.losses),
+  deferral: (error, { kind }) =>
     kind !== 'tool' && error instanceof AppError ? (POSTPONED_MS[error.code] ?? null) : null,
   lockFirst: lockResult,
   sweep: {

@@ -8,7 +8,7 @@ import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type AttemptFields, logAttempt, type WorkAttempt, type WorkMessage } from '../../core/work/attempt.ts'
-import { onceExcept } from '../../core/work/retry.ts'
+import { withoutRetries } from '../../core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { chainOfFiring } from './fanout.ts'
 import { type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
@@ -38,10 +38,10 @@ export const triggerFiringWork = work({
   leaseSeconds: config => Math.min(config.TRIGGER_FIRING_LEASE_SECONDS, MAX_MESSAGE_LEASE_SECONDS),
   concurrency: config => config.TRIGGER_WORKER_CONCURRENCY,
   pausable: true,
-  isKept: true,
-  retry: config => onceExcept(config.TRIGGER_FIRING_MAX_ATTEMPTS - 1),
-  postponed: error => (isPaused(error) ? PAUSED_MS : null),
-  lost: ({ losses: attempts }) =>
+  keepsRow: true,
+  retry: config => withoutRetries(config.TRIGGER_FIRING_MAX_ATTEMPTS - 1),
+  deferral: error => (isPaused(error) ? PAUSED_MS : null),
+  lostError: ({ losses: attempts }) =>
     new AppError('TRIGGER_FIRING_ABANDONED', {
       message: `Firing abandoned after ${attempts} lost workers`,
       meta: { attempts },
@@ -52,7 +52,7 @@ export const triggerFiringWork = work({
     also: settleOrphanedFirings,
   },
   chain: firing => chainOfFiring(firing, firing.trigger_id),
-  before: startTarget,
+  beforeClaim: startTarget,
   run: callTarget,
   async fail(tx, { services, entity: firing, claim, error }) {
     const isLost = error instanceof AppError && error.code === 'TRIGGER_FIRING_ABANDONED'

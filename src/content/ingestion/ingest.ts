@@ -61,14 +61,14 @@ export const ingestionWork = work({
     Math.min(config.INGESTION_LEASE_SECONDS, Math.floor(config.INGESTION_STALL_TIMEOUT_MS / 1000)),
   begin: sql.fragment`
     status = 'processing', chunk_count = 0, embedded_chunks = 0, total_chunks = null, total_pages = null, updated_at = now()`,
-  waits: ['awaiting'],
+  waitStates: ['awaiting'],
   retry: config => ({
     attempts: config.INGESTION_MAX_TRIES,
     losses: 2,
     delayMs: exponential(10_000, { factor: 4, maxMs: 600_000 }),
   }),
   isFinal,
-  lost: workerLost,
+  lostError: workerLost,
   stall: {
     limits: config => ({ silentMs: config.INGESTION_STALL_TIMEOUT_MS, queuedMs: config.INGESTION_QUEUE_TIMEOUT_MS }),
     error: state => STALLED[state](),

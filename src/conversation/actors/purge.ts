@@ -66,7 +66,7 @@ export const purgeWork = work({
   // Turns that settle hold the actor while they wait for rows that the purge erases.
   locksEntity: false,
   retry: { ...UNLIMITED, delayMs: exponential(5000, { factor: 4 }) },
-  postponed: error => (error instanceof AppError && error.code === 'CONTENT_ON_HOLD' ? HELD_MS : null),
+  deferral: error => (error instanceof AppError && error.code === 'CONTENT_ON_HOLD' ? HELD_MS : null),
   sweep: { seconds: 60 },
   run: erase,
   fail: () => Promise.resolve(undefined),

@@ -71,7 +71,7 @@ export type AttemptOptions<Row, Columns> = {
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
   isFinal: (error: unknown) => boolean
-  postponed: (error: unknown, claim: WorkClaim & Columns) => number | null
+  deferral: (error: unknown, claim: WorkClaim & Columns) => number | null
   lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
 }
 
@@ -166,10 +166,10 @@ export async function runAttempt<Row, Columns>(
     log({ outcome: 'requeued' })
   }
   const recordFailure = async (error: unknown): Promise<AttemptFields> => {
-    const postponedMs = options.postponed(error, claim)
-    if (postponedMs !== null) {
-      await requeue(postponedMs, false)
-      return { outcome: 'deferred', next_ms: postponedMs }
+    const deferralMs = options.deferral(error, claim)
+    if (deferralMs !== null) {
+      await requeue(deferralMs, false)
+      return { outcome: 'deferred', next_ms: deferralMs }
     }
     if (options.isFinal(error) || claim.failures + 1 >= retry.attempts) {
       const fields = await settle((tx, row) => options.fail(tx, { services, entity: row, claim, error }))

@@ -18,4 +18,4 @@ export const exponential =
 export const UNLIMITED = { attempts: Number.MAX_SAFE_INTEGER, losses: Number.MAX_SAFE_INTEGER }
 
 /** Policy without a retry after a failure, and with at most `losses` after a lost worker. */
-export const onceExcept = (losses: number): RetryRule => ({ attempts: 1, losses, delayMs: () => 0 })
+export const withoutRetries = (losses: number): RetryRule => ({ attempts: 1, losses, delayMs: () => 0 })

@@ -19,7 +19,7 @@ export type WorkEntity<Row> = { table: string; columns: Fragment; row: z.ZodType
 export type StallLimits = { queuedMs: number; silentMs: number }
 
 /** An overdue item that is stalled or has no message. */
-export type DueItem = WorkRef & { project_id: string; due_at: string; stalled: boolean }
+export type DueItem = WorkRef & { project_id: string; stalled: boolean }
 
 export type WorkTable<Row, Columns> = {
   /** Claims an item that is queued, or running without a worker, and locks its entity; null for any other item. */
@@ -42,14 +42,18 @@ export type WorkTable<Row, Columns> = {
     entity: string,
     limits: StallLimits,
   ): Promise<{ claim: WorkClaim & Columns; entity: Row; state: string } | null>
-  /**
-   * Lists a page of items that are overdue by `lateSeconds` and stalled or without a message, oldest first. By the index on
-   * `due_at`.
-   */
+  /** Lists overdue items that are stalled or have no message, oldest first. By the index on `due_at`. */
   listDue(
     db: Queryable,
     limits: StallLimits | null,
-    page: { lateSeconds: number; after: Pick<DueItem, 'due_at' | 'id'> | null; limit: number },
+    of: {
+      lateSeconds: number
+      /** Null for all projects. */
+      projectId: string | null
+      /** How many of the oldest overdue items are examined; null for all. Each costs a lookup of its message. */
+      scan: number | null
+      limit: number
+    },
   ): Promise<readonly DueItem[]>
 }
 
@@ -69,12 +73,12 @@ export function workTable<Row, Columns>(
     columns: z.ZodRawShape
     begin?: Fragment
     pausable: boolean
-    waits: readonly string[]
-    isKept: boolean
+    waitStates: readonly string[]
+    keepsRow: boolean
     locksEntity: boolean
   },
 ): WorkTable<Row, Columns> {
-  const { entity, begin, pausable, waits, isKept, locksEntity } = declaration
+  const { entity, begin, pausable, waitStates, keepsRow, locksEntity } = declaration
   const table = sql.identifier([declaration.table])
   const owner = sql.identifier([entity.table])
   const column = sql.identifier([declaration.entityColumn])
@@ -90,7 +94,7 @@ export function workTable<Row, Columns>(
   const entityRow = sql.type(entity.row)
   const stalledRow = sql.type(z.object({ stalled: z.boolean() }))
   const dueItem = sql.type(
-    z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
+    z.object({ entity: z.string(), id: z.string(), project_id: z.string(), stalled: z.boolean() }),
   )
 
   const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
@@ -105,7 +109,7 @@ export function workTable<Row, Columns>(
   const isStalled = ({ queuedMs, silentMs }: StallLimits): Fragment => sql.fragment`(
     (a.state = 'running' and ${isSilent(silentMs)})
     or (a.state = 'queued' and a.due_at < now() - ${interval(queuedMs)})
-    or (a.state = any(${sql.array([...waits], 'text')}) and a.due_at < now()))`
+    or (a.state = any(${sql.array([...waitStates], 'text')}) and a.due_at < now()))`
   const hasUpdated = async (db: Queryable, change: Fragment): Promise<boolean> =>
     (await db.query(voidStatement`${change}`)).rowCount === 1
   const set: WorkTable<Row, Columns>['set'] = (db, claim, assignments) =>
@@ -148,7 +152,7 @@ export function workTable<Row, Columns>(
               select l.* from locked l join ${table} a on a.${column} = l.id where ${isClaimed(claim)} for update of a`,
       ),
     remove(db, claim) {
-      if (isKept) return this.lock(db, claim)
+      if (keepsRow) return this.lock(db, claim)
       return db.maybeOne(entityRow`
         with ${locked(claim.entity)},
         ended as (delete from ${table} a using locked l where a.${column} = l.id and ${isClaimed(claim)} returning a.id)
@@ -178,15 +182,17 @@ export function workTable<Row, Columns>(
       const { claim, work_state, ...rest } = row
       return { claim, entity: rest as Row, state: work_state }
     },
-    listDue: (db, limits, { lateSeconds, after, limit }) =>
+    listDue: (db, limits, { lateSeconds, projectId, scan, limit }) =>
       db.any(dueItem`
-        select a.${column} as entity, a.id, t.project_id, a.due_at, s.stalled
-        from ${table} a join ${owner} t on t.id = a.${column}
-          cross join lateral (select ${limits ? isStalled(limits) : sql.fragment`false`} as stalled) s
-        where a.due_at < now() - ${lateSeconds} * interval '1 s'
-          and a.state = any(${sql.array(['queued', 'running', ...waits], 'text')})
-          ${isUnpaused(sql.fragment`t`)} and (s.stalled or not ${hasMessage(queue.name, sql.fragment`a.id`)})
-          ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
-        order by a.due_at, a.id limit ${limit}`),
+        select d.* from (
+          select a.${column} as entity, a.id, t.project_id, s.stalled
+          from ${table} a join ${owner} t on t.id = a.${column}
+            cross join lateral (select ${limits ? isStalled(limits) : sql.fragment`false`} as stalled) s
+          where a.due_at < now() - ${lateSeconds} * interval '1 s'
+            and a.state = any(${sql.array(['queued', 'running', ...waitStates], 'text')}) ${isUnpaused(sql.fragment`t`)}
+            ${projectId === null ? sql.fragment`` : sql.fragment`and t.project_id = ${projectId}`}
+          order by a.due_at, a.id limit ${scan}) d
+        where d.stalled or not ${hasMessage(queue.name, sql.fragment`d.id`)}
+        limit ${limit}`),
   }
 }

@@ -10,15 +10,7 @@ import { entityMailbox, type Queue, queueMessage, workQueue } from '../jobs/queu
 import type { Services } from '../process/services.ts'
 import { type AttemptFields, type FailedWork, runAttempt, type WorkAttempt, type WorkMessage } from './attempt.ts'
 import type { RetryRule } from './retry.ts'
-import {
-  type DueItem,
-  type StallLimits,
-  type WorkClaim,
-  type WorkEntity,
-  type WorkRef,
-  type WorkTable,
-  workTable,
-} from './store.ts'
+import { type StallLimits, type WorkClaim, type WorkEntity, type WorkRef, type WorkTable, workTable } from './store.ts'
 
 /**
  * Durable work: table rows that survive a lost worker. The message of an item is its lease: the deployment has at most one
@@ -48,15 +40,15 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Whether a retry would fail in the same way. By default no failure is final. */
   isFinal?: (error: unknown) => boolean
   /** Delay in milliseconds for an error that defers the work without counting as a failure; null for a failure. */
-  postponed?: (error: unknown, claim: WorkClaim & Columns<S>) => number | null
+  deferral?: (error: unknown, claim: WorkClaim & Columns<S>) => number | null
   /** Assignments to the entity (alias `t`) by a claim. */
   begin?: Fragment
   /** Whether queued items wait while their project is paused. */
   pausable?: boolean
   /** Wait states of the kind; an item in one is stalled when `due_at` has passed. */
-  waits?: readonly string[]
+  waitStates?: readonly string[]
   /** Whether the row of a settled item is kept, in a state that `run` and `fail` write. */
-  isKept?: boolean
+  keepsRow?: boolean
   /** Acquires locks that precede the lock of the entity in the lock order. */
   lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
   /** Whether writes of an attempt lock the entity. Default true. */
@@ -71,15 +63,15 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Trigger chain of the work, if the entity stores it. */
   chain?: (entity: Row) => readonly string[] | undefined
   /** Runs before the claim; true skips it. */
-  before?: (message: WorkMessage, context: JobContext) => Promise<boolean>
+  beforeClaim?: (message: WorkMessage, context: JobContext) => Promise<boolean>
   /** Handles a message whose item cannot be claimed. */
-  unclaimed?: (message: WorkMessage, context: JobContext) => Promise<unknown>
+  onUnclaimed?: (message: WorkMessage, context: JobContext) => Promise<unknown>
   /** Runs one attempt, which must call `settle`, `suspend` or `reschedule`, or throw. */
   run: (attempt: WorkAttempt<Row, Columns<S>>) => Promise<AttemptFields>
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
   fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
   /** Error of an item that lost too many workers. Default INTERNAL_ERROR. */
-  lost?: (claim: WorkClaim) => AppError
+  lostError?: (claim: WorkClaim) => AppError
 }
 
 export type Work<Row = any, S extends Shape = any> = {
@@ -101,8 +93,8 @@ export type Work<Row = any, S extends Shape = any> = {
   wakeOverdue(services: Pick<Services, 'pool' | 'queues'>, options: { limit: number; dryRun: boolean }): Promise<number>
   /** Abandons the item of an entity if it is stalled. False if the item is active. */
   abandonStalled(services: Services, entity: string): Promise<boolean>
-  /** Wakes overdue items without a message and abandons stalled items. */
-  sweep(services: Services, stopping: AbortSignal): Promise<void>
+  /** Wakes overdue items without a message and abandons stalled items, of all projects or of one. */
+  sweep(services: Services, stopping: AbortSignal, projectId?: string | null): Promise<void>
 }
 
 /** All kinds of durable work. */
@@ -114,11 +106,17 @@ export const MAX_MESSAGE_LEASE_SECONDS = 60
 /** An item that is overdue by this time has lost its message. */
 const LATE_SECONDS = 5
 
-const SWEEP_PAGE = 500
+/**
+ * The oldest overdue items that a sweep examines. A longer backlog gets shorter, so a lost message is found later, at a bounded
+ * cost of each sweep.
+ */
+const SWEEP_SCAN = 10_000
+
+const SEND_BATCH = 500
 
 /** Declares a kind of durable work. Modules list it in `work`. */
 export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>): Work<Row, S> {
-  const { name, concern, sweep: sweeping, before, chain, stall } = declaration
+  const { name, concern, sweep: sweeping, beforeClaim, chain, stall } = declaration
   const queue: Queue<WorkMessage> = entityMailbox(name, {
     message: z.object({ entity_id: z.string(), work_id: z.string(), project_id: z.string() }),
     key: message => message.work_id,
@@ -130,8 +128,8 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   })
   const table = workTable<Row, Columns<S>>(queue, {
     pausable: false,
-    waits: [],
-    isKept: false,
+    waitStates: [],
+    keepsRow: false,
     locksEntity: true,
     ...declaration,
   })
@@ -140,13 +138,13 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   const leaseSecondsOf = (config: Config): number =>
     typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
   const { fail } = declaration
-  const lostError = declaration.lost ?? (() => new AppError('INTERNAL_ERROR'))
+  const lostError = declaration.lostError ?? (() => new AppError('INTERNAL_ERROR'))
 
   const handle = async (message: WorkMessage, context: JobContext): Promise<void> => {
-    if (before && (await before(message, context))) return
+    if (await beforeClaim?.(message, context)) return
     const { services } = context
     const claimed = await table.claim(services.pool, { entity: message.entity_id, id: message.work_id })
-    if (!claimed) return void (await declaration.unclaimed?.(message, context))
+    if (!claimed) return void (await declaration.onUnclaimed?.(message, context))
     const { config } = services
     const retry = retryOf(config)
     const isLost = claimed.claim.losses > retry.losses
@@ -162,7 +160,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         run: isLost ? attempt => abandonLost(attempt, lostError(claimed.claim)) : declaration.run,
         fail,
         isFinal: declaration.isFinal ?? (() => false),
-        postponed: declaration.postponed ?? (() => null),
+        deferral: declaration.deferral ?? (() => null),
       }),
     )
   }
@@ -196,23 +194,12 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     work_id: id,
     project_id,
   })
-  const sendWakeUps = ({ queues }: Pick<Services, 'queues'>, items: readonly DueItem[]): Promise<unknown> =>
-    queues.send(items.map(item => queueMessage(queue, messageOf(item))))
-  /** Lists overdue items page by page. */
-  async function* overduePages(
-    { pool }: Pick<Services, 'pool'>,
-    limits: StallLimits | null,
-  ): AsyncGenerator<readonly DueItem[]> {
-    for (let after: DueItem | null = null; ; ) {
-      const page: readonly DueItem[] = await table.listDue(pool, limits, {
-        lateSeconds: LATE_SECONDS,
-        after,
-        limit: SWEEP_PAGE,
-      })
-      if (page.length > 0) yield page
-      if (page.length < SWEEP_PAGE) return
-      after = page[page.length - 1]
-    }
+  const sendWakeUps = async (
+    { queues }: Pick<Services, 'queues'>,
+    items: readonly (WorkRef & { project_id: string })[],
+  ): Promise<void> => {
+    for (let at = 0; at < items.length; at += SEND_BATCH)
+      await queues.send(items.slice(at, at + SEND_BATCH).map(item => queueMessage(queue, messageOf(item))))
   }
 
   const declared: Work<Row, S> = {
@@ -229,25 +216,24 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
       }),
     async wakeOverdue(services, { limit, dryRun }) {
-      let count = 0
-      for await (const page of overduePages(services, null)) {
-        const items = page.slice(0, limit - count)
-        if (!dryRun) await sendWakeUps(services, items)
-        count += items.length
-        if (count === limit) break
-      }
-      return count
+      const of = { lateSeconds: LATE_SECONDS, projectId: null, scan: null, limit }
+      const items = await table.listDue(services.pool, null, of)
+      if (!dryRun) await sendWakeUps(services, items)
+      return items.length
     },
     abandonStalled,
-    async sweep(services, stopping) {
-      for await (const page of overduePages(services, stall?.limits(services.config) ?? null)) {
-        const { waiting = [], stalled = [] } = Object.groupBy(page, item => (item.stalled ? 'stalled' : 'waiting'))
-        if (waiting.length > 0) await sendWakeUps(services, waiting)
-        for (const { entity } of stalled) {
-          if (stopping.aborted) return
-          await abandonStalled(services, entity)
-        }
-        if (stopping.aborted) break
+    async sweep(services, stopping, projectId = null) {
+      const items = await table.listDue(services.pool, stall?.limits(services.config) ?? null, {
+        lateSeconds: LATE_SECONDS,
+        projectId,
+        scan: projectId === null ? SWEEP_SCAN : null,
+        limit: SWEEP_SCAN,
+      })
+      const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
+      await sendWakeUps(services, waiting)
+      for (const { entity } of stalled) {
+        if (stopping.aborted) return
+        await abandonStalled(services, entity)
       }
       await sweeping.also?.(services, stopping)
     },
@@ -261,12 +247,18 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       },
       handle,
     ),
-    schedule: schedule(`${name} sweep`, sweeping.seconds, sweepQueueOf(concern), { work: name }, sweeping.dueIf),
+    schedule: schedule(
+      `${name} sweep`,
+      sweeping.seconds,
+      sweepQueueOf(concern),
+      { work: name, project_id: null },
+      sweeping.dueIf,
+    ),
   }
   return declared
 }
 
-const SweepMessage = z.object({ work: z.string() })
+const SweepMessage = z.object({ work: z.string(), project_id: z.string().nullable().default(null) })
 
 const sweepQueues = new Map<string, Queue<z.output<typeof SweepMessage>>>()
 
@@ -285,18 +277,18 @@ function sweepQueueOf(concern: string): Queue<z.output<typeof SweepMessage>> {
 }
 
 /** Sends sweeps of the pausable kinds, in the transaction that resumes a project: they wake its overdue items. */
-export function wakeResumedWork(outbox: Pick<Outbox, 'send'>): void {
+export function wakeResumedWork(outbox: Pick<Outbox, 'send'>, project_id: string): void {
   for (const { name, queue, pausable } of works.all())
-    if (pausable) outbox.send(sweepQueueOf(queue.concern), { work: name })
+    if (pausable) outbox.send(sweepQueueOf(queue.concern), { work: name, project_id })
 }
 
 /** Returns the handlers of kinds of work, and one sweep handler per concern. */
 export const workHandlers = (kinds: readonly Work[]): Handler[] => [
   ...kinds.map(({ handler }) => handler),
   ...[...new Set(kinds.map(({ queue }) => queue.concern))].map(concern =>
-    handler(sweepQueueOf(concern), { concurrency: 1 }, async ({ work: name }, { services, stopping }) => {
+    handler(sweepQueueOf(concern), { concurrency: 1 }, async ({ work: name, project_id }, { services, stopping }) => {
       // A message from another release may name work that this release does not have.
-      await works.find(name)?.sweep(services, stopping)
+      await works.find(name)?.sweep(services, stopping, project_id)
     }),
   ),
 ]

@@ -29,21 +29,21 @@ export const evalItemWork = work({
     Math.min(Math.ceil(EVAL_TASK_LEASE_TTL_MS / 1000), MAX_MESSAGE_LEASE_SECONDS),
   concurrency: config => config.EVAL_WORKER_BATCH,
   pausable: true,
-  isKept: true,
-  waits: ['asked'],
+  keepsRow: true,
+  waitStates: ['asked'],
   retry: { attempts: 3, losses: 2, delayMs: exponential(1000) },
   isFinal: error => error instanceof AppError && error.code !== 'SERVICE_NOT_READY',
   // Claimed again after the project is resumed. A failed decision does not change.
-  postponed: error =>
+  deferral: error =>
     error instanceof AppError && error.code === 'PROJECT_PAUSED' && error.meta?.decision_id === undefined ? 0 : null,
-  lost: () => new AppError('GENERATION_FAILED', { message: 'Item abandoned after too many lost workers' }),
+  lostError: () => new AppError('GENERATION_FAILED', { message: 'Item abandoned after too many lost workers' }),
   sweep: {
     seconds: ({ EVAL_WORKER_INTERVAL_MS }) => Math.ceil(EVAL_WORKER_INTERVAL_MS / 1000),
     dueIf: hasEvalWork,
     also: wakeUnsettledRuns,
   },
   chain: ({ run }) => triggerChainOf(run.authority),
-  unclaimed: ({ work_id }, { services }) => checkTurn(services, work_id),
+  onUnclaimed: ({ work_id }, { services }) => checkTurn(services, work_id),
   run: attempt => (attempt.entity.generation_id === null ? startTurn(attempt) : scoreItem(attempt)),
   async fail(tx, { entity, error }) {
     await storeEvalResult(tx, entity, { scores: [], error: itemFailure(entity, error) })

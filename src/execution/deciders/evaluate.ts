@@ -9,7 +9,7 @@ import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openJson } from '../../core/secrets/json.ts'
 import type { WorkAttempt } from '../../core/work/attempt.ts'
-import { onceExcept } from '../../core/work/retry.ts'
+import { withoutRetries } from '../../core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import { findAgentVersion } from '../agents/served-version.ts'
@@ -103,13 +103,13 @@ export const decisionWork = work({
   leaseSeconds: config => Math.min(config.DECISION_LEASE_SECONDS, MAX_MESSAGE_LEASE_SECONDS),
   begin: sql.fragment`status = 'running', updated_at = now()`,
   pausable: true,
-  retry: onceExcept(2),
-  lost: () => new AppError('DECISION_INTERRUPTED', { message: LOST }),
+  retry: withoutRetries(2),
+  lostError: () => new AppError('DECISION_INTERRUPTED', { message: LOST }),
   sweep: {
     seconds: config => Math.ceil(config.DECISION_SWEEP_INTERVAL_MS / 1000),
     also: settleOrphanedDecisions,
   },
-  async before({ entity_id }, context) {
+  async beforeClaim({ entity_id }, context) {
     const decision = await decisionKind.find(context.services.pool, entity_id)
     if (!decision || isDecisionSettled(decision)) return true
     if (decision.agent_id === null) return false

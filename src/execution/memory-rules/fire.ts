@@ -43,15 +43,15 @@ export const ruleFiringWork = work({
   ids: ({ id, memory_rule_id, generation_id }) => ({ firing_id: id, memory_rule_id, generation_id }),
   leaseSeconds: config => Math.min(config.GENERATION_LEASE_SECONDS, MAX_MESSAGE_LEASE_SECONDS),
   pausable: true,
-  isKept: true,
-  waits: ['asked'],
+  keepsRow: true,
+  waitStates: ['asked'],
   retry: { attempts: RETRY_MS.length + 1, losses: 2, delayMs: failures => RETRY_MS[failures] },
   isFinal: error => handlerRetryDelay(handlerFailure(error), 0) === null,
   // Claimed again after the project is resumed.
-  postponed: error => (error instanceof AppError && error.code === 'PROJECT_PAUSED' ? 0 : null),
-  lost: () => new AppError('GENERATION_FAILED', { message: 'Firing abandoned after too many lost workers' }),
+  deferral: error => (error instanceof AppError && error.code === 'PROJECT_PAUSED' ? 0 : null),
+  lostError: () => new AppError('GENERATION_FAILED', { message: 'Firing abandoned after too many lost workers' }),
   sweep: { seconds: config => config.GENERATION_SWEEP_SECONDS },
-  unclaimed: ({ work_id }, { services }) =>
+  onUnclaimed: ({ work_id }, { services }) =>
     services.write(async tx => {
       const firing = await lockOverdueFiring(tx, work_id)
       if (firing) await pollHandlerTurn(tx, firing)

@@ -137,7 +137,7 @@ export const projectOperations: Operation[] = [
     async run({ tx, resource, caller }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
-      wakeResumedWork(tx)
+      wakeResumedWork(tx, row.id)
       for (const hook of resumeHooks.all()) await hook(tx, row.id, principalRecord(caller))
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)
