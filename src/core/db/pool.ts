@@ -213,36 +213,16 @@ export const sqlExecutor = (db: Queryable): SqlExecutor => ({
 })
 
 /**
- * Thrown in a transaction that requires slow work which must not run while a connection is held: the transaction is
- * rolled back, `work` runs, and the transaction is repeated.
- */
-export class RerunAfter extends Error {
-  readonly work: () => Promise<unknown>
-  constructor(work: () => Promise<unknown>) {
-    super('the transaction requires work outside of it')
-    this.work = work
-  }
-}
-
-/** Most runs of one transaction; each may throw `RerunAfter` for another piece of work. */
-const MAX_RUNS = 200
-
-/** Whether the transaction that failed with this error should be repeated. */
-export const isRerunRequest = (error: unknown): boolean => error instanceof RerunAfter || isPlanStale(error)
-
-/**
  * Runs `work` in one transaction. An error rolls back and is rethrown. The connection survives it: Slonik would close a
  * connection whose routine throws, so that every refused write would cost a reconnect.
  */
 export async function inTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
-  for (let runs = 1; ; runs++) {
-    try {
-      return await runTransaction(pool, work)
-    } catch (error) {
-      // After a stale plan the statements are prepared under new names.
-      if (runs === MAX_RUNS || !isRerunRequest(error)) throw error
-      if (error instanceof RerunAfter) await error.work()
-    }
+  try {
+    return await runTransaction(pool, work)
+  } catch (error) {
+    // The statements are then prepared under new names.
+    if (!isPlanStale(error)) throw error
+    return runTransaction(pool, work)
   }
 }
 
