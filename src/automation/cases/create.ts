@@ -13,9 +13,9 @@ import { type CaseInput, type CaseRow, caseKind } from './model.ts'
 import { allocateNumbers, findCaseByExternalId, lockExternalId } from './store.ts'
 import { actorOf, appendTimeline, byCaller } from './timeline.ts'
 
-/** Allocates case numbers by project. Concurrent creates share a statement, and none waits for the commit of another. */
-const caseNumbers = processSingleton(({ pool }: Services) =>
-  batchByKey(async (project: string, { length }: null[]) => {
+/** Allocates case numbers. Concurrent creates share a statement, and none waits for the commit of another. */
+const caseNumbers = processSingleton(({ pool }) =>
+  batchByKey<string, null, number>(async (project, { length }) => {
     const last = await allocateNumbers(pool, project, length)
     return Array.from({ length }, (_, index) => last - length + 1 + index)
   }),

@@ -18,15 +18,17 @@ export const graphSchema = (project: string, schema: object): SchemaOf => ({
  * schema.
  * @param at names of the value and of the schema
  */
-export async function checkedValue(
+export async function valueProblems(
+  services: Services,
   projectId: string,
   schema: object | null,
-  [value, schemaName]: readonly [string, string],
-  check: (schema: SchemaOf) => Promise<Parameters<typeof wireProblems>[0]>,
+  value: unknown,
+  [name, schemaName]: readonly [string, string],
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    return wireProblems(await check(graphSchema(projectId, schema)), value)
+    const [problems] = await schemaChecks(services).problems(graphSchema(projectId, schema), [value])
+    return wireProblems(problems, name)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
     return [{ code: 'INVALID_VALUE', path: schemaName, message: error.message }]

@@ -1,21 +1,19 @@
 import { AppError, type Problem } from '../../core/api/errors.ts'
-import { schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
-import { checkedValue } from '../orchestrations/schemas.ts'
+import { valueProblems } from '../orchestrations/schemas.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { PAYLOAD_BYTES } from './model.ts'
 
 /** Returns the problems of a payload by the schema of its workflow version and the size limit. */
-export const payloadProblems = (
+export const payloadProblems = async (
   services: Services,
   project_id: string,
   { definition: { payload_schema } }: Machine,
   payload: Record<string, unknown>,
-): Promise<Problem[]> =>
-  checkedValue(project_id, payload_schema, ['payload', 'payload_schema'], async schema => {
-    const [problems] = await schemaChecks(services).problems(schema, [payload])
-    return problems
-  }).then(problems => [...sizeProblems(payload), ...problems])
+): Promise<Problem[]> => [
+  ...sizeProblems(payload),
+  ...(await valueProblems(services, project_id, payload_schema, payload, ['payload', 'payload_schema'])),
+]
 
 export const PAYLOAD_SIZE_PROBLEM: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
 

@@ -28,7 +28,7 @@ const arrayParser = pg.types.arrayParser as unknown as {
   create<T>(text: string, parse: (value: string) => T): { parse(): T[] }
 }
 
-/** Types whose values differ from those of pg: OID, OID of the array type, parser. */
+/** Types with other parsers than pg has: OID, OID of the array type, parser. */
 const TYPES: readonly [oid: number, arrayOid: number, parse: (value: string) => unknown][] = [
   [builtins.TIMESTAMPTZ, 1185, toIsoTime],
   [builtins.INT8, 1016, Number],

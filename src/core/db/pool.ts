@@ -212,21 +212,17 @@ export const sqlExecutor = (db: Queryable): SqlExecutor => ({
   },
 })
 
-/** Most runs of one transaction: a stale plan is replaced by the second. */
-const MAX_RUNS = 3
-
 /**
  * Runs `work` in one transaction. An error rolls back and is rethrown. The connection survives it: Slonik would close a
  * connection whose routine throws, so that every refused write would cost a reconnect.
  */
 export async function inTransaction<T>(pool: Pool, work: (connection: Transaction) => Promise<T>): Promise<T> {
-  for (let runs = 1; ; runs++) {
-    try {
-      return await runTransaction(pool, work)
-    } catch (error) {
-      // After a stale plan the statements are prepared under new names.
-      if (runs === MAX_RUNS || !isPlanStale(error)) throw error
-    }
+  try {
+    return await runTransaction(pool, work)
+  } catch (error) {
+    // The statements are then prepared under new names.
+    if (!isPlanStale(error)) throw error
+    return runTransaction(pool, work)
   }
 }
 

@@ -88,11 +88,6 @@ export class SchemaChecks {
     return refusals
   }
 
-  /** Returns the violations of one value. */
-  async problemsInTransaction(schema: SchemaOf, value: unknown): Promise<SchemaProblem[]> {
-    return (await this.problems(schema, [value]))[0]
-  }
-
   close(): Promise<void> {
     return this.#threads.close()
   }

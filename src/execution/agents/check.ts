@@ -5,12 +5,14 @@ import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import { checkAgentKnowledge } from './knowledge.ts'
 import { AgentConfig, type AgentRow, agentKind } from './model.ts'
-import { checkOutputSchema } from './schema.ts'
+import { checkOutputSchema, outputSchema } from './schema.ts'
 
 const findProject = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
   kinds.get('project').find(db, id)
@@ -91,6 +93,20 @@ export const agentRefusals = [
   'GUARDRAIL_NOT_FOUND',
   'RESOURCE_NOT_FOUND',
 ] as const
+
+/** Compiles the schemas in a body before the transaction that checks them. */
+export const compileSchemas = ({
+  services,
+  project,
+  body: { output_schema, tool_bindings },
+}: Pick<Context, 'services' | 'project'> & { body: Partial<z.output<typeof AgentConfig>> }) =>
+  schemaChecks(services).refusals([
+    ...parameterSchemas(
+      project,
+      (tool_bindings ?? []).map(({ tool }) => tool),
+    ),
+    ...(output_schema == null ? [] : [outputSchema(project as string, output_schema)]),
+  ])
 
 /** Permissions that references in a configuration require. */
 export const referencePermissions = [

@@ -5,17 +5,14 @@ import { type Context, itemOperation, type Operation } from '../../core/api/oper
 import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { sql } from '../../core/db/sql.ts'
-import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { parameterSchemas } from '../tools/check-definition.ts'
 import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
 import { refuseBoundedCaller } from './bounds.ts'
-import { agentRefusals, checkConfig, referencePermissions, requireValidAgentConfig } from './check.ts'
+import { agentRefusals, checkConfig, compileSchemas, referencePermissions, requireValidAgentConfig } from './check.ts'
 import {
   Agent,
-  type AgentConfig,
   AgentInput,
   AgentPatch,
   AgentProjection,
@@ -25,7 +22,6 @@ import {
   ReleaseInput,
 } from './model.ts'
 import { endRelease, setRelease } from './release.ts'
-import { outputSchema } from './schema.ts'
 import { agentVersions } from './versions.ts'
 
 const tag = 'Agents'
@@ -48,20 +44,6 @@ const requireDetachOfRemoved = (
   { stored, allowed }: Pick<Context, 'allowed'> & { stored: AgentRow },
 ): void =>
   requireDetach({ allowed }, stored.project_id, removedGuardrails([stored.guardrail_ids], [next.guardrail_ids]))
-
-/** Compiles the schemas in a body before the transaction that checks them. */
-const compileSchemas = ({
-  services,
-  project,
-  body: { output_schema, tool_bindings },
-}: Pick<Context, 'services' | 'project'> & { body: Partial<z.output<typeof AgentConfig>> }) =>
-  schemaChecks(services).refusals([
-    ...parameterSchemas(
-      project,
-      (tool_bindings ?? []).map(({ tool }) => tool),
-    ),
-    ...(output_schema == null ? [] : [outputSchema(project as string, output_schema)]),
-  ])
 
 const updateOperation = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({

@@ -4,11 +4,10 @@ import { sql } from '../../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../../core/db/writer.ts'
 import { narrowAuthority } from '../../../core/iam/authority.ts'
 import type { CallerDefinition, PrincipalRecord } from '../../../core/iam/caller.ts'
-import { schemaChecks } from '../../../core/json-schema/checks.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { lockUnpaused } from '../../../identity/projects/pause.ts'
 import { type OrchestrationRow, orchestrationVersions } from '../../orchestrations/model.ts'
-import { checkedValue } from '../../orchestrations/schemas.ts'
+import { valueProblems } from '../../orchestrations/schemas.ts'
 import { sealRunContext } from '../engine/context.ts'
 import { jsonBytes, MAX_RUN_INPUT_BYTES } from '../engine/run-state.ts'
 import { presentRun, type RunRow, runKind } from '../model.ts'
@@ -43,8 +42,6 @@ type RunStart = {
   parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
 }
 
-const INPUT_PATHS = ['input', 'input_schema'] as const
-
 type InputTarget = Pick<OrchestrationRow, 'project_id' | 'input_schema'>
 
 /**
@@ -58,12 +55,7 @@ export function requireSize(input: unknown): void {
 
 /** Validates an input against the input_schema of a version; returns problems with paths below `input`. */
 export const inputProblems = (services: Services, { project_id, input_schema }: InputTarget, input: unknown) =>
-  checkedValue(
-    project_id,
-    input_schema,
-    INPUT_PATHS,
-    async schema => (await schemaChecks(services).problems(schema, [input ?? {}]))[0],
-  )
+  valueProblems(services, project_id, input_schema, input ?? {}, ['input', 'input_schema'])
 
 /** Builds the row of a new run. */
 export function buildRunRow(services: Services, start: RunStart): RunRow {
