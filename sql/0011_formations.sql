@@ -5,22 +5,18 @@ create table formations (
   project_id text not null references projects (id) on delete cascade,
   name text not null,
   status text not null check (status in ('creating', 'active', 'updating', 'failed', 'deleting', 'deleted', 'delete_failed')),
-  -- As authored; json keeps the order of keys. Write-only values are placeholders here.
+  -- As authored, with placeholders for write-only values.
   template json not null,
-  -- Their values as authored, sealed: { <logical id>: { <property>: value } }.
+  -- The write-only values as authored: { <logical id>: { <property>: value } }.
   sealed_values text,
   outputs json,
-  -- Outputs whose values are kept nowhere and read when they are shown: { <output>: { resource, attribute } }
+  -- Outputs whose values are never stored, and are read when they are presented: { <output>: { resource, attribute } }
   read_outputs json,
-  metadata json,
-  resolved_metadata json,
-  resolved_parameters json,
-  error jsonb,
+  metadata json, resolved_metadata json, resolved_parameters json, error jsonb,
   termination_protection boolean not null default false,
-  -- The newest operation, which is the one that runs while one runs.
+  -- The newest operation; earlier ones have settled.
   operation_id text not null,
-  created_at timestamptz(3) not null default now(),
-  updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index formations_project on formations (project_id, created_at desc, id desc);
 create unique index formations_name on formations (project_id, name) where status <> 'deleted';
@@ -29,26 +25,24 @@ create index formations_gone on formations (updated_at) where status = 'deleted'
 create table formation_resources (
   id text primary key,
   formation_id text not null references formations (id) on delete cascade,
-  logical_id text not null,
-  resource_type text not null,
-  -- Null until it is created, and again once it is deleted.
+  logical_id text not null, resource_type text not null,
+  -- Null before the creation and after the deletion.
   physical_resource_id text,
   status text not null check (status in ('pending', 'created', 'updated', 'deleted', 'failed')),
-  -- Place in the order of the last template that declared it; what is deleted goes backwards.
+  -- Order in the last template that declared it; deletions are in reverse order.
   position integer not null,
-  retain boolean not null default false,
-  prevent_destroy boolean not null default false,
-  -- The properties as they were applied, without write-only values.
+  retain boolean not null default false, prevent_destroy boolean not null default false,
+  -- Applied properties, without write-only values.
   applied json not null default '{}',
-  -- What the resource showed for them afterwards, where that was something else.
+  -- Values of these properties in the resource afterwards, if they differ.
   shown json not null default '{}',
   -- Keyed hashes of write-only values: { <property>: hash }.
   hashes jsonb not null default '{}',
-  -- Attributes that the handler of a registered type gave.
+  -- Attributes returned by the handler of a registered type.
   attributes jsonb,
-  -- Resources that were replaced and are still to be deleted: [{ physical_resource_id, retain }].
+  -- Replaced resources that are not deleted yet: [{ physical_resource_id, retain }].
   replaced jsonb not null default '[]',
-  -- Creates that were refused: the next one is another call, and no repeat of a refused one.
+  -- Refused creates: the next one is a new call, not a repeat.
   refusals integer not null default 0,
   applied_at timestamptz(3)
 ) with (fillfactor = 85);
@@ -63,50 +57,42 @@ create table formation_operations (
   formation_id text not null references formations (id) on delete cascade,
   operation_type text not null check (operation_type in ('create', 'update', 'delete')),
   status text not null check (status in ('pending', 'running', 'succeeded', 'failed')),
-  plan json,
-  error jsonb,
-  -- The parameters while it runs, sealed, and what of the template they leave out.
+  plan json, error jsonb,
+  -- Until the end: parameters, and the parts of the template that they omit.
   sealed_parameters text,
-  -- Values that the answer of the request alone may show, sealed until it has.
+  -- Values that only the response of the request may contain, until it does.
   sealed_answer text,
   force_conflicts boolean not null default true,
-  created_at timestamptz(3) not null default now(),
-  updated_at timestamptz(3) not null default now()
+  created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 ) with (fillfactor = 85);
 create index formation_operations_formation on formation_operations (formation_id, created_at, id);
 
--- What an operation did, in order.
+-- Steps of an operation, in order.
 create table formation_events (
   operation_id text not null references formation_operations (id) on delete cascade,
   seq integer not null,
   created_at timestamptz(3) not null default now(),
-  logical_id text not null,
-  resource_type text not null,
-  action text not null,
+  logical_id text not null, resource_type text not null, action text not null,
   status text not null check (status in ('succeeded', 'failed')),
-  physical_resource_id text,
-  error jsonb,
+  physical_resource_id text, error jsonb,
   primary key (operation_id, seq)
 );
 
--- Operations that wait for a worker, and those that run.
+-- Work items: unsettled operations.
 create table formation_attempts (
   formation_id text primary key references formations (id) on delete cascade,
   id text not null unique references formation_operations (id) on delete cascade,
   state text not null default 'queued' check (state in ('queued', 'running')),
   due_at timestamptz(3) not null default now(),
-  claims integer not null default 0,
-  losses integer not null default 0,
+  claims integer not null default 0, losses integer not null default 0,
   failures integer not null default 0,
-  holder text,
-  -- Whose rights it has: { type, id, via }, and the kind of the credential it was asked for with.
+  -- Principal whose permissions apply: { type, id, via }, and the kind of the credential of the request.
   principal jsonb not null,
-  credential jsonb not null,
-  heartbeat_at timestamptz(3)
+  credential jsonb not null
 );
 create index formation_attempts_due on formation_attempts (due_at);
 
--- Outputs of other formations that the template in force takes values from.
+-- Outputs of other formations that the current template uses.
 create table formation_imports (
   formation_id text not null references formations (id) on delete cascade,
   source_id text not null references formations (id) on delete cascade,
@@ -115,14 +101,12 @@ create table formation_imports (
 );
 create index formation_imports_source on formation_imports (source_id, output);
 
--- Plans that were saved to be applied as they are.
+-- Plans that were stored to be applied unchanged.
 create table formation_plans (
   id text primary key,
   formation_id text not null references formations (id) on delete cascade,
-  template json not null,
-  sealed_values text,
-  sealed_parameters text,
-  -- Of the state that it was made of.
+  template json not null, sealed_values text, sealed_parameters text,
+  -- Of the state from which the plan was computed.
   digest text not null,
   expires_at timestamptz(3) not null,
   created_at timestamptz(3) not null default now()
