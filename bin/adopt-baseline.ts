@@ -1,12 +1,13 @@
 #!/usr/bin/env node
 /**
  * Moves a database of the last release before the baseline to the files of sql/, while web and worker are stopped:
- * changes its tables, replaces its functions and triggers by those of sql/, moves messages of renamed queues, and
+ * changes its tables, replaces its functions and triggers, moves messages of renamed queues, and
  * records the files as applied. One transaction. `npm run adopt-baseline [data directory]`.
  */
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 import pg from 'pg'
+import { z } from 'zod'
 import { DATA_DIRECTORY, withConfig } from '../src/cli/environment.ts'
 import { describeError } from '../src/cli/output.ts'
 import { loadModules } from '../src/core/api/module.ts'
@@ -114,6 +115,11 @@ async function moveMessages(client: pg.Client): Promise<void> {
      from (${renames}) r join pgboss.queue q on q.name = r.new where j.name = r.old`,
     values,
   )
+  // Wake-ups in an earlier form; the sweeps send them again.
+  const work = queues.all().filter(({ message }) => message instanceof z.ZodObject && 'work_id' in message.shape)
+  await client.query(`delete from pgboss.job where name = any($1) and state <= 'active' and not data ? 'work_id'`, [
+    work.map(({ name }) => name),
+  ])
   const declared = queues.all().flatMap(({ name }) => [name, deadLetterQueue(name)])
   await client.query('delete from pgboss.job where name <> all($1)', [declared])
   await client.query('delete from pgboss.queue where name <> all($1)', [declared])

@@ -107,10 +107,8 @@ end $$;
 create table worker_heartbeats (
   instance_id text primary key,
   kinds text[] not null, started_at timestamptz(3) not null, beat_at timestamptz(3) not null,
-  -- The process, as leases name it: other processes end the leases of a lost one.
-  holder text,
-  host text, pid integer,
-  pid_started text
+  -- The process, as in leases: other processes end the leases of a lost one.
+  holder text, host text, pid integer, pid_started text
 );
 
 -- Readiness updates it to check that the database accepts writes. Processes share the row, so that they rarely write.

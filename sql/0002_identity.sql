@@ -58,8 +58,8 @@ create table projects (
   -- No content of the project is erased before.
   content_hold_until timestamptz(3),
   -- Days after which conversations, and traces with their turns, are deleted. Null: never.
-  conversation_retention_days integer,
-  trace_retention_days integer, require_priced_model boolean not null default false,
+  conversation_retention_days integer, trace_retention_days integer,
+  require_priced_model boolean not null default false,
   tags jsonb not null default '{}',
   paused_at timestamptz(3), pause_reason text, delete_at timestamptz(3),
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
@@ -88,11 +88,12 @@ create table project_keys (
   name text,
   -- SHA-256 of the complete key: 256 random bits need no slow hash.
   key_hash bytea not null unique,
-  key_prefix text not null, previous_key_hash bytea, previous_key_expires_at timestamptz(3),
+  key_prefix text not null,
+  previous_key_hash bytea, previous_key_expires_at timestamptz(3),
   user_id text not null references users (id) on delete cascade,
   project_id text references projects (id) on delete cascade,
-  allowed_ips text[], expires_at timestamptz(3), last_used_at timestamptz(3),
-  rotated_at timestamptz(3),
+  allowed_ips text[],
+  expires_at timestamptz(3), last_used_at timestamptz(3), rotated_at timestamptz(3),
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index project_keys_previous on project_keys (previous_key_hash) where previous_key_hash is not null;
@@ -110,7 +111,8 @@ create index project_key_policies_policy on project_key_policies (policy_id);
 create table secrets (
   id text primary key,
   project_id text not null references projects (id) on delete cascade,
-  name text not null, sealed_value text,
+  name text not null,
+  sealed_value text,
   -- Where an external value is: { type, path }.
   source jsonb,
   previous_sealed_value text, previous_source jsonb, previous_until timestamptz(3),

@@ -6,7 +6,8 @@ create table events (
   name text not null, resource_type text not null, resource_id text not null,
   -- Text, not jsonb: the signed and sent bytes never change. Compressed (`packed`) for a project without webhooks.
   envelope text,
-  packed bytea, custom boolean not null default false, causation jsonb,
+  packed bytea,
+  custom boolean not null default false, causation jsonb,
   dispatched_at timestamptz(3),
   -- The dispatch failed and waits in a separate queue.
   dispatch_deferred boolean not null default false,
@@ -191,8 +192,8 @@ create table usage_events (
   -- Loose, all of these. Null for an agent that another project shares, whose provider is not disclosed.
   ai_provider_id text,
   agent_id text, generation_id text, trace_id text, orchestration_run_id text, node_id text,
-  tool_id text, tool_action text, actor_id text, session_id text, trigger_id text, action_id text,
-  source text, publisher_project_id text,
+  tool_id text, tool_action text, actor_id text, session_id text, trigger_id text,
+  action_id text, source text, publisher_project_id text,
   -- Sum of the priced components; null if none is priced.
   cost_usd numeric,
   -- Counted by token quotas and thresholds: uncached input, cached input and output.
@@ -253,8 +254,9 @@ create table usage_rollups (
   unit text not null, shard smallint not null, events bigint not null, quantity numeric not null,
   -- Of the priced part; null if nothing is priced.
   cost_usd numeric,
-  input_tokens bigint not null, input_cost numeric, cached_tokens bigint not null,
-  cached_cost numeric, cache_write_tokens bigint not null, cache_write_cost numeric,
+  input_tokens bigint not null, input_cost numeric,
+  cached_tokens bigint not null, cached_cost numeric,
+  cache_write_tokens bigint not null, cache_write_cost numeric,
   output_tokens bigint not null, output_cost numeric, reasoning_tokens bigint not null,
   primary key (project_id, hour, meter_type, model, ai_provider_id, agent_id, source, publisher_project_id, component, unit, shard)
 ) with (fillfactor = 50);

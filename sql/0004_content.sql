@@ -174,7 +174,8 @@ create table document_chunks (
   chunk_index integer not null, page_number integer,
   -- Unicode code points of the text of the document, end exclusive.
   char_start integer not null,
-  char_end integer not null, content text not null,
+  char_end integer not null,
+  content text not null,
   -- Title and headings above the chunk; embedded with it, never presented as its text.
   context text,
   tsv tsvector not null,

@@ -142,13 +142,15 @@ create table agents (
   single_session_per_actor boolean not null default false,
   -- Whether the content of turns is stored; null: the mode of the project. The stricter mode applies.
   trace_content_mode text check (trace_content_mode in ('full', 'none')),
-  knowledge_config jsonb, tool_bindings json, active_tool_ids text[], tool_choice json,
+  knowledge_config jsonb,
+  tool_bindings json, active_tool_ids text[], tool_choice json,
   stop_conditions json, step_rules json, boundary_policy json, guardrail_ids text[],
   -- `react` or `terminate`; null is terminate.
   on_approval_expiry text,
   -- Tools of bindings, and secrets of definitions in bindings, loose.
   tool_ids text[],
-  secret_ids text[], version integer not null default 1,
+  secret_ids text[],
+  version integer not null default 1,
   -- { stable_version, canary_version, canary_percent, promotion_gate, started_at, started_by }; null without a release.
   active_release json,
   -- IDs in the configurations of both versions: these rows cannot be deleted during the release.
@@ -283,8 +285,8 @@ create table traces (
   notes jsonb not null default '[]',
   -- Steps of settled turns. Loose: refuse_file_of_trace.
   file_id text,
-  content_redacted_at timestamptz(3), content_redacted_by_principal_type text,
-  content_redacted_by_principal_id text,
+  content_redacted_at timestamptz(3),
+  content_redacted_by_principal_type text, content_redacted_by_principal_id text,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 ) with (fillfactor = 45);
 create index traces_project on traces (project_id, created_at, id);
@@ -308,7 +310,8 @@ create table generations (
   -- Loose, down to the principal.
   chain_id text,
   conversation_id text, session_id text, actor_id text, trigger_id text, orchestration_run_id text,
-  node_id text, node_attempt integer, started_by_principal_type text, started_by_principal_id text,
+  node_id text, node_attempt integer,
+  started_by_principal_type text, started_by_principal_id text,
   status text not null default 'pending' check (status in ('pending', 'in_progress', 'requires_action', 'completed', 'failed')),
   stop_reason text, error jsonb, output jsonb, input jsonb, required_action jsonb, usage jsonb,
   -- Outcomes of the calls of a routed turn.
@@ -316,8 +319,10 @@ create table generations (
   step_count integer not null default 0, action_id text, source text, metadata jsonb,
   -- Search results for the turn, and results of memory rules by their IDs.
   knowledge jsonb,
-  extraction jsonb, content_redacted_at timestamptz(3), content_redacted_by_principal_type text,
-  content_redacted_by_principal_id text, started_at timestamptz(3), completed_at timestamptz(3),
+  extraction jsonb,
+  content_redacted_at timestamptz(3),
+  content_redacted_by_principal_type text, content_redacted_by_principal_id text,
+  started_at timestamptz(3), completed_at timestamptz(3),
   last_activity_at timestamptz(3),
   created_at timestamptz(3) not null,
   updated_at timestamptz(3) not null,
@@ -331,7 +336,8 @@ create table generations (
   attempt integer not null default 0,
   -- Attempts lost since the last settled step.
   lost_attempts integer not null default 0,
-  handed_back boolean not null default false, abort jsonb, streamed boolean not null default false,
+  handed_back boolean not null default false,
+  abort jsonb, streamed boolean not null default false,
   shape text not null default 'agent' check (shape in ('agent', 'conversation')),
   -- Content mode at the creation; `none` stores nothing readable.
   content_mode text not null default 'full' check (content_mode in ('full', 'none')),
@@ -384,7 +390,8 @@ create table generation_steps (
   n integer not null, text text, finish_reason text, model text, ai_provider_id text,
   tool_calls jsonb not null default '[]',
   tool_results jsonb not null default '[]',
-  usage jsonb, started_at timestamptz(3) not null, completed_at timestamptz(3) not null,
+  usage jsonb,
+  started_at timestamptz(3) not null, completed_at timestamptz(3) not null,
   primary key (generation_id, n)
 );
 
@@ -503,7 +510,8 @@ create table deciders (
   name text not null, description text,
   agent_id text references agents (id),
   tool_id text references tools (id),
-  version integer not null default 1, questions json not null,
+  version integer not null default 1,
+  questions json not null,
   escalate_below double precision,
   author jsonb,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now(),
@@ -550,8 +558,7 @@ create table decision_attempts (
   id text not null unique,
   state text not null default 'queued' check (state in ('queued', 'running')),
   due_at timestamptz(3) not null default now(),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0,
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Principal that requested it: { type, id, via }, and the permission that is checked again: { action, kind, id }.
   principal jsonb not null,
   permission jsonb not null,
@@ -605,9 +612,9 @@ create table memory_rule_firings (
   project_id text not null references projects (id) on delete cascade,
   memory_rule_id text not null references memory_rules (id) on delete cascade,
   generation_id text not null references generations (id) on delete cascade,
-  -- During `asked` the turn of the handler is in progress.
+  -- 'asked': the turn of the handler is in progress.
   state text not null default 'queued' check (state in ('queued', 'running', 'asked', 'done', 'failed')),
-  -- Next attempt of a queued firing, claim of a running one, latest expected end of the turn in `asked`. Null when it
+  -- Next attempt of a queued firing, claim of a running one, latest expected end of the turn of an 'asked' one. Null when it
   -- has settled.
   due_at timestamptz(3) default now(),
   claims integer not null default 0, losses integer not null default 0,

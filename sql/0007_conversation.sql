@@ -43,8 +43,7 @@ create table actor_purges (
   id text not null unique,
   state text not null default 'queued' check (state in ('queued', 'running')),
   due_at timestamptz(3) not null default now(),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0,
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Principal that requested it: { type, id, via }.
   principal jsonb not null,
   -- Later content is not erased. Null in the first of two passes: a turn that begins during it may have read content
@@ -116,7 +115,8 @@ create table conversation_turns (
   chat_id text,
   actor_id text references actors (id) on delete set null,
   payload jsonb not null default '{}',
-  principal_type text not null, principal_id text not null, not_before timestamptz(3),
+  principal_type text not null, principal_id text not null,
+  not_before timestamptz(3),
   state text not null default 'queued' check (state in ('queued', 'running', 'done', 'failed', 'cancelled')),
   -- Fence: only the last claim settles a turn.
   attempt integer not null default 0,

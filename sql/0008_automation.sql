@@ -3,8 +3,8 @@
 create table orchestrations (
   id text primary key,
   project_id text not null references projects (id) on delete cascade,
-  name text not null, description text, version integer not null default 1, nodes json not null,
-  edges json not null, state_schema json, input_schema json,
+  name text not null, description text, version integer not null default 1,
+  nodes json not null, edges json not null, state_schema json, input_schema json,
   -- Module that executes its work by this graph, which then has no routes; `deletion` until its runs are stopped.
   managed_by text,
   author jsonb,
@@ -58,8 +58,9 @@ create table orchestration_runs (
   root_id text not null, run_depth integer not null default 0, retry_of_run_id text,
   -- Loose, all of these.
   trigger_id text,
-  trigger_firing_id text, task_id text, trace_id text, authority jsonb not null,
-  permission jsonb not null, pause_requested_at timestamptz(3), pause_reason text,
+  trigger_firing_id text, task_id text, trace_id text,
+  authority jsonb not null, permission jsonb not null,
+  pause_requested_at timestamptz(3), pause_reason text,
   -- The pause is the pause of the project, whose end resumes the run.
   paused_with_project boolean not null default false,
   wake_at timestamptz(3),
@@ -107,7 +108,8 @@ create table orchestration_node_executions (
   progress json,
   -- Node types that workers execute: number of claims, and end of the lease.
   deliveries integer not null default 0,
-  holder text, leased_until timestamptz(3), polls integer not null default 0,
+  holder text, leased_until timestamptz(3),
+  polls integer not null default 0,
   wake_at timestamptz(3),
   -- Timeout of a callback, a turn or a run.
   deadline_at timestamptz(3),
@@ -177,7 +179,8 @@ create table triggers (
   next_fire_at timestamptz(3),
   -- Principal of its firings: { type, id, via }. Its creator may be another one.
   authority jsonb not null,
-  created_by jsonb not null, sealed_secret text,
+  created_by jsonb not null,
+  sealed_secret text,
   -- After a rotation: verifies until then.
   previous_sealed_secret text,
   previous_secret_until timestamptz(3),
@@ -211,8 +214,8 @@ create table trigger_firings (
   asked_by jsonb,
   -- When a queued firing is due, when the lease of a running one ends.
   due_at timestamptz(3) default now(),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0, holder text, heartbeat_at timestamptz(3),
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
+  holder text, heartbeat_at timestamptz(3),
   started_at timestamptz(3), completed_at timestamptz(3),
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 ) with (fillfactor = 80);
@@ -240,8 +243,9 @@ create index trigger_fanouts_created on trigger_fanouts (created_at);
 create table workflows (
   id text primary key,
   project_id text not null references projects (id) on delete cascade,
-  name text not null, description text, version integer not null default 1, states json not null,
-  transitions json not null, payload_schema json, author jsonb,
+  name text not null, description text, version integer not null default 1,
+  states json not null, transitions json not null, payload_schema json,
+  author jsonb,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index workflows_project on workflows (project_id, created_at desc, id desc);
@@ -272,7 +276,8 @@ create table tasks (
   pending_approval_id text,
   -- Principal that requested the gated transition, and its context.
   gate json,
-  gate_context text, pause_requested_at timestamptz(3), pause_reason text,
+  gate_context text,
+  pause_requested_at timestamptz(3), pause_reason text,
   entered_state_at timestamptz(3) not null,
   -- Counts the changes of the row: a decision on an earlier revision writes nothing.
   revision integer not null,
@@ -364,8 +369,8 @@ create table task_dispatches (
   due_at timestamptz(3),
   -- When the sweep checks whether the result has settled without a wake-up.
   look_at timestamptz(3),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0, holder text,
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
+  holder text,
   heartbeat_at timestamptz(3)
 ) with (fillfactor = 70);
 create index task_dispatches_due on task_dispatches (due_at) where due_at is not null;

@@ -3,8 +3,9 @@
 create table playbooks (
   id text primary key,
   project_id text not null references projects (id) on delete cascade,
-  name text not null, description text, version integer not null default 1, steps json not null,
-  case_schema json, input_schema json, outcome json, resolve_case boolean not null default true,
+  name text not null, description text, version integer not null default 1,
+  steps json not null, case_schema json, input_schema json, outcome json,
+  resolve_case boolean not null default true,
   -- Graph of its executions, version by version.
   orchestration_id text not null references orchestrations (id),
   author jsonb,
@@ -136,7 +137,8 @@ create table playbook_executions (
   event_wait json,
   -- Of the run, unless the pause of the project is the only one.
   pause_requested_at timestamptz(3),
-  pause_reason text, outcome text, output json, error jsonb,
+  pause_reason text,
+  outcome text, output json, error jsonb,
   -- Loose: runs are deleted with the graph of their playbook.
   orchestration_run_id text not null,
   previous_orchestration_run_ids text[] not null default '{}',
@@ -164,8 +166,8 @@ create table playbook_execution_steps (
   attempts_before integer not null default 0,
   input json, output json, error jsonb, assignee text, due_at timestamptz(3),
   overdue boolean not null default false, approval_id text, generation_id text, decision_id text,
-  orchestration_run_id text, tool_id text, completed_by jsonb, note text, started_at timestamptz(3),
-  completed_at timestamptz(3),
+  orchestration_run_id text, tool_id text, completed_by jsonb, note text,
+  started_at timestamptz(3), completed_at timestamptz(3),
   primary key (execution_id, key)
 ) with (fillfactor = 70);
 create index playbook_execution_steps_generation on playbook_execution_steps (generation_id)
@@ -202,8 +204,7 @@ create table playbook_export_attempts (
   id text not null unique,
   state text not null default 'queued' check (state in ('queued', 'running')),
   due_at timestamptz(3) not null default now(),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0,
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Principal that requested it: { type, id, via }.
   principal jsonb not null,
   created_at timestamptz(3) not null default now()

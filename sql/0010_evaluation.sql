@@ -46,7 +46,8 @@ create table evals (
   revision integer not null default 1,
   -- Providers of model judges among the scorers, and whether one uses the default route of the project.
   ai_provider_ids text[] not null default '{}',
-  inherits_route boolean not null default false, author jsonb,
+  inherits_route boolean not null default false,
+  author jsonb,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index evals_project on evals (project_id, created_at desc, id desc);
@@ -104,7 +105,7 @@ create table eval_results (
   -- Loose, all IDs.
   item_id text not null,
   source_generation_id text, source_conversation_id text, source_actor_id text, generation_id text,
-  -- `queued` waits for a worker, `asked` for the end of its turn, `answered` for the scorers; only `done` is presented.
+  -- 'queued' waits for a worker, 'asked' for the end of its turn, 'answered' for the scorers; only 'done' is presented.
   state text not null default 'queued' check (state in ('queued', 'asked', 'answered', 'done')),
   input json not null, expected_output text, metadata json,
   -- Whether the turn stores its content: otherwise the result has no output.

@@ -84,8 +84,7 @@ create table formation_attempts (
   id text not null unique references formation_operations (id) on delete cascade,
   state text not null default 'queued' check (state in ('queued', 'running')),
   due_at timestamptz(3) not null default now(),
-  claims integer not null default 0, losses integer not null default 0,
-  failures integer not null default 0,
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Principal whose permissions apply: { type, id, via }, and the kind of the credential of the request.
   principal jsonb not null,
   credential jsonb not null
