@@ -9,7 +9,7 @@ const page = readFileSync(path.join(root, 'docs/database.md'), 'utf8')
 
 /** Cells of the table below a heading, or of the first table of the page. */
 const tableOf = (heading: string): string[][] =>
-  page
+  `\n${page}`
     .split(`\n${heading}\n`)[1]!
     .split('\n## ')[0]!
     .split('\n')
