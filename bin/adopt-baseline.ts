@@ -30,7 +30,7 @@ const REMOVED_FUNCTIONS = [
 ]
 
 /** Earlier names of queues. */
-const RENAMED_QUEUES = {
+const RENAMED_QUEUES: Record<string, string> = {
   conversation: 'conversation.process',
   'embeddings.missing': 'embedding.fill_missing',
   'embeddings.reindex': 'embedding.reindex',
@@ -65,7 +65,7 @@ const RENAMED_QUEUES = {
   'usage.thresholds': 'usage.check_thresholds',
   'usage.thresholds.rearm': 'usage.rearm_thresholds',
   'vector.index': 'vector.build_index',
-} as const
+}
 
 const sqlFile = (...names: string[]): string => readFileSync(path.join(import.meta.dirname, ...names), 'utf8')
 
@@ -93,14 +93,9 @@ async function replaceFunctions(client: pg.Client): Promise<void> {
 }
 
 async function moveMessages(client: pg.Client): Promise<void> {
-  const names = Object.entries(RENAMED_QUEUES)
-    .flatMap(([from, to]) => [
-      [from, to],
-      [deadLetterQueue(from), deadLetterQueue(to)],
-    ])
-    .map(pair => pair as [string, string])
+  const withDeadLetters = (names: string[]) => names.flatMap(name => [name, deadLetterQueue(name)])
   const renames = `select * from unnest($1::text[], $2::text[]) as r (old, new)`
-  const values = [names.map(([from]) => from), names.map(([, to]) => to)]
+  const values = [Object.keys(RENAMED_QUEUES), Object.values(RENAMED_QUEUES)].map(withDeadLetters)
   // A mailbox has one waiting and one active message per key.
   await client.query(
     `delete from pgboss.job j using (${renames}) r
@@ -120,7 +115,7 @@ async function moveMessages(client: pg.Client): Promise<void> {
   await client.query(`delete from pgboss.job where name = any($1) and state <= 'active' and not data ? 'work_id'`, [
     work.map(({ name }) => name),
   ])
-  const declared = queues.all().flatMap(({ name }) => [name, deadLetterQueue(name)])
+  const declared = withDeadLetters(queues.all().map(({ name }) => name))
   await client.query('delete from pgboss.job where name <> all($1)', [declared])
   await client.query('delete from pgboss.queue where name <> all($1)', [declared])
 }
