@@ -206,8 +206,7 @@ create table oauth_grants (
   -- Scopes about the identity of the user.
   openid_scopes text[] not null,
   -- The end in the consent, and the end unless a token is refreshed.
-  ends_at timestamptz(3) not null,
-  expires_at timestamptz(3) not null,
+  ends_at timestamptz(3) not null, expires_at timestamptz(3) not null,
   created_at timestamptz(3) not null default now(),
   last_used_at timestamptz(3), revoked_at timestamptz(3),
   revoked_reason text

@@ -5,8 +5,7 @@ create table events (
   project_id text not null references projects (id) on delete cascade,
   name text not null, resource_type text not null, resource_id text not null,
   -- Text, not jsonb: the signed and sent bytes never change. Compressed (`packed`) for a project without webhooks.
-  envelope text,
-  packed bytea,
+  envelope text, packed bytea,
   custom boolean not null default false, causation jsonb,
   dispatched_at timestamptz(3),
   -- The dispatch failed and waits in a separate queue.
@@ -69,8 +68,7 @@ create table refused_attempts (
   username text not null,
   user_id text,
   -- Attempts that no entry counts yet, time of the first and address of the last.
-  attempts bigint not null,
-  since timestamptz(3) not null, ip text, audited_at timestamptz(3),
+  attempts bigint not null, since timestamptz(3) not null, ip text, audited_at timestamptz(3),
   primary key (action, username)
 );
 
@@ -85,8 +83,7 @@ create table webhooks (
   previous_sealed_secret text,
   previous_secret_until timestamptz(3),
   -- Consecutive failed deliveries, and the time of the first.
-  failures integer not null default 0,
-  failing_since timestamptz(3),
+  failures integer not null default 0, failing_since timestamptz(3),
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index webhooks_project on webhooks (project_id, created_at desc, id desc);
@@ -156,8 +153,7 @@ create table quotas (
   reserve boolean not null default false,
   warn_at double precision[] not null default '{}',
   -- Window of the last quota.exceeded, of the last audit entry of a monitored breach, and of the highest warning.
-  fired_window_key text,
-  last_fired_at timestamptz(3), audited_window_key text, warned_window_key text,
+  fired_window_key text, last_fired_at timestamptz(3), audited_window_key text, warned_window_key text,
   warned_fraction double precision,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
@@ -441,8 +437,7 @@ create table activity_entries (
   -- Presented as written, never queried.
   detail json,
   -- Loose IDs, here and in exceptions.
-  orchestration_run_id text,
-  agent_id text, generation_id text, ref_id text,
+  orchestration_run_id text, agent_id text, generation_id text, ref_id text,
   -- Time of the insert by the clock of the database, not the start of the transaction: it bounds how far back
   -- uncommitted entries may be for readers that follow the feed.
   created_at timestamptz(3) not null default clock_timestamp()

@@ -108,8 +108,7 @@ create table documents (
   chunk_unit text check (chunk_unit in ('characters', 'tokens')),
   chunk_size integer, chunk_overlap integer,
   -- Stored chunks, and how many have a vector in the space in which they were written.
-  chunk_count integer not null default 0,
-  embedded_chunks integer not null default 0,
+  chunk_count integer not null default 0, embedded_chunks integer not null default 0,
   -- Null until the text is extracted and split.
   total_chunks integer,
   total_pages integer, error jsonb,

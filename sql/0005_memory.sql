@@ -33,8 +33,7 @@ create table memories (
   metadata json, expires_at timestamptz(3), invalidated_at timestamptz(3),
   superseded_by_memory_id text references memories (id) on delete set null,
   -- Whether knowledge_vectors has the text, and the space of the last embedding, 0 for none.
-  embedded boolean not null default false,
-  space_id integer not null default 0,
+  embedded boolean not null default false, space_id integer not null default 0,
   -- Consecutive failures caused by the text.
   embed_failures integer not null default 0,
   -- Null for an invalidated memory: searches find current ones.

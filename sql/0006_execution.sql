@@ -10,8 +10,7 @@ create table ai_providers (
   secret_id text references secrets (id),
   base_url text,
   -- As presented: credential values are "***" here and stored in sealed_credentials.
-  config jsonb,
-  sealed_credentials text,
+  config jsonb, sealed_credentials text,
   -- Secrets that a call needs: secret_id and the secrets of header tokens.
   secret_ids text[] not null default '{}',
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
@@ -148,8 +147,7 @@ create table agents (
   -- `react` or `terminate`; null is terminate.
   on_approval_expiry text,
   -- Tools of bindings, and secrets of definitions in bindings, loose.
-  tool_ids text[],
-  secret_ids text[],
+  tool_ids text[], secret_ids text[],
   version integer not null default 1,
   -- { stable_version, canary_version, canary_percent, promotion_gate, started_at, started_by }; null without a release.
   active_release json,
@@ -318,8 +316,7 @@ create table generations (
   routing jsonb,
   step_count integer not null default 0, action_id text, source text, metadata jsonb,
   -- Search results for the turn, and results of memory rules by their IDs.
-  knowledge jsonb,
-  extraction jsonb,
+  knowledge jsonb, extraction jsonb,
   content_redacted_at timestamptz(3),
   content_redacted_by_principal_type text, content_redacted_by_principal_id text,
   started_at timestamptz(3), completed_at timestamptz(3),
@@ -451,8 +448,7 @@ create table approvals (
   proposed_action json, reasoning text, evidence json, predicted_impact text,
   expires_at timestamptz(3) not null, dedup_key text,
   -- Loose, all IDs.
-  orchestration_run_id text,
-  node_id text, generation_id text, session_id text, agent_id text,
+  orchestration_run_id text, node_id text, generation_id text, session_id text, agent_id text,
   -- Version of the agent that proposed the call: it may define the tool in a binding.
   agent_version integer,
   conversation_id text, task_id text, task_transition text, policy_version text,
@@ -461,8 +457,7 @@ create table approvals (
   execution json,
   tool_type text,
   -- Principal of the call, and the permission that is checked before it.
-  authority jsonb,
-  permission jsonb,
+  authority jsonb, permission jsonb,
   -- Users with a part in the start of the work, who may not resolve the item if that is forbidden.
   starters text[] not null default '{}',
   forbid_self_approval boolean not null default false,
@@ -560,8 +555,7 @@ create table decision_attempts (
   due_at timestamptz(3) not null default now(),
   claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Principal that requested it: { type, id, via }, and the permission that is checked again: { action, kind, id }.
-  principal jsonb not null,
-  permission jsonb not null,
+  principal jsonb not null, permission jsonb not null,
   -- Whether the tool may have been called.
   called boolean not null default false,
   created_at timestamptz(3) not null default now()

@@ -57,8 +57,7 @@ create table orchestration_runs (
   parent_index integer,
   root_id text not null, run_depth integer not null default 0, retry_of_run_id text,
   -- Loose, all of these.
-  trigger_id text,
-  trigger_firing_id text, task_id text, trace_id text,
+  trigger_id text, trigger_firing_id text, task_id text, trace_id text,
   authority jsonb not null, permission jsonb not null,
   pause_requested_at timestamptz(3), pause_reason text,
   -- The pause is the pause of the project, whose end resumes the run.
@@ -107,8 +106,7 @@ create table orchestration_node_executions (
   -- Continues where the attempt stopped: the collection of a loop, the position of a poll, the input of a decision.
   progress json,
   -- Node types that workers execute: number of claims, and end of the lease.
-  deliveries integer not null default 0,
-  holder text, leased_until timestamptz(3),
+  deliveries integer not null default 0, holder text, leased_until timestamptz(3),
   polls integer not null default 0,
   wake_at timestamptz(3),
   -- Timeout of a callback, a turn or a run.
@@ -178,8 +176,7 @@ create table triggers (
   policy_id text references policies (id),
   next_fire_at timestamptz(3),
   -- Principal of its firings: { type, id, via }. Its creator may be another one.
-  authority jsonb not null,
-  created_by jsonb not null,
+  authority jsonb not null, created_by jsonb not null,
   sealed_secret text,
   -- After a rotation: verifies until then.
   previous_sealed_secret text,
@@ -275,8 +272,7 @@ create table tasks (
   automation_error json, automation_chain_depth integer not null, pending_transition text,
   pending_approval_id text,
   -- Principal that requested the gated transition, and its context.
-  gate json,
-  gate_context text,
+  gate json, gate_context text,
   pause_requested_at timestamptz(3), pause_reason text,
   entered_state_at timestamptz(3) not null,
   -- Counts the changes of the row: a decision on an earlier revision writes nothing.

@@ -5,8 +5,7 @@ create table datasets (
   project_id text not null references projects (id) on delete cascade,
   name text not null, description text,
   -- Number and total bytes of the items, whose writers lock this row. A run copies all items in one transaction.
-  item_count integer not null default 0,
-  item_bytes bigint not null default 0,
+  item_count integer not null default 0, item_bytes bigint not null default 0,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 create index datasets_project on datasets (project_id, created_at desc, id desc);
@@ -21,8 +20,7 @@ create table dataset_items (
   bytes bigint not null,
   source_generation_id text references generations (id) on delete set null,
   -- Loose, both: a purge of an end user finds its copies by them.
-  source_conversation_id text,
-  source_actor_id text,
+  source_conversation_id text, source_actor_id text,
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 );
 -- In the order of the IDs: rows of one import have one time.
@@ -70,8 +68,7 @@ create table eval_runs (
   max_error_rate double precision,
   group_by text,
   -- Version of the decider by scorer, and the questions of the deciders.
-  decider_versions json,
-  deciders json,
+  decider_versions json, deciders json,
   status text not null default 'queued' check (status in ('queued', 'running', 'completed', 'failed', 'canceled')),
   baseline_run_id text references eval_runs (id) on delete set null,
   -- Loose.
