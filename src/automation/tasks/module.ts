@@ -1,6 +1,5 @@
 import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
-import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { approvalProducers } from '../../execution/approvals/approval-producers.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { resumeHooks } from '../../identity/projects/pause.ts'
@@ -10,24 +9,22 @@ import { workflowEnds } from '../workflows/delete-hooks.ts'
 import { refuseOpenTasks } from './delete-task.ts'
 import { taskContent } from './erase.ts'
 import { taskErrors } from './errors.ts'
-import { taskHandlers, taskSchedules } from './handlers.ts'
+import { dispatchWork } from './execute-dispatch.ts'
 import { sealedTaskColumns, taskKind } from './model.ts'
 import { taskOperations } from './operations.ts'
-import { resumeTasks } from './pause.ts'
-import { taskDispatchWork } from './store.ts'
+import { projectTasksHandler, resumeTasks } from './pause.ts'
 import { taskFirings, taskRuns, taskTurns } from './targets.ts'
-import { taskApprovals } from './transition-approval.ts'
+import { settleHandler, taskApprovals } from './transition-approval.ts'
 
 export default module('tasks', {
   tags: { Tasks: 'Items that move through the states of a workflow, manually and by automation.' },
   errors: taskErrors,
   kinds: [taskKind],
   operations: taskOperations,
-  handlers: taskHandlers,
-  schedules: taskSchedules,
+  work: [dispatchWork],
+  handlers: [settleHandler, projectTasksHandler],
   sealedColumns: sealedTaskColumns,
   extensions: [
-    leaseHolding.with(taskDispatchWork.endLeases),
     turnOwners.with(taskTurns),
     runWatchers.with(taskRuns),
     firingWatchers.with(taskFirings),
