@@ -269,7 +269,7 @@ create table ingestion_attempts (
   id text not null unique,
   -- `awaiting`: a converter has promised to post the text.
   state text not null default 'queued' check (state in ('queued', 'running', 'awaiting')),
-  -- Next attempt of a queued item, end of the lease of a running one, or deadline of a callback.
+  -- When a queued attempt is due, claim of a running one, or deadline of a callback.
   due_at timestamptz(3) not null default now(),
   -- Claims by workers: the number fences late writers.
   claims integer not null default 0,
@@ -277,7 +277,6 @@ create table ingestion_attempts (
   losses integer not null default 0,
   -- Failed attempts without a specific reason.
   failures integer not null default 0,
-  holder text, heartbeat_at timestamptz(3),
   -- Principal that requested it: { type, id, via }.
   principal jsonb not null,
   allow_deferral boolean not null,

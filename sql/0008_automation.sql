@@ -209,10 +209,9 @@ create table trigger_firings (
   fired_by jsonb,
   -- Caller of a manual firing with its restrictions, which bound the firing.
   asked_by jsonb,
-  -- When a queued firing is due, when the lease of a running one ends.
+  -- When a queued firing is due, claim of a running one.
   due_at timestamptz(3) default now(),
   claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
-  holder text, heartbeat_at timestamptz(3),
   started_at timestamptz(3), completed_at timestamptz(3),
   created_at timestamptz(3) not null default now(), updated_at timestamptz(3) not null default now()
 ) with (fillfactor = 80);
@@ -361,15 +360,10 @@ create table task_dispatches (
   state text not null check (state in ('queued', 'running', 'started', 'held')),
   -- Turn, run or firing that it waits for.
   result_id text,
-  -- When a queued dispatch is due, when the lease of a running one ends.
+  -- When a queued dispatch is due, claim of a running one, and when a started one is checked without a notification.
   due_at timestamptz(3),
-  -- When the sweep checks whether the result has settled without a wake-up.
-  look_at timestamptz(3),
-  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
-  holder text,
-  heartbeat_at timestamptz(3)
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0
 ) with (fillfactor = 70);
 create index task_dispatches_due on task_dispatches (due_at) where due_at is not null;
-create index task_dispatches_look on task_dispatches (look_at) where look_at is not null;
 create index task_dispatches_result on task_dispatches (result_id) where result_id is not null;
 create index task_dispatches_held on task_dispatches (project_id, task_id) where state = 'held';

@@ -102,8 +102,9 @@ create table eval_results (
   -- Loose, all IDs.
   item_id text not null,
   source_generation_id text, source_conversation_id text, source_actor_id text, generation_id text,
-  -- 'queued' waits for a worker, 'asked' for the end of its turn, 'answered' for the scorers; only 'done' is presented.
-  state text not null default 'queued' check (state in ('queued', 'asked', 'answered', 'done')),
+  -- A work item. 'queued' waits for its turn, or with one for its scorers, 'asked' for the end of its turn; only 'done' is
+  -- presented.
+  state text not null default 'queued' check (state in ('queued', 'running', 'asked', 'done')),
   input json not null, expected_output text, metadata json,
   -- Whether the turn stores its content: otherwise the result has no output.
   content_mode text not null default 'full' check (content_mode in ('full', 'none')),
@@ -111,10 +112,8 @@ create table eval_results (
   -- Results of expensive scorers so far; of all scorers when it is done.
   scores json not null default '[]',
   passed boolean, error jsonb, bytes bigint not null,
-  -- Claims of scoring: the number fences late writers.
-  claims integer not null default 0,
-  -- Deferred until then: its project is paused.
-  held_until timestamptz(3),
+  due_at timestamptz(3) default now(),
+  claims integer not null default 0, losses integer not null default 0, failures integer not null default 0,
   -- Time of the result; before, start of the run.
   created_at timestamptz(3) not null default now(),
   unique (eval_run_id, item_id)
@@ -122,8 +121,8 @@ create table eval_results (
 create index eval_results_done on eval_results (eval_run_id, id) where state = 'done';
 create unique index eval_results_generation on eval_results (generation_id) where generation_id is not null;
 create index eval_results_project on eval_results (project_id) include (bytes);
-create index eval_results_held on eval_results (held_until) where held_until is not null;
-create index eval_results_open on eval_results (eval_run_id, state) where state in ('queued', 'asked', 'answered');
+create index eval_results_open on eval_results (eval_run_id, state) where state <> 'done';
+create index eval_results_due on eval_results (due_at, id) where due_at is not null;
 create index eval_results_source on eval_results (source_generation_id) where source_generation_id is not null;
 create index eval_results_source_conversation on eval_results (source_conversation_id) where source_conversation_id is not null;
 create index eval_results_source_actor on eval_results (source_actor_id) where source_actor_id is not null;

@@ -33,6 +33,20 @@ describe('adopt-baseline', function () {
       select pg_get_triggerdef(oid) from pg_trigger where not tgisinternal and tgrelid::regclass::text !~ '[.]'
       order by 1`)
 
+  const columns = () =>
+    query(`
+      select table_name, column_name, data_type, is_nullable, column_default
+      from information_schema.columns where table_schema = 'public' order by 1, 2`)
+  /** Columns of the last migration before the baseline. */
+  const restoreColumns = () =>
+    query(`
+      alter table ingestion_attempts add column holder text, add column heartbeat_at timestamptz(3);
+      alter table trigger_firings add column holder text, add column heartbeat_at timestamptz(3);
+      alter table task_dispatches add column holder text, add column heartbeat_at timestamptz(3),
+        add column look_at timestamptz(3);
+      alter table eval_results add column held_until timestamptz(3), drop column due_at, drop column losses,
+        drop column failures`)
+
   it('refuses another state and changes nothing', async () => {
     for (const names of [[], ['0230_formations', '0240_work']]) {
       await record(names)
@@ -43,11 +57,12 @@ describe('adopt-baseline', function () {
     }
   })
 
-  it('replaces functions and triggers, counts rows, moves messages and records the files', async () => {
+  it('changes tables, replaces functions and triggers, counts rows, moves messages and records the files', async () => {
     await record(['0240_work', '0241_rule_firings'])
     await query(`insert into projects (id, name) values ('proj_1', 'p')`)
     await query(`insert into actors (id, project_id, name) values ('actor_1', 'proj_1', 'a')`)
-    const expected = await catalogue()
+    const expected = [await columns(), await catalogue()]
+    await restoreColumns()
     await query('drop function count_rows cascade')
     await query(`create function usage_shard() returns smallint language sql return 0`)
     await query(`insert into actors (id, project_id, name) values ('actor_2', 'proj_1', 'a')`)
@@ -58,7 +73,7 @@ describe('adopt-baseline', function () {
         ('memory-rule', '{"firing_id": "a"}', 'a', 'stately'), ('decision.sweep', '{}', null, 'standard')`)
     const { code, stdout, stderr } = await adopt()
     assert.deepEqual([code, stdout], [0, 'the database has the baseline\n'], stderr)
-    assert.deepEqual(await catalogue(), expected)
+    assert.deepEqual([await columns(), await catalogue()], expected)
     assert.deepEqual(await query(`select scope, table_name, count::int from row_counts`), [
       { scope: 'proj_1', table_name: 'actors', count: 2 },
     ])
