@@ -12,14 +12,14 @@ const TASKS = Number(process.env.CRASH_TASKS ?? 3)
 const KILLS = Number(process.env.CRASH_KILLS ?? 1)
 
 /** Fault points, and the kind of work that the task has started. */
-const POINTS = {
-  task_claimed: 'tool',
-  task_called: 'tool',
-  task_settled: 'tool',
-  task_starting: 'agent',
-  task_started: 'orchestration',
-  task_looked: 'orchestration',
-} as const
+const POINTS = [
+  ['task.dispatch/claimed', 'tool'],
+  ['task_called', 'tool'],
+  ['task.dispatch/ended', 'tool'],
+  ['task_starting', 'agent'],
+  ['task.dispatch/ended', 'orchestration'],
+  ['task_settling', 'orchestration'],
+] as const
 
 describe('tasks after the loss of a worker', function () {
   this.timeout(600_000)
@@ -97,7 +97,7 @@ describe('tasks after the loss of a worker', function () {
 
   it('applies each transition and starts each work item once, whatever the fault point', async () => {
     const tasks: { id: string; kind: string }[] = []
-    for (const [point, kind] of Object.entries(POINTS)) {
+    for (const [point, kind] of POINTS) {
       const flow = await flowOf(kind)
       for (let n = 0; n < TASKS; n++) tasks.push({ id: (await task(key, flow.id)).id, kind })
       for (let kill = 1; kill <= KILLS; kill++) {
@@ -151,7 +151,7 @@ describe('tasks after the loss of a worker', function () {
     const calling = await task(key, (await flowOf('tool')).id)
     await forget(calling.id)
     const waiting = await task(key, (await flowOf('agent')).id)
-    const doomed = await worker({ FAULT_POINTS: 'task_looked=kill' })
+    const doomed = await worker({ FAULT_POINTS: 'task_settling=kill' })
     await doomed.exited
     await forget(waiting.id)
     await worker()

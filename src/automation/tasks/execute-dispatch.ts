@@ -164,7 +164,6 @@ async function startTarget(
     result_id = id
     return awaitResult(services, id)
   })
-  await injectFault(services, 'task_started')
   return result_id === null ? { outcome: 'deferred' } : { outcome: 'started', result_id }
 }
 
@@ -176,7 +175,7 @@ async function settleResult(
   result_id: string,
 ): Promise<AttemptFields> {
   const { services, entity } = attempt
-  await injectFault(services, 'task_looked')
+  await injectFault(services, 'task_settling')
   // The pending transition settles first: it may leave the state.
   if (entity.pending_approval_id !== null) await settlePendingTransition(services, { task_id: entity.id })
   const read = (db: Queryable) => startedTargets[kind].outcome(db, result_id)
@@ -196,7 +195,6 @@ const outcomeFields = (outcome: AutomationOutcome): AttemptFields =>
 async function callDispatchTool(attempt: DispatchAttempt, state: StateDispatch): Promise<AttemptFields> {
   const { services, entity: task } = attempt
   const { machine, dispatch } = state
-  await injectFault(services, 'task_claimed')
   const tool = await resolveSharedTool(services.pool, task.project_id, dispatch.tool_id as string)
   if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: dispatch.tool_id } })
   const usage: UsageDraft[] = []
@@ -222,7 +220,6 @@ async function callDispatchTool(attempt: DispatchAttempt, state: StateDispatch):
     }
     await settleDispatch(attempt, machine, outcome, { record })
     isSettled = true
-    await injectFault(services, 'task_settled')
     return outcomeFields(outcome)
   } finally {
     // The call was made even if the claim was lost. Usage records of a repeated call are deduplicated.

@@ -9,7 +9,7 @@ import type { WorkflowState } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { projectTasksQueue, wakeDispatch } from './queue.ts'
-import { listDeferredTasks, releaseDispatch, taskUpdate } from './store.ts'
+import { listDeferredTasks, lockTask, releaseDispatch, taskUpdate } from './store.ts'
 import { activeDispatch, dispatchOf, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
 
@@ -71,7 +71,7 @@ async function releaseDeferred(
  * @throws TASK_TRANSITION_CONFLICT unless the dispatch failed or is unrouted, TASK_AUTOMATION_CHAIN_LIMIT
  */
 export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {
-  const task = await taskKind.lock(tx, id)
+  const task = await lockTask(tx, id)
   const { automation_status, status, pending_transition } = task
   const machine = await pinnedMachine(services, tx, task)
   const state = machine?.state(task.state)

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { raise } from '../../core/api/errors.ts'
 import { type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
@@ -56,13 +57,21 @@ export type DispatchColumns = z.output<z.ZodObject<typeof dispatchColumns>>
 const DispatchedTask = z.object({ ...taskKind.row.shape, project_paused: z.boolean() })
 export type DispatchedTask = z.output<typeof DispatchedTask>
 
-/** A task as the entity of its dispatch. */
+/** A task as the entity of its dispatch; `project_paused` is not locked. */
 export const dispatchedTask = {
   table: 'tasks',
   columns: sql.fragment`
     ${taskKind.columns}, (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`,
   row: DispatchedTask,
 }
+
+const dispatchedRow = sql.type(DispatchedTask)
+
+/** Locks a task for a change that may start a dispatch. @throws TASK_NOT_FOUND */
+export const lockTask = async (db: Queryable, id: string): Promise<DispatchedTask> =>
+  (await db.maybeOne(
+    dispatchedRow`select ${dispatchedTask.columns} from tasks t where t.id = ${id} for update of t`,
+  )) ?? raise('TASK_NOT_FOUND', { meta: { id } })
 
 const releasedRow = sql.type(z.object({ id: z.string(), attempt: z.int() }))
 

@@ -8,7 +8,8 @@ import type { Machine } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { sealTaskContext } from './context.ts'
 import type { TransitionActor } from './history.ts'
-import { type TaskRow, taskKind } from './model.ts'
+import type { TaskRow } from './model.ts'
+import { lockTask } from './store.ts'
 import { decideMove, type Move, plainChange, requireTransition } from './task-change.ts'
 import { withPendingTransition } from './transition-approval.ts'
 import { writeChange } from './write.ts'
@@ -50,7 +51,7 @@ export async function moveTask(
     expected_state,
     ...(context ? { context: sealTaskContext(services, resource, context) } : {}),
   }
-  const task = await taskKind.lock(tx, resource.id)
+  const task = await lockTask(tx, resource.id)
   const decided = decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, clock.now().toISOString())
   const gate = { authority, context: context !== null }
   const change =

@@ -37,9 +37,12 @@ export function writeDispatch(outbox: Outbox, taskId: string, dispatch: TaskChan
   else if (dispatch) outbox.alongside(guard => dispatchWrite(dispatch, guard))
 }
 
-/** Defers the dispatch of a change if the project is paused. Locks the pause state until the transaction ends. */
+/**
+ * Defers the dispatch of a change if the project is paused, and then locks the pause state until the transaction ends. A
+ * project that is paused after its task was locked is found by the claim of the dispatch.
+ */
 export async function deferIfPaused(tx: Tx, change: TaskChange): Promise<TaskChange> {
-  if (!isQueued(change.dispatch)) return change
+  if (!isQueued(change.dispatch) || change.before.project_paused === false) return change
   const project = await lockPauseState(tx, change.after.project_id)
   return project?.paused_at ? withDeferredDispatch(change) : change
 }
