@@ -592,18 +592,6 @@ describe('texts of deliveries', () => {
     assert.equal(bodies(), 1)
   })
 
-  it('are given to a worker of the release before with its claim, which counts up by one', async () => {
-    const webhook = await subscribe()
-    await emit()
-    const { id } = await delivered(webhook)
-    const claim = (step: number) =>
-      app.services.pool.oneFirst(
-        sql.unsafe`update webhook_deliveries set claim = claim + ${step} where id = ${id} returning envelope`,
-      )
-    assert.equal(await claim(2), null)
-    assert.equal(await claim(1), receiver.requests[0].body)
-  })
-
   it('of the test route are made again as they were', async () => {
     const webhook = await subscribe()
     const { id } = (await app.admin.post(`/webhooks/${webhook}/test`)).body

@@ -1,15 +1,10 @@
 import assert from 'node:assert/strict'
-import { readFileSync } from 'node:fs'
-import path from 'node:path'
-import pg from 'pg'
 import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { storedEvents } from '../support/events.ts'
-import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
-const sqlFile = (name: string) => readFileSync(path.join(import.meta.dirname, '../../sql', name), 'utf8')
 const allow = (action: string[], resource = ['*']) => ({ statement: [{ effect: 'Allow', action, resource }] })
 
 describe('documents of messages', function () {
@@ -388,113 +383,6 @@ describe('documents of messages', function () {
         const kept = await rows('select 1 from documents where id = $1', [document_id])
         assert.equal(kept.length, named.status === 201 ? 1 : 0)
       }
-    })
-  })
-
-  describe('of a database from before', () => {
-    const name = `muster_test_${newId('m')}`
-    const ids = {
-      doc: Array.from({ length: 4 }, () => newId('doc')),
-      conv: Array.from({ length: 2 }, () => newId('conv')),
-    }
-    let db: pg.Client
-
-    before(async () => {
-      db = new pg.Client({ connectionString: await createDatabase(name) })
-      await db.connect()
-      for (const file of [
-        '0001_identity',
-        '0002_control',
-        '0003_webhooks',
-        '0004_quotas',
-        '0005_execution',
-        '0006_generations',
-        '0007_conversation',
-        '0008_sessions',
-        '0009_provider_secrets',
-        '0010_content',
-        '0011_documents',
-      ])
-        await db.query(sqlFile(`${file}.sql`))
-      await db.query(`insert into projects (id, name) values ('prj_1', 'p')`)
-      for (const id of ids.conv) await db.query(`insert into conversations (id, project_id) values ($1, 'prj_1')`, [id])
-      const [original, shared, purged, unused] = ids.doc
-      for (const [id, content] of [
-        [original, 'Grüße'],
-        [shared, ''],
-        [purged, null],
-        [unused, 'nobody'],
-      ])
-        await db.query(
-          `insert into message_texts (document_id, project_id, content, created_at) values ($1, 'prj_1', $2, '2026-01-02')`,
-          [id, content],
-        )
-      for (const [conversation, document, position] of [
-        [ids.conv[0], original, 0],
-        [ids.conv[1], shared, 0],
-        [ids.conv[0], shared, 1],
-        [ids.conv[0], purged, 2],
-      ])
-        await db.query(
-          `insert into conversation_messages (conversation_id, document_id, position, role) values ($1, $2, $3, 'user')`,
-          [conversation, document, position],
-        )
-      await db.query(`begin; ${sqlFile('0012_message_documents.sql')} commit;`)
-    })
-    after(async () => {
-      await db.end()
-      await dropDatabase(name)
-    })
-
-    it('are made of the texts that messages use', async () => {
-      const { rows: made } = await db.query(`
-        select d.id, d.kind, d.status, d.version, d.text_version, d.path = f.path and d.path = v.path as same_path, d.path,
-          d.filename = f.filename and d.size = f.size and d.content_type = f.content_type as same_file, d.size::int,
-          encode(f.sha256, 'hex') as sha256, f.storage, f.id as file_id, x.content, v.version as archived, v.created_by,
-          d.created_at = '2026-01-02' and f.created_at = '2026-01-02' and v.created_at = '2026-01-02' as same_time
-        from documents d join files f on f.id = d.file_id join document_texts x on x.document_id = d.id
-          join document_versions v on v.document_id = d.id
-        order by d.id`)
-      const [original, shared] = ids.doc
-      const common = {
-        kind: 'message',
-        status: 'ready',
-        version: 1,
-        text_version: 1,
-        same_path: true,
-        same_file: true,
-        storage: 'text',
-        archived: 1,
-        created_by: { type: 'system', id: null },
-        same_time: true,
-      }
-      assert.deepEqual(made, [
-        {
-          ...common,
-          id: original,
-          path: `/.system/conversations/${ids.conv[0]}/${original}.txt`,
-          size: 7,
-          sha256: 'f83e039796c6453a10f5519e39fd113901572316a1a8ea07cb525d2801dfd074',
-          file_id: original.replace('doc_', 'file_'),
-          content: 'Grüße',
-        },
-        {
-          ...common,
-          id: shared,
-          path: `/.system/conversations/${ids.conv[0]}/${shared}.txt`,
-          size: 0,
-          sha256: 'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855',
-          file_id: shared.replace('doc_', 'file_'),
-          content: '',
-        },
-      ])
-    })
-
-    it('take the place of the table that held the texts; no other text is kept', async () => {
-      const { rows: left } = await db.query(`
-        select to_regclass('message_texts') as old, (select count(*)::int from conversation_messages) as messages,
-          (select count(*)::int from files) as files, (select count(*)::int from document_texts) as texts`)
-      assert.deepEqual(left, [{ old: null, messages: 4, files: 2, texts: 2 }])
     })
   })
 })

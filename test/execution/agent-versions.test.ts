@@ -1,14 +1,8 @@
 import assert from 'node:assert/strict'
-import fs from 'node:fs'
-import path from 'node:path'
-import pg from 'pg'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 type Json = Record<string, any>
-
-const MIGRATION = path.resolve(import.meta.dirname, '../../sql/0031_agent_versions.sql')
-const AUTHORS = path.resolve(import.meta.dirname, '../../sql/0162_authors.sql')
 
 describe('versions of agents', () => {
   let app: TestApp
@@ -379,62 +373,17 @@ describe('versions of agents', () => {
     )
   })
 
-  it('are given to agents that were there before', async () => {
-    const other = await startApp()
-    try {
-      const { id } = await other.project()
-      const provider = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
-      const ai_provider_id = (await other.admin.post('/ai-providers', { project_id: id, ...provider })).body.id
-      const schema = { type: 'object', required: ['b'], properties: { b: {}, a: {} } }
-      const fields = {
-        name: 'old',
-        seed: 7,
-        temperature: 0.3,
-        output_schema: schema,
-        prompt_caching: { enabled: true },
-      }
-      const made = await other.admin.post('/agents', { project_id: id, ai_provider_id, ...fields })
-      const agent = (await other.admin.patch(`/agents/${made.body.id}`, { instructions: 'x' })).body
-      const targets = [{ ai_provider_id, model: 'm' }]
-      const route = (await other.admin.post('/model-routes', { project_id: id, name: 'r', targets })).body.id
-      const routed = (await other.admin.post('/agents', { project_id: id, model_route_id: route })).body
-      const db = new pg.Client({ connectionString: other.databaseUrl })
-      await db.connect()
-      try {
-        // As it was before the migration, which is one transaction.
-        await db.query(`
-          drop function served_agent;
-          drop table agent_versions;
-          alter table agents drop column active_release, drop column release_references;
-          alter table generations drop column assigned_version`)
-        await db.query(fs.readFileSync(MIGRATION, 'utf8'))
-        // What later migrations made of it.
-        const [, served] = fs.readFileSync(AUTHORS, 'utf8').split('-- As before, with the author of the version.')
-        await db.query(`alter table agent_versions add column author jsonb; ${served}`)
-      } finally {
-        await db.end()
-      }
-      const [first] = ok(await other.admin.get(`/agents/${routed.id}/versions`)).data
-      // Fields that came later are not in it, and are read as not set.
-      const kept = (agent: Record<string, unknown>) =>
-        Object.fromEntries(Object.entries(configOf(agent)).filter(([name]) => name in first.config))
-      assert.deepEqual(first.config, kept(routed))
-      assert.deepEqual(Object.keys(first.config), Object.keys(kept(routed)), 'in the order of the record')
-      const { data } = ok(await other.admin.get(`/agents/${agent.id}/versions`))
-      assert.equal(data.length, 1)
-      assert.match(data[0].id, /^agver_[0-9a-hjkmnp-tv-z]{26}$/)
-      assert.deepEqual([data[0].version, data[0].config], [2, kept(agent)])
-      assert.equal(JSON.stringify(data[0].config.output_schema), JSON.stringify(schema))
-      assert.deepEqual([data[0].created_by, data[0].created_at], [null, agent.updated_at])
-      assert.deepEqual(ok(await other.admin.get(`/agents/${agent.id}/versions/compare`)), {
-        from: 2,
-        to: 2,
-        changes: [],
-      })
-      assert.equal(ok(await other.admin.patch(`/agents/${agent.id}`, { instructions: 'y' })).version, 3)
-      assert.equal(ok(await other.admin.post(`/agents/${agent.id}/versions/2/restore`)).instructions, 'x')
-    } finally {
-      await other.close()
-    }
+  it('from before a field existed have it unset', async () => {
+    const fields = { name: 'old', on_approval_expiry: 'react', instructions: 'x' }
+    const agent = ok(await key.post('/agents', { ai_provider_id, ...fields }), 201)
+    await app.services.pool.query(sql.unsafe`
+      update agent_versions set config = (config::jsonb - 'on_approval_expiry')::json where agent_id = ${agent.id}`)
+    const [first] = ok(await key.get(`/agents/${agent.id}/versions`)).data
+    const { on_approval_expiry, ...kept } = configOf(agent)
+    assert.deepEqual(first.config, kept)
+    assert.deepEqual(ok(await key.get(`/agents/${agent.id}/versions/compare`)), { from: 1, to: 1, changes: [] })
+    assert.equal(ok(await key.patch(`/agents/${agent.id}`, { instructions: 'y' })).version, 2)
+    const restored = ok(await key.post(`/agents/${agent.id}/versions/1/restore`))
+    assert.deepEqual([restored.instructions, restored.on_approval_expiry], ['x', null])
   })
 })

@@ -141,7 +141,7 @@ export function forbiddenWords(targets: readonly string[]): Finding[] {
 if (process.argv[1] === import.meta.filename) {
   const targets = process.argv.slice(2)
   const found = forbiddenWords(
-    targets.length > 0 ? targets : ['src', 'jobs', 'bin', 'docs', 'README.md', 'CONTRIBUTING.md'],
+    targets.length > 0 ? targets : ['src', 'jobs', 'bin', 'sql', 'docs', 'README.md', 'CONTRIBUTING.md'],
   )
   for (const { file, line, word, instead } of found) console.log(`${file}:${line}: "${word}" → ${instead}`)
   console.log(`${found.length} forbidden words`)

@@ -211,8 +211,7 @@ const grantRow = sql.type(
 /**
  * Claims due deliveries and the slots to send them, for many webhooks in one statement. Rows and slots locked by
  * another worker are skipped and checked in their latest version, so that two workers never claim the same row. Nothing
- * is claimed without a slot. Leases of held slots are renewed; expired slots are missing from the result. Claim numbers
- * increase by two; sql/0014_delivery_envelopes.sql uses an increment of one.
+ * is claimed without a slot. Leases of held slots are renewed; expired slots are missing from the result.
  */
 export async function claimDueDeliveries(
   db: Queryable,
@@ -258,7 +257,7 @@ export async function claimDueDeliveries(
       select webhook_id, array_agg(slot::int) as slots
       from (select * from taken union all select * from renewed) s group by webhook_id
     ), claimed as (
-      update webhook_deliveries d set claim = d.claim + 2, lease_expires_at = ${lease}, holder = ${holder}
+      update webhook_deliveries d set claim = d.claim + 1, lease_expires_at = ${lease}, holder = ${holder}
       from due u where d.id = u.id and u.webhook_id in (select webhook_id from held)
       returning d.id, d.claim, d.attempts, d.event_id, d.event_type, d.envelope, d.webhook_id, d.next_attempt_at
     )

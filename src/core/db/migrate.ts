@@ -6,7 +6,7 @@ import { createQueuesInDatabase } from '../jobs/queue.ts'
 const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
 
 /** Key of the advisory lock; arbitrary, but the same in every release. */
-const MIGRATION_LOCK = 7_310_542_201
+export const MIGRATION_LOCK = 7_310_542_201
 
 /**
  * Runs the pending migrations of sql/ and creates or updates the queues of the loaded modules. Concurrent calls wait

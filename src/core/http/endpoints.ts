@@ -26,7 +26,7 @@ const COMPRESS = {
   gzip: (text: Buffer) => promisify(gzip)(text, { level: constants.Z_BEST_COMPRESSION }),
 }
 
-const migrationCount = migrationNames().length
+const migrations = migrationNames()
 
 /** Mounts the endpoints outside /api/v1: documents, reference pages, health, metrics. */
 export function mountDocuments(
@@ -91,7 +91,7 @@ export function mountHealth(
       res.status(error.status).json(errorBody(error, config.DOCS_BASE_URL))
     }
     if (state.draining()) return respond({ process: 'shutting down' })
-    void readinessHandler(services, migrationCount).then(checks => respond({ ...checks, ...state.extra?.() }))
+    void readinessHandler(services, migrations).then(checks => respond({ ...checks, ...state.extra?.() }))
   })
   mountMetrics(app, services)
 }

@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net'
 import { errorBody, serviceNotReady } from '../api/errors.ts'
 import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
-import { countStatement, type Queryable, voidStatement } from '../db/sql.ts'
+import { countStatement, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
 
@@ -51,8 +51,8 @@ const withBudget = async (check: () => Promise<string>): Promise<string> => {
   }
 }
 
-/** Returns the checks of /readyz. `expectedMigrations` is the number of files in sql/. */
-export async function readinessHandler(services: Services, expectedMigrations: number): Promise<Checks> {
+/** Returns the checks of /readyz. `expectedMigrations` are the names of the files in sql/. */
+export async function readinessHandler(services: Services, expectedMigrations: readonly string[]): Promise<Checks> {
   const { notifications, pool } = services
   const [database, migrations, queue, notified] = await Promise.all([
     withBudget(async () => {
@@ -60,8 +60,13 @@ export async function readinessHandler(services: Services, expectedMigrations: n
       return 'ok'
     }),
     withBudget(async () => {
-      const applied = await pool.oneFirst(countStatement`select count(*) from migrations`)
-      return applied >= expectedMigrations ? 'ok' : `${expectedMigrations - applied} migrations are missing`
+      const missing = await pool.oneFirst(countStatement`
+        select count(*) from ${sql.unnest(
+          expectedMigrations.map(name => [name]),
+          ['text'],
+        )} as e (name)
+        where not exists (select from migrations m where m.name = e.name)`)
+      return missing === 0 ? 'ok' : `${missing} migrations are missing`
     }),
     withBudget(async () => {
       await pool.query(countStatement`select count(*) from pgboss.queue`)
