@@ -1,5 +1,5 @@
 import { nodeExecutionQueue, runQueue, runWakeQueue } from '../automation/runs/queue.ts'
-import { triggerFiringQueue } from '../automation/triggers/queue.ts'
+import { wakeFiring } from '../automation/triggers/fire.ts'
 import { refireTrigger } from '../automation/triggers/store.ts'
 import { embedDocuments } from '../content/embeddings/embed-documents.ts'
 import { ownsSettings } from '../content/embeddings/settings-owner.ts'
@@ -134,7 +134,7 @@ export const reprocessFirings = (
       const batch = await services.write(async tx => {
         const firings = await lockFirings(tx, filter, after, Math.min(BATCH, found - fired))
         const repeated = options.status === 'failed' ? await refireTrigger(tx, firings) : firings
-        for (const { id, project_id } of repeated) tx.send(triggerFiringQueue, { firing_id: id, project_id })
+        for (const firing of repeated) wakeFiring(tx, firing)
         return firings
       })
       if (batch.length === 0) break

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { works } from '../../src/core/work/work.ts'
+import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, TOOL_ANSWERS, toolAt } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { json, made, startTarget, type Target } from '../execution/tool-target.ts'
@@ -59,6 +60,21 @@ describe('durable work whose workers are lost', function () {
     during('generation', () => ok(`/agents/${agent}/generate?wait=true`, body))
 
   const SCENARIOS: Record<string, Scenario> = {
+    'ingestion.process': {
+      concern: 'ingestion',
+      table: 'ingestion_attempts',
+      async start() {
+        const { id } = await ok('/documents/ingest', { file_id: await upload(app.key, 'text') })
+        return async () => {
+          const { status, content, chunk_count, version } = await read(`/documents/${id}`)
+          if (['pending', 'processing'].includes(status)) return false
+          assert.deepEqual([status, content, chunk_count, version], ['ready', 'text', 1, 1])
+          assert.equal((await read(`/documents/${id}/chunks`)).data.length, 1)
+          await emittedOnce(id, 'documents.ingested')
+          return true
+        }
+      },
+    },
     'export.build': {
       concern: 'orchestration',
       table: 'playbook_export_attempts',
@@ -155,6 +171,36 @@ describe('durable work whose workers are lost', function () {
         }
       },
     },
+    'eval.process_item': {
+      concern: 'evaluation',
+      table: 'eval_results',
+      async start() {
+        await worker('generation')
+        const name = `matrix-${++count}`
+        await double.put(name, { rules: [{ reply: { text: '{"score": 1}' } }] })
+        const { id: dataset_id } = await ok('/datasets', { name })
+        await ok(`/datasets/${dataset_id}/items`, { input: [{ role: 'user', content: 'hello' }] })
+        const judge = {
+          type: 'llm_judge',
+          prompt: 'x',
+          pass_threshold: 1,
+          ai_provider_id: app.providerId,
+          model: `${name}/m`,
+        }
+        const body = { name, dataset_id, agent_id: app.agentId, scorers: [judge] }
+        const path = `/evals/${(await ok('/evals', body)).id}/runs`
+        const { id } = await ok(path)
+        return async () => {
+          const { status, completed_count } = await read(`${path}/${id}`)
+          if (status !== 'completed') return false
+          assert.equal(completed_count, 1)
+          const { data } = await read('/generations?limit=100')
+          assert.equal(data.filter(({ metadata }: any) => metadata?.eval_run_id === id).length, 1)
+          await emittedOnce(id, 'eval_runs.completed')
+          return true
+        }
+      },
+    },
     'memory_rule.fire': {
       concern: 'generation',
       table: 'memory_rule_firings',
@@ -185,28 +231,57 @@ describe('durable work whose workers are lost', function () {
       concern: 'orchestration',
       table: 'task_dispatches',
       async start() {
-        const tool = await made(app.key, { name: `work${++count}`, execute: { url: target.url }, idempotent: true })
-        const on_enter = {
-          dispatch: { kind: 'tool', tool_id: tool.id },
-          on_complete: [{ when: true, transition: 'pass' }],
-        }
-        const workflow = await ok('/workflows', {
+        const { id: tool_id } = await made(app.key, {
+          name: `work${++count}`,
+          execute: { url: target.url },
+          idempotent: true,
+        })
+        const flow = await ok('/workflows', {
           name: `flow ${count}`,
           states: [
-            { name: 'work', initial: true, on_enter },
-            { name: 'done', terminal: true },
+            {
+              name: 'work',
+              initial: true,
+              on_enter: {
+                dispatch: { kind: 'tool', tool_id },
+                on_complete: [{ when: true, transition: 'pass' }],
+                on_failure: 'fall',
+              },
+            },
+            { name: 'good', terminal: true },
+            { name: 'bad', terminal: true },
           ],
-          transitions: [{ name: 'pass', from: ['work'], to: 'done' }],
+          transitions: [
+            { name: 'pass', from: ['work'], to: 'good' },
+            { name: 'fall', from: ['work'], to: 'bad' },
+          ],
         })
-        const { id } = await ok('/tasks', { workflow_id: workflow.id, title: 'a card' })
+        const { id } = await ok('/tasks', { title: 'A task', workflow_id: flow.id })
         return async () => {
-          if ((await read(`/tasks/${id}`)).status !== 'closed') return false
+          const { status, state } = await read(`/tasks/${id}`)
+          if (status !== 'closed') return false
+          assert.equal(state, 'good')
           const { data } = await read(`/tasks/${id}/history`)
-          assert.deepEqual(
-            data.map(({ transition }: any) => transition),
-            [null, 'pass'],
-          )
-          await emittedOnce(id, 'tasks.closed')
+          assert.equal(data.filter(({ transition }: any) => transition === 'pass').length, 1)
+          return true
+        }
+      },
+    },
+    'trigger.fire': {
+      concern: 'trigger',
+      table: 'trigger_firings',
+      async start() {
+        const { id: target_id } = await made(app.key, { name: `fired${++count}`, execute: { url: target.url } })
+        const trigger = { name: `fired ${count}`, type: 'manual', target_type: 'tool', target_id }
+        const { id: trigger_id } = await ok('/triggers', trigger)
+        const { id } = await ok(`/triggers/${trigger_id}/fire?wait=false`)
+        return async () => {
+          const { status, result } = await read(`/trigger-firings/${id}`)
+          if (!['succeeded', 'failed'].includes(status)) return false
+          assert.deepEqual([status, result.output], ['succeeded', TOOL_ANSWERS])
+          const { data } = await read(`/activity?project_id=${app.projectId}&limit=100`)
+          const calls = data.filter(({ detail }: any) => detail?.trigger_firing_id === id)
+          assert.equal(calls.length, 1)
           return true
         }
       },

@@ -11,8 +11,8 @@ import { type CaseRow, caseKind } from '../cases/model.ts'
 import type { CaseActor } from '../cases/timeline.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
-import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
-import { MANAGER, versionedPlaybooks } from '../playbooks/versions.ts'
+import type { PlaybookRow } from '../playbooks/model.ts'
+import { MANAGER, playbookVersions } from '../playbooks/versions.ts'
 import { buildRunRow, insertRuns } from '../runs/commands/start-run.ts'
 import { type ExecutionRow, executionKind, PENDING_STEP, type PlaybookStepRow, presentExecution } from './model.ts'
 import { writeExecution } from './store.ts'
@@ -52,8 +52,8 @@ export async function startExecution(
   const version = start.version ?? playbook.version
   const definition =
     version === playbook.version
-      ? versionedPlaybooks.configOf(playbook)
-      : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as PlaybookDefinition)
+      ? playbookVersions.configOf(playbook)
+      : (await playbookVersions.get(tx, playbook.id, version)).config
   const problems = [
     ...(await inputSchemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),
     ...(await inputSchemaProblems(services, project_id, definition.input_schema, input, 'input')),

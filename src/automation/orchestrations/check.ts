@@ -1,9 +1,10 @@
+import { isSame } from '../../core/api/compare.ts'
 import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type GraphDefinition, isSameGraph, type Node } from './definition.ts'
+import { comparableGraph, type GraphDefinition, type Node } from './definition.ts'
 import { missingReferences, requireNodePermissions } from './references.ts'
 import { schemaProblems } from './schemas.ts'
 import {
@@ -87,8 +88,9 @@ export async function requireValidGraph(
     })
   const { problems, warnings } = await checkGraph(services, definition, { tenant: project, inTransaction: true })
   if (problems.length === 0) {
-    const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
-    if (stored && isSameGraph(graph(stored), graph(definition))) return
+    const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) =>
+      comparableGraph({ nodes, edges, ...WITHOUT_SCHEMAS })
+    if (stored && isSame(graph(stored), graph(definition))) return
     return requireNodePermissions({ tx, allow }, project, definition.nodes)
   }
   raise('ORCHESTRATION_VALIDATION_FAILED', {

@@ -50,8 +50,8 @@ export type WorkAttempt<Row, Columns> = {
   /** Settles the item: `work` writes the effects, and the same transaction removes the item and its message. */
   settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
   /**
-   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has settled
-   * an item that is kept.
+   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has written the
+   * new state itself.
    */
   suspend(work: (tx: Tx, entity: Row) => Promise<Fragment | null>): Promise<void>
   /** Makes the item due again after `delayMs`, without counting a failure. */
@@ -66,6 +66,7 @@ export type AttemptOptions<Row, Columns> = {
   queue: Queue<WorkMessage>
   table: WorkTable<Row, Columns>
   retry: RetryRule
+  leaseMs: number
   ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
@@ -84,7 +85,8 @@ export type FailedWork<Row, Columns> = {
 
 /**
  * Runs one attempt and writes its log line.
- * @throws RequeueError when the worker stops, and transient database errors: both leave the message to the queue
+ * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
+ *   queue
  */
 export async function runAttempt<Row, Columns>(
   context: JobContext,
@@ -105,6 +107,11 @@ export async function runAttempt<Row, Columns>(
     throw error
   }
   let isFinished = false
+  // Ends the calls of a superseded attempt. Errors are left to the renewal of the message.
+  const watch = setInterval(async () => {
+    const isCurrent = await table.isCurrent(services.pool, claim).catch(() => true)
+    if (!isCurrent && !isFinished) lost.abort(new ClaimLostError())
+  }, options.leaseMs / 3)
   const transact = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
     live.throwIfAborted()
     const locked = async (tx: Tx) => {
@@ -182,7 +189,7 @@ export async function runAttempt<Row, Columns>(
       services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
       return
     }
-    if (signal.aborted && stopping.aborted) {
+    if ((signal.aborted && stopping.aborted) || error instanceof RequeueError) {
       await requeueUncounted()
       throw new RequeueError('worker is stopping')
     }
@@ -197,5 +204,7 @@ export async function runAttempt<Row, Columns>(
       if (!(failure instanceof ClaimLostError)) throw failure
       log({ outcome: 'claim_lost' })
     }
+  } finally {
+    clearInterval(watch)
   }
 }
