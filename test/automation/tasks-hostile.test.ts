@@ -238,7 +238,7 @@ describe('hostile workflows', () => {
         completed_at = now()
       where id = ${fired.active_dispatch.id}`)
     const firing = { id: fired.active_dispatch.id, idempotency_key: fired.id }
-    await app.services.write(tx => taskFirings(tx, firing as never))
+    await app.services.write(tx => taskFirings.settled(tx, firing as never))
     assert.deepEqual((await stands(fired.id)).last_result, result)
     await ok(app.admin.delete(`/generations/${turn}/content`))
     assert.equal((await read(key, fired.id)).last_result, null)

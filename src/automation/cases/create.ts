@@ -3,7 +3,7 @@ import type { Values } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import type { ExistingRow } from '../../core/api/resource.ts'
-import { Batcher } from '../../core/db/batcher.ts'
+import { batchByKey } from '../../core/db/batcher.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -13,23 +13,13 @@ import { type CaseInput, type CaseRow, caseKind } from './model.ts'
 import { allocateNumbers, findCaseByExternalId, lockExternalId } from './store.ts'
 import { actorOf, appendTimeline, byCaller } from './timeline.ts'
 
-/** Allocators of case numbers. Concurrent creates share a statement, and none waits for the commit of another. */
-const caseNumbers = processSingleton(() => new Map<string, Batcher<null, number>>())
-
-async function allocateNumber(services: Services, project: string): Promise<number> {
-  const allocators = caseNumbers(services)
-  const allocate = async ({ length }: null[]) => {
-    const last = await allocateNumbers(services.pool, project, length)
+/** Allocates case numbers by project. Concurrent creates share a statement, and none waits for the commit of another. */
+const caseNumbers = processSingleton(({ pool }: Services) =>
+  batchByKey(async (project: string, { length }: null[]) => {
+    const last = await allocateNumbers(pool, project, length)
     return Array.from({ length }, (_, index) => last - length + 1 + index)
-  }
-  const allocator = allocators.get(project) ?? new Batcher(allocate)
-  allocators.set(project, allocator)
-  try {
-    return await allocator.add(null)
-  } finally {
-    if (!allocator.busy) allocators.delete(project)
-  }
-}
+  }),
+)
 
 /** An existing case with the external id of a new case, or the number of the new case. */
 type PreparedCase = { existing: CaseRow } | { number: number }
@@ -45,7 +35,7 @@ export async function prepareCase(
   if (start_execution && playbook_id == null)
     raiseInvalid({ code: 'REQUIRED', path: 'playbook_id', message: 'is required with start_execution' })
   const existing = external_id == null ? null : await findCaseByExternalId(services.pool, project, external_id)
-  return existing ? { existing } : { number: await allocateNumber(services, project) }
+  return existing ? { existing } : { number: await caseNumbers(services)(project, null) }
 }
 
 /** Inserts a case, or returns the existing case with the external id unchanged. Emits nothing. */

@@ -66,7 +66,7 @@ export type StepCompletion = {
 
 /**
  * Completes the manual step that an execution waits for. The first of several concurrent requests wins.
- * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND, RerunAfter
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND
  */
 export async function completeStep(
   context: CommandContext,

@@ -34,8 +34,7 @@ const permissionOf = (caseId: string) => ({ action: 'playbooks:StartExecution', 
 
 /**
  * Starts a playbook execution on a case. The caller has locked the playbook against deletion.
- * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED,
- *   RerunAfter
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED
  */
 export async function startExecution(
   tx: Tx,
@@ -110,7 +109,7 @@ export async function inputSchemaProblems(
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    const problems = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
+    const [problems] = await schemaChecks(services).problems(graphSchema(project, schema), [value])
     return wireProblemsAtFields(problems, path)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error

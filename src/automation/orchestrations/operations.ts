@@ -22,6 +22,7 @@ import {
   ValidateGraphInput,
 } from './model.ts'
 import { REFERENCE_PERMISSIONS } from './references.ts'
+import { schemaProblems } from './schemas.ts'
 import { truncateProblems } from './validate.ts'
 
 const tag = 'Orchestrations'
@@ -56,6 +57,7 @@ export const orchestrationOperations: Operation[] = [
     alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationInput,
     raises: [...refusals],
+    prepare: ({ services, body, project }) => schemaProblems(services, graphIn(body), project as string),
     async make({ tx, services, allow, body, project, caller }) {
       const definition = graphIn(body)
       await requireValidGraph({ tx, services, allow }, project, definition)
@@ -86,8 +88,7 @@ export const orchestrationOperations: Operation[] = [
         body.project_id,
       )
       const definition = graphIn(body)
-      const options = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const found = await checkGraph(services, definition, options)
+      const found = await checkGraph(services, definition, project ?? `user:${caller.user.id}`)
       const warnings =
         project === null ? found.warnings : await withMissingReferences(db, project, definition, found.warnings)
       const problems = truncateProblems([...found.problems, ...contextKeyProblems(definition.nodes)])
@@ -102,6 +103,7 @@ export const orchestrationOperations: Operation[] = [
     alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationPatch,
     raises: [...refusals],
+    prepare: ({ services, body, resource }) => schemaProblems(services, graphIn(body), resource.project_id),
     async change(next, { body, stored, tx, services, allow }) {
       if (graphFields.every(name => body[name] === undefined)) return next
       const changed = { ...next, nodes: withCurrentFieldNames(next.nodes) }

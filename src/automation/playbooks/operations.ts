@@ -5,7 +5,7 @@ import { sql } from '../../core/db/sql.ts'
 import { versionAuthor } from '../../core/versions/version.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { checkPlaybook, requireValidPlaybook } from './check.ts'
+import { checkPlaybook, requireValidPlaybook, schemaProblems } from './check.ts'
 import { type PlaybookDefinition, playbookFields } from './definition.ts'
 import { playbookDeleteHooks } from './delete-hooks.ts'
 import {
@@ -59,6 +59,7 @@ export const playbookOperations: Operation[] = [
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
+    prepare: ({ services, body, project }) => schemaProblems(services, playbookIn(body), project as string),
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
       const definition = playbookIn(body)
@@ -90,8 +91,8 @@ export const playbookOperations: Operation[] = [
         { kind: playbookKind, action: 'playbooks:ValidatePlaybook' },
         body.project_id,
       )
-      const options = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const problems = await checkPlaybook(db, services, playbookIn(body), options)
+      const tenant = project ?? `user:${caller.user.id}`
+      const problems = await checkPlaybook(db, services, playbookIn(body), { project, tenant })
       return { valid: problems.length === 0, problems }
     },
   }),
@@ -104,6 +105,8 @@ export const playbookOperations: Operation[] = [
     body: PlaybookPatch,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
+    prepare: ({ services, body, resource }) =>
+      schemaProblems(services, playbookIn({ steps: [], ...body }), resource.project_id),
     async check(next, context) {
       if (playbookFields.some(name => context.body[name] !== undefined)) await checkDefinition(next, context)
     },

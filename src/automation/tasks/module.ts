@@ -1,10 +1,10 @@
 import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
-import { approvalProducers } from '../../execution/approvals/approval-producers.ts'
+import { approvalWaiters } from '../../execution/approvals/model.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { resumeHooks } from '../../identity/projects/pause.ts'
-import { runWatchers } from '../runs/engine/run-watchers.ts'
-import { firingWatchers } from '../triggers/targets.ts'
+import { runWaiters } from '../runs/engine/run-notifications.ts'
+import { firingWaiters } from '../triggers/settle.ts'
 import { workflowEnds } from '../workflows/delete-hooks.ts'
 import { refuseOpenTasks } from './delete-task.ts'
 import { taskContent } from './erase.ts'
@@ -26,9 +26,9 @@ export default module('tasks', {
   sealedColumns: sealedTaskColumns,
   extensions: [
     turnOwners.with(taskTurns),
-    runWatchers.with(taskRuns),
-    firingWatchers.with(taskFirings),
-    approvalProducers.with(taskApprovals),
+    runWaiters.with(taskRuns),
+    firingWaiters.with(taskFirings),
+    approvalWaiters.with(taskApprovals),
     workflowEnds.with(refuseOpenTasks),
     resumeHooks.with(resumeTasks),
     turnContent.with(taskContent),

@@ -7,6 +7,7 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { permissionCheckFor, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { Waiter } from '../../core/work/waiters.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
 import { createTurn } from '../../execution/generations/request/create.ts'
@@ -16,8 +17,7 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
-import type { RunWatcher } from '../runs/engine/run-watchers.ts'
-import { isRunTerminal, longWorkState, runKind } from '../runs/model.ts'
+import { isRunTerminal, longWorkState, type RunRow, runKind } from '../runs/model.ts'
 import { listTurns } from '../runs/nodes/agent.ts'
 import { refuseRecursion } from '../triggers/configure.ts'
 import { acceptFiring } from '../triggers/fire-manually.ts'
@@ -216,14 +216,15 @@ async function wakeTask(tx: Tx, resultId: string): Promise<void> {
 export const taskTurns: TurnOwner = { source: SOURCE, settled: (tx, { id }) => wakeTask(tx, id) }
 
 /** Wakes the task of a root run that has settled. */
-export const taskRuns: RunWatcher = {
-  watches: ({ task_id, parent_id }) => task_id !== null && parent_id === null,
-  async changed(tx, run) {
+export const taskRuns: Waiter<RunRow> = {
+  mayWait: ({ task_id, parent_id }) => task_id !== null && parent_id === null,
+  async settled(tx, run) {
     if (isRunTerminal(run)) await wakeTask(tx, run.id)
   },
 }
 
 /** Wakes the task of a firing that has settled. Its idempotency key is the dispatch id. */
-export async function taskFirings(tx: Tx, { id, idempotency_key }: FiringRow): Promise<void> {
-  if (idempotency_key?.startsWith('task_')) await wakeTask(tx, id)
+export const taskFirings: Waiter<FiringRow> = {
+  mayWait: ({ idempotency_key }) => idempotency_key?.startsWith('task_') ?? false,
+  settled: (tx, { id }) => wakeTask(tx, id),
 }

@@ -2,8 +2,8 @@ import { AppError } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { ApprovalProducer } from '../../execution/approvals/approval-producers.ts'
-import { approvalKind } from '../../execution/approvals/model.ts'
+import type { Waiter } from '../../core/work/waiters.ts'
+import { type ApprovalRow, approvalKind } from '../../execution/approvals/model.ts'
 import { fileTaskApproval } from '../../execution/approvals/task-approval.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { transitionRow } from './history.ts'
@@ -111,7 +111,7 @@ export const settleHandler = handler(
 )
 
 /** Wakes the task whose approval was resolved. */
-export const taskApprovals: ApprovalProducer = {
+export const taskApprovals: Waiter<ApprovalRow> = {
   async settled(tx, { task_id, project_id }) {
     if (task_id !== null) tx.send(settleQueue, { task_id, project_id })
   },

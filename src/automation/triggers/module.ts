@@ -8,7 +8,7 @@ import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { resumeHooks } from '../../identity/projects/pause.ts'
-import { runWatchers } from '../runs/engine/run-watchers.ts'
+import { runWaiters } from '../runs/engine/run-notifications.ts'
 import { agentTarget, triggeredTurns } from './agents.ts'
 import { triggerCloning } from './clone.ts'
 import { triggerFiringContent } from './erase.ts'
@@ -51,7 +51,7 @@ export default module('triggers', {
     triggerTargets.with(agentTarget),
     triggerTargets.with(toolTarget),
     turnOwners.with(triggeredTurns),
-    runWatchers.with(triggeredRuns),
+    runWaiters.with(triggeredRuns),
     subscriberConditions.with(hasEventTrigger),
     eventSubscribers.with(eventTriggers),
     resumeHooks.with(skipMissed),

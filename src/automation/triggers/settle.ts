@@ -4,6 +4,7 @@ import { storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { waiters } from '../../core/work/waiters.ts'
 import { FIRING_CHANNEL, type FiringRow } from './model.ts'
 import {
   listOrphanedFirings,
@@ -12,7 +13,9 @@ import {
   settleTriggerFiringRow,
   type TriggerFiringEnd,
 } from './store.ts'
-import { firingWatchers, triggerTargets } from './targets.ts'
+import { triggerTargets } from './targets.ts'
+
+export const firingWaiters = waiters<FiringRow>('firings')
 
 /** Characters of an output that a firing stores. */
 const OUTPUT_CHARS = 4000
@@ -30,7 +33,7 @@ export function storedOutput(output: unknown): unknown {
 async function notifySettled(tx: Tx, firing: FiringRow | null): Promise<void> {
   if (!firing) return
   tx.notify(FIRING_CHANNEL, firing.id)
-  for (const watch of firingWatchers.all()) await watch(tx, firing)
+  await firingWaiters.notify(tx, firing)
 }
 
 /** Settles a firing that has not settled. */

@@ -2,7 +2,7 @@ import { containsFilter } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { CALL_TOOL, requireValidWorkflow } from './check.ts'
+import { CALL_TOOL, requireValidWorkflow, schemaProblems } from './check.ts'
 import { workflowFields } from './definition.ts'
 import { workflowEnds } from './delete-hooks.ts'
 import { WorkflowInput, WorkflowPatch, type WorkflowRow, workflowKind, workflowVersions } from './model.ts'
@@ -32,6 +32,7 @@ export const workflowOperations: Operation[] = [
     alsoActions: [CALL_TOOL],
     body: WorkflowInput,
     raises: [...refusals],
+    prepare: ({ services, body, project }) => schemaProblems(services, project as string, body.payload_schema),
     check: ({ body, project, ...context }) => requireValidWorkflow(context, project, { payload_schema: null, ...body }),
   }),
   workflows.get(),
@@ -41,6 +42,7 @@ export const workflowOperations: Operation[] = [
     alsoActions: [CALL_TOOL],
     body: WorkflowPatch,
     raises: [...refusals],
+    prepare: ({ services, body, resource }) => schemaProblems(services, resource.project_id, body.payload_schema),
     async check(next, context) {
       if (workflowFields.some(name => context.body[name] !== undefined)) await checkDefinition(next, context)
     },

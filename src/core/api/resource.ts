@@ -164,6 +164,7 @@ export function resource<Row extends KindRow, Event extends string>(
       overrides: Overrides &
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
+          prepare?: (context: QueryContext<z.output<B>>) => Promise<unknown>
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>
           /** Returns additional fields of the response, such as a secret. */
@@ -209,6 +210,7 @@ export function resource<Row extends KindRow, Event extends string>(
     update<B extends z.ZodType>(
       overrides: ItemOverrides<Row> & {
         body: B
+        prepare?: (context: QueryContext<z.output<B>, Row>) => Promise<unknown>
         method?: 'patch' | 'put'
         quiet?: boolean
         check?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void

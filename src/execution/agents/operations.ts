@@ -5,7 +5,9 @@ import { type Context, itemOperation, type Operation } from '../../core/api/oper
 import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { sql } from '../../core/db/sql.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { parameterSchemas } from '../tools/check-definition.ts'
 import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
@@ -13,6 +15,7 @@ import { refuseBoundedCaller } from './bounds.ts'
 import { agentRefusals, checkConfig, referencePermissions, requireValidAgentConfig } from './check.ts'
 import {
   Agent,
+  type AgentConfig,
   AgentInput,
   AgentPatch,
   AgentProjection,
@@ -22,6 +25,7 @@ import {
   ReleaseInput,
 } from './model.ts'
 import { endRelease, setRelease } from './release.ts'
+import { outputSchema } from './schema.ts'
 import { agentVersions } from './versions.ts'
 
 const tag = 'Agents'
@@ -45,6 +49,20 @@ const requireDetachOfRemoved = (
 ): void =>
   requireDetach({ allowed }, stored.project_id, removedGuardrails([stored.guardrail_ids], [next.guardrail_ids]))
 
+/** Compiles the schemas in a body before the transaction that checks them. */
+const compileSchemas = ({
+  services,
+  project,
+  body: { output_schema, tool_bindings },
+}: Pick<Context, 'services' | 'project'> & { body: Partial<z.output<typeof AgentConfig>> }) =>
+  schemaChecks(services).refusals([
+    ...parameterSchemas(
+      project,
+      (tool_bindings ?? []).map(({ tool }) => tool),
+    ),
+    ...(output_schema == null ? [] : [outputSchema(project as string, output_schema)]),
+  ])
+
 const updateOperation = (method: 'patch' | 'put', id: string, summary: string): Operation =>
   agents.update({
     method,
@@ -58,6 +76,7 @@ const updateOperation = (method: 'patch' | 'put', id: string, summary: string): 
     answers: { 200: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals, 'VERSION_CONFLICT'],
+    prepare: compileSchemas,
     check(next, context) {
       requireDetachOfRemoved(next, context)
       return checkConfig(next, context.body, context, next.project_id, context.stored)
@@ -85,6 +104,7 @@ export const agentOperations: Operation[] = [
     answers: { 201: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals],
+    prepare: compileSchemas,
     check: context => checkConfig(context.body, context.body, context, context.project),
   }),
   agents.get({
