@@ -382,6 +382,34 @@ describe('task dispatches', () => {
     assert.deepEqual(await refusal(key.post(`/tasks/${closed.id}/pause`)), [409, 'TASK_TRANSITION_CONFLICT'])
   })
 
+  it('checks the payload again if the task has changed during the call', async () => {
+    let answer = () => {}
+    app.target.answer = (request, response) => {
+      answer = () => json({ n: 7 })(request, response)
+    }
+    const flow = await workflow(key, {
+      payload_schema: { not: { required: ['a', 'b'] } },
+      states: [
+        {
+          name: 'work',
+          initial: true,
+          on_enter: { dispatch: calling({ payload_writes: { b: { var: 'result.n' } } }) },
+        },
+      ],
+      transitions: [],
+    })
+    const { id } = await task(key, flow.id)
+    await eventually(() => app.target.requests.length === 1)
+    await ok(key.patch(`/tasks/${id}`, { payload: { a: 1 } }))
+    answer()
+    const failed = await until(key, id, ({ automation_status }) => automation_status === 'failed')
+    assert.deepEqual([failed.automation_error.code, failed.payload], ['TASK_PAYLOAD_INVALID', { a: 1 }])
+    const patches = Array.from({ length: 20 }, (_, n) => key.patch(`/tasks/${id}`, { payload: { [`key${n}`]: n } }))
+    for (const reply of patches) await ok(reply)
+    assert.equal(Object.keys((await read(key, id)).payload).length, 21)
+    assert.deepEqual(await refusal(key.patch(`/tasks/${id}`, { payload: { b: 1 } })), [400, 'TASK_PAYLOAD_INVALID'])
+  })
+
   it('defers a dispatch while the project is paused and releases it on resume', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'pass' }] })
     const [first, second] = [await task(key, flow.id), await task(key, flow.id)]
