@@ -10,8 +10,8 @@ import { randomOf } from './support/random.ts'
 import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
 
 /** Graphs without faults, graphs with killed workers, and the first seed. A long run: 1800, 200. */
-const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 160)
-const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 24)
+const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 80)
+const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 16)
 const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)
 /** Seeds of a rare case that runs every time: the write of a node fails alongside nodes activated with it. */
 const RARE = [1132, 1740, 1758]

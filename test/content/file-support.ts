@@ -60,7 +60,8 @@ export function sendRaw(
     token?: string | null
     headers?: Record<string, string>
     pieces: Iterable<Buffer | string> | AsyncIterable<Buffer | string>
-    after?: 'end' | 'destroy'
+    /** What follows the pieces: the end, the end of the connection, or nothing until the answer. */
+    after?: 'end' | 'destroy' | 'nothing'
   },
 ): Promise<{ status: number; body: any; headers: IncomingMessage['headers'] } | { error: Error }> {
   const { hostname, port } = new URL(url)
@@ -77,6 +78,7 @@ export function sendRaw(
       let text = ''
       for await (const piece of response) text += piece
       resolve({ status: response.statusCode as number, body: text && JSON.parse(text), headers: response.headers })
+      if (options.after === 'nothing') request.destroy()
     })
     const closed = new Promise(done => request.once('close', done))
     void (async () => {
@@ -87,7 +89,7 @@ export function sendRaw(
       if (options.after === 'destroy') {
         await new Promise(done => setTimeout(done, 100))
         request.destroy(new Error('gone'))
-      } else request.end()
+      } else if (options.after !== 'nothing') request.end()
     })()
   })
 }

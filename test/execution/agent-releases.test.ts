@@ -4,7 +4,7 @@ import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
-import { steadyWorkers } from '../support/hosts.ts'
+import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -102,7 +102,7 @@ describe('releases of agents', function () {
     const agent = await v.three()
     ok(await v.put(agent, 1, 2, 30))
     const actors = Array.from({ length: 200 }, (_, n) => `split-${n}`)
-    const second = await startProcess('worker', app.databaseUrl, {}, ['generation'])
+    const second = await runWorker(app.databaseUrl, {}, ['generation'])
     const seen = new Map<string, string>()
     const ids = new Map<string, string>()
     const eachActor = async (work: (actor: string) => Promise<void>) => {
@@ -125,7 +125,7 @@ describe('releases of agents', function () {
         assert.equal(await v.say(id), seen.get(actor), 'in another session')
       })
     } finally {
-      await second.kill('SIGTERM')
+      await second.stop()
     }
     for (const [actor, answer] of seen) {
       const bucket = bucketOf(agent, ids.get(actor) as string)

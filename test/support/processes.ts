@@ -43,8 +43,8 @@ export function readLines(child: ChildProcess, onLine: (line: string) => void): 
   return () => rest
 }
 
-/** The port that a line names which says that a process is ready. */
-function readyPort(line: string): number | null {
+/** The port in the line with which a process reports that it is ready. */
+export function readyPort(line: string): number | null {
   const found = /"(?:port|health_port)":(\d+)/.exec(line)
   return found && line.includes('is ready') ? Number(found[1]) : null
 }
