@@ -1,7 +1,7 @@
 import { request as httpRequest, type IncomingMessage } from 'node:http'
 import type { Client, Reply } from '../support/app.ts'
 
-/** Bytes of a file and what its part says of it; what is undefined is not sent. */
+/** Bytes of a file and the fields of its part; undefined fields are not sent. */
 export type Part = { bytes: Uint8Array | string; name?: string; type?: string; field?: string }
 
 const parsed = async (response: Response): Promise<Reply> => {
@@ -51,7 +51,7 @@ export async function download(
   return { status: response.status, headers: response.headers, bytes: Buffer.from(await response.arrayBuffer()) }
 }
 
-/** Sends a body as it is, piece by piece; `after` is what the sender does once the pieces are out. */
+/** Sends a body unchanged, piece by piece; `after` is the action of the sender once the pieces are out. */
 export function sendRaw(
   url: string,
   options: {
@@ -60,7 +60,7 @@ export function sendRaw(
     token?: string | null
     headers?: Record<string, string>
     pieces: Iterable<Buffer | string> | AsyncIterable<Buffer | string>
-    /** What follows the pieces: the end, the end of the connection, or nothing until the answer. */
+    /** After the pieces: the end, the end of the connection, or nothing until the answer. */
     after?: 'end' | 'destroy' | 'nothing'
   },
 ): Promise<{ status: number; body: any; headers: IncomingMessage['headers'] } | { error: Error }> {
@@ -94,7 +94,7 @@ export function sendRaw(
   })
 }
 
-/** The head and the tail of a form whose file is sent by hand. */
+/** The head and the tail of a form whose file is sent manually. */
 export const handmade = (boundary: string, name = 'file.bin') => ({
   head: `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="${name}"\r\nContent-Type: application/octet-stream\r\n\r\n`,
   tail: `\r\n--${boundary}--\r\n`,

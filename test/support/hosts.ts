@@ -33,7 +33,7 @@ function open(): Host {
     hosts.delete(host)
     host.onExit()
   })
-  // An idle one keeps nobody from ending.
+  // An idle one does not keep this process from ending.
   child.unref()
   child.channel?.unref()
   for (const stream of [child.stdout, child.stderr]) (stream as Socket).unref()

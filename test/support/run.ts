@@ -16,8 +16,8 @@ import { type FileTime, processorTime } from './timing.ts'
 const root = path.resolve(import.meta.dirname, '../..')
 const LIMIT_MS = 90 * 60_000
 const SLOWEST = 20
-/** Files at once: one more than the cores of the smallest machine, because tests of workers wait a third of their time. */
-const JOBS = 3
+/** Concurrent files: two more than the cores of the smallest machine, because tests wait for half of their time. */
+const JOBS = 4
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
 const AGAIN_MAX = 6
 
@@ -75,7 +75,7 @@ delete env.DATABASE_URL
 const running = new Set<ChildProcess>()
 let interrupted = false
 
-/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets what it printed, at the end. */
+/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets its output, at the end. */
 async function succeeds(
   program: string,
   args: string[],
@@ -97,7 +97,7 @@ async function succeeds(
   return code === 0
 }
 
-/** Runs a script of package.json, beside others; returns the number of failures, 0 or 1. */
+/** Runs a script of package.json; returns the number of failures, 0 or 1. */
 async function check(script: string): Promise<number> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
   const [program, ...args] = scripts[script].split(' ')
