@@ -13,7 +13,7 @@ import { startToolDouble, type ToolDouble } from './support/tool-double.ts'
 const UNDISTURBED = Number(process.env.RANDOM_GRAPHS ?? 80)
 const DISTURBED = Number(process.env.RANDOM_GRAPHS_KILLED ?? 16)
 /** Workers killed at most: on a busy machine the runs take longer. */
-const KILLS = 6
+const KILLS = Math.ceil(DISTURBED / 3)
 const SEED = Number(process.env.RANDOM_GRAPHS_SEED ?? 1)
 /** Seeds of a rare case that runs every time: the write of a node fails alongside nodes activated with it. */
 const RARE = [1132, 1740, 1758]
