@@ -114,16 +114,16 @@ describe('runs and lost workers', function () {
       answers.push(value => json(value)(request, response))
     }
     const env = { ORCHESTRATION_NODE_LEASE_SECONDS: '600', WORKER_HEARTBEAT_INTERVAL_MS: '1000' }
-    const frozen = await worker(env)
+    const frozen = await steadyWorker(env)
     const run = await app.start(id, { wait: false })
     await eventually(() => answers.length === 1)
-    frozen.child.kill('SIGSTOP')
+    process.kill(frozen.pid, 'SIGSTOP')
     await steadyWorker(env)
     await eventually(() => answers.length === 2)
     answers[1]({ by: 'the second' })
     await eventually(() => answers.length === 3)
     answers[0]({ by: 'the first' })
-    frozen.child.kill('SIGCONT')
+    process.kill(frozen.pid, 'SIGCONT')
     await eventually(() =>
       frozen.output.some(line => /"msg":"node execution attempted"/.test(line) && /claim_lost/.test(line)),
     )
@@ -283,16 +283,16 @@ describe('runs and lost workers', function () {
     app.target.answer = (request, response) => {
       answerFirst = () => json({ from: 'first' })(request, response)
     }
-    const first = await worker()
+    const first = await steadyWorker()
     const run = await app.start(id, { wait: false })
     await eventually(() => app.target.requests.length === 1)
-    first.child.kill('SIGSTOP')
+    process.kill(first.pid, 'SIGSTOP')
     app.target.answer = json({ from: 'second' })
     await steadyWorker()
     const done = await app.until(run.id)
     assert.deepEqual(done.output, { a: { from: 'second' } })
     answerFirst()
-    first.child.kill('SIGCONT')
+    process.kill(first.pid, 'SIGCONT')
     await eventually(() => first.output.some(line => line.includes('claim_lost')))
     assert.deepEqual(await app.read(run.id), done)
     const used = await app.key.get(`/usage/events?orchestration_run_id=${run.id}`)

@@ -71,6 +71,8 @@ async function runHosted(
   const port = readyPort(await ready)
   let stopping: Promise<void> | undefined
   const stop = async () => {
+    // A test that fails may leave it frozen.
+    host.child.kill('SIGCONT')
     const stopped = logged('stopped')
     tell(host, { what: 'stop' })
     await stopped
