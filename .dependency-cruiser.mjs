@@ -69,7 +69,7 @@ export default {
       from: {
         path: '^(src|jobs)/',
         pathNot:
-          '^src/(core/db/(pool|pg-client|commit-piggyback|server-watchdog|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+          '^src/(core/db/(pool|pg-client|pg-driver|commit-piggyback|server-watchdog|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
       },
       to: { path: packages('pg', 'pg-boss') },
     },

@@ -511,19 +511,19 @@ const settings = {
     'workers',
     positiveOr(5000),
     '5000',
-    'Polling interval for orphaned eval runs. Invalid values fall back to the default.',
+    'Polling interval for orphaned eval items and runs. Invalid values fall back to the default.',
   ),
   EVAL_TASK_LEASE_TTL_MS: setting(
     'workers',
     positiveOr(300_000),
     '300000',
-    'Lease of an eval item. Invalid values fall back to the default.',
+    'Lease of an eval item, at most 60 seconds, and the time for which it occupies a slot while it waits for its turn. Invalid values fall back to the default.',
   ),
   EVAL_RUN_ABANDONED_AFTER_MS: setting(
     'workers',
     positiveOr(1_800_000),
     '1800000',
-    'Time without progress after which an eval run without remaining work is ended. Invalid values fall back to the default.',
+    'Time after which an eval item that waits for its turn is checked; it fails if the turn was deleted. Invalid values fall back to the default.',
   ),
   EVAL_SYNC_ITEM_CAP: setting(
     'workers',
@@ -627,14 +627,14 @@ const settings = {
     'workers',
     positiveOr(5000),
     '5000',
-    'Maximum polling interval for due schedules and orphaned firings.',
+    'Maximum polling interval for due schedules, orphaned firings and firings of resumed projects.',
   ),
   TRIGGER_SCHEDULER_DISABLED: setting('workers', flag, 'false', 'Whether workers skip schedules.'),
   TRIGGER_FIRING_LEASE_SECONDS: setting(
     'workers',
     positiveOr(60),
     '60',
-    'Lease of a firing whose tool is called, renewed every quarter of it.',
+    'Lease of the message of a firing, at most 60.',
   ),
   TRIGGER_FIRING_MAX_ATTEMPTS: setting(
     'workers',
@@ -697,7 +697,7 @@ const settings = {
     'workers',
     positiveOr(300),
     '300',
-    'Lease of a tool call of a task, renewed every quarter of it.',
+    'Lease of a task dispatch, renewed every third of it.',
   ),
   TASKS_DISPATCH_RECONCILE_GRACE_MS: setting(
     'workers',
@@ -893,7 +893,7 @@ const settings = {
     '3',
     'Maximum attempts of an ingestion that fails for an unknown reason.',
   ),
-  INGESTION_LEASE_SECONDS: setting('content', integer(2), '60', 'Lease of an ingestion, renewed every quarter of it.'),
+  INGESTION_LEASE_SECONDS: setting('content', integer(2), '60', 'Lease of an ingestion, renewed every third of it.'),
   INGESTION_STALL_TIMEOUT_MS: setting(
     'content',
     integer(1000),

@@ -118,6 +118,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
         ['muster reprocess deliveries --from 2026-01-31 --dry-run', 'count failed deliveries since a date'],
         ['muster reprocess generations', 'wake orphaned turns'],
         ['muster reprocess runs --dry-run', 'count orphaned orchestration runs'],
+        ['muster reprocess work --kind export.build', 'wake orphaned exports'],
         ['muster reprocess firings --from 2026-01-31 --dry-run', 'count failed trigger firings since a date'],
         ['muster reprocess ingestions --dry-run', 'count failed ingestions'],
         ['muster reprocess embeddings --missing', 'embed chunks without vectors'],
@@ -150,6 +151,15 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
   withFilters(reprocess.command('runs'))
     .description('wake orchestration runs that can advance and have no message')
     .action(async options => (await import('./reprocess.ts')).reprocessRuns(options))
+  reprocess
+    .command('work')
+    .description('wake overdue items of durable work that have no message')
+    .addOption(dataOption())
+    .option('--kind <name>', 'only this kind, for example export.build')
+    .option('--limit <number>', 'maximum number', parsePositiveInteger)
+    .option('--dry-run', 'count only')
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./reprocess.ts')).reprocessWork(options))
   withFilters(reprocess.command('firings'))
     .description('repeat failed trigger firings with the same input, or wake orphaned pending ones')
     .option('--trigger <id>', 'only this trigger')

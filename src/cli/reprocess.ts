@@ -1,5 +1,5 @@
 import { nodeExecutionQueue, runQueue, runWakeQueue } from '../automation/runs/queue.ts'
-import { triggerFiringQueue } from '../automation/triggers/queue.ts'
+import { wakeFiring } from '../automation/triggers/fire.ts'
 import { refireTrigger } from '../automation/triggers/store.ts'
 import { embedDocuments } from '../content/embeddings/embed-documents.ts'
 import { ownsSettings } from '../content/embeddings/settings-owner.ts'
@@ -12,6 +12,7 @@ import { conversationQueue } from '../conversation/turns/mailbox.ts'
 import { AppError } from '../core/api/errors.ts'
 import { queueMessage } from '../core/jobs/queue.ts'
 import type { Services } from '../core/process/services.ts'
+import { works } from '../core/work/work.ts'
 import { turnQueue } from '../execution/generations/request/create.ts'
 import { callerForPrincipal } from '../identity/principals.ts'
 import { embedMemories } from '../memory/memories/embed-memories.ts'
@@ -133,7 +134,7 @@ export const reprocessFirings = (
       const batch = await services.write(async tx => {
         const firings = await lockFirings(tx, filter, after, Math.min(BATCH, found - fired))
         const repeated = options.status === 'failed' ? await refireTrigger(tx, firings) : firings
-        for (const { id, project_id } of repeated) tx.send(triggerFiringQueue, { firing_id: id, project_id })
+        for (const firing of repeated) wakeFiring(tx, firing)
         return firings
       })
       if (batch.length === 0) break
@@ -263,6 +264,32 @@ export const reprocessEmbeddings = (options: ReprocessFilters & { missing?: bool
       printJson({ found, embedded_chunks: embedded, failed_chunks: failed, dry_run: options.dryRun === true })
     else if (options.dryRun) print(`${found} documents would be embedded again`)
     else print(`${embedded} chunks of ${total.documents} documents embedded, ${failed} failed`)
+  })
+
+/**
+ * `muster reprocess work`: wakes overdue items of durable work that have no message, as the sweeps of the workers do. A
+ * duplicate wake-up has no effect.
+ */
+export const reprocessWork = (
+  options: Pick<ReprocessFilters, 'data' | 'limit' | 'dryRun' | 'json'> & { kind?: string },
+): Promise<void> =>
+  withServices(options.data, async services => {
+    const dryRun = options.dryRun === true
+    const names = works.all().map(({ name }) => name)
+    const { kind } = options
+    if (kind !== undefined && !works.find(kind))
+      throw new CommandError(`no kind of work is called ${kind}`, `Choose one of ${names.join(', ')}.`)
+    const kinds: { kind: string; found: number }[] = []
+    let found = 0
+    for (const work of kind === undefined ? works.all() : [works.get(kind)]) {
+      const count = await work.wakeOverdue(services, { limit: (options.limit ?? Infinity) - found, dryRun })
+      kinds.push({ kind: work.name, found: count })
+      found += count
+      if (found === options.limit) break
+    }
+    if (options.json) printJson({ found, woken: dryRun ? 0 : found, dry_run: dryRun, kinds })
+    else if (dryRun) print(`${found} items of work would be woken`)
+    else print(`${found} items of work woken`)
   })
 
 const DAY_MS = 86_400_000

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { settleQueue } from '../../src/automation/tasks/queue.ts'
+import { taskTurns } from '../../src/automation/tasks/targets.ts'
 import { type Fragment, sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -69,7 +69,7 @@ describe('locks of a purge and concurrent work', () => {
     const turn = await eventually(async () => (await read(`/tasks/${id}`)).active_dispatch?.id)
     await end(turn)
     await holding(row('generations', turn), async () => {
-      await app.services.write(async tx => tx.send(settleQueue, { task_id: id, project_id: app.projectId }))
+      await app.services.write(tx => taskTurns.settled(tx, { id: turn } as never, {} as never))
       await someoneWaits()
       assert.equal(await isFree(row('tasks', id)), true)
     })

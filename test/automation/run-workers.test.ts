@@ -124,9 +124,7 @@ describe('runs and lost workers', function () {
     await eventually(() => answers.length === 3)
     answers[0]({ by: 'the first' })
     process.kill(frozen.pid, 'SIGCONT')
-    await eventually(() =>
-      frozen.output.some(line => /"msg":"node execution attempted"/.test(line) && /claim_lost/.test(line)),
-    )
+    await eventually(() => frozen.output.some(line => /"work":"node.execute"/.test(line) && /claim_lost/.test(line)))
     answers[2]({ by: 'the second' })
     const done = await app.until(run.id)
     assert.deepEqual(done.artifacts, { a: { by: 'the second' }, b: { by: 'the second' } })

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { taskDispatchQueue } from '../../src/automation/tasks/queue.ts'
+import { TASK_DISPATCH } from '../../src/automation/tasks/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
@@ -12,14 +12,14 @@ const TASKS = Number(process.env.CRASH_TASKS ?? 3)
 const KILLS = Number(process.env.CRASH_KILLS ?? 1)
 
 /** Fault points, and the kind of work that the task has started. */
-const POINTS = {
-  task_claimed: 'tool',
-  task_called: 'tool',
-  task_settled: 'tool',
-  task_starting: 'agent',
-  task_started: 'orchestration',
-  task_looked: 'orchestration',
-} as const
+const POINTS = [
+  ['task.dispatch/claimed', 'tool'],
+  ['task_called', 'tool'],
+  ['task.dispatch/ended', 'tool'],
+  ['task_starting', 'agent'],
+  ['task.dispatch/ended', 'orchestration'],
+  ['task_settling', 'orchestration'],
+] as const
 
 describe('tasks after the loss of a worker', function () {
   this.timeout(600_000)
@@ -69,9 +69,9 @@ describe('tasks after the loss of a worker', function () {
     return flows.get(name)
   }
   const closed = (id: string) => until(key, id, ({ status }) => status === 'closed', 120_000)
-  const forget = (queue: string, id: string) =>
+  const forget = (id: string) =>
     app.services.pool.query(
-      sql.unsafe`delete from pgboss.job_common where name = ${queue} and data ->> 'task_id' = ${id}`,
+      sql.unsafe`delete from pgboss.job_common where name = ${TASK_DISPATCH} and data ->> 'entity_id' = ${id}`,
     )
 
   before(async () => {
@@ -97,7 +97,7 @@ describe('tasks after the loss of a worker', function () {
 
   it('applies each transition and starts each work item once, whatever the fault point', async () => {
     const tasks: { id: string; kind: string }[] = []
-    for (const [point, kind] of Object.entries(POINTS)) {
+    for (const [point, kind] of POINTS) {
       const flow = await flowOf(kind)
       for (let n = 0; n < TASKS; n++) tasks.push({ id: (await task(key, flow.id)).id, kind })
       for (let kill = 1; kill <= KILLS; kill++) {
@@ -146,14 +146,14 @@ describe('tasks after the loss of a worker', function () {
     assert.equal(used.data.filter(({ tool_id }: any) => tool_id === app.toolId).length, 1)
   })
 
-  it('recovers when the dispatch or settle message is lost', async () => {
+  it('recovers when the message of a dispatch is lost before or after its work has settled', async () => {
     await stopAll()
     const calling = await task(key, (await flowOf('tool')).id)
-    await forget(taskDispatchQueue.name, calling.id)
+    await forget(calling.id)
     const waiting = await task(key, (await flowOf('agent')).id)
-    const doomed = await worker({ FAULT_POINTS: 'task_looked=kill' })
+    const doomed = await worker({ FAULT_POINTS: 'task_settling=kill' })
     await doomed.exited
-    await forget('task.settle', waiting.id)
+    await forget(waiting.id)
     await worker()
     for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
   })
@@ -168,7 +168,8 @@ describe('tasks after the loss of a worker', function () {
     await eventually(() => app.target.requests.length === 1)
     const sweeps = () =>
       app.services.pool.oneFirst(sql.unsafe`
-        select count(*)::int from pgboss.job_common where name = 'task.sweep' and state = 'completed'`) as Promise<number>
+        select count(*)::int from pgboss.job_common
+        where name = 'work.sweep_orchestration' and data ->> 'work' = ${TASK_DISPATCH} and state = 'completed'`) as Promise<number>
     // Past the time after which they count as orphaned.
     await app.services.pool.query(
       sql.unsafe`update task_dispatches set due_at = now() - interval '1 minute' where state = 'queued'`,
@@ -177,8 +178,8 @@ describe('tasks after the loss of a worker', function () {
     await eventually(async () => (await sweeps()) >= before + 3)
     const waiting = await app.services.pool.anyFirst(sql.unsafe`
       select count(*)::int from pgboss.job_common
-      where name = ${taskDispatchQueue.name} and state < 'active' and data ->> 'task_id' = any(${sql.array(ids, 'text')})
-      group by data ->> 'dispatch_id'`)
+      where name = ${TASK_DISPATCH} and state < 'active' and data ->> 'entity_id' = any(${sql.array(ids, 'text')})
+      group by data ->> 'work_id'`)
     assert.ok(waiting.length >= 3)
     assert.deepEqual([...new Set(waiting)], [1])
     await stopAll()

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { settleTask } from '../../src/automation/tasks/settle.ts'
+import { taskFirings, taskTurns } from '../../src/automation/tasks/targets.ts'
 import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { purgeGeneration } from '../../src/execution/generations/erase/purge.ts'
@@ -204,19 +204,14 @@ describe('hostile workflows', () => {
     // No worker runs here: the test settles the turn.
     await pool.query(sql.unsafe`
       update generations set status = 'completed', output = '{"content": "secret", "model": "m", "finish_reason": "stop", "object": null}', completed_at = now() where id = ${turn}`)
-    let settling: Promise<unknown> = Promise.resolve()
-    let settled = false
     await app.services.write(async tx => {
       await purgeGeneration(tx, app.services, turn, { type: 'user', id: 'user_1' })
-      settling = onSeparateConnection(() => settleTask(app.services, { task_id: id, project_id: app.projectId })).then(
-        () => {
-          settled = true
-        },
+      await onSeparateConnection(() =>
+        app.services.write(other => taskTurns.settled(other, { id: turn } as never, {} as never)),
       )
-      await eventually(async () => settled || (await tx.exists(sql.unsafe`select from pg_locks where not granted`)))
+      await eventually(() => tx.exists(sql.unsafe`select from pg_locks where not granted`))
     })
-    await settling
-    const after = await read(key, id)
+    const after = await stands(id)
     assert.deepEqual([after.automation_status, after.last_result], ['completed', null])
   })
 
@@ -242,8 +237,9 @@ describe('hostile workflows', () => {
       update trigger_firings set state = 'succeeded', result = ${JSON.stringify(result)}::json, result_id = ${turn},
         completed_at = now()
       where id = ${fired.active_dispatch.id}`)
-    await settleTask(app.services, { task_id: fired.id, project_id: app.projectId })
-    assert.deepEqual((await read(key, fired.id)).last_result, result)
+    const firing = { id: fired.active_dispatch.id, idempotency_key: fired.id }
+    await app.services.write(tx => taskFirings.settled(tx, firing as never))
+    assert.deepEqual((await stands(fired.id)).last_result, result)
     await ok(app.admin.delete(`/generations/${turn}/content`))
     assert.equal((await read(key, fired.id)).last_result, null)
     assert.ok(!JSON.stringify(await ok(key.get(`/events?resource_id=${fired.id}`))).includes('secret'))

@@ -59,21 +59,21 @@ describe('waiting tasks', () => {
     })
     const { pool } = app.services
     await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 minutes' where id = ${id}`)
-    await pool.query(voidStatement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
+    await pool.query(voidStatement`update task_dispatches set due_at = now() - interval '1 s' where task_id = ${id}`)
     const nextLook = () =>
       pool.oneFirst<any>(
         sql.unsafe`
-        select extract(epoch from look_at - now())::int from task_dispatches where task_id = ${id}` as never,
+        select extract(epoch from due_at - now())::int from task_dispatches where task_id = ${id}` as never,
       )
     await eventually(async () => (await nextLook()) > 500, { what: 'the next check' })
     const withinTwice = await pool.oneFirst<any>(
       sql.unsafe`
-        select d.look_at <= now() + (now() - t.updated_at)
+        select d.due_at <= now() + (now() - t.updated_at)
         from task_dispatches d join tasks t on t.id = d.task_id where t.id = ${id}` as never,
     )
     assert.equal(withinTwice, true)
     await pool.query(voidStatement`update tasks set updated_at = now() - interval '10 days' where id = ${id}`)
-    await pool.query(voidStatement`update task_dispatches set look_at = now() - interval '1 s' where task_id = ${id}`)
+    await pool.query(voidStatement`update task_dispatches set due_at = now() - interval '1 s' where task_id = ${id}`)
     await eventually(async () => (await nextLook()) > 3500, { what: 'the next check' })
     assert.ok((await nextLook()) <= 3600)
     assert.equal((await ok(key.get(`/tasks/${id}`))).automation_status, 'running')

@@ -40,6 +40,11 @@ describe('durable firings', function () {
     return () => free()
   }
   const called = (count: number) => eventually(() => app.target.requests.length === count, { what: `${count} calls` })
+  /** Returns the waiting and active messages of firings of the project. */
+  const messages = () =>
+    app.services.pool.anyFirst(sql.unsafe`
+      select id from pgboss.job_common
+      where name = 'trigger.fire' and state in ('created', 'active', 'retry') and data ->> 'project_id' = ${app.projectId}`)
   const keys = () => app.target.requests.map(({ headers }) => headers['idempotency-key'])
 
   before(async () => {
@@ -62,7 +67,7 @@ describe('durable firings', function () {
     const ids: string[] = []
     for (const body of ['{"n":1}', '{"n":2}']) ids.push((await hook(app.url, trigger, body)).body.firing_id)
     await app.services.pool.query(
-      sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'firing_id' = ${ids[1]}`,
+      sql.unsafe`delete from pgboss.job_common where name = 'trigger.fire' and data ->> 'work_id' = ${ids[1]}`,
     )
     await steadyWorker()
     for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
@@ -86,7 +91,7 @@ describe('durable firings', function () {
 
   it('starts a turn on another worker after a worker is killed before the start', async () => {
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: app.agentId })
-    const first = await worker({ FAULT_POINTS: 'trigger_claimed=kill' }, ['trigger'])
+    const first = await worker({ FAULT_POINTS: 'trigger_starting=kill' }, ['trigger'])
     const id = await fire(trigger.id, { message: 'hi' })
     await first.exited
     await steadyWorker()
@@ -164,6 +169,56 @@ describe('durable firings', function () {
     assert.deepEqual((await key.get(`/trigger-firings/${id}`)).body, firing)
   })
 
+  it('calls a tool once after its worker is killed before the call', async () => {
+    const trigger = await tool()
+    const first = await worker({ FAULT_POINTS: 'trigger.fire/claimed=kill' })
+    const id = await fire(trigger.id)
+    await first.exited
+    await steadyWorker()
+    const firing = await ended(key, id)
+    assert.deepEqual([firing.status, firing.attempts, keys()], ['succeeded', 2, [id]])
+  })
+
+  for (const [moment, points, status, calls] of [
+    ['before', ['trigger_starting', 'trigger.fire/claimed'], 'pending', 0],
+    ['after', ['trigger_started', 'trigger_called'], 'running', 1],
+  ] as const)
+    it(`starts work once although a worker is frozen past its lease ${moment} the start`, async () => {
+      const agent = await app.agent()
+      const started = await madeTrigger(key, { target_type: 'agent', target_id: agent })
+      const FAULT_POINTS = points.map(point => `${point}=freeze:3000`).join()
+      const frozen = await worker({ FAULT_POINTS }, ['trigger'])
+      const ids = [await fire(started.id, { message: 'hi' }), await fire((await tool()).id)]
+      const read = () => Promise.all(ids.map(async id => (await key.get(`/trigger-firings/${id}`)).body))
+      await called(calls)
+      await eventually(
+        async () => {
+          const active = await app.services.pool.anyFirst(sql.unsafe`
+            select id from pgboss.job_common where name = 'trigger.fire' and state = 'active'`)
+          return active.length === 2 && (await read()).map(each => each.status).join() === `${status},running`
+        },
+        { what: 'both firings at their points' },
+      )
+      frozen.child.kill('SIGSTOP')
+      await steadyWorker()
+      for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
+      const settled = await read()
+      frozen.child.kill('SIGCONT')
+      await eventually(
+        () => frozen.output.filter(line => line.includes('"msg":"work attempted"')).length === ids.length,
+        { what: 'the end of both attempts' },
+      )
+      await frozen.kill('SIGTERM')
+      assert.deepEqual(await read(), settled)
+      assert.deepEqual(
+        settled.map(({ attempts }) => attempts),
+        [1, 2],
+      )
+      assert.equal((await key.get(`/generations?agent_id=${agent}`)).body.total, 1)
+      // A repeated call has the same key.
+      assert.deepEqual([...new Set(keys())], [ids[1]])
+    })
+
   it('requeues the call of a stopped worker without counting a loss', async () => {
     const trigger = await tool()
     for (let n = 0; n < 4; n++) {
@@ -188,36 +243,25 @@ describe('durable firings', function () {
     await steadyWorker()
     const other = await app.project()
     assert.equal((await other.key.get('/triggers')).status, 200)
-    await eventually(async () =>
-      app.services.pool.oneFirst(
-        sql.unsafe`select due_at > now() + interval '1 minute' from trigger_firings where id = ${id}`,
-      ),
-    )
+    await eventually(async () => (await messages()).length === 0, { what: 'the message being handled' })
     assert.equal((await key.get(`/trigger-firings/${id}`)).body.status, 'pending')
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.equal((await ended(key, id)).status, 'succeeded')
   })
 
-  it('releases deferred firings in batches, starting with one message', async () => {
+  it('releases deferred firings after a resume that writes none of them', async () => {
     const { pool } = app.services
     const count = 450
     const trigger = await tool()
     await app.admin.post(`/projects/${app.projectId}/pause`)
     await pool.query(sql.unsafe`
       insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, due_at, created_at, fired_by)
-      select 'trf_off' || n, ${app.projectId}, ${trigger.id}, 'webhook', 'tool', '{}', now() + interval '15 minutes', now(), null
+      select 'trf_off' || n, ${app.projectId}, ${trigger.id}, 'webhook', 'tool', '{}', now() - interval '1 minute', now(), null
       from generate_series(1, ${count}) n`)
-    const messages = async (): Promise<[string, number][]> =>
-      (
-        await pool.any(sql.unsafe`
-          select name, count(*)::int as count from pgboss.job_common
-          where name like 'trigger%' and state = 'created' and data ->> 'project_id' = ${app.projectId}
-          group by name`)
-      ).map((row: any) => [row.name, row.count])
     const before = app.statements.length
     await app.admin.post(`/projects/${app.projectId}/resume`)
     assert.ok(!app.statements.slice(before).some(text => text.includes('update trigger_firings')))
-    assert.deepEqual(await messages(), [['trigger.release_project', 1]])
+    assert.deepEqual(await messages(), [])
     await steadyWorker()
     await eventually(
       async () =>
@@ -268,14 +312,10 @@ describe('durable firings', function () {
     await eventually(async () => (await key.get(`/trigger-firings/${id}`)).body.status === 'running')
     const deleted = await key.delete(`/agents/${agent}?force=true`)
     assert.equal(deleted.status, 204, JSON.stringify(deleted.body))
-    await app.services.queues.send([
-      { queue: (await import('../../src/automation/triggers/queue.ts')).triggerFiringSweep, data: { orphans: true } },
-    ])
     assert.equal((await ended(key, id)).error.code, 'RESOURCE_NOT_FOUND')
   })
 
   it('settles the other firings when many cannot be settled', async () => {
-    const { triggerFiringSweep: firingSweep } = await import('../../src/automation/triggers/queue.ts')
     const agent = await app.agent()
     const trigger = await madeTrigger(key, { target_type: 'agent', target_id: agent })
     await steadyWorker({}, ['trigger'])
@@ -290,14 +330,13 @@ describe('durable firings', function () {
     const ends = `new.id <> '${ids[1]}' and new.completed_at is not null`
     await refusingUpdates(app.services, 'trigger_firings', ends, async () => {
       assert.equal((await key.delete(`/agents/${agent}?force=true`)).status, 204)
-      await app.services.queues.send([{ queue: firingSweep, data: { orphans: true } }])
       assert.equal((await ended(key, ids[1])).error.code, 'RESOURCE_NOT_FOUND')
       assert.equal((await key.get(`/trigger-firings/${ids[0]}`)).body.status, 'running')
     })
   })
 
   it('deletes firings past their retention', async () => {
-    const { pruneFirings } = await import('../../src/automation/triggers/handlers.ts')
+    const { firingRetention } = await import('../../src/automation/triggers/retention.ts')
     const trigger = await tool()
     await steadyWorker()
     const ids = [await fire(trigger.id), await fire(trigger.id)]
@@ -310,7 +349,7 @@ describe('durable firings', function () {
     await app.services.pool.query(sql.unsafe`
       insert into trigger_fanouts (root_id, project_id, firings, created_at)
       values ('evt_new', ${app.projectId}, 1, now() - interval '29 days'), ('evt_old', ${app.projectId}, 1, now() - interval '31 days')`)
-    await pruneFirings(app.services)
+    await firingRetention.run(app.services, new AbortController().signal)
     assert.deepEqual(await fanouts(), ['evt_new'])
     assert.deepEqual(
       (await firingsOf(key, trigger.id)).map(({ id }) => id),

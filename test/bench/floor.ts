@@ -112,7 +112,7 @@ app.post('/firings', async (req, res) => {
         values (${id}, ${project}, ${trigger}, 'webhook', 'orchestration', ${JSON.stringify(req.body)}::json, ${randomUUID()})`)
       await tx.query(sql.unsafe`
         insert into pgboss.job (name, data, policy, singleton_key)
-        values ('trigger.fire', ${JSON.stringify({ firing_id: id, project_id: project })}, 'stately', ${id})`)
+        values ('trigger.fire', ${JSON.stringify({ entity_id: id, work_id: id, project_id: project })}, 'stately', ${id})`)
     }),
   )
   res.status(202).json({ firing_id: id })

@@ -3,6 +3,7 @@ import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import autocannon from 'autocannon'
 import pg from 'pg'
+import { DatabaseClient } from '../../src/core/db/pg-client.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { startApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
@@ -232,21 +233,21 @@ async function roundTrips(
 }
 
 /**
- * Counts every statement that any pg client of this process sends, begin and commit included; not the wake-ups, of which many
+ * Counts every statement that the application's clients in this process send, begin and commit included; not the wake-ups, of which many
  * commits share one.
  */
 export function countStatements(): { value: number; stop(): void } {
-  const original = pg.Client.prototype.query as (...args: unknown[]) => unknown
+  const original = DatabaseClient.prototype.query
   const counter = {
     value: 0,
     stop: () => {
-      pg.Client.prototype.query = original as never
+      DatabaseClient.prototype.query = original
     },
   }
-  pg.Client.prototype.query = function (this: pg.Client, ...args: unknown[]) {
-    if ((args[0] as { name?: string }).name !== 'notify') counter.value += 1
+  DatabaseClient.prototype.query = function (...args) {
+    if (args[0].name !== 'notify') counter.value += 1
     return original.apply(this, args)
-  } as never
+  }
   return counter
 }
 

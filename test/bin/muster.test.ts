@@ -9,7 +9,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { handler } from '../../src/core/jobs/handler.ts'
 import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { silentLog } from '../../src/core/process/log.ts'
-import { scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
+import { expireQueue } from '../../src/execution/approvals/queue.ts'
 import { createTurn } from '../../src/execution/generations/request/create.ts'
 import { findEmbedded, startEmbedded } from '../../src/local/postgres.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
@@ -470,22 +470,22 @@ describe('muster', function () {
     const workers = await startWorkers({
       services: { ...app.services, log: silentLog() },
       handlers: [
-        handler(scoreQueue, {}, async () => {
+        handler(expireQueue, {}, async () => {
           throw new Error('does not work')
         }),
       ],
       concurrency: 1,
       listen: app.services.notifications,
     })
-    const item = { result_id: 'x', eval_run_id: 'x', project_id: 'proj_x' }
+    const approval = { approval_id: 'x', project_id: 'proj_x' }
     await queues.send([
-      { queue: scoreQueue, data: item },
-      { queue: scoreQueue, data: item },
+      { queue: expireQueue, data: approval },
+      { queue: expireQueue, data: approval },
     ])
-    const name = scoreQueue.name
+    const name = expireQueue.name
     await eventually(async () => (await queues.deadLetters.list({ queue: name })).length === 2)
     await workers.stop(1000)
-    assert.match((await diagnosis()).of('dead letters')[0].detail, /eval\.score_item 2/)
+    assert.match((await diagnosis()).of('dead letters')[0].detail, /approval\.expire 2/)
 
     const letters = await json('reprocess', 'dead-letters', 'list', '--queue', name)
     assert.equal(letters.length, 2)

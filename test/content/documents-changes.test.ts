@@ -241,8 +241,8 @@ describe('changes of documents', () => {
       const id = await plantDocument(app, project.id, { status: 'processing', text: null })
       await rowsOf(
         app,
-        `insert into ingestion_attempts (document_id, id, state, heartbeat_at, due_at, principal, allow_deferral, settings)
-         values ($1, $1, 'running', now(), now() + interval '1 hour', '{}', true, '{}') returning id`,
+        `insert into ingestion_attempts (document_id, id, state, due_at, principal, allow_deferral, settings)
+         values ($1, $1, 'running', now() + interval '1 hour', '{}', true, '{}') returning id`,
         [id],
       )
       const changed = await patch(id, { title: 'x' })

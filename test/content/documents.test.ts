@@ -295,9 +295,9 @@ describe('documents', () => {
         const id = await plantDocument(app, project.id, { status: 'processing', text: null })
         await rowsOf(
           app,
-          `insert into ingestion_attempts (document_id, id, state, claims, heartbeat_at, due_at, created_at, principal,
+          `insert into ingestion_attempts (document_id, id, state, claims, due_at, created_at, principal,
              allow_deferral, settings)
-           values ($1, $1, 'running', 1, now() - interval '1 day', now() - interval '1 day', now() - interval '1 day', $2,
+           values ($1, $1, 'running', 1, now() - interval '1 day', now() - interval '1 day', $2,
              true, '{}') returning id`,
           [id, JSON.stringify({ type: 'api_key', id: project.keyId, via: null })],
         )
@@ -313,9 +313,9 @@ describe('documents', () => {
       const id = await plantDocument(app, project.id, { status: 'processing', text: 'late' })
       await rowsOf(
         app,
-        `insert into ingestion_attempts (document_id, id, state, claims, heartbeat_at, due_at, principal, allow_deferral,
+        `insert into ingestion_attempts (document_id, id, state, claims, due_at, principal, allow_deferral,
            settings)
-         values ($1, $1, 'running', 1, now() - interval '1 day', now() - interval '1 day', '{}', true, '{}') returning id`,
+         values ($1, $1, 'running', 1, now() - interval '1 day', '{}', true, '{}') returning id`,
         [id],
       )
       const reading = await inTransaction(app.services.pool, async tx => {

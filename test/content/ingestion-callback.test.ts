@@ -7,7 +7,17 @@ import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { randomOf } from '../support/fuzz.ts'
 import { pdf } from '../support/pdf.ts'
 import { reply, startTools, type TestTools } from '../support/tools.ts'
-import { age, chunksOf, eventsOf, ingested, refuses, settledStatus, sweep, upload } from './ingestion-support.ts'
+import {
+  age,
+  chunksOf,
+  eventsOf,
+  ingested,
+  refuses,
+  settledStatus,
+  silence,
+  sweep,
+  upload,
+} from './ingestion-support.ts'
 
 describe('conversion of files', () => {
   let app: TestApp
@@ -400,7 +410,7 @@ describe('conversion of files', () => {
     const failures = sql.unsafe`select failures from ingestion_attempts where document_id = ${body.id}`
     await eventually(async () => (await app.services.pool.maybeOneFirst(failures)) === 1)
     await app.services.pool.query(sql.unsafe`drop trigger refuse_chunks on document_chunks`)
-    await age(app, body.id, 'due_at', 10)
+    await age(app, body.id, 10)
     await sweep(app)
     assert.equal((await settledStatus(key, body.id)).status, 'ready')
     assert.equal(tools.calls(tool).length, calls + 1)
@@ -477,7 +487,7 @@ describe('conversion of files', () => {
     const { id, token } = await deferred()
     await sweep(app)
     assert.equal((await key.get(`/documents/${id}/status`)).body.status, 'processing')
-    await age(app, id, 'due_at', 10)
+    await age(app, id, 10)
     await sweep(app)
     assert.equal(
       (await app.services.pool.oneFirst(sql.unsafe`select error ->> 'code' from documents where id = ${id}`)) as string,
@@ -493,7 +503,7 @@ describe('conversion of files', () => {
   it('lets the callback or the end of the time win, never both', async () => {
     for (let round = 0; round < 8; round++) {
       const { id, token } = await deferred()
-      await age(app, id, 'due_at', 10)
+      await age(app, id, 10)
       const [answer] = await Promise.all([post(id, token, { text: 'just in time' }), key.get(`/documents/${id}`)])
       const { status } = await settledStatus(key, id)
       assert.equal(status, answer.status === 204 ? 'ready' : 'failed')
@@ -567,8 +577,8 @@ describe('conversion of files', () => {
       path => theirs.post(`${path}/versions/1/restore`),
       path => mine.get(path),
       path => theirs.get(`${path}/status`),
-      (_, id) => age(one, id, 'due_at', 10).then(() => undefined),
-      (path, id) => age(one, id, 'heartbeat_at', 400).then(() => mine.get(path)),
+      (_, id) => age(one, id, 10).then(() => undefined),
+      (path, id) => silence(one, id, 400).then(() => mine.get(path)),
       path => (chance(0.2) ? theirs.delete(path) : mine.get(path)),
     ]
     await Promise.all(

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { ingestionSweep } from '../../src/content/ingestion/queue.ts'
+import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
@@ -61,19 +61,21 @@ export const chunksOf = async (app: TestApp, id: string) =>
     content: string
   }[]
 
-/** Changes the times of a document's attempt, as if they had passed. */
-export const age = (app: TestApp, documentId: string, column: 'due_at' | 'heartbeat_at', seconds: number) =>
+/** Changes when a document's attempt was due or claimed, as if time had passed. */
+export const age = (app: TestApp, documentId: string, seconds: number) =>
   app.services.pool.query(sql.unsafe`
-    update ingestion_attempts set ${sql.identifier([column])} = now() - ${seconds} * interval '1 s'
-    where document_id = ${documentId}`)
+    update ingestion_attempts set due_at = now() - ${seconds} * interval '1 s' where document_id = ${documentId}`)
 
-/** Has the sweep look now, and waits until it has. */
-export async function sweep(app: TestApp): Promise<void> {
-  const before = await swept(app)
-  await app.services.queues.send([{ queue: ingestionSweep, data: {} }])
-  await eventually(async () => (await swept(app)) > before, { what: 'the sweep' })
-}
+/** Changes the times of a running attempt and its message, as if its worker had been silent. */
+export const silence = (app: TestApp, documentId: string, seconds: number) =>
+  app.services.pool.query(sql.unsafe`
+    with by as (select ${seconds} * interval '1 s' as long),
+    running as (
+      update ingestion_attempts set due_at = due_at - long from by
+      where document_id = ${documentId} and state = 'running' returning id)
+    update pgboss.job_common set start_after = start_after - long, started_on = started_on - long,
+      heartbeat_on = heartbeat_on - long
+    from by, running where name = ${ingestionWork.name} and data ->> 'work_id' = running.id`)
 
-const swept = async (app: TestApp) =>
-  (await app.services.pool.oneFirst(sql.unsafe`
-    select count(*) from pgboss.job_common where name = 'ingestion.sweep' and state = 'completed'`)) as number
+export const sweep = ({ services }: TestApp): Promise<void> =>
+  ingestionWork.sweep(services, new AbortController().signal)

@@ -608,7 +608,7 @@ describe('ingestion', () => {
       const { id } = await attempt()
       await idle.services.pool.query(sql.unsafe`
         update ingestion_attempts set state = 'running', claims = 2, losses = 2, failures = 2, pages = '[]',
-          principal = '{}', allow_deferral = false, heartbeat_at = now(), due_at = now() + interval '1 hour'`)
+          principal = '{}', allow_deferral = false, due_at = now() + interval '1 hour'`)
       await idle.services.pool.query(sql.unsafe`
         update documents set status = 'processing', chunk_count = 5, embedded_chunks = 4, total_chunks = 9,
           total_pages = 3, embed_since = now()`)
@@ -626,8 +626,6 @@ describe('ingestion', () => {
         allow_deferral: true,
         settings: { chunk_strategy: 'page', chunk_unit: null, chunk_size: null, chunk_overlap: null },
         pages: null,
-        heartbeat_at: null,
-        holder: null,
       })
       assert.deepEqual((await other.key.get(`/documents/${body.id}/status`)).body, {
         id: body.id,

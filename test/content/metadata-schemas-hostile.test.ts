@@ -66,7 +66,7 @@ describe('schemas of a hostile project', function () {
     assert.ok(turn < 40, `${turn} ms`)
   })
 
-  it('hold no connection while they wait: others read and write meanwhile', async () => {
+  it('leave connections to others while they wait, which read and write meanwhile', async () => {
     assert.equal((await declare(hostile.key, '/', endless())).status, 201)
     const web = await startProcess('web', app.databaseUrl, { DATABASE_POOL_MAX: '5' })
     try {

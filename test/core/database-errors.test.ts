@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import net, { type AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import pg from 'pg'
 import { AppError } from '../../src/core/api/errors.ts'
 import {
   type DatabaseErrorKind,
@@ -9,6 +8,7 @@ import {
   isDatabaseError,
   isTransient,
 } from '../../src/core/db/database-errors.ts'
+import { DatabaseClient } from '../../src/core/db/pg-client.ts'
 import { inTransaction, openPool, type Pool } from '../../src/core/db/pool.ts'
 import { retryWhileUnavailable } from '../../src/core/db/retry.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
@@ -116,10 +116,11 @@ describe('errors of the database', function () {
     try {
       const other = await thrownBy(() => fetch(`http://127.0.0.1:${port}/`))
       assert.equal(databaseErrorKind(other), null, String((other as Error).cause))
-      const client = new pg.Client(of)
+      const client = new DatabaseClient(of)
       client.on('error', () => {})
       assert.equal(await kindOf(() => client.connect()), 'unavailable')
-      assert.equal(await kindOf(() => new pg.Pool(of).query('select 1')), 'unavailable')
+      const { connectionString: databaseUrl } = of
+      assert.equal(await kindOf(() => openPool({ databaseUrl, connections: 1 })), 'unavailable')
     } finally {
       server.close()
     }

@@ -167,7 +167,7 @@ describe('log lines', () => {
     assert.ok(turn.status >= 400)
     assert.ok(vendor.calls() > 0)
     assert.ok(!JSON.stringify(turn.body).includes(VENDOR_KEY))
-    await eventually(() => app.logs.some(line => line.includes('"msg":"turn attempt ended"')))
+    await eventually(() => app.logs.some(line => line.includes('"work":"turn.execute"')))
   })
 
   it('hold nothing of a request or a row when the server fails', async () => {

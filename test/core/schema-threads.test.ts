@@ -184,7 +184,7 @@ describe('threads for schemas', () => {
         if (text === 'throw') throw new Error('a fault')
         if (text === 'crash') process.exit(7)
         const ms = Number(text)
-        setTimeout(() => parentPort.postMessage({ problems: values.map(() => []), ms, checkMs: 0, threadId }), 3)
+        setTimeout(() => parentPort.postMessage({ problems: values.map(() => []), ms, threadId }), 3)
       })
     `)}`,
   )
@@ -199,7 +199,7 @@ describe('threads for schemas', () => {
     rules: { strict: true },
     values: ['1'],
   })
-  const answered = { problems: [[]], checkMs: 0 }
+  const answered = { problems: [[]] }
   const run = async (text: string, project?: string) => {
     const { ms: _, threadId: __, ...rest } = (await threads.run(job(text, project))) as Record<string, unknown>
     return rest
@@ -251,13 +251,15 @@ describe('threads for schemas', () => {
     assert.equal(new Set(ids.map(each => (each as unknown as { threadId: number }).threadId)).size, 3)
   })
 
-  it('are not ready for a project at its limit, although one is idle', async () => {
+  it('do not serve a project at its limit, although one is idle', async () => {
     open({ stuckMs: 500 })
     await Promise.all([run('1', 'proj_a'), run('1', 'proj_b')])
-    const stuck = run('hang', 'proj_a')
-    assert.equal(threads.isReady({ project: 'proj_b', key: '1' }), true)
-    assert.equal(threads.isReady({ project: 'proj_a', key: '1' }), false)
-    await stuck
+    const order: string[] = []
+    const ended = (name: string) => () => order.push(name)
+    const stuck = run('hang', 'proj_a').then(ended('stuck'))
+    await Promise.all([stuck, run('1', 'proj_a').then(ended('proj_a')), run('1', 'proj_b').then(ended('proj_b'))])
+    assert.equal(order[0], 'proj_b')
+    assert.deepEqual(order.slice(1).sort(), ['proj_a', 'stuck'])
   })
 
   it('are unavailable to a project without budget until it refills', async () => {

@@ -1,9 +1,10 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
-import { type EvalApp, item, made, startEvalApp } from './support.ts'
+import { type EvalApp, ended, item, made, startEvalApp } from './support.ts'
 
 /** Items of the run whose workers are killed. A long run: 1000. */
 const ITEMS = Number(process.env.EVAL_CRASH_ITEMS ?? 24)
@@ -25,10 +26,10 @@ describe('runs of evals whose workers are killed', () => {
   before(async () => {
     app = await startEvalApp({ workers: [], env: FAST })
   })
-  after(async () => {
-    for (const worker of workers) worker.kill('SIGKILL')
-    await app?.close()
+  afterEach(async () => {
+    await Promise.all(workers.splice(0).map(each => each.kill('SIGKILL')))
   })
+  after(() => app?.close())
 
   const worker = async (concerns: string[], faults?: string): Promise<TestProcess> => {
     const env = { ...FAST, ...(faults ? { FAULT_POINTS: faults } : {}) }
@@ -37,33 +38,39 @@ describe('runs of evals whose workers are killed', () => {
     return started
   }
 
+  const judge = (lane: string) => ({
+    type: 'llm_judge',
+    prompt: 'x',
+    pass_threshold: 1,
+    ai_provider_id: app.providerId,
+    model: `${lane}/m`,
+  })
+  const count = (query: ReturnType<typeof counting>) => app.services.pool.oneFirst(query)
+  /** Usage events of the turns of an agent and of the judges of their outputs. */
+  const used = (agent_id: string) =>
+    Promise.all(
+      ['eval', 'eval_judge'].map(source =>
+        count(counting`select count(*) from usage_events where agent_id = ${agent_id} and source = ${source}`),
+      ),
+    )
+
   it('score each item once and cost what its turns cost', async function () {
-    this.timeout(60_000 + ITEMS * 200)
+    this.timeout(120_000 + ITEMS * 200)
     const agent_id = await app.echo('crashing')
     await app.lanes.put('crash-judge', { rules: [{ reply: { text: '{"score": 1}' } }] })
     const dataset_id = (await made(app.key, '/datasets', { name: 'crash' })).id
     const items = Array.from({ length: ITEMS }, (_, at) => item(`q${at}`, 'Yes'))
     for (let from = 0; from < ITEMS; from += 500)
       await made(app.key, `/datasets/${dataset_id}/items/import`, { items: items.slice(from, from + 500) })
-    const judge = {
-      type: 'llm_judge',
-      prompt: 'x',
-      pass_threshold: 1,
-      ai_provider_id: app.providerId,
-      model: 'crash-judge/m',
-    }
-    const { id } = await app.eval({
-      agent_id,
-      dataset_id,
-      scorers: [{ type: 'exact_match' }, judge],
-      pass_threshold: 1,
-    })
+    const scorers = [{ type: 'exact_match' }, judge('crash-judge')]
+    const { id } = await app.eval({ agent_id, dataset_id, scorers, pass_threshold: 1 })
     const run = await made(app.key, `/evals/${id}/runs`, {})
 
     await worker(['generation'])
     const doomed = await Promise.all([
-      worker(['evaluation'], 'eval_item_asked=kill:5'),
-      worker(['evaluation'], 'eval_item_scored=kill:4'),
+      worker(['evaluation'], `${evalItemWork.name}/claimed=kill:3`),
+      worker(['evaluation'], `${evalItemWork.name}/ending=kill:4`),
+      worker(['evaluation'], `${evalItemWork.name}/ended=kill:5`),
     ])
     await Promise.all(doomed.map(each => each.exited))
     const last = await worker(['evaluation'], 'eval_run_settling=kill')
@@ -74,22 +81,53 @@ describe('runs of evals whose workers are killed', () => {
         const { body } = await app.key.get(`/evals/${id}/runs/${run.id}`)
         return body.status === 'completed' || body.status === 'failed' ? body : null
       },
-      { what: 'end of the run', within: 40_000 + ITEMS * 200 },
+      { what: 'end of the run', within: 60_000 + ITEMS * 200 },
     )
     assert.deepEqual(
       [done.status, done.completed_count, done.errored_count, done.passed],
       ['completed', ITEMS, 0, true],
     )
 
-    const count = (query: ReturnType<typeof counting>) => app.services.pool.oneFirst(query)
     const generations = await count(counting`
       select count(*) from generations where agent_id = ${agent_id} and source = 'eval'`)
-    const used = (source: string) =>
-      count(counting`select count(*) from usage_events where agent_id = ${agent_id} and source = ${source}`)
     const results = await count(counting`
       select count(distinct item_id) from eval_results where eval_run_id = ${run.id} and state = 'done'`)
-    assert.deepEqual([generations, results, await used('eval'), await used('eval_judge')], [ITEMS, ITEMS, ITEMS, ITEMS])
+    assert.deepEqual([generations, results, ...(await used(agent_id))], [ITEMS, ITEMS, ITEMS, ITEMS])
     const events = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
     assert.equal(events.length, 1)
+  })
+
+  it('get nothing from a worker that is suspended past its lease while it scores', async function () {
+    this.timeout(60_000)
+    const agent_id = await app.echo('freezing')
+    await app.lanes.put('freeze-judge', { rules: [{ reply: { text: '{"score": 1}' } }] })
+    const { id } = await app.eval({
+      agent_id,
+      dataset_id: await app.dataset([item('q', 'Yes')]),
+      scorers: [judge('freeze-judge')],
+    })
+    const run = await made(app.key, `/evals/${id}/runs`, {})
+    await worker(['generation'])
+    await (await worker(['evaluation'], `${evalItemWork.name}/ended=kill`)).exited
+    const hasState = (state: string) =>
+      eventually(
+        () =>
+          count(counting`
+            select count(*) from eval_results where eval_run_id = ${run.id} and state = ${state} and output is not null`),
+        { what: `an item that is ${state}` },
+      )
+    await hasState('queued')
+    const frozen = await worker(['evaluation'], `${evalItemWork.name}/claimed=freeze:3000`)
+    await hasState('running')
+    frozen.child.kill('SIGSTOP')
+    await worker(['evaluation'])
+    const done = await ended(app.key, run)
+    assert.deepEqual([done.status, done.completed_count], ['completed', 1])
+    frozen.child.kill('SIGCONT')
+    await eventually(() => frozen.output.some(line => line.includes('"outcome":"claim_lost"')), {
+      what: `the loss of the claim\n${frozen.output.join('\n')}`,
+    })
+    const [{ error, scores }] = await app.results(run)
+    assert.deepEqual([error, scores.length, await used(agent_id)], [null, 1, [1, 1]])
   })
 })

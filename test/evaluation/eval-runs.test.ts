@@ -1,16 +1,17 @@
 import assert from 'node:assert/strict'
-import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
-import { evalRunQueue, itemQueue, scoreQueue } from '../../src/evaluation/eval-runs/queue.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
+import { evalRunQueue } from '../../src/evaluation/eval-runs/settle-run.ts'
 import { eventually } from '../support/app.ts'
-import { type EvalApp, ended, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
+import { type EvalApp, ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 
 describe('runs of evals', () => {
   let app: EvalApp
   before(async () => {
     app = await startEvalApp({
       workers: ['generation', 'evaluation', 'trigger'],
-      env: { EVAL_WORKER_BATCH: '3', EVAL_WORKER_INTERVAL_MS: '1000', EVAL_RUN_ABANDONED_AFTER_MS: '2000' },
+      env: { EVAL_WORKER_BATCH: '3', EVAL_WORKER_INTERVAL_MS: '1000' },
     })
   })
   after(() => app?.close())
@@ -146,11 +147,7 @@ describe('runs of evals', () => {
     assert.equal((await app.admin.post(`${project}/pause`, { reason: 'test' })).status, 200)
     await open('pause')
     const path = `/evals/${id}/runs/${run.id}`
-    const held = () =>
-      app.services.pool.any(
-        idStatement`select id from eval_results where eval_run_id = ${run.id} and held_until is not null`,
-      )
-    await eventually(async () => ((await held()).length === 3 ? true : null), { what: 'items that are held' })
+    await eventually(async () => ((await heldItems(app, run)) === 3 ? true : null), { what: 'items that are held' })
     const meanwhile = (await app.key.get(path)).body
     assert.deepEqual([meanwhile.status, meanwhile.completed_count], ['running', 2])
     assert.equal((await app.admin.post(`${project}/resume`)).status, 200)
@@ -164,16 +161,15 @@ describe('runs of evals', () => {
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
     const run = await app.run(id)
     const [{ id: result_id }] = await app.results(run)
-    const again = { result_id, eval_run_id: run.id, project_id: app.projectId }
     await app.services.queues.send([
-      queueMessage(itemQueue, again),
-      queueMessage(scoreQueue, again),
+      queueMessage(evalItemWork.queue, { entity_id: result_id, work_id: result_id, project_id: app.projectId }),
       queueMessage(evalRunQueue, { eval_run_id: run.id, project_id: app.projectId }),
     ])
     const { pool } = app.services
     const handled = async () => {
       const left = await pool.any(sql.unsafe`
-        select from pgboss.job where data ->> 'eval_run_id' = ${run.id} and state < 'completed'`)
+        select from pgboss.job where (data ->> 'eval_run_id' = ${run.id} or data ->> 'work_id' = ${result_id})
+          and state < 'completed'`)
       return left.length === 0 ? true : null
     }
     await eventually(handled, { what: 'messages that are handled' })
@@ -182,7 +178,7 @@ describe('runs of evals', () => {
     assert.equal((await app.key.get(`/events?resource_id=${run.id}`)).body.total, 1)
   })
 
-  it('that nobody works on any more fail', async () => {
+  it('whose messages are lost go on to their end', async () => {
     const agent_id = await app.echo('lost', [{ reply: { text: 'Yes', gate: 'lost' } }])
     const dataset_id = await app.dataset(Array.from({ length: 4 }, (_, at) => item(`q${at}`, 'Yes')))
     const { id } = await app.eval({ agent_id, dataset_id, scorers: EXACT })
@@ -190,12 +186,17 @@ describe('runs of evals', () => {
     await waiting('lost')
     // What waits in the queue is lost.
     await app.services.pool.query(voidStatement`
-      delete from pgboss.job where name = 'eval.execute_item' and data ->> 'eval_run_id' = ${run.id}`)
+      delete from pgboss.job where name = ${evalItemWork.name} and data ->> 'work_id' in (
+        select id from eval_results where eval_run_id = ${run.id})`)
     await open('lost')
     const done = await ended(app.key, run)
-    assert.deepEqual([done.status, done.error.code, done.aggregate_scores], ['failed', 'INTERNAL_ERROR', null])
-    const [event] = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
-    assert.deepEqual([event.event, event.data.error.code], ['eval_runs.failed', 'INTERNAL_ERROR'])
+    assert.deepEqual([done.status, done.completed_count, done.error], ['completed', 4, null])
+    assert.equal((await app.key.get(`/generations?agent_id=${agent_id}`)).body.total, 4)
+    const events = (await app.key.get(`/events?resource_id=${run.id}`)).body.data
+    assert.deepEqual(
+      events.map(({ event }: { event: string }) => event),
+      ['eval_runs.completed'],
+    )
   })
 
   it('let a version go live that has passed the eval as it is, and no other', async () => {

@@ -1,7 +1,5 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
-import { queueMessage } from '../../src/core/jobs/queue.ts'
-import { evalSweepQueue } from '../../src/evaluation/eval-runs/queue.ts'
 import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -182,7 +180,6 @@ describe('scorers', () => {
       await app.services.pool.query(
         sql.unsafe`delete from generations where agent_id = ${agent_id} and status <> 'completed'`,
       )
-      await app.services.queues.send([queueMessage(evalSweepQueue, {})])
       await eventually(async () => (await app.key.get(`/evals/${id}/runs/${other.id}`)).body.errored_count === 1, {
         what: 'the result of the turn that is gone',
       })
@@ -197,7 +194,7 @@ describe('scorers', () => {
       const { id: tool_id } = await madeTool(app.key, { execute: { url: target.url } })
       const dataset_id = await app.dataset([item('Is it?', 'Yes')])
       const { id } = await app.eval({ agent_id, dataset_id, scorers: [{ type: 'tool', name: 'mine', tool_id }] })
-      const keeps = `new.state = 'answered' and new.scores::text <> old.scores::text`
+      const keeps = `new.state = 'running' and new.scores::text <> old.scores::text`
       await refusingUpdates(app.services, 'eval_results', keeps, async () => {
         const run = await app.run(id)
         const [{ error, output }] = await app.results(run)

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { countStatement } from '../../src/core/db/sql.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
@@ -69,6 +71,12 @@ export const ended = (key: Client, run: { id: string; eval_id: string }): Promis
     },
     { what: `end of ${run.id}` },
   )
+
+/** Number of items of a run that wait without a message, as those of a paused project do. */
+export const heldItems = (app: EvalApp, run: { id: string }): Promise<number> =>
+  app.services.pool.oneFirst(countStatement`
+    select count(*) as count from eval_results r where eval_run_id = ${run.id} and state = 'queued' and not exists (
+      select from pgboss.job j where j.name = ${evalItemWork.name} and j.data ->> 'work_id' = r.id and j.state < 'completed')`)
 
 export async function startEvalApp(options: Parameters<typeof startAgentApp>[0] = {}): Promise<EvalApp> {
   const app = await startAgentApp({ workers: ['generation', 'evaluation'], actions: EVAL_ACTIONS, ...options })

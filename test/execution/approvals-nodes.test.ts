@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Services } from '../../src/core/process/services.ts'
-import { approvalProducers } from '../../src/execution/approvals/approval-producers.ts'
-import { type ApprovalRow, approvalKind } from '../../src/execution/approvals/model.ts'
+import { type ApprovalRow, approvalKind, approvalWaiters } from '../../src/execution/approvals/model.ts'
 import {
   approvedArguments,
   decisionArtifact,
@@ -38,7 +37,7 @@ describe('approvals of nodes', () => {
     target.answer = json({ paid: true })
     unload = loadBeside({
       extensions: [
-        approvalProducers.with({
+        approvalWaiters.with({
           async settled(_tx, { id, status }) {
             if (refuse) throw new Error('not now')
             told.push({ id, status })

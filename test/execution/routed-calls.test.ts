@@ -586,7 +586,7 @@ describe('the breaker of a target', function () {
     assert.deepEqual(await rows(first.lane), [])
     assert.equal((await turn(agent)).output.content, 'up')
     // Both processes took part.
-    const turns = both.map(({ output }) => output.filter(line => line.includes('"msg":"turn attempt ended"')).length)
+    const turns = both.map(({ output }) => output.filter(line => line.includes('"work":"turn.execute"')).length)
     assert.ok(
       turns.every(count => count > 0),
       String(turns),

@@ -3,10 +3,9 @@ import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import type { QuerySqlToken } from 'slonik'
-import { ingestionHandlers, sweepIngestions } from '../../src/content/ingestion/handler.ts'
-import { claimFirst } from '../../src/content/ingestion/store.ts'
+import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
 import { onSeparateConnection } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { rawFragment, sql } from '../../src/core/db/sql.ts'
 import {
   age,
   chunksOf,
@@ -14,6 +13,7 @@ import {
   ingested,
   refuses,
   settledStatus,
+  silence,
   sweep,
   upload,
 } from '../content/ingestion-support.ts'
@@ -23,6 +23,7 @@ import { randomOf } from '../support/fuzz.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { pdf, slowPdf } from '../support/pdf.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { startTools } from '../support/tools.ts'
 
 /** A short lease, so that a lost worker is missed within seconds. */
 const FAST = { INGESTION_LEASE_SECONDS: '2', EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' }
@@ -111,39 +112,45 @@ describe('workers of ingestion', function () {
   })
 
   for (const [point, when] of [
-    ['claimed', 'after its claim'],
-    ['read', 'when it has read the file'],
-    ['batch', 'after its first batch'],
-    ['written', 'before the end'],
-    ['settled', 'after the end'],
+    ['ingestion.process/claimed', 'after its claim'],
+    ['ingestion_read', 'when it has read the file'],
+    ['ingestion_batch', 'after its first batch'],
+    ['ingestion_written', 'before the end'],
+    ['ingestion.process/ended', 'after the end'],
   ]) {
     it(`a worker killed ${when} costs no document and doubles nothing`, async () => {
       const id = await accepted()
-      await (await worker({ FAULT_POINTS: `ingestion_${point}=kill` })).exited
+      await (await worker({ FAULT_POINTS: `${point}=kill` })).exited
       await steadyWorker()
       await settledStatus(key, id)
       await isWhole(id)
     })
   }
 
-  it('a worker frozen past its lease changes nothing when it thaws', async () => {
-    const id = await accepted()
-    const frozen = await worker({ FAULT_POINTS: 'ingestion_batch=freeze:4000' })
-    await eventually(async () => (await chunksOf(app, id)).length === 64)
-    frozen.child.kill('SIGSTOP')
-    await steadyWorker()
-    await settledStatus(key, id)
-    const before = await app.services.pool.any(
-      sql.unsafe`select id from document_chunks where document_id = ${id} order by id`,
-    )
-    frozen.child.kill('SIGCONT')
-    await logged(frozen, '"outcome":"claim_lost"')
-    await isWhole(id)
-    assert.deepEqual(
-      await app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`),
-      before,
-    )
-  })
+  for (const [point, when, written] of [
+    ['ingestion.process/claimed', 'after its claim', 0],
+    ['ingestion_read', 'when it has read the file', 0],
+    ['ingestion_batch', 'after its first batch', 64],
+    ['ingestion_written', 'before the end', 128],
+    ['ingestion.process/ended', 'after the end', 150],
+  ] as const) {
+    it(`a worker frozen past its lease ${when} changes nothing when it thaws`, async () => {
+      const id = await accepted()
+      const frozen = await worker({ FAULT_POINTS: `${point}=freeze:4000` })
+      await eventually(async () => (await attempt(id))?.claims !== 0 && (await chunksOf(app, id)).length === written)
+      await sleep(200)
+      frozen.child.kill('SIGSTOP')
+      await steadyWorker()
+      await settledStatus(key, id)
+      const chunkIds = () =>
+        app.services.pool.any(sql.unsafe`select id from document_chunks where document_id = ${id} order by id`)
+      const before = await chunkIds()
+      frozen.child.kill('SIGCONT')
+      await logged(frozen, `"outcome":"${point.endsWith('ended') ? 'ready' : 'claim_lost'}"`)
+      await isWhole(id)
+      assert.deepEqual(await chunkIds(), before)
+    })
+  }
 
   it('a worker frozen before the end does not end what another one has begun', async () => {
     const id = await accepted()
@@ -159,20 +166,17 @@ describe('workers of ingestion', function () {
     await isWhole(id)
   })
 
-  it('three lost workers are enough: the document fails when it has stalled', async () => {
+  it('three lost workers are enough: the next one fails the document', async () => {
     const id = await accepted()
-    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion_claimed=kill' })).exited
-    await steadyWorker()
-    await eventually(async () => {
-      const held = await attempt(id)
-      return held?.claims === 3 && held.losses === 2
-    })
-    await sleep(4000)
-    assert.equal((await attempt(id))?.claims, 3)
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'ingestion.process/claimed=kill' })).exited
+    const held = await attempt(id)
+    assert.deepEqual([held?.claims, held?.losses], [3, 2])
     assert.equal((await key.get(`/documents/${id}`)).body.status, 'processing')
-    await age(app, id, 'heartbeat_at', 301)
+    const last = await steadyWorker()
+    await settledStatus(key, id)
     const { body } = await key.get(`/documents/${id}`)
     assert.deepEqual([body.status, body.error.code, body.chunk_count], ['failed', 'INGESTION_TIMEOUT', 0])
+    await logged(last, '"decision":"abandoned","losses":3')
     assert.deepEqual(
       (await eventsOf(app, id)).map(({ name }) => name),
       ['documents.created', 'documents.ingest_failed'],
@@ -183,7 +187,7 @@ describe('workers of ingestion', function () {
     const id = await accepted()
     await (await worker({ FAULT_POINTS: 'ingestion_batch=kill' })).exited
     assert.equal((await chunksOf(app, id)).length, 64)
-    await age(app, id, 'heartbeat_at', 301)
+    await silence(app, id, 301)
     const { body } = await key.get(`/documents/${id}`)
     assert.deepEqual([body.status, body.error.code, body.chunk_count], ['failed', 'INGESTION_TIMEOUT', 0])
     assert.deepEqual(await chunksOf(app, id), [])
@@ -251,6 +255,31 @@ describe('workers of ingestion', function () {
       await isWhole(id)
     } finally {
       await provider.close()
+    }
+  })
+
+  it('a callback reaches its document although the worker that called the converter is killed', async () => {
+    const tools = await startTools()
+    try {
+      const project = await app.project()
+      const tool_id = await tools.add(app, project.id)
+      tools.answer(tool_id, { body: { status: 'pending' } })
+      assert.equal((await project.key.post('/ingestion-rules', { tool_id, content_type_glob: 'image/*' })).status, 201)
+      const file_id = await upload(project.key, 'PNG', { content_type: 'image/png' })
+      const { id } = (await project.key.post('/documents/ingest', { file_id })).body
+      const env = { BASE_URL: 'http://muster.test' }
+      await (await worker({ ...env, FAULT_POINTS: 'ingestion_read=kill' })).exited
+      assert.equal((await attempt(id))?.state, 'running')
+      const { token } = tools.calls(tool_id)[0].input.callback
+      const posted = await app.anonymous.post(`/documents/${id}/ingestion-callback?token=${token}`, { text: 'posted' })
+      assert.equal(posted.status, 204, JSON.stringify(posted.body))
+      await steadyWorker(env)
+      assert.equal((await settledStatus(project.key, id)).status, 'ready')
+      assert.equal((await project.key.get(`/documents/${id}`)).body.content, 'posted')
+      assert.equal(tools.calls(tool_id).length, 1)
+      assert.equal((await eventsOf(app, id)).length, 2)
+    } finally {
+      await tools.close()
     }
   })
 
@@ -389,7 +418,7 @@ describe('workers of ingestion', function () {
     const complaints = busy.output.filter(line => /"level":(40|50|60)/.test(line))
     assert.deepEqual(complaints, [])
     const outcomes = busy.output
-      .filter(line => line.includes('"msg":"ingestion"'))
+      .filter(line => line.includes('"work":"ingestion.process"'))
       .map(line => JSON.parse(line).outcome as string)
     assert.ok(outcomes.includes('claim_lost'))
     assert.deepEqual(
@@ -527,7 +556,7 @@ describe('ingestion that nobody works on', function () {
     const locked = await pool.transaction(async tx => {
       await tx.query(sql.unsafe`select from documents where id = ${id} for update`)
       const begun = Array.from({ length: times }, () =>
-        onSeparateConnection(() => claimFirst(pool, { entity: id, id: attempt }, 60_000)),
+        onSeparateConnection(() => ingestionWork.table.claim(pool, { entity: id, id: attempt })),
       )
       await eventually(async () => {
         const waiting = await onSeparateConnection(() =>
@@ -547,11 +576,11 @@ describe('ingestion that nobody works on', function () {
     await loseMessages()
     const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
     // However long the worker took to start.
-    await age(web, id, 'due_at', -60)
+    await age(web, id, -60)
     await sweep(worker)
     await sleep(300)
     assert.equal(await statusInRow(id), 'pending')
-    await age(web, id, 'due_at', 10)
+    await age(web, id, 10)
     await sweep(worker)
     assert.equal((await settledStatus(key, id)).status, 'ready')
     await worker.close()
@@ -559,34 +588,75 @@ describe('ingestion that nobody works on', function () {
 
   it('gets one message however often the sweep looks', async () => {
     const id = await accepted()
-    await age(web, id, 'due_at', 10)
-    for (let look = 0; look < 3; look++) await sweepIngestions(web.services, new AbortController().signal)
+    await age(web, id, 10)
+    for (let look = 0; look < 3; look++) await sweep(web)
     const waiting = await web.services.pool.oneFirst(
       sql.unsafe`select count(*) from pgboss.job_common where name = 'ingestion.process'`,
     )
     assert.equal(waiting, 1)
   })
 
-  it('is looked at again when the lease of a worker is over that seems to hold it', async () => {
+  it('is taken over when the lease of the worker is over that seems to hold its message', async () => {
     const id = await accepted()
     await web.services.pool.query(sql.unsafe`
-      update ingestion_attempts set state = 'running', claims = 1, heartbeat_at = now(), due_at = now() + interval '3 s'
-      where document_id = ${id}`)
-    const due = (await attemptOf(id)).due_at
-    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+      update ingestion_attempts set state = 'running', claims = 1, due_at = now() where document_id = ${id}`)
+    const due = await web.services.pool.oneFirst(sql.unsafe`
+      update pgboss.job_common set state = 'active', group_tier = 'other', started_on = now(), heartbeat_on = now()
+      where name = 'ingestion.process' returning heartbeat_on + interval '3 s'`)
+    const env = { INGESTION_LEASE_SECONDS: '3' }
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl, env })
     assert.equal((await settledStatus(key, id)).status, 'ready')
     const told = await web.services.pool.oneFirst(
       sql.unsafe`select created_at from events where resource_id = ${id} and name = 'documents.ingested'`,
     )
-    assert.ok((told as string) >= due, `${told} is before ${due}`)
+    assert.ok((told as string) >= (due as string), `${told} is before ${due}`)
     await worker.close()
+  })
+
+  it('is retried by the sweep when its worker and its message are gone', async () => {
+    const id = await accepted()
+    await loseMessages()
+    await web.services.pool.query(sql.unsafe`
+      update ingestion_attempts set state = 'running', claims = 1, due_at = now() - interval '1 minute'
+      where document_id = ${id}`)
+    const worker = await startApp({ workers: ['ingestion'], databaseUrl: web.databaseUrl })
+    await sweep(worker)
+    assert.equal((await settledStatus(key, id)).status, 'ready')
+    await worker.close()
+  })
+
+  it('has not stalled, however long its worker takes, while its message is renewed or waits for another worker', async () => {
+    const id = await accepted()
+    await web.services.pool.query(sql.unsafe`
+      update ingestion_attempts set state = 'running', claims = 1, due_at = now() - interval '1 day'
+      where document_id = ${id}`)
+    const setMessage = (change: string) =>
+      web.services.pool.query(
+        sql.unsafe`update pgboss.job_common set ${rawFragment(change)} where name = 'ingestion.process'`,
+      )
+    const silent = ['start_after', 'started_on', 'heartbeat_on'].map(column => `${column} = now() - interval '1 day'`)
+    const status = async () => {
+      await sweep(web)
+      return (await key.get(`/documents/${id}`)).body.status
+    }
+    for (const [state, column] of [
+      ['active', 'heartbeat_on'],
+      ['active', 'started_on'],
+      ['retry', 'start_after'],
+    ]) {
+      await setMessage(`state = '${state}', ${silent}`)
+      await setMessage(`${column} = now() - interval '4 minutes'`)
+      assert.equal(await status(), 'pending', column)
+    }
+    await setMessage(`state = 'active', ${silent}`)
+    assert.equal(await status(), 'failed')
   })
 
   it('fails after INGESTION_QUEUE_TIMEOUT_MS, by the sweep', async () => {
     const id = await accepted()
     const young = await accepted()
     await loseMessages()
-    await age(web, id, 'due_at', 3601)
+    await age(web, id, 3601)
     const worker = await startApp({ workers: ['ingestion'], inProcess: true, databaseUrl: web.databaseUrl })
     await sweep(worker)
     assert.equal(await statusInRow(id), 'failed')
@@ -601,7 +671,7 @@ describe('ingestion that nobody works on', function () {
     for (const path of ['', '/status']) {
       const id = await accepted()
       assert.equal((await key.get(`/documents/${id}${path}`)).body.status, 'pending')
-      await age(web, id, 'due_at', 3601)
+      await age(web, id, 3601)
       const { body } = await key.get(`/documents/${id}${path}`)
       assert.deepEqual([body.status, body.error.code], ['failed', 'INGESTION_TIMEOUT'])
     }
@@ -609,7 +679,7 @@ describe('ingestion that nobody works on', function () {
 
   it('ends once for many who read it at once', async () => {
     const id = await accepted()
-    await age(web, id, 'due_at', 3601)
+    await age(web, id, 3601)
     const answers = await Promise.all(Array.from({ length: 10 }, () => key.get(`/documents/${id}`)))
     assert.ok(answers.every(({ body }) => body.status === 'failed'))
     assert.equal((await eventsOf(web, id)).length, 2)
@@ -640,7 +710,7 @@ describe('ingestion that nobody works on', function () {
       assert.ok(due_in > seconds - 3 && due_in <= seconds, `${due_in}`)
       assert.deepEqual([state, messages], ['queued', 1])
       assert.equal(await statusInRow(body.id), 'processing')
-      await age(web, body.id, 'due_at', 6)
+      await age(web, body.id, 6)
       await sweep(worker)
     }
     await within(1, 10)
@@ -653,7 +723,7 @@ describe('ingestion that nobody works on', function () {
       (await eventsOf(web, body.id)).map(({ name }) => name),
       ['documents.created', 'documents.ingest_failed'],
     )
-    const tries = worker.logs.filter(line => line.includes(body.id) && line.includes('"msg":"ingestion"'))
+    const tries = worker.logs.filter(line => line.includes(body.id) && line.includes('"work":"ingestion.process"'))
     assert.deepEqual(
       tries.map(line => JSON.parse(line)).map(({ attempt, outcome, next_ms }) => [attempt, outcome, next_ms]),
       [
@@ -676,7 +746,7 @@ describe('ingestion that nobody works on', function () {
       worker.logs.some(line => line.includes('"outcome":"retry"') && line.includes('next_ms')),
     )
     await web.services.pool.query(sql.unsafe`update files set size = 9 where id = ${file}`)
-    await age(web, body.id, 'due_at', 6)
+    await age(web, body.id, 6)
     await sweep(worker)
     assert.equal((await settledStatus(key, body.id)).status, 'ready')
     assert.equal((await eventsOf(web, body.id)).length, 2)
@@ -690,7 +760,7 @@ describe('ingestion that nobody works on', function () {
     const worker = await startApp({
       workers: ['ingestion'],
       databaseUrl: web.databaseUrl,
-      env: { FAULT_POINTS: 'ingestion_claimed=freeze:2000' },
+      env: { FAULT_POINTS: 'ingestion.process/claimed=freeze:2000' },
     })
     await eventually(async () => (await statusInRow(id)) === 'processing')
     assert.deepEqual((await key.get(`/documents/${id}/status`)).body, {
@@ -707,15 +777,22 @@ describe('ingestion that nobody works on', function () {
     await worker.close()
   })
 
-  it('is begun by one of many, and as it is when its lock is free', async () => {
+  it('belongs to the last of many claims, which begins it as it is when its lock is free', async () => {
     const id = await accepted()
     const { id: attempt } = await attemptOf(id)
     const change = sql.unsafe`update documents set title = 'Changed meanwhile' where id = ${id}`
-    const begun = (await beginLate(id, attempt, 5, change)).filter(taken => taken !== null)
-    assert.equal(begun.length, 1)
-    const [{ claim, document }] = begun
-    assert.deepEqual([document.title, document.status], ['Changed meanwhile', 'processing'])
-    assert.deepEqual([claim.entity, claim.id, claim.claims, claim.failures], [id, attempt, 1, 0])
+    const begun = (await beginLate(id, attempt, 5, change))
+      .filter(claimed => claimed !== null)
+      .sort((one, other) => one.claim.claims - other.claim.claims)
+    assert.deepEqual(
+      begun.map(({ claim }) => [claim.entity, claim.id, claim.claims, claim.losses, claim.failures]),
+      [1, 2, 3, 4, 5].map(claims => [id, attempt, claims, claims - 1, 0]),
+    )
+    for (const { claim, entity: document } of begun) {
+      assert.deepEqual([document.title, document.status], ['Changed meanwhile', 'processing'])
+      assert.equal(await ingestionWork.table.isCurrent(web.services.pool, claim), claim.claims === 5)
+      assert.equal((await ingestionWork.table.lock(web.services.pool, claim)) !== null, claim.claims === 5)
+    }
   })
 
   it('is not begun when another attempt has taken its place before its lock is free', async () => {
@@ -726,28 +803,30 @@ describe('ingestion that nobody works on', function () {
     assert.equal(await statusInRow(id), 'pending')
   })
 
-  it('is given up with its message only where no worker holds it and no converter is to call back', async () => {
-    const [{ onExhausted }] = ingestionHandlers
+  it('is given up with its message unless a converter is to call back', async () => {
+    const { onExhausted } = ingestionWork.handler
     const givenUp = async (state: string, dueIn: number) => {
-      const document_id = await accepted()
-      const attempt_id = (await web.services.pool.oneFirst(sql.unsafe`
+      const entity_id = await accepted()
+      const work_id = (await web.services.pool.oneFirst(sql.unsafe`
         update ingestion_attempts set state = ${state}, claims = 1, due_at = now() + ${dueIn} * interval '1 s'
-        where document_id = ${document_id} returning id`)) as string
-      await onExhausted?.({ document_id, attempt_id }, new Error('not to be handled'), web.services)
-      return (await statusInRow(document_id)) === 'failed'
+        where document_id = ${entity_id} returning id`)) as string
+      await onExhausted?.({ entity_id, work_id }, new Error('not to be handled'), web.services)
+      return (await statusInRow(entity_id)) === 'failed'
     }
     assert.equal(await givenUp('awaiting', 60), false)
     assert.equal(await givenUp('awaiting', -60), false)
-    assert.equal(await givenUp('running', 60), false)
     assert.equal(await givenUp('running', -60), true)
     assert.equal(await givenUp('queued', 60), true)
   })
 
   it('has failed when its message could not be handled at all', async () => {
     const id = await accepted()
+    await web.services.pool.query(sql.unsafe`create sequence claims_refused`)
     await web.services.pool.query(sql.unsafe`
-      create function refuse_claims() returns trigger language plpgsql as
-      $$ begin raise exception 'claims are refused'; end $$`)
+      create function refuse_claims() returns trigger language plpgsql as $$ begin
+        if nextval('claims_refused') = 1 then raise exception 'claims are refused'; end if;
+        return new;
+      end $$`)
     await web.services.pool.query(sql.unsafe`
       create trigger refuse_claims before update on ingestion_attempts for each row execute function refuse_claims()`)
     await web.services.pool.query(
@@ -778,7 +857,7 @@ describe('ingestion that nobody works on', function () {
     assert.equal(other.status, 'ready')
     assert.deepEqual(await chunksOf(web, id), [])
     assert.equal(
-      worker.logs.some(line => line.includes(id) && line.includes('"msg":"ingestion"')),
+      worker.logs.some(line => line.includes(id) && line.includes('"work":"ingestion.process"')),
       false,
     )
     await worker.close()

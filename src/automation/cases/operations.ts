@@ -22,7 +22,7 @@ import {
   requirePlaybook,
   requireStatus,
 } from './change.ts'
-import { createCase } from './create.ts'
+import { createCase, prepareCase } from './create.ts'
 import { addEvidence, hashInputEvidence } from './evidence.ts'
 import { caseDeleteHooks, caseExecutions } from './executions.ts'
 import { linkCase, presentLinks, requireLinkTarget } from './links.ts'
@@ -93,8 +93,9 @@ export const caseOperations: Operation[] = [
     body: CaseInput,
     answers: { 201: Case, 200: Case },
     raises: ['ACTOR_NOT_FOUND', 'RESOURCE_NOT_FOUND', 'PROJECT_PAUSED'],
-    async run(context) {
-      const created = await createCase({ ...context, project: context.project as string }, context.body)
+    prepare: ({ services, project, body }) => prepareCase(services, project as string, body),
+    async run({ prepared, ...context }) {
+      const created = await createCase({ ...context, project: context.project as string }, context.body, prepared)
       return 'existing' in created ? result(200, caseKind.present(created.existing)) : caseKind.present(created)
     },
   }),

@@ -14,15 +14,7 @@ import {
 
 const numberRow = sql.type(z.object({ number: z.int() }))
 
-/**
- * Allocates and locks the next case number of a project; null if another transaction has locked it. By the primary key.
- */
-export const lockNextNumber = (db: Queryable, projectId: string): Promise<number | null> =>
-  db.maybeOneFirst(numberRow`
-    with free as (select project_id from case_numbers where project_id = ${projectId} for update skip locked)
-    update case_numbers n set last = n.last + 1 from free where n.project_id = free.project_id returning n.last as number`)
-
-/** Allocates the next `count` case numbers of a project and returns the last. */
+/** Allocates the next `count` case numbers of a project and returns the last. By the primary key. */
 export const allocateNumbers = (db: Queryable, projectId: string, count: number): Promise<number> =>
   db.oneFirst(numberRow`
     insert into case_numbers as n (project_id, last) values (${projectId}, ${count}::integer)

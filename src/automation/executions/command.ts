@@ -9,7 +9,8 @@ import { addEvidence, hashInputEvidence } from '../cases/evidence.ts'
 import type { EvidenceInput } from '../cases/model.ts'
 import { actorOf, byCaller, type TimelineEvent } from '../cases/timeline.ts'
 import type { PlaybookStep } from '../playbooks/definition.ts'
-import { playbookKind, playbookVersions } from '../playbooks/model.ts'
+import { playbookKind } from '../playbooks/model.ts'
+import { playbookVersions } from '../playbooks/versions.ts'
 import { cancelRun, completeDrivenNode, pauseRun, resumeRun } from '../runs/commands/command.ts'
 import { retryRun } from '../runs/commands/retry.ts'
 import { runKind } from '../runs/model.ts'
@@ -65,7 +66,7 @@ export type StepCompletion = {
 
 /**
  * Completes the manual step that an execution waits for. The first of several concurrent requests wins.
- * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND, RerunAfter
+ * @throws PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED, FILE_NOT_FOUND, RESOURCE_NOT_FOUND
  */
 export async function completeStep(
   context: CommandContext,

@@ -11,8 +11,8 @@ import { type CaseRow, caseKind } from '../cases/model.ts'
 import type { CaseActor } from '../cases/timeline.ts'
 import { graphSchema } from '../orchestrations/schemas.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
-import { type PlaybookRow, playbookVersions } from '../playbooks/model.ts'
-import { MANAGER, versionedPlaybooks } from '../playbooks/versions.ts'
+import type { PlaybookRow } from '../playbooks/model.ts'
+import { MANAGER, playbookVersions } from '../playbooks/versions.ts'
 import { buildRunRow, insertRuns } from '../runs/commands/start-run.ts'
 import { type ExecutionRow, executionKind, PENDING_STEP, type PlaybookStepRow, presentExecution } from './model.ts'
 import { writeExecution } from './store.ts'
@@ -34,8 +34,7 @@ const permissionOf = (caseId: string) => ({ action: 'playbooks:StartExecution', 
 
 /**
  * Starts a playbook execution on a case. The caller has locked the playbook against deletion.
- * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED,
- *   RerunAfter
+ * @throws PROJECT_PAUSED, RESOURCE_NOT_FOUND, CASE_STATE_CONFLICT, PLAYBOOK_EXECUTION_CONFLICT, VALIDATION_FAILED
  */
 export async function startExecution(
   tx: Tx,
@@ -52,8 +51,8 @@ export async function startExecution(
   const version = start.version ?? playbook.version
   const definition =
     version === playbook.version
-      ? versionedPlaybooks.configOf(playbook)
-      : ((await playbookVersions.get(tx, playbook.id, version)).config as unknown as PlaybookDefinition)
+      ? playbookVersions.configOf(playbook)
+      : (await playbookVersions.get(tx, playbook.id, version)).config
   const problems = [
     ...(await inputSchemaProblems(services, project_id, definition.case_schema, kase.fields, 'case.fields')),
     ...(await inputSchemaProblems(services, project_id, definition.input_schema, input, 'input')),
@@ -110,7 +109,7 @@ export async function inputSchemaProblems(
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    const problems = await schemaChecks(services).problemsInTransaction(graphSchema(project, schema), value)
+    const [problems] = await schemaChecks(services).problems(graphSchema(project, schema), [value])
     return wireProblemsAtFields(problems, path)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error

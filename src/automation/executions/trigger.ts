@@ -69,7 +69,7 @@ export const playbookTarget: TriggerTarget = {
       }
       allow('cases:CreateCase', { kind: caseKind, project_id })
       const body = { playbook_id: playbook?.id, ...firingInput.case }
-      const created = await createCase({ tx, services, caller, allow, project: project_id }, body as never)
+      const created = await createCase({ tx, services, caller, allow, project: project_id }, body as never, null)
       return 'existing' in created ? created.existing : created
     }
   },

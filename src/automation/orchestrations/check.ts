@@ -1,9 +1,10 @@
+import { isSame } from '../../core/api/compare.ts'
 import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type GraphDefinition, isSameGraph, type Node } from './definition.ts'
+import { comparableGraph, type GraphDefinition, type Node } from './definition.ts'
 import { missingReferences, requireNodePermissions } from './references.ts'
 import { schemaProblems } from './schemas.ts'
 import {
@@ -31,21 +32,14 @@ export const contextKeyProblems = (nodes: readonly Node[]): Problem[] =>
     message: 'contains an invalid context key',
   }))
 
-type SchemaCheckOptions = Parameters<typeof schemaProblems>[2]
-
 /**
  * Validates a definition including its schemas; returns problems and warnings.
- * @throws RerunAfter within a transaction, SERVICE_NOT_READY
+ * @throws SERVICE_NOT_READY
  */
-export async function checkGraph(
-  services: Services,
-  definition: GraphDefinition,
-  options: SchemaCheckOptions,
-): Promise<Findings> {
+export async function checkGraph(services: Services, definition: GraphDefinition, tenant: string): Promise<Findings> {
   const { problems, warnings } = validateGraph(definition)
-  if (graphLimitProblems(definition).length > 0) return { problems, warnings }
   return {
-    problems: truncateProblems([...problems, ...(await schemaProblems(services, definition, options))]),
+    problems: truncateProblems([...problems, ...(await schemaProblems(services, definition, tenant))]),
     warnings,
   }
 }
@@ -70,8 +64,7 @@ const WITHOUT_SCHEMAS = { state_schema: null, input_schema: null }
  * Refuses a definition that is invalid or requires permissions which the caller lacks, in the transaction that
  * writes it. Missing references are warnings only.
  * @param stored the previous graph: its nodes require no permissions again unless the graph changes
- * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`,
- *   RerunAfter
+ * @throws FORBIDDEN, INVALID_TOOL_CONTEXT_KEY, ORCHESTRATION_VALIDATION_FAILED with `meta { problems, warnings }`
  */
 export async function requireValidGraph(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -85,10 +78,11 @@ export async function requireValidGraph(
       message: `nodes[${bad[0]}].context_keys contains an invalid context key`,
       meta: { keys: bad[1].slice(0, 20) },
     })
-  const { problems, warnings } = await checkGraph(services, definition, { tenant: project, inTransaction: true })
+  const { problems, warnings } = await checkGraph(services, definition, project)
   if (problems.length === 0) {
-    const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) => ({ nodes, edges, ...WITHOUT_SCHEMAS })
-    if (stored && isSameGraph(graph(stored), graph(definition))) return
+    const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) =>
+      comparableGraph({ nodes, edges, ...WITHOUT_SCHEMAS })
+    if (stored && isSame(graph(stored), graph(definition))) return
     return requireNodePermissions({ tx, allow }, project, definition.nodes)
   }
   raise('ORCHESTRATION_VALIDATION_FAILED', {

@@ -1,35 +1,36 @@
 import { newId } from '../../core/api/ids.ts'
-import { type Kind, type KindRow, pickFields, type Values } from '../../core/api/kind.ts'
-import { copyAuthor, type VersionAuthor } from '../../core/api/version-archive.ts'
+import { type KindRow, pickFields } from '../../core/api/kind.ts'
 import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { copyAuthor, type VersionAuthor } from '../../core/versions/version.ts'
+import type { Versions } from '../../core/versions/versioned.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { graphFields, orchestrationKind } from './model.ts'
+import { orchestrationVersions } from './model.ts'
 import { listOrchestrationIds } from './store.ts'
-import { versionedGraphs } from './versions.ts'
 
 /**
  * Copies definitions without their versions and runs. References to definitions copied in the same operation are mapped
  * to the copies; other references are copied unchanged and reported as missing when used.
  * @param at.naming field that contains references
+ * @param at.insert default: the row with its first version
  * @param at.idsOf lists the IDs to copy, oldest first. Default: all of the project, by its index on project and
  *   creation time
  */
-export function definitionCloning<Row extends KindRow>(at: {
-  name: string
-  kind: Kind<Row, any>
-  fields: readonly (keyof Row & string)[]
-  naming: keyof Row & string
-  insert: (tx: Tx, values: any, author: VersionAuthor) => Promise<Row>
-  idsOf?: (db: Queryable, project: string) => Promise<readonly string[]>
-}): Cloneable {
-  const { name, kind, fields, naming, insert } = at
+export function definitionCloning(
+  { kind, fields, insert }: Versions,
+  at: {
+    naming: string
+    insert?: (tx: Tx, values: any, author: VersionAuthor) => Promise<KindRow>
+    idsOf?: (db: Queryable, project: string) => Promise<readonly string[]>
+  },
+): Cloneable {
+  const { naming } = at
   const all = (db: Queryable, project: string) =>
     db.anyFirst(idStatement`
       select id from ${sql.identifier([kind.table])} where project_id = ${project} order by created_at, id`)
   return {
-    name,
+    name: kind.plural,
     async copy(tx, from, to, ids, { caller }) {
       const originals = await (at.idsOf ?? all)(tx, from)
       // Definitions may refer to each other.
@@ -37,20 +38,20 @@ export function definitionCloning<Row extends KindRow>(at: {
       for (const id of originals) {
         const original = await kind.find(tx, id)
         if (!original) continue
-        const values: Values<KindRow> = pickFields(original, ['name', 'description', ...fields])
-        const copied = { [naming]: withIds(original[naming], ids), id: ids.get(id), project_id: to }
-        tx.emit(kind, 'created', await insert(tx, { ...values, ...copied }, copyAuthor(caller)))
+        const values = {
+          ...pickFields(original, ['name', 'description', ...fields]),
+          [naming]: withIds(original[naming], ids),
+          id: ids.get(id),
+          project_id: to,
+        }
+        tx.emit(kind, 'created', await (at.insert ?? insert)(tx, values, copyAuthor(caller)))
       }
     },
   }
 }
 
-export const orchestrationCloning = definitionCloning({
-  name: 'orchestrations',
-  kind: orchestrationKind,
-  fields: graphFields,
+export const orchestrationCloning = definitionCloning(orchestrationVersions, {
   naming: 'nodes',
-  insert: versionedGraphs.insert,
   idsOf: listOrchestrationIds,
 })
 

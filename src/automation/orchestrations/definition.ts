@@ -1,4 +1,3 @@
-import { canonicalJson } from '../../core/api/canonical.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 
 /** Types of nodes; executed in `runs/`. */
@@ -103,21 +102,6 @@ export const isSameText = (left: unknown, right: unknown): boolean => JSON.strin
 /** Returns a node or edge without metadata and unset fields, which do not affect runs. */
 const structural = ({ metadata: _inert, ...fields }: Node | Edge): Record<string, unknown> =>
   Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined))
-
-/**
- * Serializes a definition such that definitions with the same behaviour have the same text. Key order is ignored,
- * except in a state_mapping, whose keys apply in order.
- */
-function structureOf({ nodes, edges, state_schema, input_schema }: GraphDefinition): string {
-  const ordered = nodes.map(structural).map(({ state_mapping, ...node }) => ({
-    ...node,
-    ...(isObject(state_mapping) && { state_mapping: Object.entries(state_mapping) }),
-  }))
-  return canonicalJson({ nodes: ordered, edges: edges.map(structural), state_schema, input_schema })
-}
-
-export const isSameGraph = (left: GraphDefinition, right: GraphDefinition): boolean =>
-  structureOf(left) === structureOf(right)
 
 /** Returns a node for comparison, with its state_mapping as an ordered list. */
 function comparedNode(node: Node): Record<string, unknown> {

@@ -2,10 +2,11 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { kind, selectList, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
-import { versionArchive } from '../../core/api/version-archive.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { comparableGraph, type GraphDefinition, isSameText } from './definition.ts'
+import { versionLabel } from '../../core/versions/version.ts'
+import { versioned } from '../../core/versions/versioned.ts'
+import { comparableGraph, isSameText } from './definition.ts'
 import { EdgeShape, NodeShape } from './fields.ts'
 import { deleteUnmarked } from './store.ts'
 
@@ -22,9 +23,6 @@ const fields = {
   input_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) of the input of a run'),
 }
 
-const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version created by this write')
-
 export const Orchestration = record('Orchestration', {
   ...fields,
   version: z.int().describe('Number of the current version, starting at 1'),
@@ -32,7 +30,7 @@ export const Orchestration = record('Orchestration', {
 
 export const OrchestrationInput = createBody(
   'OrchestrationInput',
-  { ...fields, version_label },
+  { ...fields, version_label: versionLabel },
   ['name', 'nodes', 'edges'],
   {
     name: 'Refund',
@@ -49,7 +47,7 @@ export const OrchestrationInput = createBody(
   },
 )
 
-export const OrchestrationPatch = patchBody('OrchestrationPatch', { ...fields, version_label })
+export const OrchestrationPatch = patchBody('OrchestrationPatch', { ...fields, version_label: versionLabel })
 
 /** Body of a validation without a write. */
 export const ValidateGraphInput = z
@@ -80,25 +78,6 @@ export const GraphValidation = z
     warnings: z.array(Finding).describe('Likely mistakes; they do not prevent a write'),
   })
   .meta({ id: 'OrchestrationValidation' })
-
-export const RestoreGraphInput = z
-  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
-  .meta({ id: 'OrchestrationRestoreInput' })
-
-export const OrchestrationVersion = z
-  .object({
-    id: z.string(),
-    orchestration_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('Graph and schemas of the version'),
-    label: z.string().nullable(),
-    created_by: z
-      .string()
-      .nullable()
-      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'OrchestrationVersion' })
 
 const hidden = { managed_by: z.string().nullable(), author: Author }
 const Row = Orchestration.extend(hidden)
@@ -140,11 +119,10 @@ export const orchestrationKind = {
   },
 }
 
-/** Archive of all versions of orchestrations. */
-export const orchestrationVersions = versionArchive({
-  table: 'orchestration_versions',
-  owner: 'orchestration_id',
+/** A change in behaviour creates a version. */
+export const orchestrationVersions = versioned({
+  kind: orchestrationKind,
   prefix: 'orch_ver',
-  record: OrchestrationVersion,
-  read: config => comparableGraph(config as GraphDefinition),
+  fields: graphFields,
+  comparable: comparableGraph,
 })

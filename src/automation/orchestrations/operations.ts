@@ -3,9 +3,8 @@ import { z } from 'zod'
 import { containsFilter } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation, streamResult } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
-import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
+import { versionAuthor } from '../../core/versions/version.ts'
 import { checkGraph, contextKeyProblems, requireValidGraph, withMissingReferences } from './check.ts'
 import { withCurrentFieldNames } from './definition.ts'
 import { orchestrationDeleteHooks } from './delete-hooks.ts'
@@ -16,22 +15,19 @@ import {
   type GraphDefinition,
   GraphValidation,
   graphFields,
-  Orchestration,
   OrchestrationInput,
   OrchestrationPatch,
-  OrchestrationVersion,
   orchestrationKind,
   orchestrationVersions,
-  RestoreGraphInput,
   ValidateGraphInput,
 } from './model.ts'
 import { REFERENCE_PERMISSIONS } from './references.ts'
+import { schemaProblems } from './schemas.ts'
 import { truncateProblems } from './validate.ts'
-import { versionedGraphs } from './versions.ts'
 
 const tag = 'Orchestrations'
 const path = '/orchestrations'
-const orchestrations = resource(orchestrationKind, { path, tag })
+const orchestrations = resource(orchestrationKind, { path, tag, versions: orchestrationVersions })
 
 const refusals = ['ORCHESTRATION_VALIDATION_FAILED', 'INVALID_TOOL_CONTEXT_KEY'] as const
 
@@ -61,12 +57,12 @@ export const orchestrationOperations: Operation[] = [
     alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationInput,
     raises: [...refusals],
+    prepare: ({ services, body, project }) => schemaProblems(services, graphIn(body), project as string),
     async make({ tx, services, allow, body, project, caller }) {
-      const { version_label, ...values } = body
-      const definition = graphIn(values)
+      const definition = graphIn(body)
       await requireValidGraph({ tx, services, allow }, project, definition)
-      const author = versionAuthor(caller, version_label)
-      return versionedGraphs.insert(tx, { ...values, ...definition, project_id: project }, author)
+      const author = versionAuthor(caller, body.version_label)
+      return orchestrationVersions.insert(tx, { ...body, ...definition, project_id: project }, author)
     },
   }),
   operation({
@@ -92,8 +88,7 @@ export const orchestrationOperations: Operation[] = [
         body.project_id,
       )
       const definition = graphIn(body)
-      const options = { tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const found = await checkGraph(services, definition, options)
+      const found = await checkGraph(services, definition, project ?? `user:${caller.user.id}`)
       const warnings =
         project === null ? found.warnings : await withMissingReferences(db, project, definition, found.warnings)
       const problems = truncateProblems([...found.problems, ...contextKeyProblems(definition.nodes)])
@@ -107,23 +102,16 @@ export const orchestrationOperations: Operation[] = [
       'Replaces `nodes` and `edges` entirely. A change in behaviour creates a version; a change of the name or of `metadata` of nodes and edges does not. Active runs keep the version they were started with. Changed graphs require the same permissions as on creation.',
     alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationPatch,
-    quiet: true,
     raises: [...refusals],
+    prepare: ({ services, body, resource }) => schemaProblems(services, graphIn(body), resource.project_id),
     async change(next, { body, stored, tx, services, allow }) {
       if (graphFields.every(name => body[name] === undefined)) return next
       const changed = { ...next, nodes: withCurrentFieldNames(next.nodes) }
       await requireValidGraph({ tx, services, allow }, stored.project_id, changed, stored)
       return changed
     },
-    write: (next, { tx, stored, body, caller }) =>
-      versionedGraphs.change(
-        tx,
-        stored,
-        orchestrationKind.changes(stored, next),
-        versionAuthor(caller, body.version_label),
-      ),
   }),
-  orchestrations.adopt({ adopt: (stored, { tx, caller }) => versionedGraphs.adopt(tx, stored, caller) }),
+  orchestrations.adopt(),
   orchestrations.remove({
     description:
       'Cancels and deletes all its runs and versions; with many runs, workers do so afterwards. References to it remain and fail when used; generations and usage keep its ID.',
@@ -155,27 +143,9 @@ export const orchestrationOperations: Operation[] = [
       return streamResult('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
     },
   }),
-  ...versionOperations(orchestrationKind, {
-    path,
-    tag,
-    record: OrchestrationVersion,
-    archive: orchestrationVersions,
-  }),
-  orchestrations.action('restore', {
-    id: 'restoreOrchestrationVersion',
-    path: `${path}/{orchestration_id}/versions/{version}/restore`,
-    summary: 'Restore an orchestration version',
-    description:
-      'Creates a new version with the graph of an earlier one. The restored version is validated and authorized like a new write. Name and description are unchanged.',
+  ...orchestrations.versions({
     alsoActions: REFERENCE_PERMISSIONS,
-    action: 'orchestrations:RestoreOrchestrationVersion',
-    body: RestoreGraphInput,
-    bodyOptional: true,
-    answers: { 200: Orchestration },
     raises: [...refusals],
-    run: async context =>
-      orchestrationKind.present(
-        await versionedGraphs.restore(context, versionNumber(context.params.version), context.body?.label),
-      ),
+    check: (next, { stored, ...context }) => requireValidGraph(context, stored.project_id, next, stored),
   }),
 ]

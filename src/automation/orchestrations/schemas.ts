@@ -1,13 +1,10 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { RerunAfter } from '../../core/db/pool.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GraphDefinition } from './definition.ts'
-
-/** Schemas of one definition compiled concurrently. */
-const CONCURRENCY = 4
+import { graphLimitProblems } from './validate.ts'
 
 /** Returns a schema of a graph: formats are annotations, unknown keywords are ignored. */
 export const graphSchema = (project: string, schema: object): SchemaOf => ({
@@ -47,50 +44,25 @@ function schemasOf({ nodes, state_schema, input_schema }: GraphDefinition): [pat
 }
 
 /**
- * Returns the problems of invalid schemas in a definition. Within a transaction, which holds a connection, uncached
- * schemas are compiled first and the transaction is run again.
- * @param options.tenant project, or user without one, whose share of the worker threads is used
- * @throws RerunAfter, SERVICE_NOT_READY
+ * Returns the problems of invalid schemas in a definition; none for a definition above the size limits.
+ * @param tenant project, or user without one, whose share of the worker threads is used
+ * @throws SERVICE_NOT_READY
  */
-export const schemaProblems = (
+export const schemaProblems = async (
   services: Services,
   definition: GraphDefinition,
-  options: { tenant: string; inTransaction: boolean },
-): Promise<Problem[]> => problemsOfSchemas(services, schemasOf(definition), options)
+  tenant: string,
+): Promise<Problem[]> =>
+  graphLimitProblems(definition).length > 0 ? [] : problemsOfSchemas(services, schemasOf(definition), tenant)
 
 /** Returns the problems of invalid schemas, by path. */
 export async function problemsOfSchemas(
   services: Services,
   schemas: readonly [path: string, schema: object][],
-  { tenant, inTransaction }: { tenant: string; inTransaction: boolean },
+  tenant: string,
 ): Promise<Problem[]> {
-  const checks = schemaChecks(services)
-  const problems: Problem[] = []
-  const pending: (() => Promise<unknown>)[] = []
-  const check = async (path: string, schema: SchemaOf) => {
-    try {
-      await (inTransaction ? checks.checkInTransaction(schema) : checks.check(schema))
-    } catch (error) {
-      if (error instanceof RerunAfter) pending.push(error.work)
-      else if (error instanceof SchemaError) problems.push({ code: 'SCHEMA_INVALID', path, message: error.message })
-      else throw error
-    }
-  }
-  await runConcurrently(
-    schemas.map(
-      ([path, schema]) =>
-        () =>
-          check(path, graphSchema(tenant, schema)),
-    ),
+  const refusals = await schemaChecks(services).refusals(schemas.map(([, schema]) => graphSchema(tenant, schema)))
+  return refusals.flatMap((message, index) =>
+    message === null ? [] : [{ code: 'SCHEMA_INVALID', path: schemas[index][0], message }],
   )
-  if (pending.length > 0) throw new RerunAfter(() => runConcurrently(pending))
-  return problems
-}
-
-async function runConcurrently(tasks: readonly (() => Promise<unknown>)[]): Promise<void> {
-  const queue = tasks.values()
-  const worker = async () => {
-    for (const work of queue) await work()
-  }
-  await Promise.all(Array.from({ length: CONCURRENCY }, worker))
 }

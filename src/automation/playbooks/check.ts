@@ -19,23 +19,30 @@ function schemasOf({ steps, case_schema, input_schema }: PlaybookDefinition): [p
   return all.filter((entry): entry is [string, object] => isObject(entry[1]))
 }
 
+/** Returns the problems of invalid schemas in a definition; none for a definition above the size limits. */
+export const schemaProblems = async (
+  services: Services,
+  definition: PlaybookDefinition,
+  tenant: string,
+): Promise<Problem[]> =>
+  playbookLimitProblems(definition).length > 0 ? [] : problemsOfSchemas(services, schemasOf(definition), tenant)
+
 /**
  * Returns the problems of a definition, including its schemas and references, at most 1,000.
  * @param options.project project in which references are looked up; null for none
- * @throws RerunAfter within a transaction, SERVICE_NOT_READY
+ * @throws SERVICE_NOT_READY
  */
 export async function checkPlaybook(
   db: Queryable,
   services: Services,
   definition: PlaybookDefinition,
-  options: { project: string | null; tenant: string; inTransaction: boolean },
+  { project, tenant }: { project: string | null; tenant: string },
 ): Promise<Problem[]> {
   const problems = validatePlaybook(definition)
   if (playbookLimitProblems(definition).length > 0) return problems
-  const { project } = options
   return truncateProblems([
     ...problems,
-    ...(await problemsOfSchemas(services, schemasOf(definition), options)),
+    ...(await schemaProblems(services, definition, tenant)),
     ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
   ])
 }
@@ -44,7 +51,7 @@ export async function checkPlaybook(
  * Refuses a definition that is invalid or requires permissions which the caller lacks, in the transaction that
  * writes it.
  * @param stored the previous definition: its steps require no permissions again unless they change
- * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RerunAfter
+ * @throws PLAYBOOK_VALIDATION_FAILED with `meta.problems`, FORBIDDEN
  */
 export async function requireValidPlaybook(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -52,7 +59,7 @@ export async function requireValidPlaybook(
   definition: PlaybookDefinition,
   stored?: PlaybookDefinition,
 ): Promise<void> {
-  const problems = await checkPlaybook(tx, services, definition, { project, tenant: project, inTransaction: true })
+  const problems = await checkPlaybook(tx, services, definition, { project, tenant: project })
   if (problems.length > 0) raise('PLAYBOOK_VALIDATION_FAILED', { message: problemsText(problems), meta: { problems } })
   if (!stored || !isDeepStrictEqual(stored.steps, definition.steps))
     await requireStepPermissions({ tx, allow }, project, definition.steps)

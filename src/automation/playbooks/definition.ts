@@ -1,5 +1,3 @@
-import { canonicalJson } from '../../core/api/canonical.ts'
-
 /** Types of playbook steps. */
 export const STEP_TYPES = [
   'instruct_agent',
@@ -80,12 +78,6 @@ export const playbookFields = ['steps', 'case_schema', 'input_schema', 'outcome'
 /** Returns a step without unset fields. */
 const structural = (step: object): Record<string, unknown> =>
   Object.fromEntries(Object.entries(step).filter(([, value]) => value !== null && value !== undefined))
-
-const structureOf = ({ steps, ...others }: PlaybookDefinition): string =>
-  canonicalJson({ steps: steps.map(structural), ...others, outcome: others.outcome ?? null })
-
-export const isSamePlaybook = (left: PlaybookDefinition, right: PlaybookDefinition): boolean =>
-  structureOf(left) === structureOf(right)
 
 /** Returns a definition for comparison, with its steps by key. */
 export function comparablePlaybook({ steps, ...others }: PlaybookDefinition): object {

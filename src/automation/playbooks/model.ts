@@ -3,9 +3,8 @@ import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
-import { versionArchive } from '../../core/api/version-archive.ts'
+import { versionLabel } from '../../core/versions/version.ts'
 import { describedField } from '../orchestrations/fields.ts'
-import { comparablePlaybook, type PlaybookDefinition } from './definition.ts'
 import { StepShape } from './fields.ts'
 
 const anObject = z.record(z.string(), z.unknown())
@@ -30,9 +29,6 @@ const fields = {
   }),
 }
 
-const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version created by this write')
-
 export const Playbook = record('Playbook', {
   ...plain,
   case_schema: anObject.nullable().describe('JSON Schema of the fields of a case. Null for any fields.'),
@@ -41,12 +37,17 @@ export const Playbook = record('Playbook', {
   version: z.int().describe('Number of the current version, starting at 1'),
 })
 
-export const PlaybookInput = createBody('PlaybookInput', { ...fields, version_label }, ['name', 'steps'], {
-  name: 'Late order',
-  steps: [{ key: 'call', title: 'Call the customer', type: 'manual' }],
-})
+export const PlaybookInput = createBody(
+  'PlaybookInput',
+  { ...fields, version_label: versionLabel },
+  ['name', 'steps'],
+  {
+    name: 'Late order',
+    steps: [{ key: 'call', title: 'Call the customer', type: 'manual' }],
+  },
+)
 
-export const PlaybookPatch = patchBody('PlaybookPatch', { ...fields, version_label })
+export const PlaybookPatch = patchBody('PlaybookPatch', { ...fields, version_label: versionLabel })
 
 /** Body of a validation without a write. */
 export const ValidatePlaybookInput = z
@@ -71,25 +72,6 @@ export const PlaybookValidation = z
   })
   .meta({ id: 'PlaybookValidation' })
 
-export const RestorePlaybookInput = z
-  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
-  .meta({ id: 'PlaybookRestoreInput' })
-
-export const PlaybookVersion = z
-  .object({
-    id: z.string(),
-    playbook_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('Definition of the version'),
-    label: z.string().nullable(),
-    created_by: z
-      .string()
-      .nullable()
-      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'PlaybookVersion' })
-
 export const playbookKind = kind({
   name: 'playbook',
   prefix: 'pbk',
@@ -101,12 +83,3 @@ export const playbookKind = kind({
   unique: { playbooks_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })
 export type PlaybookRow = z.output<typeof playbookKind.row>
-
-/** Archive of all versions of playbooks. */
-export const playbookVersions = versionArchive({
-  table: 'playbook_versions',
-  owner: 'playbook_id',
-  prefix: 'pbk_ver',
-  record: PlaybookVersion,
-  read: config => comparablePlaybook(config as unknown as PlaybookDefinition),
-})

@@ -1,10 +1,11 @@
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
-import { playbookCloning } from './clone.ts'
+import { definitionCloning } from '../orchestrations/clone.ts'
 import { playbookErrors } from './errors.ts'
 import { playbookKind } from './model.ts'
 import { playbookOperations } from './operations.ts'
 import { playbookType } from './resource-type.ts'
+import { insertPlaybook, playbookVersions } from './versions.ts'
 
 export default module('playbooks', {
   tags: { Playbooks: 'Procedures of steps for people and automation, and their executions.' },
@@ -12,5 +13,5 @@ export default module('playbooks', {
   kinds: [playbookKind],
   resourceTypes: [playbookType],
   operations: playbookOperations,
-  extensions: [cloneables.with(playbookCloning)],
+  extensions: [cloneables.with(definitionCloning(playbookVersions, { naming: 'steps', insert: insertPlaybook }))],
 })

@@ -1,32 +1,27 @@
 import { containsFilter } from '../../core/api/filters.ts'
-import { type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
-import { versionNumber } from '../../core/api/versions.ts'
 import { sql } from '../../core/db/sql.ts'
+import { versionAuthor } from '../../core/versions/version.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { checkPlaybook, requireValidPlaybook } from './check.ts'
+import { checkPlaybook, requireValidPlaybook, schemaProblems } from './check.ts'
 import { type PlaybookDefinition, playbookFields } from './definition.ts'
 import { playbookDeleteHooks } from './delete-hooks.ts'
 import {
-  Playbook,
   PlaybookInput,
   PlaybookPatch,
+  type PlaybookRow,
   PlaybookValidation,
-  PlaybookVersion,
   playbookKind,
-  playbookVersions,
-  RestorePlaybookInput,
   ValidatePlaybookInput,
 } from './model.ts'
 import { STEP_PERMISSIONS } from './references.ts'
-import { insertPlaybook, versionedPlaybooks } from './versions.ts'
+import { insertPlaybook, playbookVersions } from './versions.ts'
 
 const tag = 'Playbooks'
 const path = '/playbooks'
-const playbooks = resource(playbookKind, { path, tag })
-const { adopt, change, configOf, restore } = versionedPlaybooks
+const playbooks = resource(playbookKind, { path, tag, versions: playbookVersions })
 
 const bodyLimit = () => 1024 * 1024
 
@@ -39,6 +34,12 @@ export const playbookIn = (body: { [Name in keyof PlaybookDefinition]?: unknown 
     outcome: body.outcome ?? null,
     resolve_case: body.resolve_case ?? true,
   }) as PlaybookDefinition
+
+/** Refuses a changed definition as on creation; unchanged steps require no permissions again. */
+const checkDefinition = (
+  next: PlaybookRow,
+  { stored, ...context }: Pick<Context, 'tx' | 'services' | 'allow'> & { stored: PlaybookRow },
+) => requireValidPlaybook(context, stored.project_id, playbookVersions.configOf(next), stored)
 
 export const playbookOperations: Operation[] = [
   // playbooks_project serves the order.
@@ -58,6 +59,7 @@ export const playbookOperations: Operation[] = [
     body: PlaybookInput,
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
+    prepare: ({ services, body, project }) => schemaProblems(services, playbookIn(body), project as string),
     async make({ tx, services, allow, body, project, caller }) {
       const { version_label, project_id: _project, name, description = null } = body
       const definition = playbookIn(body)
@@ -89,8 +91,8 @@ export const playbookOperations: Operation[] = [
         { kind: playbookKind, action: 'playbooks:ValidatePlaybook' },
         body.project_id,
       )
-      const options = { project, tenant: project ?? `user:${caller.user.id}`, inTransaction: false }
-      const problems = await checkPlaybook(db, services, playbookIn(body), options)
+      const tenant = project ?? `user:${caller.user.id}`
+      const problems = await checkPlaybook(db, services, playbookIn(body), { project, tenant })
       return { valid: problems.length === 0, problems }
     },
   }),
@@ -102,23 +104,14 @@ export const playbookOperations: Operation[] = [
     alsoActions: STEP_PERMISSIONS,
     body: PlaybookPatch,
     bodyLimit,
-    quiet: true,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
-    async change(next, { body, stored, tx, services, allow }) {
-      if (playbookFields.every(name => body[name] === undefined)) return next
-      await requireValidPlaybook({ tx, services, allow }, stored.project_id, configOf(next), configOf(stored))
-      return next
+    prepare: ({ services, body, resource }) =>
+      schemaProblems(services, playbookIn({ steps: [], ...body }), resource.project_id),
+    async check(next, context) {
+      if (playbookFields.some(name => context.body[name] !== undefined)) await checkDefinition(next, context)
     },
-    write: (next, { tx, stored, body, caller }) =>
-      // Includes the name for the NAME_CONFLICT error.
-      change(
-        tx,
-        stored,
-        { name: stored.name, ...playbookKind.changes(stored, next) },
-        versionAuthor(caller, body.version_label),
-      ),
   }),
-  playbooks.adopt({ adopt: (stored, { tx, caller }) => adopt(tx, stored, caller) }),
+  playbooks.adopt(),
   playbooks.remove({
     description: 'Refused while executions are active. Records of executions remain, but can no longer be retried.',
     raises: ['PLAYBOOK_HAS_ACTIVE_EXECUTIONS'],
@@ -129,20 +122,9 @@ export const playbookOperations: Operation[] = [
       await orchestrationKind.delete(tx, orchestration_id)
     },
   }),
-  ...versionOperations(playbookKind, { path, tag, record: PlaybookVersion, archive: playbookVersions }),
-  playbooks.action('restore', {
-    id: 'restorePlaybookVersion',
-    path: `${path}/{playbook_id}/versions/{version}/restore`,
-    summary: 'Restore a playbook version',
-    description:
-      'Creates a new version with the definition of an earlier one. The restored version is validated and authorized like a new write. Name and description are unchanged.',
+  ...playbooks.versions({
     alsoActions: STEP_PERMISSIONS,
-    action: 'playbooks:RestorePlaybookVersion',
-    body: RestorePlaybookInput,
-    bodyOptional: true,
-    answers: { 200: Playbook },
     raises: ['PLAYBOOK_VALIDATION_FAILED'],
-    run: async context =>
-      playbookKind.present(await restore(context, versionNumber(context.params.version), context.body?.label)),
+    check: checkDefinition,
   }),
 ]

@@ -1,26 +1,21 @@
 import type { Values } from '../../core/api/kind.ts'
-import type { VersionAuthor } from '../../core/api/version-archive.ts'
-import { versionedResource } from '../../core/api/versioned-resource.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { writeManagedGraph } from '../orchestrations/versions.ts'
-import { requireValidPlaybook } from './check.ts'
+import type { VersionAuthor } from '../../core/versions/version.ts'
+import { versioned } from '../../core/versions/versioned.ts'
+import { writeManagedGraph } from '../orchestrations/managed-graph.ts'
 import { compilePlaybook } from './compile-playbook.ts'
-import { isSamePlaybook, type PlaybookDefinition, playbookFields } from './definition.ts'
-import { type PlaybookRow, playbookKind, playbookVersions } from './model.ts'
+import { comparablePlaybook, playbookFields } from './definition.ts'
+import { type PlaybookRow, playbookKind } from './model.ts'
 
 /** Name under which playbooks manage graphs and drive runs. */
 export const MANAGER = 'playbooks'
 
-/**
- * Playbooks as a versioned resource: a changed definition creates a version, with the graph under the same version
- * number.
- */
-export const versionedPlaybooks = versionedResource<PlaybookRow, PlaybookDefinition>({
+/** A changed definition creates a version, with the graph under the same version number. */
+export const playbookVersions = versioned({
   kind: playbookKind,
-  archive: playbookVersions,
+  prefix: 'pbk_ver',
   fields: playbookFields,
-  same: isSamePlaybook,
-  check: requireValidPlaybook,
+  comparable: comparablePlaybook,
   async changed(tx, row, stored, author) {
     if (row.version !== stored.version) await writeManagedGraph(tx, row.orchestration_id, graphOf(row), author)
   },
@@ -41,5 +36,5 @@ export async function insertPlaybook(
   author: VersionAuthor,
 ): Promise<PlaybookRow> {
   const { id } = await writeManagedGraph(tx, null, graphOf({ ...values, version: 1 }), author)
-  return versionedPlaybooks.insert(tx, { ...values, orchestration_id: id }, author)
+  return playbookVersions.insert(tx, { ...values, orchestration_id: id }, author)
 }

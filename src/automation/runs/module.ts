@@ -5,8 +5,8 @@ import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
-import { approvalProducers } from '../../execution/approvals/approval-producers.ts'
-import { decisionWatchers } from '../../execution/deciders/settle.ts'
+import { approvalWaiters } from '../../execution/approvals/model.ts'
+import { decisionWaiters } from '../../execution/deciders/settle.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { pauseHooks, resumeHooks } from '../../identity/projects/pause.ts'
 import { orchestrationDeleteHooks } from '../orchestrations/delete-hooks.ts'
@@ -40,8 +40,8 @@ export default module('orchestration-runs', {
     turnOwners.with(nodeTurns),
     turnContent.with(runContent),
     turnHolds.with(isTurnOfLiveRun),
-    approvalProducers.with(runApprovals),
-    decisionWatchers.with(runDecisions),
+    approvalWaiters.with(runApprovals),
+    decisionWaiters.with(runDecisions),
     orchestrationDeleteHooks.with(removeRunsOfOrchestration),
     diagramRuns.with(readDiagramStates),
     pauseHooks.with(wakeRunsOnPause),

@@ -99,10 +99,7 @@ const start = operation({
     const input_schema =
       version === orchestration.version
         ? orchestration.input_schema
-        : ((await orchestrationVersions.get(services.pool, orchestration.id, version)).config.input_schema as Record<
-            string,
-            unknown
-          > | null)
+        : (await orchestrationVersions.get(services.pool, orchestration.id, version)).config.input_schema
     const input = options.input ?? null
     requireSize(input)
     const tool_context = callerContext(options.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)

@@ -47,8 +47,8 @@ export const hideExpressionError = (error: unknown): unknown =>
   error instanceof ExpressionError ? new AppError('INTERNAL_ERROR', { cause: error }) : error
 
 /**
- * Returns the change that follows from the outcome of a dispatch: the stored result, a retry, or a transition. The task
- * must still be in the state that started the dispatch.
+ * Returns the change that follows from the outcome of a dispatch, which is removed: the stored result, a retry, or a
+ * transition.
  */
 export async function decideOutcome(
   context: RoutingContext,
@@ -84,7 +84,7 @@ export async function decideOutcome(
     automation_error: error,
   })
   if (onEnter.on_failure == null)
-    return { ...plainRoute(endDispatch(task, failed)), unattended: settled.filed !== true }
+    return { ...plainRoute(plainChange(task, failed)), unattended: settled.filed !== true }
   return routeTransition(context, task, failed, {
     transition: onEnter.on_failure,
     cause,
@@ -94,9 +94,6 @@ export async function decideOutcome(
 }
 
 const plainRoute = (change: TaskChange): DispatchRoute => ({ change, gate: null, unattended: false })
-
-const endDispatch = (before: TaskRow, after: TaskRow, events: TaskChange['events'] = []): TaskChange =>
-  plainChange(before, after, { dispatch: 'clear', events })
 
 /** Returns the task with the result and its payload writes, or a final failure if the result cannot be stored. */
 async function applyResult(
@@ -150,7 +147,8 @@ function routeSuccess(
   const root = { task: taskRoot(after), result }
   const budget = freshBudget()
   const rule = (on_complete ?? []).find(({ when }) => evaluateGuard(when, root, budget))
-  if (!rule) return plainRoute(endDispatch(before, after, [{ verb: 'automation_unrouted', extra: { result } }]))
+  if (!rule)
+    return plainRoute(plainChange(before, after, { events: [{ verb: 'automation_unrouted', extra: { result } }] }))
   return routeTransition(context, before, after, {
     transition: rule.transition,
     cause,
@@ -179,11 +177,11 @@ function routeTransition(
     const settled = { ...after, revision: before.revision }
     const move = { transition, by: automationBy(cause), authority: before.authority, automated: true }
     const change = decideMove(machine, settled, move, limit, nowText)
-    if (change === 'gated') return { ...plainRoute(endDispatch(before, after)), gate: transition }
-    return plainRoute({ ...change, before, dispatch: change.dispatch ?? 'clear', cancels: null })
+    if (change === 'gated') return { ...plainRoute(plainChange(before, after)), gate: transition }
+    return plainRoute({ ...change, before, cancels: null })
   } catch (error) {
     if (!(error instanceof AppError)) throw error
     const extra = { transition, error_code: error.code, result }
-    return plainRoute(endDispatch(before, refused, [{ verb: 'automation_rejected', extra }]))
+    return plainRoute(plainChange(before, refused, { events: [{ verb: 'automation_rejected', extra }] }))
   }
 }

@@ -1,10 +1,13 @@
 import { raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
+import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { isBackgroundWork, type PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { WorkflowState } from '../workflows/definition.ts'
 import { workflowKind } from '../workflows/model.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { sealTaskContext } from './context.ts'
@@ -15,15 +18,37 @@ import { historyInsert, readAutomationDepth, taskInsert } from './store.ts'
 import { enterState, plainChange, type TaskChange } from './task-change.ts'
 import { deferIfPaused, emitChange, writeDispatch } from './write.ts'
 
-export type TaskStart = Pick<TaskRow, 'title' | 'payload' | 'metadata' | 'assignee' | 'due_at'> & {
-  project_id: string
-  workflow_id: string
-  state?: string
-  tool_context: ToolContext | null
-  by: TransitionActor
-  authority: PrincipalRecord
-  /** Length of the chain of automated moves that leads to the task. */
-  depth?: number
+type PreparedTask = Pick<TaskRow, 'workflow_id' | 'workflow_version'> & { entry: WorkflowState }
+
+type TaskStart = Pick<TaskRow, 'project_id' | 'title' | 'payload' | 'metadata' | 'assignee' | 'due_at'> &
+  PreparedTask & {
+    tool_context: ToolContext | null
+    by: TransitionActor
+    authority: PrincipalRecord
+    /** Length of the chain of automated moves that leads to the task. */
+    depth: number
+  }
+
+/**
+ * Pins a new task to the current version of its workflow and checks its payload. The foreign key of the task protects the
+ * workflow against deletion.
+ * @throws WORKFLOW_NOT_FOUND, TASK_STATE_NOT_FOUND, TASK_PAYLOAD_INVALID
+ */
+export async function prepareTask(
+  services: Services,
+  db: Queryable,
+  project_id: string,
+  { workflow_id, state, payload = {} }: { workflow_id: string; state?: string; payload?: TaskRow['payload'] },
+): Promise<PreparedTask> {
+  const workflow = isIdOf(workflowKind, workflow_id) ? await workflowKind.find(db, workflow_id) : null
+  const pinned = workflow?.project_id === project_id && { workflow_id, workflow_version: workflow.version }
+  const machine = pinned && (await pinnedMachine(services, db, pinned))
+  if (!pinned || !machine) return raise('WORKFLOW_NOT_FOUND', { meta: { id: workflow_id } })
+  const entry = state === undefined ? machine.initial : machine.state(state)
+  if (!entry) return raise('TASK_STATE_NOT_FOUND', { meta: { state } })
+  const problems = await payloadProblems(services, project_id, machine, payload)
+  if (problems.length > 0) throw payloadInvalidError(problems)
+  return { ...pinned, entry }
 }
 
 /**
@@ -50,27 +75,14 @@ export async function createdTaskDepth({
   return depth
 }
 
-/**
- * Inserts a task pinned to the current version of its workflow and starts the work of its first state. Locks the
- * workflow row against deletion until the transaction ends.
- * @throws WORKFLOW_NOT_FOUND, TASK_STATE_NOT_FOUND, TASK_PAYLOAD_INVALID, RerunAfter
- */
+/** Inserts a prepared task and starts the work of its first state. */
 export async function createTask(tx: Tx, services: Services, start: TaskStart): Promise<TaskRow> {
-  const { project_id, workflow_id, state, tool_context, by, authority, depth = 0, ...fields } = start
-  const workflow = await workflowKind.reference(tx, workflow_id, project_id)
-  const pinned = workflow && { workflow_id, workflow_version: workflow.version }
-  const machine = pinned && (await pinnedMachine(services, tx, pinned))
-  if (!pinned || !machine) return raise('WORKFLOW_NOT_FOUND', { meta: { id: workflow_id } })
-  const entry = state === undefined ? machine.initial : machine.state(state)
-  if (!entry) return raise('TASK_STATE_NOT_FOUND', { meta: { state } })
-  const problems = await payloadProblems(services, project_id, machine, fields.payload, true)
-  if (problems.length > 0) throw payloadInvalidError(problems)
+  const { project_id, entry, tool_context, by, depth, ...fields } = start
   const nowText = services.clock.now().toISOString()
   const id = newId(taskKind.prefix)
   const blank: TaskRow = {
     id,
     project_id,
-    ...pinned,
     ...fields,
     state: entry.name,
     status: 'open',
@@ -90,7 +102,6 @@ export async function createTask(tx: Tx, services: Services, start: TaskStart): 
     revision: 0,
     entry_seq: 0,
     stalls_at: null,
-    authority,
     context: sealTaskContext(services, { id, project_id }, tool_context),
     created_at: nowText,
     updated_at: nowText,

@@ -1,59 +1,107 @@
 import { recordActivityInTx } from '../../control/activity/record.ts'
 import { recordUsageInTx, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { priceUsage } from '../../control/usage/price-usage.ts'
-import { AppError, type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, raise, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
-import { withTriggerChain } from '../../core/db/trigger-chain.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { evaluateMapping } from '../../core/expressions/mapping.ts'
 import { narrowAuthority } from '../../core/iam/authority.ts'
 import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
-import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
-import { leaseTimings, processClaim, type AttemptOutcome as Reported } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { AttemptFields } from '../../core/work/attempt.ts'
+import { onceExcept, UNLIMITED } from '../../core/work/retry.ts'
+import { work } from '../../core/work/work.ts'
 import { isRepeatable } from '../../execution/approvals/tool.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
 import { lostCall } from '../../execution/tools/metering.ts'
 import { type ResolvedTool, resolveSharedTool } from '../../execution/tools/resolve.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
-import type { Dispatch } from '../workflows/definition.ts'
+import { lockPauseState } from '../../identity/projects/store.ts'
+import type { Dispatch, Machine } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { type AutomationOutcome, hideExpressionError } from './automation.ts'
 import { taskToolContext } from './context.ts'
-import { type TaskRow, taskKind } from './model.ts'
-import type { DispatchMessage } from './queue.ts'
-import { settleCall, settleFailure } from './settle.ts'
-import {
-  claimCall,
-  deferTaskDispatch,
-  findDispatch,
-  recordStarted,
-  type TaskWithDispatch,
-  taskDispatchWork,
-  taskUpdate,
-} from './store.ts'
-import { startedTargets } from './targets.ts'
+import type { TaskRow } from './model.ts'
+import { TASK_DISPATCH, wakeDispatch } from './queue.ts'
+import { type DispatchAttempt, routeOutcome, settleDispatch, writeRoute } from './settle.ts'
+import { dispatchColumns, dispatchedTask, hasDueTasks, taskUpdate } from './store.ts'
+import { sweepTasks } from './sweep.ts'
+import { lockResult, startedTargets } from './targets.ts'
 import { taskRoot, withUpdatedAt } from './task-change.ts'
+import { settlePendingTransition } from './transition-approval.ts'
 
 /** Lost workers after which a tool call is abandoned. */
 const MAX_LOSSES = 5
 
-const failureOf = (error: unknown): RecordedFailure => storableValue(recordedFailure(error)) as RecordedFailure
+/** Delays after errors that postpone the start of work, in milliseconds. A paused project defers the next attempt. */
+const POSTPONED_MS: Record<string, number> = { PROJECT_PAUSED: 0, SERVICE_NOT_READY: 1000 }
+
+type StateDispatch = { machine: Machine; dispatch: Dispatch; authority: PrincipalRecord }
+
+/** Executes the dispatch of a task's state: starts its work and settles with its outcome, or calls a tool. */
+export const dispatchWork = work({
+  name: TASK_DISPATCH,
+  concern: 'orchestration',
+  entity: dispatchedTask,
+  table: 'task_dispatches',
+  entityColumn: 'task_id',
+  columns: dispatchColumns,
+  ids: ({ id, project_id }, claim) => ({ task_id: id, dispatch_id: claim.id, project_id }),
+  leaseSeconds: config => config.TASKS_DISPATCH_LEASE_SECONDS,
+  concurrency: config => config.TASK_WORKER_CONCURRENCY,
+  // A retry by the policy of the state is another dispatch. Lost tool calls are limited where they are metered.
+  retry: onceExcept(UNLIMITED.losses),
+  postponed: (error, { kind }) =>
+    kind !== 'tool' && error instanceof AppError ? (POSTPONED_MS[error.code] ?? null) : null,
+  lockFirst: lockResult,
+  sweep: {
+    seconds: config => Math.ceil(config.TASKS_SCHEDULER_INTERVAL_MS / 1000),
+    // One query per interval while nothing is due, without a message.
+    dueIf: hasDueTasks,
+    also: sweepTasks,
+  },
+  chain: ({ authority }) => triggerChainOf(authority),
+  async run(attempt) {
+    const { services, entity, claim, suspend } = attempt
+    const state = await requireDispatch(services, services.pool, entity)
+    if (claim.kind !== 'tool' && claim.result_id !== null)
+      return settleResult(attempt, state, claim.kind, claim.result_id)
+    if (entity.pause_requested_at !== null || entity.project_paused) {
+      await suspend((tx, task) => deferDispatch(tx, services, task, claim.id))
+      return { outcome: 'deferred' }
+    }
+    return claim.kind === 'tool' ? callDispatchTool(attempt, state) : startTarget(attempt, state, claim.kind)
+  },
+  async fail(tx, { services, entity, claim, error }) {
+    const { machine, dispatch } = await requireDispatch(services, tx, entity)
+    const outcome = failureOf(error, claim.kind === 'tool' ? dispatch : null)
+    await writeRoute(tx, services, await routeOutcome(services, machine, entity, claim.attempt, outcome))
+    return undefined
+  },
+})
+
+/** @param called dispatch of the tool that was called */
+const failureOf = (error: unknown, called: Dispatch | null): AutomationOutcome => ({
+  ok: false,
+  error: storableValue(recordedFailure(error)) as RecordedFailure,
+  cause: called && causeOf(called),
+})
+
+const causeOf = ({ tool_id }: Dispatch) => ({ column: 'tool_id' as const, id: tool_id as string })
 
 /**
  * Returns the dispatch of a task's state, with the authority of the task narrowed to the workflow author's permissions.
  */
-async function requireDispatch(
-  services: Services,
-  task: TaskRow,
-): Promise<{ dispatch: Dispatch; authority: PrincipalRecord }> {
-  const machine = await pinnedMachine(services, services.pool, task)
+async function requireDispatch(services: Services, db: Queryable, task: TaskRow): Promise<StateDispatch> {
+  const machine = await pinnedMachine(services, db, task)
   const dispatch = machine?.state(task.state)?.on_enter?.dispatch
-  if (!machine || !dispatch) throw new AppError('WORKFLOW_NOT_FOUND', { meta: { id: task.workflow_id } })
-  return { dispatch, authority: narrowAuthority(task.authority, { id: task.workflow_id, author: machine.author }) }
+  if (!machine || !dispatch) return raise('WORKFLOW_NOT_FOUND', { meta: { id: task.workflow_id } })
+  const authority = narrowAuthority(task.authority, { id: task.workflow_id, author: machine.author })
+  return { machine, dispatch, authority }
 }
 
 /** Equal to the limit of node inputs in runs. */
@@ -74,110 +122,89 @@ function dispatchInput({ input_mapping }: Dispatch, task: TaskRow): Record<strin
   }
 }
 
-/** Executes the dispatch of a task, unless it was replaced, has already started or is claimed by another worker. */
-export async function executeDispatch(message: DispatchMessage, context: JobContext): Promise<void> {
-  const { services } = context
-  const { task_id, dispatch_id } = message
-  const leaseMs = services.config.TASKS_DISPATCH_LEASE_SECONDS * 1000
-  const found = await findDispatch(services.pool, task_id, dispatch_id)
-  if (!found || found.dispatch.dispatch_state === 'held' || found.dispatch.dispatch_state === 'started') return
-  if (found.dispatch.kind !== 'tool') {
-    await withTriggerChain(triggerChainOf(found.task.authority), () => startTarget(message, context, found))
-    return
+/** Defers a dispatch until the end of the pause, or requeues it if the pause has ended. Returns its assignments. */
+async function deferDispatch(tx: Tx, services: Services, task: TaskRow, id: string): Promise<Fragment> {
+  const project = await lockPauseState(tx, task.project_id)
+  if (task.pause_requested_at === null && !project?.paused_at) {
+    wakeDispatch(tx, { entity: task.id, id, project_id: task.project_id })
+    return sql.fragment`state = 'queued', due_at = now()`
   }
-  const claimed = await claimCall(services.pool, task_id, dispatch_id, leaseMs)
-  if (claimed)
-    await withTriggerChain(triggerChainOf(claimed.task.authority), () => executeCall(context, claimed, leaseMs))
-  else await deferPausedDispatch(services, message)
-}
-
-/** Defers a queued dispatch if its task or project is paused. */
-const deferPausedDispatch = (services: Services, { task_id, dispatch_id }: DispatchMessage): Promise<void> =>
-  services.write(async tx => {
-    const locked = await findDispatch(tx, task_id, dispatch_id, true)
-    if (locked?.dispatch.dispatch_state === 'queued' && isPaused(locked)) await deferDispatch(tx, services, locked.task)
-  })
-
-const isPaused = ({ task, dispatch }: TaskWithDispatch): boolean =>
-  task.pause_requested_at !== null || dispatch.project_paused
-
-async function deferDispatch(tx: Tx, services: Services, task: TaskRow): Promise<void> {
-  await deferTaskDispatch(tx, task.id)
   const after = withUpdatedAt(task, services.clock.now().toISOString(), {
     automation_status: 'paused',
     active_dispatch: null,
   })
   tx.alongside(guard => taskUpdate(task, after, guard))
+  return sql.fragment`state = 'held', due_at = null`
 }
+
+/** Returns the assignments of a dispatch that waits for its work. */
+const awaitResult = ({ config }: Services, resultId: string): Fragment => sql.fragment`
+  state = 'started', result_id = ${resultId},
+  due_at = now() + ${config.TASKS_DISPATCH_RECONCILE_GRACE_MS} * interval '1 ms'`
 
 /** Starts the work of a dispatch and stores its id, in one transaction. */
 async function startTarget(
-  message: DispatchMessage,
-  { services, log }: JobContext,
-  found: TaskWithDispatch,
-): Promise<void> {
-  const { task_id, dispatch_id } = message
-  const kind = found.dispatch.kind as Exclude<Dispatch['kind'], 'tool'>
+  { services, entity, claim, suspend }: DispatchAttempt,
+  { dispatch, authority }: StateDispatch,
+  kind: keyof typeof startedTargets,
+): Promise<AttemptFields> {
   const target = startedTargets[kind]
-  const { TASKS_DISPATCH_RECONCILE_GRACE_MS: graceMs } = services.config
-  try {
-    if (isPaused(found)) return await deferPausedDispatch(services, message)
-    const { dispatch, authority } = await requireDispatch(services, found.task)
-    const input = dispatchInput(dispatch, found.task)
-    const starting = { task: { ...found.task, authority }, dispatch, dispatch_id, input }
-    const prepared = await target.prepare(services, starting)
-    await injectFault(services, 'task_starting')
-    const started = await services.write(async tx => {
-      const locked = await findDispatch(tx, task_id, dispatch_id, true)
-      if (locked?.dispatch.dispatch_state !== 'queued') return null
-      if (isPaused(locked)) {
-        await deferDispatch(tx, services, locked.task)
-        return null
-      }
-      const id = await target.start(tx, services, { ...starting, task: { ...locked.task, authority }, prepared })
-      await recordStarted(tx, task_id, id, graceMs)
-      const { task } = locked
-      const after = withUpdatedAt(task, services.clock.now().toISOString(), {
-        active_dispatch: task.active_dispatch && { ...task.active_dispatch, id },
-      })
-      tx.alongside(guard => taskUpdate(task, after, guard))
-      return id
+  const input = dispatchInput(dispatch, entity)
+  const starting = { task: { ...entity, authority }, dispatch, dispatch_id: claim.id, input }
+  const prepared = await target.prepare(services, starting)
+  await injectFault(services, 'task_starting')
+  let result_id: string | null = null
+  await suspend(async (tx, task) => {
+    if (task.pause_requested_at !== null) return deferDispatch(tx, services, task, claim.id)
+    const id = await target.start(tx, services, { ...starting, task: { ...task, authority }, prepared })
+    const after = withUpdatedAt(task, services.clock.now().toISOString(), {
+      active_dispatch: task.active_dispatch && { ...task.active_dispatch, id },
     })
-    await injectFault(services, 'task_started')
-    if (started) log.info({ task_id, dispatch_id, result_id: started, outcome: 'started' }, 'task dispatch started')
-  } catch (error) {
-    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
-    if (error.code === 'PROJECT_PAUSED') return await deferPausedDispatch(services, message)
-    const failure = failureOf(error)
-    await settleFailure(services, message, { ok: false, error: failure, cause: null })
-    log.info(
-      { task_id, dispatch_id, outcome: 'failed', code: failure.code, decision: 'settled' },
-      'task dispatch failed',
-    )
-  }
+    tx.alongside(guard => taskUpdate(task, after, guard))
+    result_id = id
+    return awaitResult(services, id)
+  })
+  return result_id === null ? { outcome: 'deferred' } : { outcome: 'started', result_id }
 }
 
-/** Calls the tool of a claimed dispatch and settles the dispatch. */
-async function executeCall(context: JobContext, claimed: TaskWithDispatch, leaseMs: number): Promise<void> {
-  const { services, signal, stopping } = context
-  const { task, dispatch } = claimed
-  const claim = {
-    entity: task.id,
-    id: dispatch.dispatch_id,
-    claims: dispatch.claims,
-    failures: dispatch.failures,
-    losses: dispatch.losses,
+/** Settles a dispatch with the outcome of its work. */
+async function settleResult(
+  attempt: DispatchAttempt,
+  { machine }: StateDispatch,
+  kind: keyof typeof startedTargets,
+  result_id: string,
+): Promise<AttemptFields> {
+  const { services, entity } = attempt
+  await injectFault(services, 'task_settling')
+  // The pending transition settles first: it may leave the state.
+  if (entity.pending_approval_id !== null) await settlePendingTransition(services, { task_id: entity.id })
+  const read = (db: Queryable) => startedTargets[kind].outcome(db, result_id)
+  const outcome = await read(services.pool)
+  if (!outcome) {
+    await attempt.suspend(async () => awaitResult(services, result_id))
+    return { outcome: 'waiting', result_id }
   }
-  await injectFault(services, 'task_claimed')
+  await settleDispatch(attempt, machine, outcome, { read })
+  return { ...outcomeFields(outcome), result_id }
+}
+
+const outcomeFields = (outcome: AutomationOutcome): AttemptFields =>
+  outcome.ok ? { outcome: 'succeeded' } : { outcome: 'failed', code: outcome.error.code }
+
+/** Calls the tool of a dispatch and settles the dispatch. */
+async function callDispatchTool(attempt: DispatchAttempt, state: StateDispatch): Promise<AttemptFields> {
+  const { services, entity: task } = attempt
+  const { machine, dispatch } = state
+  const tool = await resolveSharedTool(services.pool, task.project_id, dispatch.tool_id as string)
+  if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: dispatch.tool_id } })
   const usage: UsageDraft[] = []
-  let settled = false
-  let tool: ResolvedTool | null = null
-  let defined: Dispatch | null = null
-  const settle = async (outcome: AutomationOutcome): Promise<void> => {
+  let isSettled = false
+  try {
+    const outcome = await callOutcome(attempt, state, tool, usage)
     const priced = await priceUsage(services, usage)
-    const record = (outbox: Outbox) => {
+    const record = (outbox: Outbox): void => {
       recordUsageInTx(outbox, priced)
-      if (!outcome.ok || !tool) return
+      if (!outcome.ok) return
       recordActivityInTx(outbox, {
         project_id: task.project_id,
         kind: 'action_executed',
@@ -185,78 +212,65 @@ async function executeCall(context: JobContext, claimed: TaskWithDispatch, lease
         detail: {
           tool_id: tool.id,
           tool_name: tool.name,
-          action: defined?.operation_id ?? tool.name,
+          action: dispatch.operation_id ?? tool.name,
           task_id: task.id,
         },
         ref_id: tool.id,
       })
     }
-    const after = await retryWhileUnavailable(() => settleCall(services, claimed, outcome, record), { signal })
-    if (!after) throw new ClaimLostError()
-    settled = true
-    await injectFault(services, 'task_settled')
-  }
-  const cause = () => (defined?.tool_id == null ? null : { column: 'tool_id' as const, id: defined.tool_id })
-  const fail = async (error: RecordedFailure): Promise<Reported> => {
-    await settle({ ok: false, error, cause: cause() })
-    return { outcome: 'failed', code: error.code, decision: 'settled' }
-  }
-  await processClaim(context, {
-    what: 'task dispatch',
-    ids: { task_id: task.id, dispatch_id: dispatch.dispatch_id, project_id: task.project_id },
-    attempts: taskDispatchWork,
-    claim,
-    lease: leaseTimings(leaseMs),
-    lock: tx => taskKind.find(tx, task.id, true),
-    async work(activeClaim) {
-      const { dispatch: due, authority } = await requireDispatch(services, task)
-      defined = due
-      tool = await resolveSharedTool(services.pool, task.project_id, defined.tool_id as string)
-      if (!tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: defined.tool_id } })
-      const repeatable = isRepeatable(tool, defined.operation_id ?? undefined)
-      const input = dispatchInput(defined, task)
-      const metering = { source: 'task' as const, record: dispatch.dispatch_id }
-      // A lost worker may or may not have made the call.
-      if (dispatch.losses > 0 && (!repeatable || dispatch.losses > MAX_LOSSES)) {
-        usage.push(lostCall(tool, defined.operation_id ?? null, metering, input))
-        return fail(new AppError('INTERNAL_ERROR').recorded())
-      }
-      const opened = openCall(services, {
-        action: defined.operation_id,
-        input,
-        caller: () =>
-          callerForPrincipal(services, authority, task.project_id, {
-            work_type: 'task',
-            work_id: task.id,
-            trigger_id: null,
-            policy_id: null,
-            chain: [],
-          }),
-        context: taskToolContext(services, task) ?? undefined,
-        idempotencyKey: dispatch.dispatch_id,
-        metering: { ...metering, add: draft => void usage.push(draft) },
-        signal: activeClaim.signal,
-      })
-      let result: unknown
-      try {
-        result = await callTool(services, tool, opened)
-        activeClaim.signal.throwIfAborted()
-      } catch (error) {
-        // A requeue would repeat a call that may have reached the tool. HTTP tools query the database before it only.
-        const mayBeMade = (signal.aborted && stopping.aborted) || (isTransient(error) && tool.type !== 'http')
-        if (mayBeMade && !repeatable) return fail(new AppError('INTERNAL_ERROR').recorded())
-        throw error
-      }
-      await injectFault(services, 'task_called')
-      await settle({ ok: true, result, cause: cause() })
-      return { outcome: 'succeeded' }
-    },
-    async fail(error) {
-      if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch failed')
-      return fail(failureOf(error))
-    },
-  }).finally(() => {
+    await settleDispatch(attempt, machine, outcome, { record })
+    isSettled = true
+    return outcomeFields(outcome)
+  } finally {
     // The call was made even if the claim was lost. Usage records of a repeated call are deduplicated.
-    if (!settled) recordUsageLater(services, usage)
-  })
+    if (!isSettled) recordUsageLater(services, usage)
+  }
+}
+
+/** Calls a tool. @throws the error of an aborted attempt, and transient database errors */
+async function callOutcome(
+  { services, entity: task, claim, signal, set }: DispatchAttempt,
+  { dispatch, authority }: StateDispatch,
+  tool: ResolvedTool,
+  usage: UsageDraft[],
+): Promise<AutomationOutcome> {
+  const isRepeated = isRepeatable(tool, dispatch.operation_id ?? undefined)
+  const metering = { source: 'task' as const, record: claim.id }
+  try {
+    const input = dispatchInput(dispatch, task)
+    // A lost worker may or may not have made the call.
+    if (claim.losses > 0 && (!isRepeated || claim.losses > MAX_LOSSES)) {
+      usage.push(lostCall(tool, dispatch.operation_id ?? null, metering, input))
+      throw new AppError('INTERNAL_ERROR')
+    }
+    const call = openCall(services, {
+      action: dispatch.operation_id,
+      input,
+      caller: () =>
+        callerForPrincipal(services, authority, task.project_id, {
+          work_type: 'task',
+          work_id: task.id,
+          trigger_id: null,
+          policy_id: null,
+          chain: [],
+        }),
+      context: taskToolContext(services, task) ?? undefined,
+      idempotencyKey: claim.id,
+      metering: { ...metering, add: draft => void usage.push(draft) },
+      signal,
+    })
+    const result = await callTool(services, tool, call)
+    signal.throwIfAborted()
+    await injectFault(services, 'task_called')
+    return { ok: true, result, cause: causeOf(dispatch) }
+  } catch (error) {
+    if (signal.aborted || isTransient(error)) {
+      // The call may have reached the tool: it counts as lost. HTTP tools query the database only before the call.
+      if (!isRepeated && (signal.aborted || tool.type !== 'http'))
+        await retryWhileUnavailable(() => set(services.pool, sql.fragment`losses = a.losses + 1`), { signal })
+      throw error
+    }
+    if (!(error instanceof AppError)) services.log.error({ err: error, task_id: task.id }, 'task dispatch failed')
+    return failureOf(error, dispatch)
+  }
 }

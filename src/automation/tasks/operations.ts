@@ -1,15 +1,16 @@
 import { isDeepStrictEqual } from 'node:util'
+import type { Problem } from '../../core/api/errors.ts'
 import { columnFilter, equalsFilter, type Filters, oneOf } from '../../core/api/filters.ts'
 import { enumListQuery, pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { boardOperation } from './board.ts'
-import { createdTaskDepth, createTask } from './create.ts'
+import { createdTaskDepth, createTask, prepareTask } from './create.ts'
 import { cancelTaskWork } from './delete-task.ts'
 import { TaskTransition, type TransitionRow, transitionColumns } from './history.ts'
 import {
@@ -87,14 +88,17 @@ export const taskOperations: Operation[] = [
       'WORKFLOW_NOT_FOUND',
       'TASK_AUTOMATION_CHAIN_LIMIT',
     ],
-    async run(context) {
-      const { tx, services, body, project, caller } = context
-      const { workflow_id, title, state, payload = {}, metadata = null, assignee = null, due_at = null } = body
+    async prepare({ services, db, body, project }) {
       const tool_context = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
-      const fields = { workflow_id, title, state, payload, metadata, assignee, due_at, project_id: project as string }
+      return { tool_context, ...(await prepareTask(services, db, project as string, body)) }
+    },
+    async run(context) {
+      const { tx, services, body, project, caller, prepared } = context
+      const { title, payload = {}, metadata = null, assignee = null, due_at = null } = body
+      const fields = { title, payload, metadata, assignee, due_at, project_id: project as string }
       const depth = await createdTaskDepth(context)
       const origin = { by: transitionActor(caller), authority: principalRecord(caller), depth }
-      return taskKind.present(await createTask(tx, services, { ...fields, ...origin, tool_context }))
+      return taskKind.present(await createTask(tx, services, { ...fields, ...origin, ...prepared }))
     },
   }),
   tasks.get({
@@ -123,8 +127,9 @@ export const taskOperations: Operation[] = [
     bodyLimit: () => 2 * 1024 * 1024,
     answers: { 200: Task },
     raises: ['TASK_PAYLOAD_INVALID'],
-    run: async ({ tx, services, resource, body }) =>
-      taskKind.present(await updateTask(tx, services, resource.id, body ?? {})),
+    prepare: ({ services, db, resource, body }) => patchPayload(services, db, resource, body),
+    run: async ({ tx, services, resource, body, prepared }) =>
+      taskKind.present(await updateTask(tx, services, resource.id, body, prepared)),
   }),
   tasks.remove({
     description: 'Deletes the task and its history, cancels its active work and withdraws its pending approval.',
@@ -149,7 +154,6 @@ export const taskOperations: Operation[] = [
       'TASK_GUARD_REJECTED',
       'TASK_AUTOMATION_CHAIN_LIMIT',
     ],
-    transaction: false,
     run: async context => taskKind.present(await moveTask(context as never, context.body)),
   }),
   itemOperation(taskKind, {
@@ -205,16 +209,33 @@ export const taskOperations: Operation[] = [
   boardOperation,
 ]
 
+type Patch = Partial<Pick<TaskRow, 'title' | 'assignee' | 'due_at' | 'payload'>>
+type PatchedPayload = { payload: TaskRow['payload']; problems: Problem[] }
+
+/** Returns the payload that a patch makes of a task, with its problems. */
+async function patchPayload(
+  services: Services,
+  db: Queryable,
+  task: TaskRow,
+  body: Patch,
+): Promise<PatchedPayload | undefined> {
+  if (body.payload === undefined) return undefined
+  const payload = { ...task.payload, ...body.payload }
+  const machine = await machineOf(services, db, task)
+  return { payload, problems: await payloadProblems(services, task.project_id, machine, payload) }
+}
+
 /**
  * Updates fields of a task under its row lock, so that concurrent patches of different fields all take effect. A patch
- * without a change emits no event.
- * @throws TASK_NOT_FOUND, TASK_PAYLOAD_INVALID, RerunAfter
+ * without a change emits no event. A payload that has changed since the check is checked again under the lock.
+ * @throws TASK_NOT_FOUND, TASK_PAYLOAD_INVALID
  */
 async function updateTask(
   tx: Tx,
   services: Services,
   id: string,
-  body: Partial<Pick<TaskRow, 'title' | 'assignee' | 'due_at' | 'payload'>>,
+  body: Patch,
+  checked: PatchedPayload | undefined,
 ): Promise<TaskRow> {
   const task = await taskKind.lock(tx, id)
   const fields = Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined))
@@ -224,8 +245,8 @@ async function updateTask(
   )
   if (changed.length === 0) return task
   if (changed.includes('payload')) {
-    const machine = await machineOf(services, tx, task)
-    const problems = await payloadProblems(services, task.project_id, machine, next.payload, true)
+    const isChecked = isDeepStrictEqual(checked?.payload, next.payload)
+    const { problems = [] } = (isChecked ? checked : await patchPayload(services, tx, task, body)) ?? {}
     if (problems.length > 0) throw payloadInvalidError(problems)
   }
   const after = withUpdatedAt(next, services.clock.now().toISOString(), {})

@@ -1,15 +1,15 @@
 import { raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { type Caller, isBackgroundWork, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
-import type { JobContext } from '../../core/jobs/handler.ts'
+import { handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
 import type { WorkflowState } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { projectTasksQueue, taskDispatchQueue } from './queue.ts'
-import { findDispatch, listDeferredTasks, releaseDispatch, taskUpdate } from './store.ts'
+import { projectTasksQueue, wakeDispatch } from './queue.ts'
+import { listDeferredTasks, lockTask, releaseDispatch, taskUpdate } from './store.ts'
 import { activeDispatch, dispatchOf, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
 
@@ -36,15 +36,14 @@ export async function resumeTask(
   { id, project_id }: TaskRow,
   by: PrincipalRecord,
 ): Promise<TaskRow> {
-  const locked = await findDispatch(tx, id, null, true)
-  const task = locked?.task ?? (await taskKind.lock(tx, id))
+  const task = await taskKind.lock(tx, id)
   await lockUnpaused(tx, project_id)
-  const isDeferred = locked?.dispatch.dispatch_state === 'held'
+  const isDeferred = task.automation_status === 'paused'
   if (task.pause_requested_at === null && !isDeferred) return task
   const events: TaskChange['events'] = task.pause_requested_at === null ? [] : [{ verb: 'resumed' }]
   const unpaused = { ...task, pause_requested_at: null, pause_reason: null }
   const after = isDeferred
-    ? await releaseDeferred(tx, services, unpaused, by, locked.dispatch.attempt)
+    ? await releaseDeferred(tx, services, unpaused, by)
     : withUpdatedAt(unpaused, nowText(services), {})
   return writeChange(tx, services, plainChange(task, after, { events }))
 }
@@ -55,15 +54,13 @@ async function releaseDeferred(
   services: Services,
   task: TaskRow,
   authority: PrincipalRecord,
-  attempt: number,
 ): Promise<TaskRow> {
   const machine = await pinnedMachine(services, tx, task)
-  const dispatch_id = await releaseDispatch(tx, task.id)
-  const { id: task_id, project_id } = task
-  if (dispatch_id !== null) tx.send(taskDispatchQueue, { task_id, dispatch_id, project_id })
+  const released = await releaseDispatch(tx, task.id)
+  if (released) wakeDispatch(tx, { entity: task.id, id: released.id, project_id: task.project_id })
   return withUpdatedAt(task, nowText(services), {
     automation_status: 'running',
-    active_dispatch: activeDispatch(machine?.state(task.state) as WorkflowState, attempt),
+    active_dispatch: activeDispatch(machine?.state(task.state) as WorkflowState, released?.attempt ?? 1),
     authority,
   })
 }
@@ -74,7 +71,7 @@ async function releaseDeferred(
  * @throws TASK_TRANSITION_CONFLICT unless the dispatch failed or is unrouted, TASK_AUTOMATION_CHAIN_LIMIT
  */
 export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {
-  const task = await taskKind.lock(tx, id)
+  const task = await lockTask(tx, id)
   const { automation_status, status, pending_transition } = task
   const machine = await pinnedMachine(services, tx, task)
   const state = machine?.state(task.state)
@@ -111,20 +108,18 @@ export async function resumeTasks(tx: Tx, project_id: string, authority: Princip
 }
 
 /** Releases one batch of a project's deferred dispatches and queues the next. Stops if the project is paused again. */
-export const releaseDeferredDispatches = (
-  { project_id, after, authority }: { project_id: string; after: string; authority: unknown },
-  { services }: JobContext,
-): Promise<void> =>
+export const projectTasksHandler = handler(projectTasksQueue, { concurrency: 1 }, (message, { services }) =>
   services.write(async tx => {
+    const { project_id, after, authority } = message
     const project = await lockPauseState(tx, project_id)
     if (!project || project.paused_at !== null) return
     const ids = await listDeferredTasks(tx, project_id, after, BATCH)
     for (const id of ids) {
-      const locked = await findDispatch(tx, id, null, true)
-      if (locked?.dispatch.dispatch_state !== 'held' || locked.task.pause_requested_at !== null) continue
-      const { task, dispatch } = locked
-      const next = await releaseDeferred(tx, services, task, authority as PrincipalRecord, dispatch.attempt)
+      const task = await taskKind.find(tx, id, true)
+      if (task?.automation_status !== 'paused' || task.pause_requested_at !== null) continue
+      const next = await releaseDeferred(tx, services, task, authority as PrincipalRecord)
       tx.alongside(guard => taskUpdate(task, next, guard))
     }
     if (ids.length === BATCH) tx.send(projectTasksQueue, { project_id, after: ids[ids.length - 1], authority })
-  })
+  }),
+)

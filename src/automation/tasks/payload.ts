@@ -5,24 +5,17 @@ import { checkedValue } from '../orchestrations/schemas.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { PAYLOAD_BYTES } from './model.ts'
 
-/**
- * Validates a payload against the schema of its workflow version and the size limit.
- * @throws RerunAfter in a transaction, if the validation has to run outside it
- */
+/** Returns the problems of a payload by the schema of its workflow version and the size limit. */
 export const payloadProblems = (
   services: Services,
   project_id: string,
   { definition: { payload_schema } }: Machine,
   payload: Record<string, unknown>,
-  inTransaction: boolean,
 ): Promise<Problem[]> =>
-  checkedValue(project_id, payload_schema, ['payload', 'payload_schema'], schema =>
-    inTransaction
-      ? schemaChecks(services).problemsInTransaction(schema, payload)
-      : schemaChecks(services)
-          .problems(schema, [payload])
-          .then(([problems]) => problems),
-  ).then(problems => [...sizeProblems(payload), ...problems])
+  checkedValue(project_id, payload_schema, ['payload', 'payload_schema'], async schema => {
+    const [problems] = await schemaChecks(services).problems(schema, [payload])
+    return problems
+  }).then(problems => [...sizeProblems(payload), ...problems])
 
 export const PAYLOAD_SIZE_PROBLEM: Problem = { code: 'TOO_BIG', path: 'payload', message: 'must be at most 256 KiB' }
 

@@ -1,34 +1,27 @@
 import { z } from 'zod'
-import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
+import type { Outbox } from '../../core/db/writer.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
+import type { WorkRef } from '../../core/work/store.ts'
+import { works } from '../../core/work/work.ts'
 
-/** Task dispatches to execute, keyed by dispatch id. */
-export const taskDispatchQueue = entityMailbox('task.dispatch', {
-  message: z.object({ task_id: z.string(), dispatch_id: z.string(), project_id: z.string() }),
-  key: message => message.dispatch_id,
-  project: message => message.project_id,
-  concern: 'orchestration',
-  retry: { limit: 8, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
-})
-export type DispatchMessage = z.output<typeof taskDispatchQueue.message>
+export const TASK_DISPATCH = 'task.dispatch'
+
+/** Sends the wake-up of a dispatch. Found by name, because settling a dispatch creates the next one. */
+export const wakeDispatch = (
+  outbox: Pick<Outbox, 'send'>,
+  dispatch: WorkRef & { project_id: string },
+  options?: { startAfter?: Date },
+): void => works.get(TASK_DISPATCH).wake(outbox, dispatch, options)
 
 /**
- * Wake-ups for tasks whose turn, run, firing or approval may have settled. The sender does not hold the task's row
- * lock, so each notification is a separate message. Duplicates are harmless.
+ * Wake-ups for tasks whose approval was resolved. The sender does not hold the task's row lock, so each notification is a
+ * separate message. Duplicates are harmless.
  */
 export const settleQueue = workQueue('task.settle', {
   message: z.object({ task_id: z.string(), project_id: z.string() }),
   project: message => message.project_id,
   concern: 'orchestration',
   retry: { limit: 20, delaySeconds: 1, backoff: true, maxDelaySeconds: 60 },
-})
-export type SettleMessage = z.output<typeof settleQueue.message>
-
-/** Sweep for stalled tasks, orphaned dispatches and settled work without a notification. */
-export const taskSweep = workQueue('task.sweep', {
-  message: z.object({}),
-  concern: 'orchestration',
-  retry: { limit: 0 },
-  leaseSeconds: 60,
 })
 
 /** Release of a project's deferred dispatches, in batches after task id `after`. */

@@ -1,7 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { workItemTable } from '../../core/jobs/work-item.ts'
-import { HOLDER } from '../../core/process/holder.ts'
+import { raise } from '../../core/api/errors.ts'
+import { type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './task-change.ts'
@@ -17,11 +16,7 @@ export const storedBytes = sql.fragment`(
 export const taskInsert = (row: TaskRow, guard: Fragment): Fragment => sql.fragment`
   insert into tasks select r.* from json_populate_record(null::tasks, ${JSON.stringify(row)}::json) r where ${guard}`
 
-/**
- * Returns the CTE that writes the changed columns of a task if its row is still at revision `before.revision`. It
- * returns the task id. By the primary key.
- * @param guard additional condition
- */
+/** Returns the CTE that writes the changed columns of a locked task. By the primary key. */
 export function taskUpdate(before: TaskRow, after: TaskRow, guard: Fragment): Fragment {
   const columns = (Object.keys(after) as (keyof TaskRow)[]).filter(name => before[name] !== after[name])
   const values = Object.fromEntries(columns.map(name => [name, after[name]]))
@@ -29,7 +24,7 @@ export function taskUpdate(before: TaskRow, after: TaskRow, guard: Fragment): Fr
   return sql.fragment`
     update tasks t set ${sql.join(sets, sql.fragment`, `)}
     from json_populate_record(null::tasks, ${JSON.stringify(values)}::json) r
-    where t.id = ${before.id} and t.revision = ${before.revision} and ${guard} returning t.id`
+    where t.id = ${before.id} and ${guard}`
 }
 
 /** Returns the CTE that inserts history entries. */
@@ -46,115 +41,53 @@ export const dispatchWrite = (dispatch: NewDispatch, guard: Fragment): Fragment 
     }
   where ${guard}
   on conflict (task_id) do update set id = excluded.id, entry_seq = excluded.entry_seq, attempt = excluded.attempt,
-    kind = excluded.kind, state = excluded.state, due_at = excluded.due_at, result_id = null, look_at = null, claims = 0,
-    losses = 0, failures = 0, heartbeat_at = null`
+    kind = excluded.kind, state = excluded.state, due_at = excluded.due_at, result_id = null, claims = 0, losses = 0, failures = 0`
 
 export const dispatchDelete = (taskId: string, guard: Fragment): Fragment => sql.fragment`
   delete from task_dispatches where task_id = ${taskId} and ${guard}`
 
-/** Dispatches as work items, at most one per task. */
-export const taskDispatchWork = workItemTable({
-  table: 'task_dispatches',
-  entity: 'task_id',
-  owner: 'tasks',
-  row: { losses: z.int() },
-  // executeDispatch limits the losses of a tool call.
-  maxLosses: 1_000_000,
-})
-
-const DispatchColumns = z.object({
-  dispatch_id: z.string(),
-  dispatch_state: z.enum(['queued', 'running', 'started', 'held']),
-  attempt: z.int(),
+/** Columns of a dispatch that a claim returns. */
+export const dispatchColumns = {
   kind: z.enum(['agent', 'orchestration', 'tool', 'trigger']),
+  attempt: z.int(),
   result_id: z.string().nullable(),
-  losses: z.int(),
-  claims: z.int(),
-  failures: z.int(),
-  /** Whether no worker holds a valid lease. */
-  free: z.boolean(),
-  project_paused: z.boolean(),
-})
+}
+export type DispatchColumns = z.output<z.ZodObject<typeof dispatchColumns>>
 
-const TaskWithDispatchRow = z.object({ ...taskKind.row.shape, ...DispatchColumns.shape })
-const taskWithDispatchRow = sql.type(TaskWithDispatchRow)
+const DispatchedTask = z.object({ ...taskKind.row.shape, project_paused: z.boolean() })
+export type DispatchedTask = z.output<typeof DispatchedTask>
 
-export type TaskWithDispatch = { task: TaskRow; dispatch: z.output<typeof DispatchColumns> }
-
-const dispatchColumns = sql.fragment`
-  d.id as dispatch_id, d.state as dispatch_state, d.attempt, d.kind, d.result_id, d.losses, d.claims, d.failures,
-  (d.state <> 'running' or d.due_at <= now()) as free,
-  (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`
-
-function splitRow(row: z.output<typeof TaskWithDispatchRow> | null): TaskWithDispatch | null {
-  if (!row) return null
-  const names = Object.keys(DispatchColumns.shape)
-  const entries = Object.entries(row)
-  return {
-    task: Object.fromEntries(entries.filter(([name]) => !names.includes(name))) as TaskRow,
-    dispatch: Object.fromEntries(entries.filter(([name]) => names.includes(name))) as TaskWithDispatch['dispatch'],
-  }
+/** A task as the entity of its dispatch; `project_paused` is not locked. */
+export const dispatchedTask = {
+  table: 'tasks',
+  columns: sql.fragment`
+    ${taskKind.columns}, (select p.paused_at is not null from projects p where p.id = t.project_id) as project_paused`,
+  row: DispatchedTask,
 }
 
-/** Returns a task with its dispatch, or null if the dispatch is not `dispatchId`. `lock` locks both rows. */
-export const findDispatch = async (
-  db: Queryable,
-  taskId: string,
-  dispatchId: string | null,
-  lock = false,
-): Promise<TaskWithDispatch | null> =>
-  splitRow(
-    await db.maybeOne(taskWithDispatchRow`
-      select ${taskKind.columns}, ${dispatchColumns}
-      from tasks t join task_dispatches d on d.task_id = t.id
-      where t.id = ${taskId} ${dispatchId === null ? sql.fragment`` : sql.fragment`and d.id = ${dispatchId}`}
-      ${lock ? sql.fragment`for update of t, d` : sql.fragment``}`),
-  )
+const dispatchedRow = sql.type(DispatchedTask)
 
-/**
- * Claims a tool call that is queued or whose lease has expired. Returns null otherwise, and for a queued call while the
- * task or its project is paused. By the primary keys.
- */
-export const claimCall = async (
-  db: Queryable,
-  taskId: string,
-  dispatchId: string,
-  leaseMs: number,
-): Promise<TaskWithDispatch | null> =>
-  splitRow(
-    await db.maybeOne(taskWithDispatchRow`
-      update task_dispatches d set state = 'running', claims = d.claims + 1, losses = d.losses + (d.state = 'running')::integer,
-        heartbeat_at = now(), due_at = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER}
-      from tasks t
-      where d.task_id = ${taskId} and d.id = ${dispatchId} and t.id = d.task_id
-        and (d.state = 'queued' and t.pause_requested_at is null
-            and not exists (select from projects p where p.id = d.project_id and p.paused_at is not null)
-          or d.state = 'running' and d.due_at <= now())
-      returning ${taskKind.columns}, ${dispatchColumns}`),
-  )
+/** Locks a task for a change that may start a dispatch. @throws TASK_NOT_FOUND */
+export const lockTask = async (db: Queryable, id: string): Promise<DispatchedTask> =>
+  (await db.maybeOne(
+    dispatchedRow`select ${dispatchedTask.columns} from tasks t where t.id = ${id} for update of t`,
+  )) ?? raise('TASK_NOT_FOUND', { meta: { id } })
 
-/** Stores the id of the started work and the time of the first check without a notification. */
-export const recordStarted = (db: Queryable, taskId: string, resultId: string, graceMs: number) =>
-  db.query(voidStatement`
-    update task_dispatches set state = 'started', result_id = ${resultId}, due_at = null, claims = claims + 1,
-      look_at = now() + ${graceMs} * interval '1 ms'
-    where task_id = ${taskId}`)
+const releasedRow = sql.type(z.object({ id: z.string(), attempt: z.int() }))
 
-/** Defers a queued dispatch until the end of a pause. */
-export const deferTaskDispatch = (db: Queryable, taskId: string) =>
-  db.query(voidStatement`
-    update task_dispatches set state = 'held', due_at = null where task_id = ${taskId} and state = 'queued'`)
+/** Queues a deferred dispatch. Null if the task has none. */
+export const releaseDispatch = (db: Queryable, taskId: string) =>
+  db.maybeOne(releasedRow`
+    update task_dispatches set state = 'queued', due_at = now() where task_id = ${taskId} and state = 'held'
+    returning id, attempt`)
 
-/** Queues a deferred dispatch. Returns its id. */
-export const releaseDispatch = (db: Queryable, taskId: string): Promise<string | null> =>
-  db.maybeOneFirst(idStatement`
-    update task_dispatches set state = 'queued', due_at = now() where task_id = ${taskId} and state = 'held' returning id`)
+const dispatchRef = sql.type(z.object({ entity: z.string(), id: z.string(), project_id: z.string() }))
 
-const waitingTaskRow = sql.type(z.object({ task_id: z.string(), project_id: z.string() }))
-
-/** Returns the task that waits for a turn, run or firing. By task_dispatches_result. */
-export const findWaitingTask = (db: Queryable, resultId: string) =>
-  db.maybeOne(waitingTaskRow`select task_id, project_id from task_dispatches where result_id = ${resultId}`)
+/** Queues the dispatch that waits for a turn, run or firing. Null without one. By task_dispatches_result. */
+export const requeueStarted = (db: Queryable, resultId: string) =>
+  db.maybeOne(dispatchRef`
+    update task_dispatches set state = 'queued', due_at = now() where result_id = ${resultId} and state = 'started'
+    returning task_id as entity, id, project_id`)
 
 /** Lists tasks with a deferred dispatch, after task id `after`. By task_dispatches_held. */
 export const listDeferredTasks = (
@@ -167,11 +100,9 @@ export const listDeferredTasks = (
     select task_id as id from task_dispatches
     where project_id = ${projectId} and state = 'held' and task_id > ${after} order by task_id limit ${limit}`)
 
-/** Condition: a sweep has due rows. By tasks_stalls, task_dispatches_due and task_dispatches_look. */
+/** Condition: a sweep has due rows. By tasks_stalls and task_dispatches_due. */
 export const hasDueTasks: Fragment = sql.fragment`(
-  exists (select from tasks where stalls_at <= now())
-  or exists (select from task_dispatches where due_at < now())
-  or exists (select from task_dispatches where look_at < now()))`
+  exists (select from tasks where stalls_at <= now()) or exists (select from task_dispatches where due_at < now()))`
 
 /** Claims stalled tasks and clears their stall time, so that each is reported once. By tasks_stalls. */
 export const claimStalled = (db: Queryable, limit: number): Promise<readonly TaskRow[]> =>
@@ -181,15 +112,17 @@ export const claimStalled = (db: Queryable, limit: number): Promise<readonly Tas
     update tasks t set stalls_at = null, revision = t.revision + 1 from due where t.id = due.id and t.status = 'open'
     returning ${taskKind.columns}`)
 
-const unattendedRow = sql.type(z.object({ task_id: z.string(), project_id: z.string(), settled: z.boolean() }))
+const checkedRow = sql.type(
+  z.object({ entity: z.string(), id: z.string(), project_id: z.string(), settled: z.boolean() }),
+)
 
 /**
- * Claims started dispatches that are due for a check and returns whether their work has settled or was deleted. The
- * check interval of active work doubles up to one hour, because a task may wait for a person for months. By
- * task_dispatches_look.
+ * Checks started dispatches that are due for it: queues those whose work has settled or was deleted, and postpones the
+ * others. The check interval of active work doubles up to one hour, because a task may wait for a person for months. By
+ * task_dispatches_due.
  */
-export const claimUnattended = (db: Queryable, graceMs: number, limit: number) =>
-  db.any(unattendedRow`
+export const checkStarted = (db: Queryable, graceMs: number, limit: number) =>
+  db.any(checkedRow`
     with due as materialized (
       select d.task_id, not case d.kind
         when 'agent' then exists (
@@ -199,12 +132,13 @@ export const claimUnattended = (db: Queryable, graceMs: number, limit: number) =
           where r.id = d.result_id and r.status not in ('succeeded', 'failed', 'cancelled', 'expired'))
         else exists (
           select from trigger_firings f where f.id = d.result_id and f.state not in ('succeeded', 'failed')) end as settled
-      from task_dispatches d where d.look_at < now() order by d.look_at limit ${limit} for update of d skip locked)
-    update task_dispatches d set look_at = now() + case
-      when due.settled then grace else greatest(grace, least(now() - t.updated_at, interval '1 hour')) end
+      from task_dispatches d where d.due_at < now() and d.state = 'started'
+      order by d.due_at limit ${limit} for update of d skip locked)
+    update task_dispatches d set state = case when due.settled then 'queued' else 'started' end, due_at = now() + case
+      when not due.settled then greatest(grace, least(now() - t.updated_at, interval '1 hour')) else interval '0' end
     from due join tasks t on t.id = due.task_id, make_interval(secs => ${graceMs / 1000}) as grace
     where d.task_id = due.task_id
-    returning d.task_id, d.project_id, due.settled`)
+    returning d.task_id as entity, d.id, d.project_id, due.settled`)
 
 /**
  * Erases the output of turns from the tasks that started them, directly or through a firing, and returns the task ids.

@@ -3,10 +3,11 @@ import { AppError, type RecordedFailure, raise, raiseInvalid } from '../../core/
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { parse } from '../../core/api/validate.ts'
-import { type Queryable, voidStatement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { permissionCheckFor, requirePermitted } from '../../core/iam/access.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { Waiter } from '../../core/work/waiters.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
 import { createTurn } from '../../execution/generations/request/create.ts'
@@ -16,8 +17,7 @@ import { callerForPrincipal } from '../../identity/principals.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
-import type { RunWatcher } from '../runs/engine/run-watchers.ts'
-import { isRunTerminal, longWorkState, runKind } from '../runs/model.ts'
+import { isRunTerminal, longWorkState, type RunRow, runKind } from '../runs/model.ts'
 import { listTurns } from '../runs/nodes/agent.ts'
 import { refuseRecursion } from '../triggers/configure.ts'
 import { acceptFiring } from '../triggers/fire-manually.ts'
@@ -27,9 +27,9 @@ import type { Dispatch, DispatchKind } from '../workflows/definition.ts'
 import type { AutomationOutcome } from './automation.ts'
 import { taskToolContext } from './context.ts'
 import type { Cause } from './history.ts'
-import type { TaskRow } from './model.ts'
-import { settleQueue } from './queue.ts'
-import { findWaitingTask } from './store.ts'
+import type { ActiveDispatch, TaskRow } from './model.ts'
+import { wakeDispatch } from './queue.ts'
+import { requeueStarted } from './store.ts'
 
 export type DispatchStart = { task: TaskRow; dispatch: Dispatch; dispatch_id: string; input: Record<string, unknown> }
 
@@ -39,9 +39,7 @@ type DispatchTarget = {
   prepare(services: Services, starting: DispatchStart): Promise<unknown>
   /** Starts the work and returns its id, which the same transaction stores. */
   start(tx: Tx, services: Services, starting: DispatchStart & { prepared: unknown }): Promise<string>
-  /**
-   * Returns the outcome, or null while the work is active. Runs in the settling transaction before the task is locked.
-   */
+  /** Returns the outcome, or null while the work is active. */
   outcome(db: Queryable, id: string): Promise<AutomationOutcome | null>
 }
 
@@ -97,10 +95,6 @@ const agentTarget: DispatchTarget = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'generation_id', id }
-    // The share lock makes a concurrent purge wait; it then finds and erases the result stored here.
-    await db.query(
-      voidStatement`select from generations where id = ${id} and status in ('completed', 'failed') for share`,
-    )
     const [turn] = await listTurns(db, [id])
     if (!turn) return deletedOutcome('GENERATION_NOT_FOUND', cause)
     if (turn.status === 'failed')
@@ -178,10 +172,6 @@ const triggerTarget: DispatchTarget = {
   },
   async outcome(db, id) {
     const cause: Cause = { column: 'trigger_firing_id', id }
-    // The share lock makes a concurrent purge wait, as for a turn.
-    await db.query(
-      voidStatement`select from trigger_firings where id = ${id} and state in ('succeeded', 'failed') for share`,
-    )
     const firing = await firingKind.find(db, id)
     if (!firing)
       return {
@@ -202,23 +192,39 @@ export const startedTargets: Record<Exclude<DispatchKind, 'tool'>, DispatchTarge
   trigger: triggerTarget,
 }
 
+const CONTENT_TABLES: Partial<Record<ActiveDispatch['kind'], string>> = {
+  generation: 'generations',
+  trigger_firing: 'trigger_firings',
+}
+
+/**
+ * Locks the turn or firing of a task before the task, as an erasure of its content does, which then waits and erases the
+ * result in the task too.
+ */
+export async function lockResult(tx: Tx, { active_dispatch }: TaskRow): Promise<void> {
+  const table = active_dispatch && CONTENT_TABLES[active_dispatch.kind]
+  if (!table || active_dispatch.id === null) return
+  await tx.query(voidStatement`select from ${sql.identifier([table])} where id = ${active_dispatch.id} for share`)
+}
+
 async function wakeTask(tx: Tx, resultId: string): Promise<void> {
-  const task = await findWaitingTask(tx, resultId)
-  if (task) tx.send(settleQueue, task)
+  const dispatch = await requeueStarted(tx, resultId)
+  if (dispatch) wakeDispatch(tx, dispatch)
 }
 
 /** Wakes the task of a turn that has settled. */
 export const taskTurns: TurnOwner = { source: SOURCE, settled: (tx, { id }) => wakeTask(tx, id) }
 
 /** Wakes the task of a root run that has settled. */
-export const taskRuns: RunWatcher = {
-  watches: ({ task_id, parent_id }) => task_id !== null && parent_id === null,
-  async changed(tx, run) {
+export const taskRuns: Waiter<RunRow> = {
+  mayWait: ({ task_id, parent_id }) => task_id !== null && parent_id === null,
+  async settled(tx, run) {
     if (isRunTerminal(run)) await wakeTask(tx, run.id)
   },
 }
 
 /** Wakes the task of a firing that has settled. Its idempotency key is the dispatch id. */
-export async function taskFirings(tx: Tx, { id, idempotency_key }: FiringRow): Promise<void> {
-  if (idempotency_key?.startsWith('task_')) await wakeTask(tx, id)
+export const taskFirings: Waiter<FiringRow> = {
+  mayWait: ({ idempotency_key }) => idempotency_key?.startsWith('task_') ?? false,
+  settled: (tx, { id }) => wakeTask(tx, id),
 }

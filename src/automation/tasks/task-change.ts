@@ -43,7 +43,7 @@ export type TaskEvent = {
 
 /** Change of a task with its effects. */
 export type TaskChange = {
-  before: TaskRow
+  before: TaskRow & { project_paused?: boolean }
   after: TaskRow
   history: TransitionRow[]
   /** `clear` deletes the current dispatch. */

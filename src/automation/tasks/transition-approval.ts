@@ -1,12 +1,13 @@
 import { AppError } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { ApprovalProducer } from '../../execution/approvals/approval-producers.ts'
-import { approvalKind } from '../../execution/approvals/model.ts'
+import type { Waiter } from '../../core/work/waiters.ts'
+import { type ApprovalRow, approvalKind } from '../../execution/approvals/model.ts'
 import { fileTaskApproval } from '../../execution/approvals/task-approval.ts'
-import type { Machine } from '../workflows/definition.ts'
+import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { transitionRow } from './history.ts'
-import type { TaskRow, TransitionGate } from './model.ts'
+import { type TaskRow, type TransitionGate, taskKind } from './model.ts'
 import { settleQueue } from './queue.ts'
 import { decideMove, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
@@ -36,20 +37,21 @@ export async function withPendingTransition(
   })
 }
 
-/**
- * Applies a pending transition that was approved, or clears it if it was rejected or expired. Requires the row lock.
- * Returns the changed task, or null while the approval is pending.
- */
-export async function settlePendingTransition(
-  tx: Tx,
-  services: Services,
-  machine: Machine,
-  task: TaskRow,
-): Promise<TaskRow | null> {
+/** Applies the pending transition of a task if it was approved, or clears it if it was rejected or expired. */
+export const settlePendingTransition = (services: Services, { task_id }: { task_id: string }): Promise<unknown> =>
+  services.write(async tx => {
+    const task = await taskKind.find(tx, task_id, true)
+    const change = task && (await decidePendingTransition(tx, services, task))
+    if (change) await writeChange(tx, services, change)
+  })
+
+/** Returns the change that follows from the approval of a transition, or null while there is none. Requires the row lock. */
+async function decidePendingTransition(tx: Tx, services: Services, task: TaskRow): Promise<TaskChange | null> {
   const { pending_approval_id, pending_transition, gate } = task
   if (pending_approval_id === null || pending_transition === null || gate === null) return null
+  const machine = await pinnedMachine(services, tx, task)
   const approval = await approvalKind.find(tx, pending_approval_id)
-  if (approval?.status === 'pending') return null
+  if (!machine || approval?.status === 'pending') return null
   const nowText = services.clock.now().toISOString()
   const by = { kind: 'approval' as const, id: approval?.resolved_by ?? null, cause: null }
   if (approval?.status === 'approved') {
@@ -68,11 +70,11 @@ export async function settlePendingTransition(
         services.config.TASK_AUTOMATION_CHAIN_LIMIT,
         nowText,
       )
-      return change === 'gated' ? null : await writeChange(tx, services, change)
+      return change === 'gated' ? null : change
     } catch (error) {
       if (!(error instanceof AppError)) throw error
       const extra = { transition: pending_transition, error_code: error.code }
-      return writeChange(tx, services, clearPending(task, nowText, { events: [{ verb: 'approval_failed', extra }] }))
+      return clearPending(task, nowText, { events: [{ verb: 'approval_failed', extra }] })
     }
   }
   const reason = approval?.resolution_reason
@@ -87,7 +89,7 @@ export async function settlePendingTransition(
     seq: task.revision + 1,
     created_at: nowText,
   })
-  return writeChange(tx, services, clearPending(task, nowText, { history: [row] }))
+  return clearPending(task, nowText, { history: [row] })
 }
 
 const clearPending = (task: TaskRow, nowText: string, more: Partial<TaskChange>): TaskChange =>
@@ -102,8 +104,14 @@ const clearPending = (task: TaskRow, nowText: string, more: Partial<TaskChange>)
     more,
   )
 
+export const settleHandler = handler(
+  settleQueue,
+  { concurrency: config => config.TASK_WORKER_CONCURRENCY },
+  (message, { services }) => settlePendingTransition(services, message),
+)
+
 /** Wakes the task whose approval was resolved. */
-export const taskApprovals: ApprovalProducer = {
+export const taskApprovals: Waiter<ApprovalRow> = {
   async settled(tx, { task_id, project_id }) {
     if (task_id !== null) tx.send(settleQueue, { task_id, project_id })
   },

@@ -8,10 +8,11 @@ import type { Machine } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { sealTaskContext } from './context.ts'
 import type { TransitionActor } from './history.ts'
-import { type TaskRow, taskKind } from './model.ts'
+import type { TaskRow } from './model.ts'
+import { lockTask } from './store.ts'
 import { decideMove, type Move, plainChange, requireTransition } from './task-change.ts'
 import { withPendingTransition } from './transition-approval.ts'
-import { writeChange, writeChangeInOneStatement } from './write.ts'
+import { writeChange } from './write.ts'
 
 /** Returns the caller as the actor of a move. An API key is recorded as itself, not as its owner. */
 export const transitionActor = ({ principal }: Caller): TransitionActor => ({
@@ -31,17 +32,13 @@ type TransitionRequest = {
 export const machineOf = async (services: Services, db: Queryable, task: TaskRow): Promise<Machine> =>
   (await pinnedMachine(services, db, task)) ?? raise('TASK_NOT_FOUND', { meta: { id: task.id } })
 
-/**
- * Applies a transition requested by a caller: in one statement if the task is unchanged since it was read, else in a
- * transaction with the row lock, as for approvals and runs to cancel.
- */
+/** Applies a transition requested by a caller, or files the approval that it requires. */
 export async function moveTask(
-  { services, caller, resource, record }: Context<unknown, unknown, TaskRow>,
+  { tx, services, caller, resource }: Context<unknown, unknown, TaskRow>,
   { transition, note, expected_state, tool_context }: TransitionRequest,
 ): Promise<TaskRow> {
-  const { id } = resource
-  const { config } = services
-  const machine = await machineOf(services, services.pool, resource)
+  const { config, clock } = services
+  const machine = await machineOf(services, tx, resource)
   requireTransition(machine, transition)
   const context = callerContext(tool_context, config.TOOL_CONTEXT_HEADER_PREFIX)
   const authority = principalRecord(caller)
@@ -54,27 +51,12 @@ export async function moveTask(
     expected_state,
     ...(context ? { context: sealTaskContext(services, resource, context) } : {}),
   }
-  const decide = (task: TaskRow) =>
-    decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, services.clock.now().toISOString())
-  const change = decide(resource)
-  if (
-    change !== 'gated' &&
-    change.cancels === null &&
-    (await writeChangeInOneStatement(services, change, outbox =>
-      record(outbox, 200, { id, body: taskKind.present(change.after) }),
-    ))
-  )
-    return change.after
-  return services.write(async tx => {
-    const task = await taskKind.lock(tx, id)
-    const decided = decide(task)
-    const gate = { authority, context: context !== null }
-    const change =
-      decided === 'gated'
-        ? plainChange(task, await withPendingTransition(tx, services, task, transition, gate, move.context ?? null))
-        : decided
-    const after = await writeChange(tx, services, change)
-    record(tx, 200, { id, body: taskKind.present(after) })
-    return after
-  })
+  const task = await lockTask(tx, resource.id)
+  const decided = decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, clock.now().toISOString())
+  const gate = { authority, context: context !== null }
+  const change =
+    decided === 'gated'
+      ? plainChange(task, await withPendingTransition(tx, services, task, transition, gate, move.context ?? null))
+      : decided
+  return writeChange(tx, services, change)
 }

@@ -1,11 +1,10 @@
 import { AppError } from '../../core/api/errors.ts'
-import { sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
 import { cancelRun } from '../runs/commands/command.ts'
 import { type TaskRow, taskKind } from './model.ts'
-import { taskDispatchQueue } from './queue.ts'
+import { wakeDispatch } from './queue.ts'
 import { dispatchDelete, dispatchWrite, historyInsert, taskUpdate } from './store.ts'
 import type { NewDispatch, TaskChange } from './task-change.ts'
 
@@ -27,9 +26,9 @@ const isQueued = (dispatch: TaskChange['dispatch']): dispatch is NewDispatch =>
 export function emitChange(outbox: Outbox, { after, dispatch, events }: TaskChange): void {
   for (const { verb, extra, row = after } of events) outbox.emit(taskKind, verb, row, extra ? { extra } : {})
   if (!isQueued(dispatch)) return
-  const { task_id, id: dispatch_id, project_id, delay_ms } = dispatch
-  const message = { task_id, dispatch_id, project_id }
-  outbox.send(taskDispatchQueue, message, delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {})
+  const { task_id, id, project_id, delay_ms } = dispatch
+  const options = delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {}
+  wakeDispatch(outbox, { entity: task_id, id, project_id }, options)
 }
 
 /** Writes or deletes the dispatch row along with the last statement of a change. */
@@ -38,9 +37,12 @@ export function writeDispatch(outbox: Outbox, taskId: string, dispatch: TaskChan
   else if (dispatch) outbox.alongside(guard => dispatchWrite(dispatch, guard))
 }
 
-/** Defers the dispatch of a change if the project is paused. Locks the pause state until the transaction ends. */
+/**
+ * Defers the dispatch of a change if the project is paused, and then locks the pause state until the transaction ends. A
+ * project that is paused after its task was locked is found by the claim of the dispatch.
+ */
 export async function deferIfPaused(tx: Tx, change: TaskChange): Promise<TaskChange> {
-  if (!isQueued(change.dispatch)) return change
+  if (!isQueued(change.dispatch) || change.before.project_paused === false) return change
   const project = await lockPauseState(tx, change.after.project_id)
   return project?.paused_at ? withDeferredDispatch(change) : change
 }
@@ -65,47 +67,4 @@ export async function cancelAbandonedRun(tx: Tx, services: Services, runId: stri
     const ignored = ['ORCHESTRATION_RUN_NOT_CANCELLABLE', 'ORCHESTRATION_RUN_NOT_FOUND']
     if (!(error instanceof AppError && ignored.includes(error.code))) throw error
   }
-}
-
-/**
- * Writes a change in one statement, if the task still has the revision that the change was derived from and, for a
- * change that starts work, the project is not paused. Returns whether it was written.
- * @param record adds further writes to the outbox
- * @param claim fence: the dispatch must still be under this claim
- */
-export async function writeChangeInOneStatement(
-  services: Services,
-  change: TaskChange,
-  record: (outbox: Outbox) => void,
-  claim?: { id: string; claims: number },
-): Promise<boolean> {
-  const { before, after, history, dispatch } = change
-  const { held } = await services.writeOne(outbox => {
-    emitChange(outbox, change)
-    record(outbox)
-    const runnable = isQueued(dispatch) ? sql.fragment`exists (select from runnable)` : sql.fragment`true`
-    const mine = claim ? sql.fragment`exists (select from mine)` : sql.fragment`true`
-    const guard = sql.fragment`exists (select from moved)`
-    const ctes = [
-      ...(isQueued(dispatch)
-        ? [
-            sql.fragment`runnable as (
-              select id from projects where id = ${after.project_id} and paused_at is null for share)`,
-          ]
-        : []),
-      ...(claim
-        ? [
-            sql.fragment`mine as (
-              select task_id from task_dispatches
-              where task_id = ${after.id} and id = ${claim.id} and claims = ${claim.claims} and state = 'running')`,
-          ]
-        : []),
-      sql.fragment`moved as (${taskUpdate(before, after, sql.fragment`${runnable} and ${mine}`)})`,
-    ]
-    if (history.length > 0) ctes.push(sql.fragment`history as (${historyInsert(history, guard)})`)
-    if (dispatch === 'clear') ctes.push(sql.fragment`cleared as (${dispatchDelete(after.id, guard)})`)
-    else if (dispatch) ctes.push(sql.fragment`dispatched as (${dispatchWrite(dispatch, guard)})`)
-    return { ctes, guard, columns: sql.fragment`1 as one` }
-  })
-  return held
 }

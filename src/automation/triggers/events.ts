@@ -14,10 +14,9 @@ import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { FanoutLimiter, type FanoutRoot } from './fanout.ts'
+import { firingFailure, wakeFiring } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
-import { firingFailure } from './process-trigger-firing.ts'
-import { triggerFiringQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Fraction of the expression budget for each expression of an event trigger: half a millisecond. */
@@ -328,8 +327,8 @@ async function writeFirings(
   )
   for (const { firing, event } of firings.values()) {
     if (!inserted.has(firing.id)) continue
-    const { id, project_id, error } = firing
-    if (!error) tx.send(triggerFiringQueue, { firing_id: id, project_id })
+    const { error } = firing
+    if (!error) wakeFiring(tx, firing)
     else if (error.code === 'TRIGGER_CAUSATION_LIMIT' && !firing.skipped) fileLoopException(tx, event, firing)
   }
 }

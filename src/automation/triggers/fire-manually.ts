@@ -7,6 +7,7 @@ import { subscribeUntil } from '../../core/jobs/subscription.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
+import { wakeFiring } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import {
   FIRING_CHANNEL,
@@ -16,7 +17,6 @@ import {
   presentPrincipal,
   type TriggerRow,
 } from './model.ts'
-import { triggerFiringQueue } from './queue.ts'
 import { checkFiring } from './targets.ts'
 
 /** Polling interval, a fallback for lost notifications. */
@@ -36,7 +36,7 @@ export function acceptFiring(services: Services, trigger: TriggerRow, id: string
     async write(tx: Tx, by: PrincipalRecord, idempotency_key: string | null): Promise<FiringRow> {
       const values = { id, project_id, trigger_id, source: 'manual' as const, target_type, input, idempotency_key }
       const row = await firingKind.insert(tx, { ...values, fired_by: presentPrincipal(by), asked_by: by })
-      tx.send(triggerFiringQueue, { firing_id: id, project_id })
+      wakeFiring(tx, row)
       return row
     },
   }

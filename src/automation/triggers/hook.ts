@@ -13,9 +13,9 @@ import { injectFault } from '../../core/process/fault-injection.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { hookBytes, hookJson, refuseDeclared } from '../hooks/body.ts'
+import { wakeFiring } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, HookAnswer, sealedForTrigger, triggerKind } from './model.ts'
-import { triggerFiringQueue } from './queue.ts'
 import { findFiringByKey, findWebhookTrigger, triggerFiringCte, type WebhookTrigger } from './store.ts'
 import { checkFiring } from './targets.ts'
 
@@ -119,7 +119,7 @@ async function acceptCall(
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: null })
   const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
   const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outbox => {
-    outbox.send(triggerFiringQueue, { firing_id: id, project_id })
+    wakeFiring(outbox, firing)
     return {
       ctes: [
         sql.fragment`project as (select paused_at, pause_reason from projects where id = ${project_id} for share)`,

@@ -4,23 +4,23 @@ import { eventSubscribers } from '../../control/webhooks/event-subscribers.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { subscriberConditions } from '../../core/db/writer.ts'
-import { leaseHolding } from '../../core/jobs/takeover.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { resumeHooks } from '../../identity/projects/pause.ts'
-import { runWatchers } from '../runs/engine/run-watchers.ts'
+import { runWaiters } from '../runs/engine/run-notifications.ts'
 import { agentTarget, triggeredTurns } from './agents.ts'
 import { triggerCloning } from './clone.ts'
 import { triggerFiringContent } from './erase.ts'
 import { triggerErrors } from './errors.ts'
 import { eventTriggers, hasEventTrigger } from './events.ts'
-import { pruneFirings, resumeTriggers, triggerHandlers, triggerSchedules } from './handlers.ts'
+import { triggerFiringWork } from './fire.ts'
 import { firingKind, sealedTriggerColumns, triggerKind } from './model.ts'
 import { triggerOperations } from './operations.ts'
 import { orchestrationTarget, triggeredRuns } from './orchestrations.ts'
-import { scheduler } from './schedule.ts'
-import { firingFootprint, oldestQueuedFiring, triggerFiringWork } from './store.ts'
+import { firingRetention } from './retention.ts'
+import { scheduler, skipMissed } from './schedule.ts'
+import { firingFootprint, oldestQueuedFiring } from './store.ts'
 import { triggerTargets } from './targets.ts'
 import { toolTarget } from './tools.ts'
 
@@ -42,21 +42,19 @@ export default module('triggers', {
     }),
   ],
   operations: triggerOperations,
-  handlers: triggerHandlers,
-  schedules: triggerSchedules,
+  work: [triggerFiringWork],
   background: [scheduler],
   sealedColumns: sealedTriggerColumns,
-  sweeps: [{ name: 'trigger firings', when: '53 3 * * *', run: pruneFirings }],
+  sweeps: [firingRetention],
   extensions: [
-    leaseHolding.with(triggerFiringWork.endLeases),
     triggerTargets.with(orchestrationTarget),
     triggerTargets.with(agentTarget),
     triggerTargets.with(toolTarget),
     turnOwners.with(triggeredTurns),
-    runWatchers.with(triggeredRuns),
+    runWaiters.with(triggeredRuns),
     subscriberConditions.with(hasEventTrigger),
     eventSubscribers.with(eventTriggers),
-    resumeHooks.with(resumeTriggers),
+    resumeHooks.with(skipMissed),
     footprints.with(firingFootprint),
     turnContent.with(triggerFiringContent),
     waitingRows.with({ concern: 'trigger', since: oldestQueuedFiring }),

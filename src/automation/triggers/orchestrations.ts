@@ -1,7 +1,7 @@
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import type { Waiter } from '../../core/work/waiters.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
-import type { RunWatcher } from '../runs/engine/run-watchers.ts'
 import type { RunRow } from '../runs/model.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
@@ -41,9 +41,9 @@ export const orchestrationTarget: TriggerTarget = {
 }
 
 /** Settles the firing of a root run that has settled or awaits input. */
-export const triggeredRuns: RunWatcher = {
-  watches: ({ trigger_firing_id, parent_id }) => trigger_firing_id !== null && parent_id === null,
-  async changed(tx, { id, status, output, error }) {
+export const triggeredRuns: Waiter<RunRow> = {
+  mayWait: ({ trigger_firing_id, parent_id }) => trigger_firing_id !== null && parent_id === null,
+  async settled(tx, { id, status, output, error }) {
     if (status === 'succeeded' || status === 'awaiting_input') await settleStarted(tx, id, { status, output })
     else if (status === 'failed' || status === 'cancelled' || status === 'expired')
       await settleStarted(tx, id, { status, output: null, error: error ?? missingError(id, status) })

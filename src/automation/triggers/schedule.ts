@@ -6,10 +6,9 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { BackgroundTask } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { nextOccurrence } from './cron.ts'
+import { firingFailure, wakeFiring } from './fire.ts'
 import { effectiveInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
-import { firingFailure } from './process-trigger-firing.ts'
-import { triggerFiringQueue } from './queue.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Due schedules per transaction. */
@@ -99,8 +98,7 @@ async function fireDueSchedules(services: Services): Promise<number> {
     }
     for (let at = 0; at < firings.length; at += INSERT_BATCH)
       await insertFirings(tx, firings.slice(at, at + INSERT_BATCH))
-    for (const { id, project_id, error } of firings)
-      if (!error) tx.send(triggerFiringQueue, { firing_id: id, project_id })
+    for (const firing of firings) if (!firing.error) wakeFiring(tx, firing)
     await setNextFireTimes(tx, next)
     return triggers.length
   })

@@ -1,12 +1,27 @@
-import type { RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
 import { storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { isolateFailures } from '../../core/jobs/sweeps.ts'
+import type { Services } from '../../core/process/services.ts'
+import { waiters } from '../../core/work/waiters.ts'
 import { FIRING_CHANNEL, type FiringRow } from './model.ts'
-import { type FiringClaim, settleByResult, settleTriggerFiringRow, type TriggerFiringEnd } from './store.ts'
-import { firingWatchers } from './targets.ts'
+import {
+  listOrphanedFirings,
+  type Orphan,
+  settleByResult,
+  settleTriggerFiringRow,
+  type TriggerFiringEnd,
+} from './store.ts'
+import { triggerTargets } from './targets.ts'
+
+export const firingWaiters = waiters<FiringRow>('firings')
 
 /** Characters of an output that a firing stores. */
 const OUTPUT_CHARS = 4000
+
+/** Firings per query for deleted work. */
+const ORPHAN_BATCH = 500
 
 /** Returns an output as stored with the firing, long outputs as a preview. */
 export function storedOutput(output: unknown): unknown {
@@ -15,20 +30,15 @@ export function storedOutput(output: unknown): unknown {
   return text.length <= OUTPUT_CHARS ? value : { truncated: true, preview: truncateChars(text, OUTPUT_CHARS) }
 }
 
-async function notifySettled(tx: Tx, firing: FiringRow | null): Promise<boolean> {
-  if (!firing) return false
+async function notifySettled(tx: Tx, firing: FiringRow | null): Promise<void> {
+  if (!firing) return
   tx.notify(FIRING_CHANNEL, firing.id)
-  for (const watch of firingWatchers.all()) await watch(tx, firing)
-  return true
+  await firingWaiters.notify(tx, firing)
 }
 
-/** Settles a firing that has not settled, fenced by `claim` if given. Returns whether this call settled it. */
-export const settleTriggerFiring = async (
-  tx: Tx,
-  id: string,
-  end: TriggerFiringEnd,
-  claim?: FiringClaim,
-): Promise<boolean> => notifySettled(tx, await settleTriggerFiringRow(tx, id, end, claim))
+/** Settles a firing that has not settled. */
+export const settleTriggerFiring = async (tx: Tx, id: string, end: TriggerFiringEnd): Promise<void> =>
+  notifySettled(tx, await settleTriggerFiringRow(tx, id, end))
 
 /** Settles the firing, if any, that waits for a turn or run, in the transaction that settles the turn or run. */
 export async function settleStarted(
@@ -43,3 +53,21 @@ export async function settleStarted(
 }
 
 const storableFailure = (error: RecordedFailure): RecordedFailure => storableValue(error) as RecordedFailure
+
+/** Fails firings whose turn or run was deleted. Each is settled separately: a failure does not block the others. */
+export async function settleOrphanedFirings(services: Services, stopping: AbortSignal): Promise<void> {
+  const started = triggerTargets.all().flatMap(({ type, starts }) => {
+    const kind = starts === undefined ? undefined : kinds.find(starts)
+    return kind ? [{ type, table: kind.table }] : []
+  })
+  const error = new AppError('RESOURCE_NOT_FOUND', { message: 'The work started by the firing was deleted' }).recorded()
+  for (let page: readonly Orphan[] | null = null; !page || page.length === ORPHAN_BATCH; ) {
+    page = await listOrphanedFirings(services.pool, started, { after: page?.at(-1), limit: ORPHAN_BATCH })
+    for (const { id } of page) {
+      if (stopping.aborted) return
+      await isolateFailures(services, { firing_id: id }, () =>
+        services.write(tx => settleTriggerFiring(tx, id, { error })),
+      )
+    }
+  }
+}

@@ -2,7 +2,6 @@ import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { type WorkItemClaim, workItemTable } from '../../core/jobs/work-item.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 
 const triggerCountRow = sql.type(z.object({ all: z.int(), events: z.int() }))
@@ -48,24 +47,6 @@ export const findWebhookTrigger = (db: Queryable, id: string): Promise<WebhookTr
   db.maybeOne(webhookTriggerRow`
     select ${triggerKind.columns}, p.paused_at, p.pause_reason
     from triggers t join projects p on p.id = t.project_id where t.id = ${id} and t.type = 'webhook'`)
-
-/** Firings as work items. Settled firings keep their row. */
-export const triggerFiringWork = workItemTable({
-  table: 'trigger_firings',
-  entity: 'id',
-  owner: 'trigger_firings',
-  row: { losses: z.int() },
-  // TRIGGER_FIRING_MAX_ATTEMPTS limits the losses; see `countLostWorkers`.
-  maxLosses: 1_000_000,
-})
-export type FiringClaim = WorkItemClaim & { losses: number }
-
-const lostCountRow = sql.type(z.object({ lost: z.int() }))
-
-/** Returns the number of lost workers of a firing whose lease has expired, including the last one; else null. */
-export const countLostWorkers = (db: Queryable, id: string): Promise<number | null> =>
-  db.maybeOneFirst(lostCountRow`
-    select losses + 1 as lost from trigger_firings where id = ${id} and state = 'running' and due_at <= now()`)
 
 /** Returns the CTE that inserts the firing of a webhook call, unless `from` is empty or the key exists. */
 export const triggerFiringCte = (
@@ -132,41 +113,32 @@ export async function findFiring(db: Queryable, id: string): Promise<FiringWithT
   return { firing, trigger, paused }
 }
 
-/** Locks a queued firing to start its work in this transaction. Returns whether it is still queued. */
+/** Locks a firing if it is still queued. Returns whether it is. */
 export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOne(idRow`
-    update trigger_firings set claims = claims + 1, started_at = now(), updated_at = now()
-    where id = ${id} and state = 'queued' returning id`)) !== null
+  (await db.maybeOne(idRow`select id from trigger_firings where id = ${id} and state = 'queued' for update`)) !== null
 
 /** Stores the work that a firing has started. */
 export const recordStartedWork = (db: Queryable, id: string, resultId: string, result: FiringResult) =>
   db.query(voidStatement`
-    update trigger_firings set state = 'started', due_at = null, result_id = ${resultId}, result = ${JSON.stringify(result)},
-      updated_at = now()
+    update trigger_firings set state = 'started', claims = claims + 1, due_at = null, result_id = ${resultId},
+      result = ${JSON.stringify(result)}, started_at = now(), updated_at = now()
     where id = ${id}`)
 
-/** Values of a settled firing. An undefined `result` keeps the stored one. */
-export type TriggerFiringEnd = { result?: FiringResult; result_id?: string | null; error: RecordedFailure | null }
+/** Values of a settled firing. Without `result` or `attempts` the stored value is kept. */
+export type TriggerFiringEnd = { result?: FiringResult; attempts?: number; error: RecordedFailure | null }
 
-const settledColumns = ({ result, result_id, error }: TriggerFiringEnd): Fragment => sql.fragment`
-  state = ${error ? 'failed' : 'succeeded'}, error = ${jsonb(error)}, due_at = null, completed_at = now(), updated_at = now(),
-  started_at = coalesce(t.started_at, case when t.claims > 0 then now() end)
-  ${result === undefined ? sql.fragment`` : sql.fragment`, result = ${JSON.stringify(result)}, result_id = ${result_id ?? null}`}`
-
-/** Settles a firing that has not settled, fenced by `claim` if given. Returns null otherwise. */
+/** Settles a firing that has not settled. Returns null otherwise. */
 export const settleTriggerFiringRow = (
   db: Queryable,
   id: string,
-  end: TriggerFiringEnd,
-  claim?: FiringClaim,
+  { result, attempts, error }: TriggerFiringEnd,
 ): Promise<FiringRow | null> =>
   db.maybeOne(firingKind.sql`
-    update trigger_firings t set ${settledColumns(end)}
-    where t.id = ${id} and ${
-      claim
-        ? sql.fragment`t.state = 'running' and t.claims = ${claim.claims}`
-        : sql.fragment`t.state in ('queued', 'running', 'started')`
-    }
+    update trigger_firings t set state = ${error ? 'failed' : 'succeeded'}, error = ${jsonb(error)}, due_at = null,
+      result = coalesce(${result === undefined ? null : JSON.stringify(result)}::json, t.result),
+      claims = coalesce(${attempts ?? null}::integer, t.claims),
+      started_at = coalesce(t.started_at, case when t.claims > 0 then now() end), completed_at = now(), updated_at = now()
+    where t.id = ${id} and t.state in ('queued', 'running', 'started')
     returning ${firingKind.columns}`)
 
 /** Settles the firing that waits for `resultId`; null if there is none. Index trigger_firings_result. */
@@ -182,33 +154,6 @@ export const settleByResult = (
       result = json_build_object('target_type', t.target_type, 'result_id', t.result_id, 'status', ${outcome.status}::text,
         'output', ${JSON.stringify(outcome.output ?? null)}::json)
     where t.result_id = ${resultId} and t.state = 'started' returning ${firingKind.columns}`)
-
-/**
- * Defers a queued firing if its project is paused. The share lock blocks a concurrent resume, which would miss the
- * firing.
- */
-export const deferFiring = (db: Queryable, id: string, delayMs: number) =>
-  db.query(voidStatement`
-    update trigger_firings f set due_at = now() + ${delayMs} * interval '1 ms'
-    where id = ${id} and state = 'queued' and exists (
-      select from projects p where p.id = f.project_id and p.paused_at is not null for share of p)`)
-
-type FiringRef = { id: string; project_id: string }
-const firingRefRow = sql.type(z.object({ id: z.string(), project_id: z.string() }))
-
-/** Makes a batch of a project's deferred firings due and returns them. Index trigger_firings_due. */
-export const releaseDeferredFirings = (
-  db: Queryable,
-  projectId: string,
-  limit: number,
-): Promise<readonly FiringRef[]> =>
-  db.any(firingRefRow`
-    update trigger_firings set due_at = now()
-    where id = any (array(
-      select id from trigger_firings
-      where project_id = ${projectId} and state = 'queued' and due_at > now() order by due_at limit ${limit}
-      for update skip locked)) and state = 'queued'
-    returning id, project_id`)
 
 const Orphan = z.object({ id: z.string(), created_at: z.string() })
 const orphanRow = sql.type(Orphan)
@@ -241,11 +186,9 @@ export const listOrphanedFirings = (
         )})
         order by f.created_at, f.id limit ${limit}`)
 
-/** Condition: a firing is overdue. Index trigger_firings_due. */
-export const hasDueFirings: Fragment = sql.fragment`exists (select from trigger_firings where due_at < now())`
-
-/** Condition: a firing waits for work that it started. Index trigger_firings_started. */
-export const hasStartedFirings: Fragment = sql.fragment`exists (select from trigger_firings where state = 'started')`
+/** Condition: a firing is overdue, or waits for work that it started. Indexes trigger_firings_due, _started. */
+export const hasFiringsToSweep: Fragment = sql.fragment`(
+  exists (select from trigger_firings where due_at < now()) or exists (select from trigger_firings where state = 'started'))`
 
 /** Storage of a project's firings: contents as stored, rows and index entries. Index trigger_firings_project. */
 export const firingFootprint = (project: Fragment) => ({
@@ -271,8 +214,14 @@ export const eraseFiringTurns = (db: Queryable, generationIds: readonly string[]
       result = json_build_object('target_type', target_type, 'result_id', result_id, 'status', result ->> 'status', 'output', null)
     where result_id = any(${sql.array([...generationIds], 'text')}) returning id`)
 
+const FiringRef = z.object({ id: z.string(), project_id: z.string() })
+const firingRefRow = sql.type(FiringRef)
+
 /** Inserts copies of firings to be processed again, at most one copy per firing. Returns the new firings. */
-export const refireTrigger = (db: Queryable, firings: readonly { id: string }[]): Promise<readonly FiringRef[]> =>
+export const refireTrigger = (
+  db: Queryable,
+  firings: readonly { id: string }[],
+): Promise<readonly z.output<typeof FiringRef>[]> =>
   db.any(firingRefRow`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, event_id,
       scheduled_for, causation_chain, root_id, fired_by, asked_by)
@@ -285,6 +234,7 @@ export const refireTrigger = (db: Queryable, firings: readonly { id: string }[])
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id, project_id`)
 
-/** Due time of the oldest queued firing. Deferred firings have a later due time. By trigger_firings_due. */
+/** Due time of the oldest queued firing. Firings of paused projects are not due. By trigger_firings_due. */
 export const oldestQueuedFiring: Fragment = sql.fragment`(
-  select min(due_at) from trigger_firings where state = 'queued' and due_at <= now())`
+  select f.due_at from trigger_firings f join projects p on p.id = f.project_id
+  where f.state = 'queued' and f.due_at <= now() and p.paused_at is null order by f.due_at limit 1)`

@@ -56,9 +56,6 @@ export type TriggerTarget = {
 
 export const triggerTargets = extensionPoint<TriggerTarget>('trigger targets')
 
-/** Hooks that run in the transaction that settles a firing. */
-export const firingWatchers = extensionPoint<(tx: Tx, firing: FiringRow) => Promise<void>>('firing watchers')
-
 type TargetRef = Pick<TriggerRow, 'project_id' | 'target_type' | 'target_id'>
 
 const raiseTargetNotFound = ({ target_type, target_id }: TargetRef): never =>

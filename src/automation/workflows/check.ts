@@ -4,7 +4,7 @@ import type { Context } from '../../core/api/operation.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
 import { listAccessibleIds, requireReferencePermissions } from '../orchestrations/references.ts'
@@ -22,7 +22,7 @@ export const CALL_TOOL = 'tools:CallTool'
  * writes it; reports all its problems. Permissions on agents, orchestrations and triggers are checked when a task
  * moves.
  * @param stored the previous definition: its states require no permissions again unless states or transitions change
- * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, RerunAfter, SERVICE_NOT_READY
+ * @throws WORKFLOW_VALIDATION_FAILED with `meta.problems`, FORBIDDEN, SERVICE_NOT_READY
  */
 export async function requireValidWorkflow(
   { tx, services, allow }: Pick<Context, 'tx' | 'services' | 'allow'>,
@@ -34,7 +34,7 @@ export async function requireValidWorkflow(
   const found = [
     ...problems,
     ...(await targetProblems(tx, project, targets)),
-    ...(await schemaProblem(services, project, definition.payload_schema)),
+    ...(await schemaProblems(services, project, definition.payload_schema)),
   ]
   if (found.length > 0)
     raise('WORKFLOW_VALIDATION_FAILED', { message: problemsText(found), meta: { problems: truncateProblems(found) } })
@@ -50,15 +50,11 @@ export async function requireValidWorkflow(
   )
 }
 
-async function schemaProblem(services: Services, project: string, schema: unknown): Promise<Problem[]> {
+/** Returns the problem of an invalid payload schema. */
+export async function schemaProblems(services: Services, project: string, schema: unknown): Promise<Problem[]> {
   if (!isObject(schema)) return []
-  try {
-    await schemaChecks(services).checkInTransaction(graphSchema(project, schema))
-    return []
-  } catch (error) {
-    if (!(error instanceof SchemaError)) throw error
-    return [{ code: 'PAYLOAD_SCHEMA_INVALID', path: 'payload_schema', message: error.message }]
-  }
+  const [message] = await schemaChecks(services).refusals([graphSchema(project, schema)])
+  return message === null ? [] : [{ code: 'PAYLOAD_SCHEMA_INVALID', path: 'payload_schema', message }]
 }
 
 /**

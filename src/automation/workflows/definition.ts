@@ -1,4 +1,3 @@
-import { canonicalJson } from '../../core/api/canonical.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 
 /** Kinds of work that entering a state can dispatch. */
@@ -61,13 +60,6 @@ export const workflowFields = ['states', 'transitions', 'payload_schema'] as con
 export const MAX_STATES = 100
 export const MAX_TRANSITIONS = 300
 export const MAX_WORKFLOW_BYTES = 256 * 1024
-
-const structureOf = ({ states, transitions, payload_schema }: WorkflowDefinition): string =>
-  canonicalJson({ states, transitions, payload_schema })
-
-/** Whether two definitions differ at most in the order of keys. */
-export const isSameWorkflow = (left: WorkflowDefinition, right: WorkflowDefinition): boolean =>
-  structureOf(left) === structureOf(right)
 
 const byName = (items: readonly { name: string }[]): ReadonlyMap<string, object> =>
   new Map(items.map(({ name, ...item }) => [name, item]))

@@ -3,8 +3,9 @@ import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { versionArchive } from '../../core/api/version-archive.ts'
-import { comparableWorkflow, type WorkflowDefinition } from './definition.ts'
+import { versionLabel } from '../../core/versions/version.ts'
+import { versioned } from '../../core/versions/versioned.ts'
+import { comparableWorkflow, workflowFields } from './definition.ts'
 import { StateShape, TransitionShape } from './fields.ts'
 
 const anObject = z.record(z.string(), z.unknown())
@@ -17,9 +18,6 @@ const fields = {
   payload_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) of the payload of a task'),
 }
 
-const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the version created by this write')
-
 export const Workflow = record('Workflow', {
   ...fields,
   version: z.int().describe('Number of the current version, starting at 1'),
@@ -27,7 +25,7 @@ export const Workflow = record('Workflow', {
 
 export const WorkflowInput = createBody(
   'WorkflowInput',
-  { ...fields, version_label },
+  { ...fields, version_label: versionLabel },
   ['name', 'states', 'transitions'],
   {
     name: 'Tickets',
@@ -39,28 +37,9 @@ export const WorkflowInput = createBody(
   },
 )
 
-export const WorkflowPatch = patchBody('WorkflowPatch', { ...fields, version_label })
+export const WorkflowPatch = patchBody('WorkflowPatch', { ...fields, version_label: versionLabel })
 
-export const RestoreWorkflowInput = z
-  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
-  .meta({ id: 'WorkflowRestoreInput' })
-
-export const WorkflowVersion = z
-  .object({
-    id: z.string(),
-    workflow_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('Definition of the version'),
-    label: z.string().nullable(),
-    created_by: z
-      .string()
-      .nullable()
-      .describe('ID of the user who created the version, or of the owner of the API key. Null for a copy.'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'WorkflowVersion' })
-
-const declared = kind({
+export const workflowKind = kind({
   name: 'workflow',
   prefix: 'wfl',
   table: 'workflows',
@@ -72,15 +51,11 @@ const declared = kind({
   events: ['created', 'updated', 'deleted'],
   unique: { workflows_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })
-export type WorkflowRow = z.output<typeof declared.row>
+export type WorkflowRow = z.output<typeof workflowKind.row>
 
-export const workflowKind = declared
-
-/** Archive of all versions of workflows. */
-export const workflowVersions = versionArchive({
-  table: 'workflow_versions',
-  owner: 'workflow_id',
+export const workflowVersions = versioned({
+  kind: workflowKind,
   prefix: 'wfl_ver',
-  record: WorkflowVersion,
-  read: config => comparableWorkflow(config as WorkflowDefinition),
+  fields: workflowFields,
+  comparable: comparableWorkflow,
 })

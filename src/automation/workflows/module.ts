@@ -1,8 +1,8 @@
 import { module } from '../../core/api/module.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
-import { workflowCloning } from './clone.ts'
+import { definitionCloning } from '../orchestrations/clone.ts'
 import { workflowErrors } from './errors.ts'
-import { workflowKind } from './model.ts'
+import { workflowKind, workflowVersions } from './model.ts'
 import { workflowOperations } from './operations.ts'
 import { workflowType } from './resource-type.ts'
 
@@ -12,5 +12,5 @@ export default module('workflows', {
   kinds: [workflowKind],
   resourceTypes: [workflowType],
   operations: workflowOperations,
-  extensions: [cloneables.with(workflowCloning)],
+  extensions: [cloneables.with(definitionCloning(workflowVersions, { naming: 'states' }))],
 })

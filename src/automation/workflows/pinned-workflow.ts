@@ -1,14 +1,14 @@
-import { versionCache } from '../../core/api/version-cache.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
+import { versionCache } from '../../core/versions/cache.ts'
 import { Machine, type WorkflowDefinition } from './definition.ts'
+import { workflowVersions } from './model.ts'
 
-const machines = versionCache({
-  table: 'workflow_versions',
-  owner: 'workflow_id',
-  most: 32 * 1024 * 1024,
-  make: (definition: WorkflowDefinition, author) => new Machine(definition, author),
-})
+const machines = versionCache(
+  workflowVersions,
+  32 * 1024 * 1024,
+  (definition: WorkflowDefinition, author) => new Machine(definition, author),
+)
 
 /** Returns a version of a workflow; cached, since versions never change. Null if it was deleted. */
 export const pinnedMachine = (

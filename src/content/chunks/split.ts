@@ -1,11 +1,16 @@
 import { setImmediate as yieldToEventLoop } from 'node:timers/promises'
+import { AppError } from '../../core/api/errors.ts'
 import type { ChunkDraft, ChunkSettings, PageText } from './model.ts'
 import { splitByStructure } from './structure-split.ts'
 import { CharacterMeasure, type TextMeasure } from './text-measure.ts'
 import { tokenMeasure } from './token-measure.ts'
 
 /** Thrown above the limits for the number of chunks and for their total size. */
-export class ChunkLimitError extends Error {}
+export class ChunkLimitError extends AppError {
+  constructor(message: string) {
+    super('INGESTION_FAILED', { message })
+  }
+}
 
 /** The settings of the same names. */
 type Limits = { INGESTION_MAX_CHUNKS: number; INGESTION_MAX_TEXT_BYTES: number }

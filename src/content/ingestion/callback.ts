@@ -12,7 +12,7 @@ import { documentKind } from '../documents/model.ts'
 import { lockDocument } from '../documents/store.ts'
 import { parsePages } from '../rules/pages.ts'
 import { failIngestion } from './fail-ingestion.ts'
-import { ingestionQueue } from './queue.ts'
+import { ingestionWork } from './ingest.ts'
 import { acceptPages, failAwaitingCallback } from './store.ts'
 
 const CallbackInput = z
@@ -103,7 +103,7 @@ async function acceptOutput(tx: Tx, documentId: string, attemptId: string, resul
   }
   const pages = (result.pages ?? []).map(({ text, page_number }) => ({ number: page_number ?? null, text }))
   if (!(await acceptPages(tx, documentId, attemptId, pages))) conflict()
-  tx.send(ingestionQueue, { document_id: documentId, attempt_id: attemptId, project_id: document.project_id })
+  ingestionWork.wake(tx, { entity: documentId, id: attemptId, project_id: document.project_id })
 }
 
 export const completeIngestionCallback = operation({

@@ -12,13 +12,11 @@ import {
   result,
 } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { Services } from '../../core/process/services.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { checkEmbeddingSpend } from '../embeddings/embedder.ts'
 import { fileKind } from '../files/model.ts'
 import { filePath, PathError } from '../paths.ts'
 import { completeIngestionCallback } from './callback.ts'
-import { failStalledIngestion } from './fail-ingestion.ts'
 import { IngestInput, ReingestInput } from './model.ts'
 import { restartIngestion, startIngestion } from './start-ingestion.ts'
 import { isDocumentSettled, subscribeSettled } from './wait.ts'
@@ -38,10 +36,6 @@ const WaitQuery = z.object({
     .optional()
     .describe('Whether to respond only after the document is ready or has failed. Default false.'),
 })
-
-/** Fails the ingestion of a document if it has stalled; returns the current document. */
-export const failIfStalled = async (services: Services, row: DocumentRow): Promise<DocumentRow> =>
-  (await failStalledIngestion(services, row.id)) ? ((await documentKind.find(services.pool, row.id)) ?? row) : row
 
 /**
  * Returns the requested path of the document for the first permission check, or null if it cannot be determined. The

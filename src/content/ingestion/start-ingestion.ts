@@ -16,9 +16,12 @@ import { filePath, isReserved, PathError, writablePath } from '../paths.ts'
 import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
 import { checkAgainstSchema } from '../schemas/check.ts'
+import { ingestionWork } from './ingest.ts'
 import type { IngestInput } from './model.ts'
-import { ingestionQueue, WAITED_PRIORITY } from './queue.ts'
 import { replaceAttempt } from './store.ts'
+
+/** Priority of ingestions that a caller waits for. */
+const WAITED_PRIORITY = 10
 
 type Admission = { services: Services; tx: Tx; caller: Context['caller']; wait: boolean }
 
@@ -61,19 +64,16 @@ async function enqueueAttempt(
   document: DocumentRow,
   settings: PartialSettings,
 ): Promise<void> {
-  const attempt_id = newId('iat')
+  const { id: document_id, project_id } = document
+  const id = newId('iat')
   await replaceAttempt(tx, {
-    document_id: document.id,
-    id: attempt_id,
+    document_id,
+    id,
     principal: principalRecord(caller),
     allow_deferral: !wait,
     settings,
   })
-  tx.send(
-    ingestionQueue,
-    { document_id: document.id, attempt_id, project_id: document.project_id },
-    { priority: wait ? WAITED_PRIORITY : 0 },
-  )
+  ingestionWork.wake(tx, { entity: document_id, id, project_id }, { priority: wait ? WAITED_PRIORITY : 0 })
 }
 
 /**

@@ -1,58 +1,25 @@
 import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { type WorkItemClaim, type WorkItemRef, workItemTable } from '../../core/jobs/work-item.ts'
+import type { WorkAttempt } from '../../core/work/attempt.ts'
 import { type ChunkSettings, chunkRecord, type PageText, type PartialSettings } from '../chunks/model.ts'
-import { DocumentRow } from '../documents/model.ts'
+import type { DocumentRow } from '../documents/model.ts'
 
-const attemptColumns = {
+/** Columns of an ingestion attempt; `pages` are the output of the converter. */
+export const ingestionColumns = {
   principal: z.custom<PrincipalRecord>(),
   allow_deferral: z.boolean(),
   settings: z.custom<PartialSettings>(),
-  /** Output of the converter. */
   pages: z.custom<PageText[] | null>(),
 }
+type IngestionColumns = z.output<z.ZodObject<typeof ingestionColumns>>
 
-/** Active ingestion attempts, at most one per document. */
-export const ingestionWork = workItemTable({
-  table: 'ingestion_attempts',
-  entity: 'document_id',
-  owner: 'documents',
-  row: attemptColumns,
-  waits: ['awaiting'],
-})
-
-export type IngestionClaim = WorkItemClaim & z.output<z.ZodObject<typeof attemptColumns>>
-
-const claimedDocumentRow = sql.type(DocumentRow.extend({ claim: z.custom<IngestionClaim>() }))
-
-/**
- * Claims an attempt that was never claimed and makes its document `processing`, in one statement; null for any other.
- */
-export const claimFirst = async (
-  db: Queryable,
-  ref: WorkItemRef,
-  leaseMs: number,
-): Promise<{ claim: IngestionClaim; document: DocumentRow } | null> => {
-  const row = await db.maybeOne(claimedDocumentRow`
-    with locked as (select id from documents where id = ${ref.entity} for update),
-    claimed as (${ingestionWork.firstClaim(ref, leaseMs, 'locked')}),
-    begun as (
-      update documents t set status = 'processing', chunk_count = 0, embedded_chunks = 0, total_chunks = null,
-        total_pages = null, updated_at = now()
-      from claimed c where t.id = c.entity
-      returning t.*
-    )
-    select b.*, to_json(c) as claim from begun b, claimed c`)
-  if (!row) return null
-  const { claim, ...document } = row
-  return { claim, document }
-}
+export type IngestionAttempt = WorkAttempt<DocumentRow, IngestionColumns>
 
 /** Inserts the attempt of a document, replacing its previous one, whose worker loses the claim. */
 export const replaceAttempt = (
   db: Queryable,
-  attempt: { document_id: string; id: string } & Pick<IngestionClaim, 'principal' | 'allow_deferral' | 'settings'>,
+  attempt: { document_id: string; id: string } & Pick<IngestionColumns, 'principal' | 'allow_deferral' | 'settings'>,
 ) =>
   db.query(voidStatement`
     insert into ingestion_attempts (document_id, id, principal, allow_deferral, settings)
@@ -60,18 +27,7 @@ export const replaceAttempt = (
       ${jsonb(attempt.settings)})
     on conflict (document_id) do update set id = excluded.id, state = 'queued', due_at = now(), claims = 0, losses = 0,
       failures = 0, principal = excluded.principal, allow_deferral = excluded.allow_deferral,
-      settings = excluded.settings, pages = null, heartbeat_at = null, created_at = now()`)
-
-/** Leaves an attempt to the callback of its converter for `withinMs`; returns false if the claim is lost. */
-export const awaitCallback = (db: Queryable, claim: IngestionClaim, withinMs: number): Promise<boolean> =>
-  ingestionWork.set(db, claim, sql.fragment`state = 'awaiting', due_at = now() + ${withinMs} * interval '1 ms'`)
-
-/**
- * Stores the output of a converter: later callbacks are refused, and a retry does not call the converter again. Returns
- * false if the claim is lost.
- */
-export const storePages = (db: Queryable, claim: IngestionClaim, pages: PageText[]): Promise<boolean> =>
-  ingestionWork.set(db, claim, sql.fragment`pages = ${jsonb(pages)}`)
+      settings = excluded.settings, pages = null, created_at = now()`)
 
 /** Condition that an attempt is current and has no converter output. */
 const acceptsOutput = (documentId: string, id: string) =>

@@ -1,7 +1,9 @@
 import { subscribeUntil } from '../../core/jobs/subscription.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
-import { DOCUMENT_SETTLED_CHANNEL } from './queue.ts'
+
+/** Notification channel for settled ingestions; the payload is the document ID. */
+export const DOCUMENT_SETTLED_CHANNEL = 'muster_ingestions'
 
 /** Polling interval, as a fallback for lost notifications. */
 const POLL_MS = 1000

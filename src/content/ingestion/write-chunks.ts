@@ -1,9 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Tx } from '../../core/db/writer.ts'
-import { ClaimLostError } from '../../core/jobs/handler.ts'
-import type { ActiveClaim } from '../../core/jobs/work-item.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
-import type { Services } from '../../core/process/services.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, PageText } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'
@@ -11,17 +8,10 @@ import { chunkSettings } from '../chunks/settings.ts'
 import { joinPages } from '../chunks/split.ts'
 import { type ChunkParts, chunkCtes, insertChunks } from '../chunks/store.ts'
 import { type DocumentRow, documentKind, type StoredText } from '../documents/model.ts'
-import {
-  findDocumentText,
-  firstTextCtes,
-  lockDocument,
-  setDocumentText,
-  setTextPages,
-  updateDocument,
-} from '../documents/store.ts'
+import { findDocumentText, firstTextCtes, setDocumentText, setTextPages, updateDocument } from '../documents/store.ts'
 import { currentSpace } from '../embeddings/space.ts'
-import { DOCUMENT_SETTLED_CHANNEL } from './queue.ts'
-import { findVersionSettings, type IngestionClaim, ingestionWork, setTotals, type Totals } from './store.ts'
+import { findVersionSettings, type IngestionAttempt, setTotals, type Totals } from './store.ts'
+import { DOCUMENT_SETTLED_CHANNEL } from './wait.ts'
 
 /** Chunks embedded and written per transaction. */
 const BATCH = 64
@@ -29,14 +19,13 @@ const BATCH = 64
 /**
  * Embeds chunks without a time limit and writes them with their vectors in batches, each in a transaction fenced by the
  * claim; the last batch completes the document. After the first failed call of a provider, the remaining chunks are
- * written without vectors and embedded later. Throws ClaimLostError, and the reason of the claim's signal.
+ * written without vectors and embedded later. Throws ClaimLostError, and the reason of the attempt's signal.
  */
 export async function writeChunks(
-  services: Services,
-  activeClaim: ActiveClaim<IngestionClaim>,
-  document: DocumentRow,
+  attempt: IngestionAttempt,
   { chunks, pages, totals }: { chunks: ChunkDraft[]; pages: PageText[]; totals: Totals },
 ): Promise<void> {
+  const { services, entity: document, signal } = attempt
   const owner = { project_id: document.project_id, document_id: document.id }
   const options = {
     space: await currentSpace(services),
@@ -48,7 +37,7 @@ export async function writeChunks(
   let isProviderDown = false
   const embed = async (from: number, to: number) => {
     const batch = await embedChunks(services, owner, chunks.slice(from, to), {
-      signal: activeClaim.signal,
+      signal,
       timeoutMs: isProviderDown ? 0 : undefined,
       admitted: true,
     })
@@ -57,24 +46,15 @@ export async function writeChunks(
     return batch
   }
   let from = 0
-  if (chunks.length > BATCH)
-    await activeClaim.write(async tx => {
-      await activeClaim.guard(tx)
-      await setTotals(tx, document.id, totals)
-    })
+  if (chunks.length > BATCH) await attempt.write(tx => setTotals(tx, document.id, totals))
   for (; from + BATCH < chunks.length; from += BATCH) {
     const batch = await embed(from, from + BATCH)
-    await activeClaim.write(async tx => {
-      await activeClaim.guard(tx)
-      await insertChunks(tx, owner, batch, options)
-    })
+    await attempt.write(tx => insertChunks(tx, owner, batch, options))
     await injectFault(services, 'ingestion_batch')
   }
   const batch = await embed(from, chunks.length)
   await injectFault(services, 'ingestion_written')
-  await activeClaim.write(async tx => {
-    const locked = await lockDocument(tx, document.id)
-    if (!locked || !(await ingestionWork.end(tx, activeClaim.claim))) throw new ClaimLostError()
+  await attempt.settle(async (tx, locked) => {
     const ready: DocumentRow = {
       ...locked,
       ...totals,
@@ -82,7 +62,7 @@ export async function writeChunks(
       embedded_chunks: locked.embedded_chunks + batch.filter(({ vectors }) => vectors.length > 0).length,
       embed_since: hasUnembedded ? services.clock.now().toISOString() : null,
     }
-    await completeIngestion(tx, ready, activeClaim.claim, text, chunkCtes(owner, batch, options))
+    await completeIngestion(tx, ready, attempt.claim, text, chunkCtes(owner, batch, options))
   })
 }
 
@@ -95,7 +75,7 @@ export async function writeChunks(
 async function completeIngestion(
   tx: Tx,
   document: DocumentRow,
-  claim: IngestionClaim,
+  { principal }: IngestionAttempt['claim'],
   text: StoredText,
   chunks: ChunkParts,
 ): Promise<void> {
@@ -114,7 +94,7 @@ async function completeIngestion(
       if (textChanged) ready.text_version = ready.version
     }
   }
-  const created_by = { type: claim.principal.type, id: claim.principal.id }
+  const created_by = { type: principal.type, id: principal.id }
   const stored = await updateDocument(tx, ready, ready.version === document.version ? undefined : { created_by }, {
     ...chunks,
     ctes: isFirstText ? [...firstTextCtes(document, text), ...chunks.ctes] : chunks.ctes,

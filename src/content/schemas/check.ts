@@ -27,19 +27,15 @@ const schemaOf = ({ project_id, schema }: Pick<MetadataSchemaRow, 'project_id' |
 })
 
 /**
- * Checks that a schema can be compiled, in the transaction that writes it.
- * @throws VALIDATION_FAILED, RunFirst
+ * Checks that a schema can be compiled, before the transaction that writes it.
+ * @throws VALIDATION_FAILED, SERVICE_NOT_READY
  */
 export async function requireUsableSchema(
   services: Services,
   row: Pick<MetadataSchemaRow, 'project_id' | 'schema'>,
 ): Promise<void> {
-  try {
-    await schemaChecks(services).checkInTransaction(schemaOf(row))
-  } catch (error) {
-    if (!(error instanceof SchemaError)) throw error
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'schema', message: error.message })
-  }
+  const [message] = await schemaChecks(services).refusals([schemaOf(row)])
+  if (message !== null) raiseInvalid({ code: 'INVALID_VALUE', path: 'schema', message })
 }
 
 /** Returns all ancestors of a normalized path, including the root and the path. */
@@ -59,20 +55,8 @@ function formatViolation(schema: MetadataSchemaRow, problems: readonly SchemaPro
 }
 
 /**
- * Returns the result of a check, or `fallback` with a problem if the schema is unusable. A stored schema may be
- * unusable on another machine or with another version of the engine.
- */
-async function withSchemaProblem<T>(check: Promise<T>, fallback: (problem: SchemaProblem) => T): Promise<T> {
-  try {
-    return await check
-  } catch (error) {
-    if (!(error instanceof SchemaError)) throw error
-    return fallback({ keyword: '$schema', pointer: '', message: `cannot be checked: the schema ${error.message}` })
-  }
-}
-
-/**
- * Returns the violation message of each value under a schema, or null for valid values.
+ * Returns the violation message of each value under a schema, or null for valid values. A stored schema may be unusable
+ * on another machine or with another version of the engine: then all values violate it.
  * @throws SERVICE_NOT_READY, and the reason of `signal`
  */
 export async function schemaViolations(
@@ -82,11 +66,14 @@ export async function schemaViolations(
   signal?: AbortSignal,
 ): Promise<(string | null)[]> {
   const values = metadata.map(value => value ?? {})
-  const problems = await withSchemaProblem(
-    schemaChecks(services).problems(schemaOf(schema), values, { signal }),
-    problem => values.map(() => [problem]),
-  )
-  return problems.map(found => formatViolation(schema, found))
+  try {
+    const problems = await schemaChecks(services).problems(schemaOf(schema), values, { signal })
+    return problems.map(found => formatViolation(schema, found))
+  } catch (error) {
+    if (!(error instanceof SchemaError)) throw error
+    const problem = { keyword: '$schema', pointer: '', message: `cannot be checked: the schema ${error.message}` }
+    return values.map(() => formatViolation(schema, [problem]))
+  }
 }
 
 /** Returns the schema that governs a write, or null. */
@@ -100,17 +87,12 @@ export async function findGoverningSchema(
 /**
  * Validates metadata by the schema with the longest prefix of its path, in the transaction of a write that sends
  * metadata or changes the path. One query.
- * @throws VALIDATION_FAILED, RunFirst
+ * @throws VALIDATION_FAILED, SERVICE_NOT_READY
  */
 export async function checkAgainstSchema(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
   const schema = await findGoverningSchema(tx, write)
   if (!schema) return
-  const checks = schemaChecks(services)
-  const problems = await withSchemaProblem(
-    checks.problemsInTransaction(schemaOf(schema), write.metadata ?? {}),
-    problem => [problem],
-  )
-  const message = formatViolation(schema, problems)
+  const [message] = await schemaViolations(services, schema, [write.metadata])
   if (message === null) return
   const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {

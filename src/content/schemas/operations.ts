@@ -108,7 +108,8 @@ export const metadataSchemaOperations: Operation[] = [
     description: 'Applies to writes of metadata and paths from now on. Stored metadata is not validated.',
     body: MetadataSchemaInput,
     raises: ['NAME_CONFLICT'],
-    check: ({ body, project, services }) => requireUsableSchema(services, { project_id: project, schema: body.schema }),
+    prepare: ({ body, project, services }) =>
+      requireUsableSchema(services, { project_id: project as string, schema: body.schema }),
   }),
   validateMetadata,
   schemas.get(),
@@ -131,7 +132,7 @@ export const metadataSchemaOperations: Operation[] = [
     body: MetadataSchemaPatch,
     quiet: true,
     raises: ['NAME_CONFLICT'],
-    async check({ project_id }, { body, services }) {
+    async prepare({ body, resource: { project_id }, services }) {
       if (body.schema !== undefined) await requireUsableSchema(services, { project_id, schema: body.schema })
     },
     // Includes the type for the message of a conflict (metadata_schemas_selector).

@@ -89,7 +89,7 @@ export function openRequestQuotas(services: Services) {
       if (refusal) refuseExceeded(refusal, clock.now())
     },
     async close(): Promise<void> {
-      await counts.idle()
+      await counts.close()
       await Promise.all(reports.values())
     },
   }

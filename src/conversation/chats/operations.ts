@@ -1,7 +1,7 @@
 import { containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { checkBinding } from '../../execution/agents/operations.ts'
+import { checkBinding } from '../../execution/agents/check.ts'
 import { COMPLETE_ACTION, createCompletion } from './completion.ts'
 import { ChatInput, ChatPatch, chatKind } from './model.ts'
 import { ChatCompletion, CompletionInput, completionEvents } from './openai-format.ts'

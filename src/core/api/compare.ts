@@ -54,7 +54,7 @@ function changesAt(
       return before instanceof Map && after instanceof Map ? [...changes, ...reordered(before, after, path)] : changes
     }
   }
-  if (isDeepStrictEqual(toOrdered(before), toOrdered(after))) return []
+  if (isSame(before, after)) return []
   return [{ path: wirePath(path), op: 'changed', before: toPlain(before), after: toPlain(after) }]
 }
 
@@ -112,3 +112,6 @@ const toPlain = (value: unknown): unknown => withoutMaps(value, Object.fromEntri
 
 /** Converts Maps to lists of entries, so that their order takes part in a comparison. */
 const toOrdered = (value: unknown): unknown => withoutMaps(value, entries => entries)
+
+/** Whether `changesBetween` finds no difference. */
+export const isSame = (left: unknown, right: unknown): boolean => isDeepStrictEqual(toOrdered(left), toOrdered(right))

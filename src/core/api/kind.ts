@@ -349,6 +349,10 @@ export const kindWithoutRows = (name: string): Kind => ({
 
 const ID = /^[a-z]+(?:_[a-z]+)*_[0-9a-hjkmnp-tv-z]{26}$/
 
+/** Converts `memory_store` to `MemoryStore`. */
+export const toPascalCase = (name: string): string =>
+  name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
+
 /** Returns a noun with its indefinite article, for summaries. */
 export const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? 'an' : 'a'} ${noun}`
 

@@ -3,8 +3,7 @@ import { declarations } from '../declarations.ts'
 import type { Services } from '../process/services.ts'
 import type { Problem } from './errors.ts'
 import type { JsonObject } from './flatten.ts'
-import type { Kind, KindRow } from './kind.ts'
-import { toPascalCase } from './resource.ts'
+import { type Kind, type KindRow, toPascalCase } from './kind.ts'
 
 /** A call of an operation with flat arguments. */
 export type FlatArguments = { operation: string; args: JsonObject }

@@ -1,12 +1,15 @@
 import type { z } from 'zod'
 import type { Fragment } from '../db/sql.ts'
 import { type Caller, principalRecord } from '../iam/caller.ts'
+import { type Restore, versionOperations } from '../versions/operations.ts'
+import { requireVersion, versionAuthor } from '../versions/version.ts'
+import type { Versions } from '../versions/versioned.ts'
 import { authorColumn, authorOf } from './authors.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import type { Made } from './idempotency.ts'
-import { type Kind, type KindRow, pickFields, selectList, type Values, withArticle } from './kind.ts'
+import { type Kind, type KindRow, pickFields, selectList, toPascalCase, type Values, withArticle } from './kind.ts'
 import { booleanQuery, listTable, pageOf } from './lists.ts'
 import {
   type Context,
@@ -51,9 +54,6 @@ type QueryContext<B = undefined, R = undefined> = Context<Record<string, never>,
 /** An existing row, returned by an idempotent create with status 200 and without an event. */
 export type ExistingRow<Row> = { existing: Row }
 
-/** Converts `memory_store` to `MemoryStore`. */
-export const toPascalCase = (name: string): string =>
-  name.replace(/(^|_)([a-z])/g, (_match, _gap, letter: string) => letter.toUpperCase())
 const toCamelCase = (name: string): string =>
   name.replace(/[-_]([a-z])/g, (_match, letter: string) => letter.toUpperCase())
 
@@ -66,6 +66,7 @@ const toCamelCase = (name: string): string =>
  * @param at.noun name in operation ids and actions; default the kind's, in pascal case
  * @param at.complete adds computed fields to a row, such as a measured value, before it is returned or emitted; not used for
  *   lists
+ * @param at.versions versions of the kind, which create, update and adopt write
  */
 export function resource<Row extends KindRow, Event extends string>(
   kind: Kind<Row, Event>,
@@ -76,10 +77,11 @@ export function resource<Row extends KindRow, Event extends string>(
     param?: string
     noun?: string
     nouns?: string
+    versions?: Versions
     complete?: (row: Row, context: Pick<Context, 'db' | 'services'>) => Promise<Row>
   },
 ) {
-  const { path, tag, complete = async row => row } = at
+  const { path, tag, versions, complete = async row => row } = at
   const module = at.module ?? path.split('/')[1]
   const noun = at.noun ?? toPascalCase(kind.name)
   const nouns = at.nouns ?? toPascalCase(kind.plural)
@@ -162,6 +164,7 @@ export function resource<Row extends KindRow, Event extends string>(
       overrides: Overrides &
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
+          prepare?: (context: QueryContext<z.output<B>>) => Promise<unknown>
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>
           /** Returns additional fields of the response, such as a secret. */
@@ -186,9 +189,11 @@ export function resource<Row extends KindRow, Event extends string>(
           const values = context.body as Values<Row>
           await check?.(context as never)
           await requireReferences(tx, kind, project, values)
-          const created = make
-            ? await make(context as never)
-            : await kind.insert(tx, { ...values, ...authorOf(kind, context.caller), project_id: project as never })
+          const insert = (): Promise<Row> =>
+            versions
+              ? versions.insert(tx, { ...values, project_id: project }, authorOfVersion(context))
+              : kind.insert(tx, { ...values, ...authorOf(kind, context.caller), project_id: project as never })
+          const created = await (make ? make(context as never) : insert())
           if ('existing' in created) return result(200, present(await complete(created.existing as Row, context)))
           const row = await complete(created, context)
           if (emits('created')) tx.emit(kind, 'created' as Event, row)
@@ -200,11 +205,12 @@ export function resource<Row extends KindRow, Event extends string>(
     /**
      * PATCH of one, or PUT with `method`: locks the row, merges the fields of the body, and checks references; `change`
      * completes or refuses the result. A body without fields changes nothing and emits no event; with `quiet`, neither does
-     * a body that equals the row.
+     * a body that equals the row; the default with versions.
      */
     update<B extends z.ZodType>(
       overrides: ItemOverrides<Row> & {
         body: B
+        prepare?: (context: QueryContext<z.output<B>, Row>) => Promise<unknown>
         method?: 'patch' | 'put'
         quiet?: boolean
         check?: (next: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
@@ -223,7 +229,7 @@ export function resource<Row extends KindRow, Event extends string>(
         changed?: (row: Row, context: QueryContext<z.output<B>, Row> & { stored: Row }) => Promise<void> | void
       },
     ): Operation {
-      const { body, method = 'patch', quiet = false, check, change, write, event, show, changed, ...more } = overrides
+      const { body, method = 'patch', quiet, check, change, write, event, show, changed, ...more } = overrides
       return itemOperation(kind, {
         id: `${method === 'put' ? 'replace' : 'update'}${noun}`,
         method,
@@ -249,6 +255,7 @@ export function resource<Row extends KindRow, Event extends string>(
             context.allowTags(fields.tags as Tags)
           }
           const all = { ...context, stored } as never
+          if (versions) requireVersion(stored as never, fields.expected_version as number | undefined)
           let next = { ...stored, ...fields } as Row
           await check?.(next, all)
           await requireReferences(tx, kind, stored.project_id, fields)
@@ -256,11 +263,12 @@ export function resource<Row extends KindRow, Event extends string>(
           const differing = kind.changes(stored, next)
           const changes: Values<Row> =
             kind.authored === 'author' ? { ...differing, ...authorColumn(differing, context.caller) } : differing
-          if (quiet && Object.keys(changes).length === 0) return respond(await complete(stored, context))
-          const row = await complete(
-            write ? await write(next, all) : await kind.update(tx, stored.id, changes),
-            context,
-          )
+          if ((quiet ?? versions) && Object.keys(changes).length === 0) return respond(await complete(stored, context))
+          const update = (): Promise<Row> =>
+            versions
+              ? versions.change(tx, stored, differing, authorOfVersion(context))
+              : kind.update(tx, stored.id, changes)
+          const row = await complete(await (write ? write(next, all) : update()), context)
           if (event !== null && emits('updated')) tx.emit(kind, 'updated' as Event, row)
           await changed?.(row, all)
           return respond(row)
@@ -329,13 +337,18 @@ export function resource<Row extends KindRow, Event extends string>(
         async run(context) {
           const { tx, resource, caller } = context
           const stored = await kind.lock(tx, resource.id)
-          const row = await (adopt?.(stored, context as never) ??
+          const row: Row = await (adopt?.(stored, context as never) ??
+            versions?.adopt(tx, stored, caller) ??
             kind.update(tx, stored.id, { author: principalRecord(caller) } as never))
           if (emits('updated')) tx.emit(kind, 'updated' as Event, await complete(row, context))
           return present(await complete(row, context))
         },
       })
     },
+
+    /** GET of the list of versions, of one and of a comparison of two, and POST to `<version>/restore`. */
+    versions: (restore: Restore<Row> = {}): Operation[] =>
+      versionOperations(versions as Versions, { path, tag }, restore),
 
     /** GET, PUT and PATCH of the tags. Default: updates the column. */
     tags(
@@ -384,6 +397,10 @@ export function resource<Row extends KindRow, Event extends string>(
     },
   }
 }
+
+/** Returns the author and label of the version that a body writes. */
+const authorOfVersion = ({ caller, body }: Pick<Context<any, any>, 'caller' | 'body'>) =>
+  versionAuthor(caller, (body as { version_label?: string }).version_label)
 
 type ActionContext<Q, B, Row> = Context<
   Q extends z.ZodType ? z.output<Q> : Record<string, never>,

@@ -1,4 +1,5 @@
-import { setImmediate } from 'node:timers/promises'
+import { AsyncLocalStorage } from 'node:async_hooks'
+import { batchByKey } from './batcher.ts'
 import { withoutTenantLimit } from './tenant-context.ts'
 
 /**
@@ -7,19 +8,13 @@ import { withoutTenantLimit } from './tenant-context.ts'
  * the event loop.
  */
 export function coalescedReads<T>(): (key: string, read: () => Promise<T>) => Promise<T> {
-  const running = new Map<string, Promise<void>>()
-  const pending = new Map<string, Promise<T>>()
-  return (key, read) => {
-    const joined = pending.get(key)
-    if (joined) return joined
-    const result = (running.get(key) ?? setImmediate()).then(() => {
-      pending.delete(key)
-      const reading = withoutTenantLimit(read)
-      const onSettled = () => void running.delete(key)
-      running.set(key, reading.then(onSettled, onSettled))
-      return reading
-    })
-    pending.set(key, result)
-    return result
-  }
+  const add = batchByKey<string, () => Promise<T>, T>(async (_key, reads) => {
+    const value = await reads[0]()
+    return reads.map(() => value)
+  })
+  return (key, read) =>
+    add(
+      key,
+      AsyncLocalStorage.bind(() => withoutTenantLimit(read)),
+    )
 }

@@ -119,9 +119,6 @@ type Plan = { answer: object } | { send(callback: Callback): object }
 
 const emptyPlan: Plan = { answer: EMPTY_RESULT }
 
-/** Whether BEGIN is deferred until the transaction's first statement. */
-export const isBeginPending = (client: pg.Client): boolean => states.get(client)?.phase === 'deferred'
-
 /** Returns the plan of a statement, null if it is sent unchanged. */
 export function preparedPlanFor(
   client: pg.Client,

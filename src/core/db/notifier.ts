@@ -1,9 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import pg from 'pg'
-import './pg-client.ts'
 import type { Logger } from '../process/log.ts'
 import { databaseErrorKind } from './database-errors.ts'
 import { destroyConnection } from './notify.ts'
+import { DatabaseClient } from './pg-client.ts'
 import { retryPause } from './retry.ts'
 import { withoutTenant } from './tenant-context.ts'
 
@@ -47,7 +46,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   const { databaseUrl, applicationName = 'muster-notify', log } = options
   const pending = new Map<string, Notification>()
   const closing = new AbortController()
-  let client: pg.Client | undefined
+  let client: DatabaseClient | undefined
   let draining: Promise<void> | undefined
   let closed = false
 
@@ -57,7 +56,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   }
 
   const connect = async () => {
-    const next = new pg.Client({
+    const next = new DatabaseClient({
       connectionString: databaseUrl,
       application_name: applicationName,
       keepAlive: true,

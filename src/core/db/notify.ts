@@ -1,5 +1,6 @@
 import pg from 'pg'
 import type { Logger } from 'pino'
+import { DatabaseClient } from './pg-client.ts'
 
 /** Ends a subscription. `ready` resolves when PostgreSQL has confirmed the LISTEN: later notifications arrive. */
 export type Unsubscribe = (() => void) & { ready: Promise<void> }
@@ -44,7 +45,7 @@ export async function openNotifications(options: {
 }): Promise<Notifications> {
   const { databaseUrl, log, heartbeatMs = 10_000, heartbeatTimeoutMs = 5000 } = options
   const channels = new Map<string, Channel>()
-  let client: pg.Client | undefined
+  let client: DatabaseClient | undefined
   let timer: NodeJS.Timeout | undefined
   let backoff = FIRST_BACKOFF_MS
   let closed = false
@@ -62,7 +63,7 @@ export async function openNotifications(options: {
       for (const { [name]: callback } of [...subscriptions]) if (callback) call(callback)
   }
 
-  const drop = (target: pg.Client, error: Error) => {
+  const drop = (target: DatabaseClient, error: Error) => {
     if (client !== target) return
     client = undefined
     clearTimeout(timer)
@@ -95,7 +96,7 @@ export async function openNotifications(options: {
   }
 
   const connect = async () => {
-    const next = new pg.Client({
+    const next = new DatabaseClient({
       connectionString: databaseUrl,
       application_name: options.applicationName ?? 'muster-listen',
       keepAlive: true,
@@ -125,7 +126,7 @@ export async function openNotifications(options: {
     scheduleHeartbeat(next)
   }
 
-  const scheduleHeartbeat = (target: pg.Client) => {
+  const scheduleHeartbeat = (target: DatabaseClient) => {
     timer = setTimeout(() => {
       const timeout = setTimeout(() => drop(target, new Error('heartbeat timed out')), heartbeatTimeoutMs)
       target
@@ -134,7 +135,7 @@ export async function openNotifications(options: {
           () => {
             if (client === target) scheduleHeartbeat(target)
           },
-          error => drop(target, error),
+          (error: Error) => drop(target, error),
         )
         .finally(() => clearTimeout(timeout))
     }, heartbeatMs)
@@ -146,7 +147,7 @@ export async function openNotifications(options: {
     const sending = lastSent.then(async () => {
       const target = client
       // While the connection is down there is nothing to send: the reconnect listens on all channels.
-      await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch(error => drop(target, error))
+      await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch((error: Error) => drop(target, error))
     })
     lastSent = sending
     return sending

@@ -1,23 +1,8 @@
 import { connect } from 'node:net'
 import pg from 'pg'
-import { isBeginPending, preparedPlanFor } from './commit-piggyback.ts'
+import { preparedPlanFor } from './commit-piggyback.ts'
 import { markDriverError } from './database-errors.ts'
 import { abandonmentNow, withoutTenant } from './tenant-context.ts'
-
-/**
- * Patches pg's client, for every client of a process that imports this file.
- *
- * - Keeps query results out of the old heap. For a promise, pg assigns the callback after constructing the query, and
- *   in Node 24 the results of such a query survive until a full collection: nine in ten full collections of a searching
- *   process were caused by it. With a callback passed to the constructor they are collected young; test/core/db.test.ts
- *   measures it.
- * - Saves round trips of transactions (commit-piggyback.ts).
- * - Tracks pending statements with their start, for detecting an unresponsive server (server-watchdog.ts) and for
- *   cancelling the statements of abandoned requests (below).
- * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
- *   a reset socket of a tool.
- */
-const { query } = pg.Client.prototype as unknown as { query: (...args: unknown[]) => unknown }
 
 export type PendingStatement = {
   client: pg.Client
@@ -41,39 +26,68 @@ export function onPending(listener: () => void): () => void {
 /** Returns the statements without a result yet. */
 export const pendingStatements = (): IterableIterator<PendingStatement> => pending.values()
 
-function queryWithCallback(this: pg.Client, config: unknown, values?: unknown, callback?: unknown): unknown {
-  const isSubmitted = typeof (config as { submit?: unknown } | null)?.submit === 'function'
-  if (isSubmitted || typeof values === 'function' || callback) {
-    if (isBeginPending(this)) throw new Error('the first statement of a transaction must be a text')
-    return query.call(this, config, values, callback)
-  }
-  const plan = preparedPlanFor(this, config as string | { text: string }, values)
-  if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
-  // A client runs one statement at a time; statements queued after it share its entry.
-  if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })
-  if (pending.size === 1) for (const listener of listeners) listener()
-  return new Promise((resolve, reject) => {
-    const answer = (error: Error | null, result: unknown) => {
-      const cancelling = pending.get(this)?.cancelling
-      pending.delete(this)
-      const settle = () => (error ? reject(error) : resolve(result))
-      // The connection is released only after the cancellation, which would otherwise hit the next statement.
-      if (cancelling) void cancelling.then(settle)
-      else settle()
-    }
-    if (plan) query.call(this, plan.send(answer))
-    else query.call(this, config, values, answer)
-  }).catch(error => {
-    // Like pg: the stack of the caller, not of the socket.
-    Error.captureStackTrace(error)
-    throw error
-  })
-}
+type Callback = (...answer: any[]) => void
 
-type ErrorHooks = {
-  _connect(callback: (error: Error | undefined, ...rest: unknown[]) => void): void
-  _handleErrorEvent(error: Error): void
-  handleError(error: Error, connection: unknown): void
+const marking =
+  (callback: Callback): Callback =>
+  (error, ...answer) => {
+    markDriverError(error)
+    callback(error, ...answer)
+  }
+
+/**
+ * pg's client for all connections of the application.
+ *
+ * - Keeps query results out of the old heap. For a promise, pg assigns the callback after constructing the query, and
+ *   in Node 24 the results of such a query survive until a full collection: nine in ten full collections of a searching
+ *   process were caused by it. With a callback passed to the constructor they are collected young; test/core/db.test.ts
+ *   measures it.
+ * - Saves round trips of transactions (commit-piggyback.ts).
+ * - Tracks pending statements with their start, for detecting an unresponsive server (server-watchdog.ts) and for
+ *   cancelling the statements of abandoned requests (below).
+ * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
+ *   a reset socket of a tool.
+ */
+export class DatabaseClient extends pg.Client {
+  constructor(config: pg.ClientConfig) {
+    super(config)
+    this.on('error', markDriverError)
+  }
+
+  override connect(callback?: Callback): any {
+    if (callback) return super.connect(marking(callback))
+    return super.connect().catch(error => {
+      markDriverError(error)
+      throw error
+    })
+  }
+
+  /** Statements of pg-boss, which passes callbacks, are sent unchanged. */
+  override query(config: any, values?: any, callback?: Callback): any {
+    if (callback) return super.query(config, values, marking(callback))
+    const plan = preparedPlanFor(this, config, values)
+    if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
+    // A client runs one statement at a time; statements queued after it share its entry.
+    if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })
+    if (pending.size === 1) for (const listener of listeners) listener()
+    return new Promise((resolve, reject) => {
+      const answer = (error: Error | null, result: unknown) => {
+        const cancelling = pending.get(this)?.cancelling
+        pending.delete(this)
+        markDriverError(error)
+        const settle = () => (error ? reject(error) : resolve(result))
+        // The connection is released only after the cancellation, which would otherwise hit the next statement.
+        if (cancelling) void cancelling.then(settle)
+        else settle()
+      }
+      if (plan) super.query(plan.send(answer) as never)
+      else super.query(config, values, answer)
+    }).catch(error => {
+      // Like pg: the stack of the caller, not of the socket.
+      Error.captureStackTrace(error)
+      throw error
+    })
+  }
 }
 
 const ABANDONED_PERIOD_MS = 250
@@ -126,26 +140,3 @@ function requestCancellation(client: pg.Client): Promise<void> {
     socket.write(message)
   })
 }
-
-const { _connect, _handleErrorEvent } = pg.Client.prototype as unknown as ErrorHooks
-const { handleError } = pg.Query.prototype as unknown as ErrorHooks
-
-Object.assign(pg.Client.prototype, {
-  query: queryWithCallback,
-  _connect(this: ErrorHooks, callback: Parameters<ErrorHooks['_connect']>[0]) {
-    _connect.call(this, (error, ...rest) => {
-      markDriverError(error)
-      callback(error, ...rest)
-    })
-  },
-  _handleErrorEvent(this: ErrorHooks, error: Error) {
-    markDriverError(error)
-    _handleErrorEvent.call(this, error)
-  },
-})
-Object.assign(pg.Query.prototype, {
-  handleError(this: ErrorHooks, error: Error, connection: unknown) {
-    markDriverError(error)
-    handleError.call(this, error, connection)
-  },
-})

@@ -1,16 +1,10 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import {
-  createPool,
-  type DatabasePool,
-  type DatabaseTransactionConnection,
-  type DriverTypeParser,
-  type Interceptor,
-} from 'slonik'
+import { createPool, type DatabasePool, type DatabaseTransactionConnection, type Interceptor } from 'slonik'
 import type { z } from 'zod'
-import './pg-client.ts'
 import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { databaseDriver } from './pg-driver.ts'
 import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-statements.ts'
 import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
@@ -20,22 +14,6 @@ export type Pool = DatabasePool
 
 /** A connection in a transaction; its `transaction` method creates a savepoint. */
 export type Transaction = DatabaseTransactionConnection
-
-/** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
-function toIsoTime(value: string): string {
-  if (value.endsWith('+00')) {
-    const fraction = value.slice(20, -3)
-    return `${value.slice(0, 10)}T${value.slice(11, 19)}.${fraction.padEnd(3, '0').slice(0, 3)}Z`
-  }
-  return new Date(value).toISOString()
-}
-
-const typeParsers: DriverTypeParser[] = [
-  { name: 'timestamptz', parse: toIsoTime },
-  { name: 'int8', parse: Number },
-  { name: 'numeric', parse: Number },
-  { name: 'date', parse: value => value },
-]
 
 export type PoolOptions = {
   databaseUrl: string
@@ -181,8 +159,9 @@ export function sessionSettings(databaseUrl: string) {
 }
 
 /**
- * Opens the pool of a process. Sessions carry no state, so a released connection is reused without a reset. Times are
- * returned as ISO text, bigint and numeric as numbers.
+ * Opens the pool of a process, with a first connection. Sessions carry no state, so a released connection is reused
+ * without a reset.
+ * @throws ConnectionError
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
   const { connectionString, statement_timeout, idle_in_transaction_session_timeout } = sessionSettings(
@@ -217,9 +196,10 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
-    typeParsers,
+    driverFactory: databaseDriver,
     interceptors,
   })
+  await pool.connect(async () => {})
   const checked = options.strict ? trackHeldConnections(pool) : pool
   return limitConnections(preparer ? preparer.retrying(checked) : checked, options)
 }
@@ -232,23 +212,8 @@ export const sqlExecutor = (db: Queryable): SqlExecutor => ({
   },
 })
 
-/**
- * Thrown in a transaction that requires slow work which must not run while a connection is held: the transaction is
- * rolled back, `work` runs, and the transaction is repeated.
- */
-export class RerunAfter extends Error {
-  readonly work: () => Promise<unknown>
-  constructor(work: () => Promise<unknown>) {
-    super('the transaction requires work outside of it')
-    this.work = work
-  }
-}
-
-/** Most runs of one transaction; each may throw `RerunAfter` for another piece of work. */
-const MAX_RUNS = 200
-
-/** Whether the transaction that failed with this error should be repeated. */
-export const isRerunRequest = (error: unknown): boolean => error instanceof RerunAfter || isPlanStale(error)
+/** Most runs of one transaction: a stale plan is replaced by the second. */
+const MAX_RUNS = 3
 
 /**
  * Runs `work` in one transaction. An error rolls back and is rethrown. The connection survives it: Slonik would close a
@@ -260,8 +225,7 @@ export async function inTransaction<T>(pool: Pool, work: (connection: Transactio
       return await runTransaction(pool, work)
     } catch (error) {
       // After a stale plan the statements are prepared under new names.
-      if (runs === MAX_RUNS || !isRerunRequest(error)) throw error
-      if (error instanceof RerunAfter) await error.work()
+      if (runs === MAX_RUNS || !isPlanStale(error)) throw error
     }
   }
 }

@@ -1,5 +1,4 @@
-import { kinds } from '../api/kind.ts'
-import { toPascalCase } from '../api/resource.ts'
+import { kinds, toPascalCase } from '../api/kind.ts'
 import type { Components, SchemaNode } from './components.ts'
 
 /**

@@ -2,7 +2,7 @@ import { type AuditEntry, auditDetail, auditText } from '../api/audit.ts'
 import type { AppError } from '../api/errors.ts'
 import { newId } from '../api/ids.ts'
 import type { OperationResult } from '../api/operation.ts'
-import { Batcher } from '../db/batcher.ts'
+import { batchByKey } from '../db/batcher.ts'
 import { isTransient } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { isProjectDeleted, sql } from '../db/sql.ts'
@@ -76,8 +76,6 @@ const writeEntries = ({ writeOne }: Services, entries: readonly ChainedEntry[]):
  * a project blocks only its own entries.
  */
 const entryWriter = processSingleton(services => {
-  const writers = new Map<string | null, Batcher<ChainedEntry, unknown>>()
-
   async function writeAll(entries: ChainedEntry[]): Promise<unknown[]> {
     try {
       await writeEntries(services, entries)
@@ -93,14 +91,12 @@ const entryWriter = processSingleton(services => {
     }
   }
 
+  const write = batchByKey<string | null, ChainedEntry, unknown>(
+    (tenant, entries) => withTenant({ tenant, patienceMs: MAX_REQUEST_WAIT_MS }, () => writeAll(entries)),
+    { max: MAX_BATCH },
+  )
   return async (entry: AuditEntry): Promise<void> => {
-    const { project_id } = entry
-    const tenant = { tenant: project_id, patienceMs: MAX_REQUEST_WAIT_MS }
-    const write = (entries: ChainedEntry[]) => withTenant(tenant, () => writeAll(entries))
-    const writer = writers.get(project_id) ?? new Batcher(write, { max: MAX_BATCH })
-    writers.set(project_id, writer)
-    const failure = await writer.add({ entry, chain: currentTriggerChain() })
-    if (!writer.busy) writers.delete(project_id)
+    const failure = await write(entry.project_id, { entry, chain: currentTriggerChain() })
     if (failure !== null) throw failure
   }
 })

@@ -1,7 +1,7 @@
 import { AppError } from '../api/errors.ts'
 import type { Kind } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
-import { isRerunRequest } from '../db/pool.ts'
+import { isPlanStale } from '../db/prepared-statements.ts'
 import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
@@ -42,7 +42,7 @@ async function runGuarded(inv: Invocation): Promise<OperationResult> {
     return await runSteps(inv)
   } catch (error) {
     // The caller's transaction is rerun together with this call.
-    if (inv.call.tx && isRerunRequest(error)) throw error
+    if (inv.call.tx && isPlanStale(error)) throw error
     const refusal = withChallenge(inv, await refusalOf(inv, error))
     await auditRefusal(inv, refusal)
     throw refusal

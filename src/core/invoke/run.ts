@@ -2,7 +2,7 @@ import { AppError, raise } from '../api/errors.ts'
 import { etagMatches, etagOf } from '../api/etag.ts'
 import { type Made, storeInTransaction } from '../api/idempotency.ts'
 import type { Kind, KindRow } from '../api/kind.ts'
-import { type Context, isOperationResult, type OperationResult, result } from '../api/operation.ts'
+import { type Context, isOperationResult, type Operation, type OperationResult, result } from '../api/operation.ts'
 import { isDatabaseError } from '../db/database-errors.ts'
 import { isForeignKeyViolation, isProjectDeleted } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -19,7 +19,7 @@ type AnyContext = Context<unknown, unknown, KindRow | undefined>
 export async function run(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   const { operation, call } = inv
   if (inv.idempotency?.made) return resumeOperation(inv, context, inv.idempotency.made)
-  if (operation.prepare) context.prepared = (await operation.prepare(context as never)) as never
+  await prepare(operation, context)
   // An MCP client cancels by disconnecting; a REST client may disconnect without waiting for the response.
   if (call.surface === 'mcp' && !operation.reads && call.request.closed.aborted) throw clientDisconnected()
   if (operation.transaction) {
@@ -36,6 +36,10 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Operati
   await auditResult(inv, response)
   await storeOperationResult(inv, response)
   return withEtag(inv, response)
+}
+
+const prepare = async ({ prepare }: Operation, context: AnyContext): Promise<void> => {
+  if (prepare) context.prepared = (await prepare(context as never)) as never
 }
 
 /** Returns the error, for the log, of a call whose client disconnected. */
@@ -76,13 +80,15 @@ function toResult({ operation: { answers, shape } }: Invocation, value: unknown)
   return result(status, value)
 }
 
-/** Runs the operation; retries once if another call deleted a referenced row between its checks and its writes. */
+/** Runs the operation; prepares and runs it once more if another call deleted a referenced row between its checks and its writes. */
 async function runInTransaction(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   try {
     return await runOnce(inv, context)
   } catch (error) {
     if (!isForeignKeyViolation(error) || isProjectDeleted(error)) throw error
     if (await isResourceDeleted(inv)) throw error
+    context.db = inv.db
+    await prepare(inv.operation, context)
     return await runOnce(inv, context)
   }
 }

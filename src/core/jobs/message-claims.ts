@@ -186,22 +186,20 @@ export async function claimMessages(
 const UNIQUE_VIOLATION = '23505'
 
 /**
- * Whether a mailbox has a waiting or claimed message of a key; with `activeWithinMs`, whether it has a claimed one whose lease
- * was renewed within that time. Up to three lookups in job_i3.
+ * Whether a mailbox has a waiting or claimed message of a key; with `aliveWithinMs`, only if the message was due, claimed,
+ * renewed or taken over within that time. Up to three lookups in job_i3.
  */
-export function hasMessage(
-  queue: string,
-  key: Fragment,
-  { activeWithinMs }: { activeWithinMs?: number } = {},
-): Fragment {
-  const inState = (state: 'created' | 'retry' | 'active'): Fragment => sql.fragment`(
+export function hasMessage(queue: string, key: Fragment, { aliveWithinMs }: { aliveWithinMs?: number } = {}): Fragment {
+  const isAlive =
+    aliveWithinMs === undefined
+      ? sql.fragment``
+      : sql.fragment`and greatest(j.start_after, j.started_on, j.heartbeat_on) > now() - ${aliveWithinMs} * interval '1 ms'`
+  const inState = (state: string): Fragment => sql.fragment`(
     select 1 from pgboss.job_common j
     where j.name = ${queue} and j.policy = 'stately' and j.state = ${rawFragment(`'${state}'`)}
-      and coalesce(j.singleton_key, '') = ${key}
-      ${activeWithinMs === undefined ? sql.fragment`` : sql.fragment`and j.heartbeat_on > now() - ${activeWithinMs} * interval '1 ms'`}
+      and coalesce(j.singleton_key, '') = ${key} ${isAlive}
     limit 1) is not null`
-  const states = activeWithinMs === undefined ? (['active', 'created', 'retry'] as const) : (['active'] as const)
-  return sql.fragment`(${sql.join(states.map(inState), sql.fragment` or `)})`
+  return sql.fragment`(${sql.join(['active', 'created', 'retry'].map(inState), sql.fragment` or `)})`
 }
 
 /** An attempt at a message. */

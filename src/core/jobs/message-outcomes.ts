@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { storableText, truncateChars } from '../api/storable-text.ts'
+import { Batcher } from '../db/batcher.ts'
 import { retryPause, retryWhileUnavailable } from '../db/retry.ts'
 import { messageAttempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
@@ -30,8 +31,7 @@ export class MessageOutcomes {
   readonly #services: Services
   readonly #handler: Handler
   readonly #queue: Queue<any>
-  #completions: { attempt: ActiveMessage; onRecorded: (completed: boolean) => void }[] = []
-  #completing = false
+  readonly #completions = new Batcher((attempts: ActiveMessage[]) => this.#recordCompletions(attempts))
 
   /** @param queue the handler's queue, with the lease of this deployment */
   constructor(services: Services, handler: Handler, queue: Queue<any>) {
@@ -40,40 +40,25 @@ export class MessageOutcomes {
     this.#queue = queue
   }
 
-  /** Records a completion, batched with others. `onRecorded` receives false if the claim was lost. */
-  complete(attempt: ActiveMessage, onRecorded: (completed: boolean) => void): void {
-    this.#completions.push({ attempt, onRecorded })
-    if (!this.#completing) void this.#recordCompletions()
+  /** Records a completion, batched with others. Returns false if the claim was lost. */
+  complete(attempt: ActiveMessage): Promise<boolean> {
+    return this.#completions.add(attempt)
   }
 
-  /** Sends one statement at a time; completions added meanwhile form the next batch. */
-  async #recordCompletions(): Promise<void> {
+  async #recordCompletions(attempts: ActiveMessage[]): Promise<boolean[]> {
     const { queues, log } = this.#services
-    this.#completing = true
-    // Handlers that finish in the same turn of the event loop share the first statement.
-    await new Promise(resolve => setImmediate(resolve))
-    let failures = 0
-    while (this.#completions.length > 0) {
-      const batch = this.#completions.splice(0, 1000)
+    let pending = attempts
+    for (let failures = 1; pending.length > 0; failures++) {
       try {
-        const completed = await completeMessages(
-          queues.db,
-          this.#queue,
-          batch.map(({ attempt }) => attempt),
-        )
-        for (const { attempt, onRecorded } of batch) onRecorded(completed.has(attempt.id))
-        failures = 0
+        const completed = await completeMessages(queues.db, this.#queue, pending)
+        return attempts.map(({ id }) => completed.has(id))
       } catch (error) {
-        failures += 1
         if (failures === 1) log.error({ err: error, queue: this.#queue.name }, 'completion recording failed, retrying')
-        for (const item of batch) {
-          if (this.isLeaseExpired(item.attempt)) item.onRecorded(false)
-          else this.#completions.push(item)
-        }
+        pending = pending.filter(attempt => !this.isLeaseExpired(attempt))
         await sleep(retryPause(failures))
       }
     }
-    this.#completing = false
+    return attempts.map(() => false)
   }
 
   /**

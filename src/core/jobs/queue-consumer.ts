@@ -477,7 +477,7 @@ export class QueueConsumer {
     if (attempt.lease !== 'held') return void this.#stopExpired(attempt)
     attempt.state = 'settling'
     this.#unsettled += 1
-    this.#outcomes.complete(attempt, completed => {
+    void this.#outcomes.complete(attempt).then(completed => {
       this.#unsettled -= 1
       if (this.#waitsForCompletions) this.claimNow()
       if (attempt.state === 'over') return

@@ -3,6 +3,7 @@ import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
 import type { Notification, Notifier } from '../db/notifier.ts'
+import { DatabaseClient } from '../db/pg-client.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 
@@ -282,6 +283,7 @@ export async function openQueues(options: {
   const start = async (more: ConstructorOptions & { idleTimeoutMillis?: number }) => {
     const boss = new PgBoss({
       connectionString: options.databaseUrl,
+      ...{ Client: DatabaseClient },
       application_name: options.applicationName ?? 'muster-queue',
       schema,
       migrate: false,

@@ -124,7 +124,7 @@ export class Heartbeat {
       // job_i7 (name, group_id; active) serves it.
       const affected = await tx.anyFirst(queueRow`
         with ended as (
-          update pgboss.job_common j set heartbeat_on = 'epoch'
+          update pgboss.job_common j set heartbeat_on = 'epoch', started_on = now()
           where j.name = any(${sql.array(names, 'text')}) and j.state = 'active' and j.group_id is not null
             and ${isGone(sql.fragment`j.group_tier`)}
           returning j.name)

@@ -71,16 +71,6 @@ export class SchemaWorkerPool {
     this.#stuckMs = options.stuckMs ?? STUCK_MS
   }
 
-  /** Whether a check would run immediately, on an idle thread that has compiled the schema. */
-  isReady({ project, key }: Pick<SchemaJob, 'project' | 'key'>): boolean {
-    return (
-      this.#waiting.size === 0 &&
-      !this.#isFull(project) &&
-      this.#remainingMs(project) > 0 &&
-      (this.#findIdle(key)?.compiled.has(key) ?? false)
-    )
-  }
-
   /**
    * Runs a job in the turn of its project.
    * @param signal removes a waiting job from its queue and rejects with its reason

@@ -1,6 +1,5 @@
 import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import { RerunAfter } from '../db/pool.ts'
 import type { Logger } from '../process/log.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import { type SchemaOutcome, SchemaWorkerPool } from './check-worker-pool.ts'
@@ -29,8 +28,8 @@ export type CheckOptions = {
 
 /** Longest value as JSON; in the memory of a thread it takes ten to twenty times as much. */
 const MAX_VALUE_LENGTH = 4 * 1024 * 1024
-/** Highest check time of a schema that may run while a transaction waits. */
-const QUICK_MS = 10
+/** Schemas of one definition compiled concurrently. */
+const CONCURRENCY = 4
 
 /**
  * Checks schemas and values in worker threads (check-worker-pool.ts), so that no schema of a caller compiles or runs on
@@ -38,10 +37,8 @@ const QUICK_MS = 10
  */
 export class SchemaChecks {
   readonly #threads: SchemaWorkerPool
-  /** By schema: the reason for which it was refused, or the recent processor time of a check in ms. */
-  readonly #schemas = new LRUCache<string, { refused: string } | { checkMs: number }>({ max: 5000 })
-  /** Results for repeated transactions. */
-  readonly #results = new LRUCache<string, SchemaProblem[]>({ max: 5000, ttl: 60_000 })
+  /** By schema: whether it was accepted, or the reason for which it was refused. */
+  readonly #schemas = new LRUCache<string, { refused: string | null }>({ max: 5000 })
 
   constructor(options: { threads: number; log: Logger }) {
     this.#threads = new SchemaWorkerPool(options)
@@ -53,7 +50,7 @@ export class SchemaChecks {
    */
   async check(schema: SchemaOf, options: CheckOptions = {}): Promise<void> {
     const key = keyOf(schema)
-    if (!this.#findAccepted(schema, key)) await this.#run(schema, key, [], options)
+    if (!this.#isAccepted(schema, key)) await this.#run(schema, key, [], options)
   }
 
   /**
@@ -63,67 +60,49 @@ export class SchemaChecks {
    */
   async problems(schema: SchemaOf, values: readonly unknown[], options: CheckOptions = {}): Promise<SchemaProblem[][]> {
     const key = keyOf(schema)
-    this.#findAccepted(schema, key)
+    this.#isAccepted(schema, key)
     const texts = values.map(value => JSON.stringify(value))
-    return this.#problems(schema, key, texts, options)
-  }
-
-  /**
-   * Checks a schema within a transaction. A result that is not cached is computed outside of it, without holding the
-   * connection, and the transaction is repeated.
-   * @throws SchemaError, RerunAfter
-   */
-  async checkInTransaction(schema: SchemaOf): Promise<void> {
-    if (!this.#findAccepted(schema, keyOf(schema)))
-      throw new RerunAfter(() => this.check(schema).catch(ignoreSchemaError))
-  }
-
-  /** Returns the violations of one value within a transaction, in the same way. */
-  async problemsInTransaction(schema: SchemaOf, value: unknown): Promise<SchemaProblem[]> {
-    const key = keyOf(schema)
-    const cached = this.#findAccepted(schema, key)
-    const text = JSON.stringify(value)
-    const id = `${key} ${hash('sha256', text, 'base64')}`
-    const result = this.#results.get(id)
-    if (result) return result
-    const check = async () => (await this.#problems(schema, key, [text]))[0]
-    if (cached && cached.checkMs <= QUICK_MS && this.#threads.isReady({ project: schema.project, key })) return check()
-    throw new RerunAfter(async () => {
-      try {
-        this.#results.set(id, await check())
-      } catch (error) {
-        ignoreSchemaError(error)
-      }
-    })
-  }
-
-  close(): Promise<void> {
-    return this.#threads.close()
-  }
-
-  /** Returns the cache entry of an accepted schema. @throws SchemaError for a refused or too large schema */
-  #findAccepted({ text }: SchemaOf, key: string): { checkMs: number } | undefined {
-    if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
-    const cached = this.#schemas.get(key)
-    if (cached && 'refused' in cached) throw new SchemaError(cached.refused)
-    return cached
-  }
-
-  async #problems(
-    schema: SchemaOf,
-    key: string,
-    values: readonly string[],
-    options: CheckOptions = {},
-  ): Promise<SchemaProblem[][]> {
     const results: SchemaProblem[][] = []
-    while (results.length < values.length) {
-      const rest = values.slice(results.length)
+    while (results.length < texts.length) {
+      const rest = texts.slice(results.length)
       const tooLarge = rest.findIndex(({ length }) => length > MAX_VALUE_LENGTH)
       if (tooLarge === 0)
         results.push([noVerdictProblem('size', `is larger than ${MAX_VALUE_LENGTH} characters of JSON`)])
       else results.push(...(await this.#run(schema, key, tooLarge > 0 ? rest.slice(0, tooLarge) : rest, options)))
     }
     return results
+  }
+
+  /**
+   * Returns for each schema the reason for which it cannot be used, null for a usable one. Schemas that are checked in a
+   * transaction are compiled before it by the same call: then the transaction waits for none of them.
+   * @throws SERVICE_NOT_READY like `check`
+   */
+  async refusals(schemas: readonly SchemaOf[]): Promise<(string | null)[]> {
+    const refusals: (string | null)[] = []
+    const pending = schemas.entries()
+    const checkPending = async () => {
+      for (const [index, schema] of pending) refusals[index] = await this.check(schema).then(() => null, refusalMessage)
+    }
+    await Promise.all(Array.from({ length: CONCURRENCY }, checkPending))
+    return refusals
+  }
+
+  /** Returns the violations of one value. */
+  async problemsInTransaction(schema: SchemaOf, value: unknown): Promise<SchemaProblem[]> {
+    return (await this.problems(schema, [value]))[0]
+  }
+
+  close(): Promise<void> {
+    return this.#threads.close()
+  }
+
+  /** Whether the schema was accepted before. @throws SchemaError for a refused or too large schema */
+  #isAccepted({ text }: SchemaOf, key: string): boolean {
+    if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
+    const cached = this.#schemas.get(key)
+    if (cached && cached.refused !== null) throw new SchemaError(cached.refused)
+    return cached !== undefined
   }
 
   /** Checks the first values, or only the schema without any values. @throws SchemaError, SERVICE_NOT_READY */
@@ -143,12 +122,8 @@ export class SchemaChecks {
       return [
         [outcome.broke === 'time' ? timeoutProblem() : noVerdictProblem('memory', 'takes too much memory to check')],
       ]
-    const { problems, checkMs } = outcome as Extract<SchemaOutcome, { problems: unknown }>
-    // Halved with each faster check, so that one slow value counts for some time.
-    const cached = this.#schemas.get(key)
-    const previousMs = cached && 'checkMs' in cached ? cached.checkMs : 0
-    this.#schemas.set(key, { checkMs: Math.max(checkMs, previousMs / 2) })
-    return problems
+    this.#schemas.set(key, { refused: null })
+    return (outcome as Extract<SchemaOutcome, { problems: unknown }>).problems
   }
 }
 
@@ -162,9 +137,9 @@ function refusalReason(outcome: SchemaOutcome, values: readonly string[]): strin
 const keyOf = ({ project, text, rules }: SchemaOf): string =>
   `${project} ${rules.strict} ${hash('sha256', text, 'base64')}`
 
-/** Ignores a refusal, which the repeated transaction reports. */
-function ignoreSchemaError(error: unknown): void {
+function refusalMessage(error: unknown): string {
   if (!(error instanceof SchemaError)) throw error
+  return error.message
 }
 
 /** Schema checks of a process. */

@@ -1,8 +1,12 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from './services.ts'
 
-/** Points at which tests can inject a fault, in the order of the work: turns, traces, ingestion, approvals … requests. */
+/**
+ * Points at which tests can inject a fault. The engine has three for each kind of work: after the claim, and before and
+ * after the commit of the last transaction of an attempt.
+ */
 type FaultPoint =
+  | `${string}/${'claimed' | 'ending' | 'ended'}`
   | 'turn_taken'
   | 'after_claim'
   | 'before_model'
@@ -13,11 +17,9 @@ type FaultPoint =
   | 'after_settle'
   | 'trace_staged'
   | 'trace_written'
-  | 'ingestion_claimed'
   | 'ingestion_read'
   | 'ingestion_batch'
   | 'ingestion_written'
-  | 'ingestion_settled'
   | 'approval_executing'
   | 'approval_called'
   | 'approval_executed'
@@ -43,24 +45,17 @@ type FaultPoint =
   | 'child_started'
   | 'run_followed'
   | 'trigger_accepted'
-  | 'trigger_claimed'
+  | 'trigger_starting'
   | 'trigger_started'
   | 'trigger_called'
-  | 'eval_item_asking'
-  | 'eval_item_asked'
-  | 'eval_item_answered'
-  | 'eval_item_scored'
   | 'eval_run_settling'
   | 'formation_claimed'
   | 'formation_called'
   | 'formation_step'
   | 'formation_applied'
-  | 'task_claimed'
   | 'task_called'
-  | 'task_settled'
   | 'task_starting'
-  | 'task_started'
-  | 'task_looked'
+  | 'task_settling'
   | 'event_judged'
   | 'event_taken'
   | 'event_answered'

@@ -1,8 +1,9 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { Batcher } from '../db/batcher.ts'
 import { isTransient } from '../db/database-errors.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { isProjectDeleted } from '../db/sql.ts'
-import { withoutTenant } from '../db/tenant-context.ts'
-import { currentTriggerChain, withoutTriggerChain } from '../db/trigger-chain.ts'
+import { currentTriggerChain } from '../db/trigger-chain.ts'
 import type { Logger } from './log.ts'
 
 /** Rounds without a stored item, while the database is available, after which the oldest items are dropped. */
@@ -27,6 +28,9 @@ export type WriteBehindOptions<T> = {
 
 type BufferedItem<T> = { item: T; chain: readonly string[] }
 
+/** Result of one try: the errors of refused items, and the items not tried because the database was unavailable. */
+type WriteResult<T> = { refused: unknown[]; remaining: BufferedItem<T>[]; error: unknown }
+
 /**
  * A bounded write buffer for data that must not delay or fail the work it describes. Items remain in it, and count against
  * its size, until they are stored. While the database is unavailable they wait; items of a refused batch are written
@@ -35,82 +39,71 @@ type BufferedItem<T> = { item: T; chain: readonly string[] }
  */
 export class WriteBehind<T> {
   readonly #options: WriteBehindOptions<T>
-  #buffer: BufferedItem<T>[] = []
-  #timer: NodeJS.Timeout | undefined
-  #writing: Promise<boolean> | null = null
-  #rounds = 0
-  #closed = false
+  readonly #batches: Batcher<BufferedItem<T>, undefined>
+  readonly #closing = new AbortController()
+  /** Whether a write failed after the close: further ones would only delay the end of the process. */
+  #abandoned = false
 
   constructor(options: WriteBehindOptions<T>) {
+    const { batch: max, gatherMs: delayMs } = options
     this.#options = options
+    this.#batches = new Batcher(items => this.#writeBatch(items), { max, delayMs })
   }
 
   add(item: T): void {
-    if (this.#buffer.length >= this.#options.most) {
-      this.#options.dropped(1)
-      return
-    }
-    this.#buffer.push({ item, chain: currentTriggerChain() })
-    this.#writeLater(this.#options.gatherMs)
+    const { most, dropped } = this.#options
+    const buffered = { item, chain: currentTriggerChain() }
+    if (this.#batches.size >= most) dropped(1)
+    else void onSeparateConnection(() => this.#batches.add(buffered))
   }
 
   /** Writes the buffered items, and drops those that cannot be stored now. */
-  async close(): Promise<void> {
-    this.#closed = true
-    clearTimeout(this.#timer)
-    await this.#writing
-    while (this.#buffer.length > 0) {
-      if (await this.#writeSome()) continue
-      this.#options.dropped(this.#buffer.length)
-      this.#buffer = []
-    }
+  close(): Promise<void> {
+    this.#closing.abort()
+    return this.#batches.close()
   }
 
-  #writeLater(ms: number): void {
-    if (this.#closed || this.#timer || this.#writing) return
-    const { batch, gatherMs, retryMs } = this.#options
-    // The buffer contains items of all tenants: its writes inherit no transaction, tenant or trigger chain.
-    const detached = <R>(work: () => R): R => onSeparateConnection(() => withoutTenant(() => withoutTriggerChain(work)))
-    this.#timer = detached(() =>
-      setTimeout(() => {
-        this.#timer = undefined
-        this.#writing = this.#writeSome()
-        void this.#writing.then(stored => {
-          this.#writing = null
-          if (this.#buffer.length > 0) this.#writeLater(stored ? (this.#buffer.length < batch ? gatherMs : 0) : retryMs)
-        })
-      }, ms),
-    )
+  /** Writes items until each is stored or dropped. */
+  async #writeBatch(batch: BufferedItem<T>[]): Promise<undefined[]> {
+    const { log, what, retryMs, dropped } = this.#options
+    const { signal } = this.#closing
+    let items = batch
+    for (let rounds = 1; !this.#abandoned; ) {
+      const { refused, remaining, error } = await this.#tryWrite(items)
+      const faults = refused.filter(reason => !isProjectDeleted(reason))
+      const isEachRefused = refused.length === items.length && faults.length > 0
+      if (!isEachRefused || rounds++ >= MAX_ROUNDS) {
+        if (faults.length > 0) log.error({ err: faults[0], items: faults.length }, `write of ${what} failed`)
+        if (refused.length > 0) dropped(refused.length)
+        items = remaining
+      }
+      if (items.length === 0) return []
+      log.warn({ err: error, items: items.length }, `write of ${what} postponed`)
+      if (signal.aborted) this.#abandoned = true
+      else await sleep(retryMs, undefined, { signal }).catch(() => {})
+    }
+    dropped(items.length)
+    return []
   }
 
-  /** Writes the oldest items; returns false if they must be retried. */
-  async #writeSome(): Promise<boolean> {
-    const { batch, log, what } = this.#options
-    const items = this.#buffer.slice(0, batch)
-    const removeItems = () => {
-      this.#buffer = this.#buffer.slice(items.length)
-      this.#rounds = 0
-      return true
-    }
+  /** Writes items together or, if they are refused, individually. */
+  async #tryWrite(items: BufferedItem<T>[]): Promise<WriteResult<T>> {
+    const refused: unknown[] = []
     try {
       await this.#write(items)
-      return removeItems()
+      return { refused, remaining: [], error: null }
     } catch (error) {
-      if (isTransient(error)) {
-        log.warn({ err: error, items: items.length }, `write of ${what} postponed`)
-        return false
-      }
-      const refused = await this.#writeIndividually(items)
-      if (refused === null) return false
-      if (refused.length < items.length || ++this.#rounds >= MAX_ROUNDS || refused.every(isProjectDeleted)) {
-        const faults = refused.filter(reason => !isProjectDeleted(reason))
-        if (faults.length > 0) log.error({ err: faults[0], items: faults.length }, `write of ${what} failed`)
-        this.#options.dropped(refused.length)
-        return removeItems()
-      }
-      log.warn({ err: error, items: items.length }, `write of ${what} postponed`)
-      return false
+      if (isTransient(error)) return { refused, remaining: items, error }
     }
+    for (const [index, item] of items.entries()) {
+      try {
+        await this.#write([item])
+      } catch (error) {
+        if (isTransient(error)) return { refused, remaining: items.slice(index), error }
+        refused.push(error)
+      }
+    }
+    return { refused, remaining: [], error: refused[0] }
   }
 
   #write = (items: readonly BufferedItem<T>[]): Promise<unknown> =>
@@ -118,23 +111,4 @@ export class WriteBehind<T> {
       items.map(({ item }) => item),
       index => items[index].chain,
     )
-
-  /** Writes items individually; returns the errors of refused items, or null if the database became unavailable. */
-  async #writeIndividually(items: BufferedItem<T>[]): Promise<unknown[] | null> {
-    const refused: unknown[] = []
-    for (const [index, item] of items.entries()) {
-      try {
-        await this.#write([item])
-      } catch (error) {
-        if (isTransient(error)) {
-          // Neither stored nor refused items are written again.
-          if (refused.length > 0) this.#options.dropped(refused.length)
-          this.#buffer = this.#buffer.slice(index)
-          return null
-        }
-        refused.push(error)
-      }
-    }
-    return refused
-  }
 }

@@ -5,6 +5,8 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { ClaimLostError, type JobContext, RequeueError } from '../jobs/handler.ts'
 import type { Queue } from '../jobs/queue.ts'
+import { injectFault } from '../process/fault-injection.ts'
+import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { RetryRule } from './retry.ts'
 import type { WorkClaim, WorkTable } from './store.ts'
@@ -14,6 +16,17 @@ export type WorkMessage = { entity_id: string; work_id: string; project_id: stri
 
 /** Log fields of an attempt. */
 export type AttemptFields = { outcome: string } & Record<string, unknown>
+
+/**
+ * Writes the log line of an attempt at durable work. An AppError is an expected outcome, any other error a fault.
+ * @param work name of the kind: its queue
+ * @param started value of performance.now() at the start of the attempt
+ */
+export function logAttempt(log: Logger, work: string, started: number, fields: AttemptFields, error?: unknown): void {
+  const line = { work, ...fields, duration_ms: Math.round(performance.now() - started) }
+  if (error === undefined || error instanceof AppError) log.info(line, 'work attempted')
+  else log.error({ ...line, err: error }, 'work attempted')
+}
 
 /** One attempt at a work item, under a claim whose lease is the message. */
 export type WorkAttempt<Row, Columns> = {
@@ -37,8 +50,8 @@ export type WorkAttempt<Row, Columns> = {
   /** Settles the item: `work` writes the effects, and the same transaction removes the item and its message. */
   settle<T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T>
   /**
-   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has settled
-   * an item that is kept.
+   * Moves the item to a wait state until its next wake-up, by the assignments that `work` returns; null if `work` has written the
+   * new state itself.
    */
   suspend(work: (tx: Tx, entity: Row) => Promise<Fragment | null>): Promise<void>
   /** Makes the item due again after `delayMs`, without counting a failure. */
@@ -53,11 +66,12 @@ export type AttemptOptions<Row, Columns> = {
   queue: Queue<WorkMessage>
   table: WorkTable<Row, Columns>
   retry: RetryRule
+  leaseMs: number
   ids: (entity: Row, claim: WorkClaim) => Record<string, unknown>
   run: (attempt: WorkAttempt<Row, Columns>) => Promise<AttemptFields>
   fail: (tx: Tx, failed: FailedWork<Row, Columns>) => Promise<Record<string, unknown> | undefined>
   isFinal: (error: unknown) => boolean
-  postponed: (error: unknown) => number | null
+  postponed: (error: unknown, claim: WorkClaim & Columns) => number | null
   lockFirst?: (tx: Tx, entity: Row) => Promise<unknown>
 }
 
@@ -71,7 +85,8 @@ export type FailedWork<Row, Columns> = {
 
 /**
  * Runs one attempt and writes its log line.
- * @throws RequeueError when the worker stops, and transient database errors: both leave the message to the queue
+ * @throws RequeueError when the worker stops or `run` throws it, and transient database errors: both leave the message to the
+ *   queue
  */
 export async function runAttempt<Row, Columns>(
   context: JobContext,
@@ -84,24 +99,19 @@ export async function runAttempt<Row, Columns>(
   const started = performance.now()
   const lost = new AbortController()
   const live = AbortSignal.any([signal, lost.signal])
-  const logAttempt = (fields: AttemptFields, error?: unknown): void => {
-    const line = {
-      work: name,
-      ...options.ids(entity, claim),
-      attempt: claim.claims,
-      duration_ms: Math.round(performance.now() - started),
-      ...fields,
-    }
-    // An AppError is an expected outcome, any other error a fault.
-    if (error === undefined || error instanceof AppError) services.log.info(line, 'work attempted')
-    else services.log.error({ ...line, err: error }, 'work attempted')
-  }
+  const log = (fields: AttemptFields, error?: unknown): void =>
+    logAttempt(services.log, name, started, { ...options.ids(entity, claim), attempt: claim.claims, ...fields }, error)
   const loseClaim = (): never => {
     const error = new ClaimLostError()
     lost.abort(error)
     throw error
   }
   let isFinished = false
+  // Ends the calls of a superseded attempt. Errors are left to the renewal of the message.
+  const watch = setInterval(async () => {
+    const isCurrent = await table.isCurrent(services.pool, claim).catch(() => true)
+    if (!isCurrent && !isFinished) lost.abort(new ClaimLostError())
+  }, options.leaseMs / 3)
   const transact = <T>(work: (tx: Tx) => Promise<T>): Promise<T> => {
     live.throwIfAborted()
     const locked = async (tx: Tx) => {
@@ -115,9 +125,11 @@ export async function runAttempt<Row, Columns>(
     const value = await transact(async tx => {
       const result = await work(tx)
       context.complete(tx)
+      await injectFault(services, `${name}/ending`)
       return result
     })
     isFinished = true
+    await injectFault(services, `${name}/ended`)
     return value
   }
   const requeue = (delayMs: number, failed: boolean): Promise<void> =>
@@ -151,10 +163,10 @@ export async function runAttempt<Row, Columns>(
   /** Requeues the item for the redelivery of its message, without counting the attempt. */
   const requeueUncounted = async (): Promise<void> => {
     await retryWhileUnavailable(() => table.requeue(services.pool, claim, { delayMs: 0, failed: false }), { signal })
-    logAttempt({ outcome: 'requeued' })
+    log({ outcome: 'requeued' })
   }
   const recordFailure = async (error: unknown): Promise<AttemptFields> => {
-    const postponedMs = options.postponed(error)
+    const postponedMs = options.postponed(error, claim)
     if (postponedMs !== null) {
       await requeue(postponedMs, false)
       return { outcome: 'deferred', next_ms: postponedMs }
@@ -168,28 +180,31 @@ export async function runAttempt<Row, Columns>(
     return { outcome: 'retry', code: codeOf(error), decision: 'retry', next_ms: delayMs }
   }
   try {
+    await injectFault(services, `${name}/claimed`)
     const fields = await options.run(attempt)
     if (!isFinished) throw new Error(`${name} returned without settle, suspend or reschedule`)
-    logAttempt(fields)
+    log(fields)
   } catch (error) {
     if (isFinished) {
       services.log.error({ err: error, work: name, ...options.ids(entity, claim) }, 'work failed after settlement')
       return
     }
-    if (signal.aborted && stopping.aborted) {
+    if ((signal.aborted && stopping.aborted) || error instanceof RequeueError) {
       await requeueUncounted()
       throw new RequeueError('worker is stopping')
     }
-    if (error instanceof ClaimLostError || live.aborted) return logAttempt({ outcome: 'claim_lost' })
+    if (error instanceof ClaimLostError || live.aborted) return log({ outcome: 'claim_lost' })
     if (isTransient(error)) {
       await requeueUncounted()
       throw error
     }
     try {
-      logAttempt(await recordFailure(error), error)
+      log(await recordFailure(error), error)
     } catch (failure) {
       if (!(failure instanceof ClaimLostError)) throw failure
-      logAttempt({ outcome: 'claim_lost' })
+      log({ outcome: 'claim_lost' })
     }
+  } finally {
+    clearInterval(watch)
   }
 }

@@ -12,10 +12,13 @@ export type WorkClaim = WorkRef & { claims: number; failures: number; losses: nu
 /** Owner of a work item: a kind, or any table with `id` and `project_id`. `columns` select from the alias `t`. */
 export type WorkEntity<Row> = { table: string; columns: Fragment; row: z.ZodType<Row> }
 
-/** Milliseconds after which an unclaimed item, or a claimed item without an active message, is stalled. */
+/**
+ * Milliseconds after which an item is stalled: since it was due, if no worker has claimed it, or since the claim and the last
+ * sign of its message.
+ */
 export type StallLimits = { queuedMs: number; silentMs: number }
 
-/** An overdue item without a message. */
+/** An overdue item that is stalled or has no message. */
 export type DueItem = WorkRef & { project_id: string; due_at: string; stalled: boolean }
 
 export type WorkTable<Row, Columns> = {
@@ -25,17 +28,24 @@ export type WorkTable<Row, Columns> = {
   lock(db: Queryable, claim: WorkClaim): Promise<Row | null>
   /** Locks like `lock` and deletes the item, unless the work keeps the rows of settled items. */
   remove(db: Queryable, claim: WorkClaim): Promise<Row | null>
+  /** Whether a claim is neither lost nor ended. */
+  isCurrent(db: Queryable, claim: WorkClaim): Promise<boolean>
   /** Updates columns of a claimed item. False if the claim is lost. */
   set(db: Queryable, claim: WorkClaim, assignments: Fragment): Promise<boolean>
   /** Requeues a claimed item, due after `delayMs`; `failed` counts a failure. False if the claim is lost. */
   requeue(db: Queryable, claim: WorkClaim, options: { delayMs: number; failed: boolean }): Promise<boolean>
+  /** Whether the item of an entity is stalled; null without an item. */
+  isStalled(db: Queryable, entity: string, limits: StallLimits): Promise<boolean | null>
   /** Locks the entity and deletes its item if it is stalled; null otherwise. */
   removeStalled(
     db: Queryable,
     entity: string,
     limits: StallLimits,
   ): Promise<{ claim: WorkClaim & Columns; entity: Row; state: string } | null>
-  /** Lists a page of items that are overdue by `lateSeconds` and have no message, oldest first. By the index on `due_at`. */
+  /**
+   * Lists a page of items that are overdue by `lateSeconds` and stalled or without a message, oldest first. By the index on
+   * `due_at`.
+   */
   listDue(
     db: Queryable,
     limits: StallLimits | null,
@@ -78,17 +88,20 @@ export function workTable<Row, Columns>(
   const claimed = sql.type(z.object({ ...rowShape, claim }))
   const ended = sql.type(z.object({ ...rowShape, claim, work_state: z.string() }))
   const entityRow = sql.type(entity.row)
+  const stalledRow = sql.type(z.object({ stalled: z.boolean() }))
   const dueItem = sql.type(
     z.object({ entity: z.string(), id: z.string(), project_id: z.string(), due_at: z.string(), stalled: z.boolean() }),
   )
 
   const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
     sql.fragment`a.${column} = ${id} and a.id = ${claim.id} and a.claims = ${claim.claims} and a.state = 'running'`
-  const isUnpaused = pausable
-    ? sql.fragment`and not exists (select from projects p where p.id = l.project_id and p.paused_at is not null)`
-    : sql.fragment``
+  const isUnpaused = (entity: Fragment): Fragment =>
+    pausable
+      ? sql.fragment`and (a.state <> 'queued' or not exists (
+          select from projects p where p.id = ${entity}.project_id and p.paused_at is not null))`
+      : sql.fragment``
   const isSilent = (ms: number): Fragment => sql.fragment`
-    a.due_at < now() - ${interval(ms)} and not ${hasMessage(queue.name, sql.fragment`a.id`, { activeWithinMs: ms })}`
+    a.due_at < now() - ${interval(ms)} and not ${hasMessage(queue.name, sql.fragment`a.id`, { aliveWithinMs: ms })}`
   const isStalled = ({ queuedMs, silentMs }: StallLimits): Fragment => sql.fragment`(
     (a.state = 'running' and ${isSilent(silentMs)})
     or (a.state = 'queued' and a.due_at < now() - ${interval(queuedMs)})
@@ -113,7 +126,7 @@ export function workTable<Row, Columns>(
             losses = a.losses + (a.state = 'running')::integer
           from locked l
           where a.${column} = l.id and a.id = ${ref.id}
-            and (a.state = 'running' or (a.state = 'queued' ${isUnpaused}))
+            and a.state in ('queued', 'running') ${isUnpaused(sql.fragment`l`)}
           returning a.${column} as entity, a.id, ${returned}),
         begun as (${
           begin
@@ -141,6 +154,8 @@ export function workTable<Row, Columns>(
         ended as (delete from ${table} a using locked l where a.${column} = l.id and ${isClaimed(claim)} returning a.id)
         select l.* from locked l, ended`)
     },
+    isCurrent: async (db, claim) =>
+      (await db.query(voidStatement`select from ${table} a where ${isClaimed(claim)}`)).rowCount === 1,
     set,
     requeue: (db, claim, { delayMs, failed }) =>
       set(
@@ -148,6 +163,8 @@ export function workTable<Row, Columns>(
         claim,
         sql.fragment`state = 'queued', due_at = now() + ${interval(delayMs)}, failures = a.failures + ${failed ? 1 : 0}`,
       ),
+    isStalled: (db, id, limits) =>
+      db.maybeOneFirst(stalledRow`select ${isStalled(limits)} as stalled from ${table} a where a.${column} = ${id}`),
     async removeStalled(db, id, limits) {
       const row = (await db.maybeOne(ended`
         with ${locked(id)},
@@ -163,11 +180,12 @@ export function workTable<Row, Columns>(
     },
     listDue: (db, limits, { lateSeconds, after, limit }) =>
       db.any(dueItem`
-        select a.${column} as entity, a.id, t.project_id, a.due_at, ${limits ? isStalled(limits) : sql.fragment`false`} as stalled
+        select a.${column} as entity, a.id, t.project_id, a.due_at, s.stalled
         from ${table} a join ${owner} t on t.id = a.${column}
+          cross join lateral (select ${limits ? isStalled(limits) : sql.fragment`false`} as stalled) s
         where a.due_at < now() - ${lateSeconds} * interval '1 s'
           and a.state = any(${sql.array(['queued', 'running', ...waits], 'text')})
-          and not ${hasMessage(queue.name, sql.fragment`a.id`)}
+          ${isUnpaused(sql.fragment`t`)} and (s.stalled or not ${hasMessage(queue.name, sql.fragment`a.id`)})
           ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
         order by a.due_at, a.id limit ${limit}`),
   }

@@ -48,7 +48,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Whether a retry would fail in the same way. By default no failure is final. */
   isFinal?: (error: unknown) => boolean
   /** Delay in milliseconds for an error that defers the work without counting as a failure; null for a failure. */
-  postponed?: (error: unknown) => number | null
+  postponed?: (error: unknown, claim: WorkClaim & Columns<S>) => number | null
   /** Assignments to the entity (alias `t`) by a claim. */
   begin?: Fragment
   /** Whether queued items wait while their project is paused. */
@@ -79,7 +79,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
   fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
   /** Error of an item that lost too many workers. Default INTERNAL_ERROR. */
-  lost?: () => AppError
+  lost?: (claim: WorkClaim) => AppError
 }
 
 export type Work<Row = any, S extends Shape = any> = {
@@ -88,6 +88,7 @@ export type Work<Row = any, S extends Shape = any> = {
   handler: Handler
   schedule: Schedule
   table: WorkTable<Row, Columns<S>>
+  pausable: boolean
   /** Sends the wake-up of an item. */
   wake(
     outbox: Pick<Outbox, 'send'>,
@@ -96,6 +97,10 @@ export type Work<Row = any, S extends Shape = any> = {
   ): void
   /** Abandons an item that can be claimed. */
   abandon(services: Services, ref: WorkRef, error: unknown): Promise<void>
+  /** Wakes up to `limit` overdue items without a message, or only counts them. Returns their number. */
+  wakeOverdue(services: Pick<Services, 'pool' | 'queues'>, options: { limit: number; dryRun: boolean }): Promise<number>
+  /** Abandons the item of an entity if it is stalled. False if the item is active. */
+  abandonStalled(services: Services, entity: string): Promise<boolean>
   /** Wakes overdue items without a message and abandons stalled items. */
   sweep(services: Services, stopping: AbortSignal): Promise<void>
 }
@@ -132,6 +137,8 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   })
   const retryOf = (config: Config): RetryRule =>
     typeof declaration.retry === 'function' ? declaration.retry(config) : declaration.retry
+  const leaseSecondsOf = (config: Config): number =>
+    typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
   const { fail } = declaration
   const lostError = declaration.lost ?? (() => new AppError('INTERNAL_ERROR'))
 
@@ -149,9 +156,10 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         queue,
         table,
         retry,
+        leaseMs: leaseSecondsOf(config) * 1000,
         ids: declaration.ids,
         lockFirst: declaration.lockFirst,
-        run: isLost ? attempt => abandonLost(attempt, lostError()) : declaration.run,
+        run: isLost ? attempt => abandonLost(attempt, lostError(claimed.claim)) : declaration.run,
         fail,
         isFinal: declaration.isFinal ?? (() => false),
         postponed: declaration.postponed ?? (() => null),
@@ -164,9 +172,14 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     return { outcome: 'failed', decision: 'abandoned', losses: claim.losses, ...fields }
   }
 
-  const abandonStalled = (services: Services, entity: string): Promise<void> =>
-    services.write(async tx => {
-      const item = stall && (await table.removeStalled(tx, entity, stall.limits(services.config)))
+  const abandonStalled = async (services: Services, entity: string): Promise<boolean> => {
+    if (!stall) return false
+    const limits = stall.limits(services.config)
+    // Null: the item has been settled. An active item is not locked.
+    const isStalled = await table.isStalled(services.pool, entity, limits)
+    if (!isStalled) return isStalled === null
+    await services.write(async tx => {
+      const item = await table.removeStalled(tx, entity, limits)
       if (!item) return
       const error = stall.error(item.state)
       const fields = await fail(tx, { services, entity: item.entity, claim: item.claim, error })
@@ -175,13 +188,39 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         'work abandoned',
       )
     })
+    return true
+  }
+
+  const messageOf = ({ entity, id, project_id }: WorkRef & { project_id: string }): WorkMessage => ({
+    entity_id: entity,
+    work_id: id,
+    project_id,
+  })
+  const sendWakeUps = ({ queues }: Pick<Services, 'queues'>, items: readonly DueItem[]): Promise<unknown> =>
+    queues.send(items.map(item => queueMessage(queue, messageOf(item))))
+  /** Lists overdue items page by page. */
+  async function* overduePages(
+    { pool }: Pick<Services, 'pool'>,
+    limits: StallLimits | null,
+  ): AsyncGenerator<readonly DueItem[]> {
+    for (let after: DueItem | null = null; ; ) {
+      const page: readonly DueItem[] = await table.listDue(pool, limits, {
+        lateSeconds: LATE_SECONDS,
+        after,
+        limit: SWEEP_PAGE,
+      })
+      if (page.length > 0) yield page
+      if (page.length < SWEEP_PAGE) return
+      after = page[page.length - 1]
+    }
+  }
 
   const declared: Work<Row, S> = {
     name,
     queue,
     table,
-    wake: (outbox, { entity, id, project_id }, options) =>
-      outbox.send(queue, { entity_id: entity, work_id: id, project_id }, options),
+    pausable: declaration.pausable === true,
+    wake: (outbox, item, options) => outbox.send(queue, messageOf(item), options),
     abandon: (services, ref, error) =>
       services.write(async tx => {
         const claimed = await table.claim(tx, ref)
@@ -189,28 +228,26 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         const entity = await table.remove(tx, claimed.claim)
         if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
       }),
+    async wakeOverdue(services, { limit, dryRun }) {
+      let count = 0
+      for await (const page of overduePages(services, null)) {
+        const items = page.slice(0, limit - count)
+        if (!dryRun) await sendWakeUps(services, items)
+        count += items.length
+        if (count === limit) break
+      }
+      return count
+    },
+    abandonStalled,
     async sweep(services, stopping) {
-      const limits = stall?.limits(services.config) ?? null
-      let after: DueItem | null = null
-      for (;;) {
-        const found: readonly DueItem[] = await table.listDue(services.pool, limits, {
-          lateSeconds: LATE_SECONDS,
-          after,
-          limit: SWEEP_PAGE,
-        })
-        const waiting = found.filter(({ stalled }) => !stalled)
-        if (waiting.length > 0)
-          await services.queues.send(
-            waiting.map(({ entity, id, project_id }) =>
-              queueMessage(queue, { entity_id: entity, work_id: id, project_id }),
-            ),
-          )
-        for (const { entity } of found.filter(({ stalled }) => stalled)) {
+      for await (const page of overduePages(services, stall?.limits(services.config) ?? null)) {
+        const { waiting = [], stalled = [] } = Object.groupBy(page, item => (item.stalled ? 'stalled' : 'waiting'))
+        if (waiting.length > 0) await sendWakeUps(services, waiting)
+        for (const { entity } of stalled) {
           if (stopping.aborted) return
           await abandonStalled(services, entity)
         }
-        if (found.length < SWEEP_PAGE || stopping.aborted) break
-        after = found[found.length - 1]
+        if (stopping.aborted) break
       }
       await sweeping.also?.(services, stopping)
     },
@@ -218,7 +255,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       queue,
       {
         concurrency: declaration.concurrency,
-        leaseSeconds: typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds : undefined,
+        leaseSeconds: leaseSecondsOf,
         onExhausted: ({ entity_id, work_id }, error, services) =>
           declared.abandon(services, { entity: entity_id, id: work_id }, error),
       },
@@ -245,6 +282,12 @@ function sweepQueueOf(concern: string): Queue<z.output<typeof SweepMessage>> {
   })
   sweepQueues.set(concern, queue)
   return queue
+}
+
+/** Sends sweeps of the pausable kinds, in the transaction that resumes a project: they wake its overdue items. */
+export function wakeResumedWork(outbox: Pick<Outbox, 'send'>): void {
+  for (const { name, queue, pausable } of works.all())
+    if (pausable) outbox.send(sweepQueueOf(queue.concern), { work: name })
 }
 
 /** Returns the handlers of kinds of work, and one sweep handler per concern. */

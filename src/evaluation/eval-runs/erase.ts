@@ -59,7 +59,7 @@ const failOpen = ({ services, write }: EndUserPurge, ids: readonly string[]) =>
     const error = contentUnavailable().recorded()
     for (const item of await lockUnsettledItems(tx, ids)) {
       if (item.state === 'asked') await cancelTurnIfActive(tx, services, item.generation_id as string)
-      else if (item.state !== 'done') await storeEvalResult(tx, item, item.state, { output: null, scores: [], error })
+      else await storeEvalResult(tx, item, { scores: [], error })
     }
     return {}
   })

@@ -7,6 +7,7 @@ import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import type { WorkAttempt } from '../../core/work/attempt.ts'
 import type { Question } from '../../execution/deciders/questions.ts'
 import { type ItemTurnMessage, resultMessages } from '../datasets/model.ts'
 import { Scorer } from '../evals/scorers.ts'
@@ -128,7 +129,8 @@ export const EvalResult = record(
   { project: false, updated: false },
 )
 
-export const RESULT_STATES = ['queued', 'asked', 'answered', 'done'] as const
+/** A queued item without a turn is to be executed, with one to be scored. */
+export const RESULT_STATES = ['queued', 'running', 'asked', 'done'] as const
 
 export const evalResultKind = kind({
   name: 'eval_result',
@@ -162,7 +164,6 @@ export const OpenItem = z.object({
   object: z.unknown(),
   /** Stored scores and decisions of scorers with a cost. */
   scores: z.array(Score.partial().required({ scorer: true })),
-  claims: z.int(),
   run: z.custom<
     Pick<
       EvalRunRow,
@@ -179,13 +180,16 @@ export const OpenItem = z.object({
       | 'project_id'
     >
   >(),
-  paused: z.boolean(),
 })
 export type OpenItem = z.output<typeof OpenItem>
+export type ItemAttempt = WorkAttempt<OpenItem, object>
+
+/** `source` of turns of items. */
+export const EVAL_SOURCE = 'eval'
 
 /** Notification channel; the payload is the id of an ended run. */
 export const RUN_CHANNEL = 'muster_eval_runs'
-/** Notification channel; the payload is the id of a stored result. */
+/** Notification channel; the payload is the id of an item that no longer waits for its turn. */
 export const RESULT_CHANNEL = 'muster_eval_results'
 
 export const isLive = ({ status }: Pick<EvalRunRow, 'status'>): boolean => status === 'queued' || status === 'running'

@@ -6,14 +6,14 @@ import { longWork } from '../../core/api/long-work.ts'
 import { module } from '../../core/api/module.ts'
 import { promotionGates } from '../../execution/agents/release.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
-import { resumeHooks } from '../../identity/projects/pause.ts'
 import { copiedResults, resultContent } from './erase.ts'
 import { evalErrors } from './errors.ts'
 import { evalGates } from './gate.ts'
-import { evalHandlers, evalSchedules, resumeItems } from './handlers.ts'
 import { evalRunWork } from './long-work.ts'
 import { evalResultKind, evalRunKind, sealedEvalRuns } from './model.ts'
 import { evalRunOperations } from './operations.ts'
+import { evalItemWork } from './process-item.ts'
+import { evalRunHandler } from './settle-run.ts'
 import { reassignResults, resultFootprint } from './store.ts'
 import { evalTarget } from './trigger.ts'
 import { itemTurnOwner } from './turns.ts'
@@ -22,8 +22,8 @@ export default module('eval-runs', {
   errors: evalErrors,
   kinds: [evalRunKind, evalResultKind],
   operations: evalRunOperations,
-  handlers: evalHandlers,
-  schedules: evalSchedules,
+  handlers: [evalRunHandler],
+  work: [evalItemWork],
   sealedColumns: sealedEvalRuns,
   extensions: [
     longWork.with(evalRunWork),
@@ -31,7 +31,6 @@ export default module('eval-runs', {
     turnContent.with(resultContent),
     endUserContent.with(copiedResults),
     actorMergeHooks.with((tx, from, to) => reassignResults(tx, from.id, to.id).then(() => {})),
-    resumeHooks.with(resumeItems),
     promotionGates.with(evalGates),
     triggerTargets.with(evalTarget),
     footprints.with(resultFootprint),

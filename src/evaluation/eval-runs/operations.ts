@@ -25,7 +25,7 @@ import {
 } from './model.ts'
 import { endRun } from './settle-run.ts'
 import { startEval } from './start.ts'
-import { deleteQueued } from './store.ts'
+import { deleteUnstarted } from './store.ts'
 
 /** Polling interval, as a fallback for lost notifications. */
 const POLL_MS = 1000
@@ -193,6 +193,8 @@ export const evalRunOperations: Operation[] = [
     async run(context) {
       const { tx, resource: row } = context
       requireMember(context, row)
+      // Items are locked before their run everywhere.
+      await deleteUnstarted(tx, row.id)
       const run = await evalRunKind.lock(tx, row.id)
       if (!isLive(run))
         raiseInvalid({
@@ -200,7 +202,6 @@ export const evalRunOperations: Operation[] = [
           path: 'status',
           message: `is ${run.status}, so the run cannot be cancelled`,
         })
-      await deleteQueued(tx, run.id)
       return evalRunKind.present(await endRun(tx, run, { status: 'canceled' }))
     },
   }),

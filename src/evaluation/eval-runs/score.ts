@@ -1,30 +1,17 @@
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { AppError } from '../../core/api/errors.ts'
 import { containsText } from '../../core/api/storable-text.ts'
 import { ExpressionError, evaluate, isObject, truthy } from '../../core/expressions/evaluate.ts'
 import { type Scorer, scorerKey } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
 
-/** Failure of a scorer; its item then ends with an error instead of scores. */
-export class ScorerFailed extends Error {
-  readonly failure: RecordedFailure
-  constructor(scorer: string, { code, message, meta }: RecordedFailure) {
-    super(message)
-    this.failure = { code, message, meta: { ...meta, scorer } }
-  }
-}
-
-/** Returns the recorded failure of a scorer; null for other errors. */
-export const scoringFailure = (error: unknown): RecordedFailure | null =>
-  error instanceof ScorerFailed ? error.failure : null
-
 /** Returns an error without a specific code. */
 export const scoringError = (message: string): AppError => new AppError('EVAL_SCORING_FAILED', { message })
 
-/** Converts an error thrown by a scorer to its failure. */
-export function toScorerFailure(scorer: Scorer, error: unknown): ScorerFailed {
-  const recorded =
-    error instanceof AppError ? error.recorded() : scoringError(String((error as Error)?.message ?? error)).recorded()
-  return new ScorerFailed(scorerKey(scorer), recorded)
+/** Converts an error thrown by a scorer to its failure, which ends its item with an error instead of scores. */
+export function toScorerFailure(scorer: Scorer, error: unknown): AppError {
+  const { code, message, meta } =
+    error instanceof AppError ? error : scoringError(String((error as Error)?.message ?? error))
+  return new AppError(code, { message, meta: { ...meta, scorer: scorerKey(scorer) } })
 }
 
 /** Returns the data of an item and its output for expressions, tools and deciders. */
@@ -99,7 +86,7 @@ function computeLocalScore(scorer: Scorer, item: OpenItem): Score | null {
 
 /**
  * Returns the score of a scorer that makes no call; null for other scorers.
- * @throws ScorerFailed
+ * @throws the failure of the scorer
  */
 export function scoreLocally(scorer: Scorer, item: OpenItem): Score | null {
   try {
@@ -113,7 +100,7 @@ const LOCAL_TYPES = ['exact_match', 'contains', 'json_logic']
 
 /**
  * Returns all scores of an item if no scorer makes a call; otherwise null.
- * @throws ScorerFailed
+ * @throws the failure of a scorer
  */
 export const computeLocalScores = (item: OpenItem): Score[] | null =>
   item.run.scorers.every(({ type }) => LOCAL_TYPES.includes(type))

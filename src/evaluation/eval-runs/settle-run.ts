@@ -1,13 +1,16 @@
+import { z } from 'zod'
 import { type RecordedFailure, recordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
+import { handler } from '../../core/jobs/handler.ts'
+import { entityMailbox } from '../../core/jobs/queue.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aggregateScores, runVerdict } from './aggregate.ts'
 import { type EvalRunRow, evalRunKind, isLive, RUN_CHANNEL } from './model.ts'
-import { deleteAnswers, hasUnsettledItems, listOutcomes } from './store.ts'
+import { hasUnsettledItems, listOutcomes } from './store.ts'
 
 /**
  * Writes the terminal state of a run, notifies waiters and removes the tool context, except from a canceled run with
@@ -29,13 +32,13 @@ const withRunTriggerChain = <T>({ authority }: EvalRunRow, work: () => Promise<T
   withTriggerChain(triggerChainOf(authority), work)
 
 /** Completes a live run with a result for every item: aggregates scores, sets the verdict and emits the event. */
-export async function settleRun(services: Services, runId: string): Promise<boolean> {
+async function settleRun(services: Services, runId: string): Promise<void> {
   const found = await evalRunKind.find(services.pool, runId)
-  if (!found) return false
+  if (!found) return
   return withRunTriggerChain(found, () =>
     services.write(async tx => {
       const run = await evalRunKind.find(tx, runId, true)
-      if (!run || !isLive(run) || run.completed_count + run.errored_count < run.item_count) return false
+      if (!run || !isLive(run) || run.completed_count + run.errored_count < run.item_count) return
       await injectFault(services, 'eval_run_settling')
       const outcomes = await listOutcomes(tx, run.id, run.group_by)
       const baseline =
@@ -47,12 +50,11 @@ export async function settleRun(services: Services, runId: string): Promise<bool
       const ended = await endRun(tx, run, { status: 'completed', aggregate_scores, passed })
       tx.emit(evalRunKind, 'completed', ended)
       services.log.info({ eval_run_id: run.id, outcome: 'completed', passed }, 'eval run completed')
-      return true
     }),
   )
 }
 
-/** Fails a live run. */
+/** Fails a live run that could not be completed. */
 export async function failRun(services: Services, runId: string, error: unknown): Promise<void> {
   const failure = storableValue(recordedFailure(error)) as RecordedFailure
   const found = await evalRunKind.find(services.pool, runId)
@@ -61,9 +63,26 @@ export async function failRun(services: Services, runId: string, error: unknown)
     services.write(async tx => {
       const run = await evalRunKind.find(tx, runId, true)
       if (!run || !isLive(run)) return
-      await deleteAnswers(tx, run.id)
       tx.emit(evalRunKind, 'failed', await endRun(tx, run, { status: 'failed', error: failure }))
       services.log.info({ eval_run_id: runId, outcome: 'failed', code: failure.code }, 'eval run failed')
     }),
   )
 }
+
+/** Runs with a result for every item. */
+export const evalRunQueue = entityMailbox('eval.complete_run', {
+  message: z.object({ eval_run_id: z.string(), project_id: z.string() }),
+  key: message => message.eval_run_id,
+  project: message => message.project_id,
+  concern: 'evaluation',
+  retry: { limit: 4 },
+})
+
+export const evalRunHandler = handler(
+  evalRunQueue,
+  {
+    leaseSeconds: ({ EVAL_TASK_LEASE_TTL_MS }) => Math.ceil(EVAL_TASK_LEASE_TTL_MS / 1000),
+    onExhausted: ({ eval_run_id }, error, services) => failRun(services, eval_run_id, error),
+  },
+  ({ eval_run_id }, { services }) => settleRun(services, eval_run_id),
+)

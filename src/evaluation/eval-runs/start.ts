@@ -5,15 +5,15 @@ import type { Tx } from '../../core/db/writer.ts'
 import { narrowAuthority } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { agentVersions } from '../../execution/agents/agent-archive.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { findAgentVersion } from '../../execution/agents/served-version.ts'
+import { agentVersions } from '../../execution/agents/versions.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { checkScorers } from '../evals/check.ts'
 import { type EvalRow, evalKind } from '../evals/model.ts'
 import { sealEvalContext } from './context.ts'
 import { type EvalRunRow, evalResultKind, evalRunKind, isLive, type PinnedDecider } from './model.ts'
-import { itemQueue } from './queue.ts'
+import { wakeItem } from './process-item.ts'
 import { insertEvalItems, lockDatasetItems } from './store.ts'
 
 /** Parameters of a run. */
@@ -82,8 +82,7 @@ export async function startEval(
   })
   const results = items.map(item_id => ({ id: newId(evalResultKind.prefix), item_id }))
   await insertEvalItems(tx, run, results)
-  const options = start.wait ? { priority: WAITED_PRIORITY } : {}
-  for (const { id: result_id } of results) tx.send(itemQueue, { result_id, eval_run_id: run.id, project_id }, options)
+  for (const { id } of results) wakeItem(tx, { id, project_id }, start.wait ? WAITED_PRIORITY : 0)
   return run
 }
 

@@ -33,36 +33,35 @@ export const insertEvalItems = (
 
 const openItem = sql.type(OpenItem)
 
-/** Columns of an item `t` of a run `r` in a project `p`. */
 const openColumns = sql.fragment`t.id, t.project_id, t.eval_run_id, t.item_id, t.state, t.input, t.expected_output, t.metadata,
-  t.generation_id, t.content_mode, coalesce(t.output, u.output) as output, coalesce(t.object, u.object) as object, t.scores, t.claims,
-  p.paused_at is not null as paused,
-  json_build_object('id', r.id, 'project_id', r.project_id, 'eval_id', r.eval_id, 'agent_id', r.agent_id, 'agent_version', r.agent_version,
-    'scorers', r.scorers, 'deciders', r.deciders, 'status', r.status, 'context', r.context, 'authority', r.authority,
-    'trigger_id', r.trigger_id) as run`
+  t.generation_id, t.content_mode, t.scores,
+  coalesce(t.output, (select u.output from eval_answers_unlogged u where u.result_id = t.id)) as output,
+  coalesce(t.object, (select u.object from eval_answers_unlogged u where u.result_id = t.id)) as object,
+  (select json_build_object('id', r.id, 'project_id', r.project_id, 'eval_id', r.eval_id, 'agent_id', r.agent_id,
+    'agent_version', r.agent_version, 'scorers', r.scorers, 'deciders', r.deciders, 'status', r.status, 'context', r.context,
+    'authority', r.authority, 'trigger_id', r.trigger_id) from eval_runs r where r.id = t.eval_run_id) as run`
 
-const openTables = sql.fragment`eval_results t join eval_runs r on r.id = t.eval_run_id join projects p on p.id = t.project_id
-  left join eval_answers_unlogged u on u.result_id = t.id`
+/** An item as a work item, which is its own entity and remains as the result. */
+export const itemEntity = { table: 'eval_results', columns: openColumns, row: OpenItem }
 
-/** Locks a queued item; null if it is not queued (primary keys). */
-export const lockQueuedItem = (db: Queryable, id: string): Promise<OpenItem | null> =>
+/** Locks an item that waits for its turn, or null (primary key). */
+export const lockAskedItem = (db: Queryable, id: string): Promise<OpenItem | null> =>
   db.maybeOne(openItem`
-    select ${openColumns} from ${openTables} where t.id = ${id} and t.state = 'queued' for update of t`)
+    select ${openColumns} from eval_results t where t.id = ${id} and t.state = 'asked' for update of t`)
 
 /** Finds the item that waits for a turn (index eval_results_generation). */
 export const findItemOfTurn = (db: Queryable, generationId: string): Promise<OpenItem | null> =>
   db.maybeOne(openItem`
-    select ${openColumns} from ${openTables} where t.generation_id = ${generationId} and t.state = 'asked'`)
+    select ${openColumns} from eval_results t where t.generation_id = ${generationId} and t.state = 'asked'`)
 
-/** Defers an item whose project is paused. */
-export const deferItem = (db: Queryable, id: string, ms: number) =>
-  db.query(voidStatement`
-    update eval_results set held_until = now() + ${ms} * interval '1 ms' where id = ${id} and state in ('queued', 'answered')`)
+/** Sets the time after which an item that waits for its turn is checked. */
+export const extendWait = (db: Queryable, id: string, ms: number) =>
+  db.query(voidStatement`update eval_results set due_at = now() + ${ms} * interval '1 ms' where id = ${id}`)
 
-/** Returns the CTEs that update the item and its run in the statement that creates the turn. */
-export const itemTurnCtes = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>, generationId: string): Fragment[] => [
+/** Returns the CTEs that update the item and its run in the statement that creates the turn; the item is checked in `ms`. */
+export const itemTurnCtes = ({ id, run }: OpenItem, generationId: string, ms: number): Fragment[] => [
   sql.fragment`asked as (
-    update eval_results set state = 'asked', generation_id = ${generationId}, held_until = null,
+    update eval_results set state = 'asked', generation_id = ${generationId}, due_at = now() + ${ms} * interval '1 ms',
       content_mode = (select mode from runnable)
     where id = ${id} and exists (select from runnable))`,
   ...(run.status === 'queued'
@@ -74,86 +73,59 @@ export const itemTurnCtes = (id: string, run: Pick<EvalRunRow, 'id' | 'status'>,
     : []),
 ]
 
-/** Stores the output of a turn until it is scored. */
+/** Stores the output of a turn and queues its item to be scored. */
 export const storeAnswer = (
   db: Queryable,
   { id, content_mode }: Pick<OpenItem, 'id' | 'content_mode'>,
   { output, object }: { output: string; object: unknown },
 ) => {
   const text = storableText(output)
+  const queued = sql.fragment`state = 'queued', due_at = now(), failures = 0, losses = 0`
   return content_mode === 'none'
     ? db.query(voidStatement`
         with kept as (
           insert into eval_answers_unlogged (result_id, output, object) values (${id}, ${text}, ${jsonLiteral(object)}))
-        update eval_results set state = 'answered' where id = ${id}`)
+        update eval_results set ${queued} where id = ${id}`)
     : db.query(voidStatement`
-        update eval_results set state = 'answered', output = ${text}, object = ${jsonLiteral(object)} where id = ${id}`)
+        update eval_results set ${queued}, output = ${text}, object = ${jsonLiteral(object)} where id = ${id}`)
 }
 
 const jsonLiteral = (value: unknown): Fragment =>
   value === null || value === undefined ? sql.fragment`null::json` : sql.fragment`${JSON.stringify(value)}::json`
 
-/** Claims an answered item for scoring; null if it is not in that state. */
-export const claimAnswered = (db: Queryable, id: string): Promise<OpenItem | null> =>
-  db.maybeOne(openItem`
-    with claimed as (
-      update eval_results set claims = claims + 1 where id = ${id} and state = 'answered' returning id, claims as claim)
-    select ${openColumns}, (select claim from claimed) as claims
-    from ${openTables} where t.id = (select id from claimed)`)
-
-/** Stores the scores so far; false if another worker has claimed the item. */
-export const storeScores = async (
-  db: Queryable,
-  { id, claims }: Pick<OpenItem, 'id' | 'claims'>,
-  scores: OpenItem['scores'],
-): Promise<boolean> =>
-  (
-    await db.query(voidStatement`
-      update eval_results set scores = ${JSON.stringify(scores)} where id = ${id} and claims = ${claims} and state = 'answered'`)
-  ).rowCount === 1
-
-/** Outcome of an item. */
-export type ItemEnd = { output: string | null; scores: readonly Score[]; error: RecordedFailure | null }
+/** Outcome of an item; without `output` the stored output is kept. */
+export type ItemEnd = { output?: string | null; scores: readonly Score[]; error: RecordedFailure | null }
 
 const RunProgress = z.object({ left: z.int(), status: z.string() })
 const runProgressRow = sql.type(RunProgress)
 
 /**
- * Stores the result of an item in state `from` and counts it in its run; locks the run first. Returns the number of
- * remaining items of the run as `left`; null if the item already has a result or does not exist.
+ * Stores the result of an item that the caller has locked or whose turn it settles, and counts it in its run. Returns the number
+ * of remaining items of the run as `left`; null if the item already has a result or does not exist.
  */
 export const storeResult = (
   db: Queryable,
-  item: Pick<OpenItem, 'id' | 'eval_run_id' | 'claims'>,
-  from: 'queued' | 'asked' | 'answered',
+  { id, eval_run_id }: Pick<OpenItem, 'id' | 'eval_run_id'>,
   { output, scores, error }: ItemEnd,
 ): Promise<z.output<typeof RunProgress> | null> => {
-  // An answered item already has its output, unless it was purged during scoring.
-  const stored = from === 'answered' ? sql.fragment`output` : sql.fragment`${output}::text`
+  const stored = output === undefined ? sql.fragment`output` : sql.fragment`${output}::text`
   return db.maybeOne(runProgressRow`
-    with held as materialized (select id from eval_runs where id = ${item.eval_run_id} for no key update),
-    stored as (
+    with stored as (
       update eval_results set state = 'done', output = ${stored}, object = null, scores = ${JSON.stringify(scores)},
-        passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, held_until = null,
+        passed = ${error === null && scores.every(({ passed }) => passed)}, error = ${jsonb(error)}, due_at = null,
         bytes = bytes + octet_length(coalesce(${stored}, '')) + ${Buffer.byteLength(JSON.stringify(scores))}, created_at = now()
-      where id = ${item.id} and state = ${from} and claims = ${item.claims} and exists (select from held)
+      where id = ${id} and state <> 'done'
       returning id),
     dropped as (delete from eval_answers_unlogged where result_id in (select id from stored))
     update eval_runs set completed_count = completed_count + ${error === null ? 1 : 0},
       errored_count = errored_count + ${error === null ? 0 : 1}, active_at = now(), updated_at = now()
-    where id = ${item.eval_run_id} and exists (select from stored)
+    where id = ${eval_run_id} and exists (select from stored)
     returning item_count - completed_count - errored_count as left, status`)
 }
 
-/** Deletes the unlogged outputs of a run that will not be scored (index eval_results_open, primary key). */
-export const deleteAnswers = (db: Queryable, runId: string) =>
-  db.query(voidStatement`
-    delete from eval_answers_unlogged where result_id in (
-      select id from eval_results where eval_run_id = ${runId} and state = 'answered')`)
-
 /** Returns a select of one unsettled item of a run (index eval_results_open). */
 const openItemOf = (runId: string): Fragment => sql.fragment`
-  select id from eval_results where eval_run_id = ${runId} and state in ('queued', 'asked', 'answered') limit 1`
+  select id from eval_results where eval_run_id = ${runId} and state <> 'done' limit 1`
 
 /** Whether a run has unsettled items. */
 export const hasUnsettledItems = (db: Queryable, runId: string): Promise<boolean> =>
@@ -165,9 +137,11 @@ export const deleteToolContext = (db: Queryable, runId: string) =>
     update eval_runs set context = null
     where id = ${runId} and context is not null and not exists (${openItemOf(runId)})`)
 
-/** Deletes the queued items of a run (index eval_results_open). */
-export const deleteQueued = (db: Queryable, runId: string) =>
-  db.query(voidStatement`delete from eval_results where eval_run_id = ${runId} and state = 'queued'`)
+/** Deletes the items of a run without a turn (index eval_results_open). */
+export const deleteUnstarted = (db: Queryable, runId: string) =>
+  db.query(voidStatement`
+    delete from eval_results
+    where eval_run_id = ${runId} and state in ('queued', 'running') and generation_id is null`)
 
 const ItemOutcome = z.object({
   item_id: z.string(),
@@ -210,62 +184,19 @@ export const findPassedRun = (db: Queryable, evalId: string, version: number): P
       and r.eval_revision = e.revision and r.agent_id = e.agent_id
     order by r.created_at desc, r.id desc limit 1`)
 
-const deferredRow = sql.type(
-  z.object({ result_id: z.string(), eval_run_id: z.string(), project_id: z.string(), state: z.enum(RESULT_STATES) }),
-)
+const unsettledRunRow = sql.type(z.object({ id: z.string(), project_id: z.string() }))
 
-/** Releases up to `limit` due deferred items and returns them (index eval_results_held). */
-export const releaseDeferredItems = (db: Queryable, limit: number) =>
-  db.any(deferredRow`
-    update eval_results set held_until = null where id in (
-      select t.id from eval_results t where t.held_until < now() order by t.held_until limit ${limit} for update skip locked)
-    returning id as result_id, eval_run_id, project_id, state`)
+/** Lists live runs with a result for every item, whose last result is `silentMs` old (index eval_runs_live). */
+export const listUnsettledRuns = (db: Queryable, { silentMs, limit }: { silentMs: number; limit: number }) =>
+  db.any(unsettledRunRow`
+    select id, project_id from eval_runs
+    where status in ('queued', 'running') and active_at < now() - ${silentMs} * interval '1 ms'
+      and completed_count + errored_count >= item_count
+    order by active_at limit ${limit}`)
 
-/** Makes the deferred items of a project due immediately (index eval_results_held). */
-export const releaseProjectItems = (db: Queryable, projectId: string) =>
-  db.query(voidStatement`
-    update eval_results set held_until = now() where held_until is not null and project_id = ${projectId}`)
-
-/** Lists items whose turn was deleted, oldest run first, including items of canceled runs (index eval_results_open). */
-export const listOrphanedItems = (db: Queryable, limit: number) =>
-  db.any(openItem`
-    select ${openColumns} from ${openTables}
-    where t.state = 'asked' and r.status in ('queued', 'running', 'canceled')
-      and not exists (select from generations g where g.id = t.generation_id)
-    order by t.eval_run_id limit ${limit}`)
-
-const staleRunRow = sql.type(
-  z.object({ id: z.string(), project_id: z.string(), whole: z.boolean(), abandoned: z.boolean() }),
-)
-
-/**
- * Lists live runs without recent activity: `whole` if every item has a result, `abandoned` if there has been no
- * activity for `abandonedMs` and no message or active turn is left. Excludes runs of paused projects and runs that only
- * wait for workers, so that these cannot fill the limit. Reads messages once, and only if a run is old enough (index
- * eval_runs_live).
- */
-export const listStaleRuns = (
-  db: Queryable,
-  { staleMs, abandonedMs, limit }: { staleMs: number; abandonedMs: number; limit: number },
-) =>
-  db.any(staleRunRow`
-    with silent as materialized (
-      select r.id, r.project_id, r.active_at, r.completed_count + r.errored_count >= r.item_count as whole,
-        r.active_at < now() - ${abandonedMs} * interval '1 ms' as old
-      from eval_runs r join projects p on p.id = r.project_id
-      where r.status in ('queued', 'running') and r.active_at < now() - ${staleMs} * interval '1 ms' and p.paused_at is null),
-    working as materialized (
-      select distinct j.data ->> 'eval_run_id' as id from pgboss.job j
-      where j.name in ('eval.execute_item', 'eval.score_item', 'eval.complete_run') and j.state < 'completed'
-        and exists (select from silent where old and not whole))
-    select id, project_id, whole, not whole as abandoned from silent
-    where whole or (old and id not in (select id from working where id is not null) and not exists (
-      select from eval_results t join generations g on g.id = t.generation_id
-      where t.eval_run_id = silent.id and t.state = 'asked' and g.status in ('pending', 'in_progress')))
-    order by whole desc, active_at limit ${limit}`)
-
-/** Condition that a live run exists (index eval_runs_live). */
-export const hasLiveEvalRuns: Fragment = sql.fragment`exists (select from eval_runs where status in ('queued', 'running'))`
+/** Condition that a live run or an overdue item exists (indexes eval_runs_live, eval_results_due). */
+export const hasEvalWork: Fragment = sql.fragment`(
+  exists (select from eval_runs where status in ('queued', 'running')) or exists (select from eval_results where due_at < now()))`
 
 /** Erases the outputs of turns. Returns the number of changed results (index eval_results_generation). */
 export const eraseOutputs = async (db: Queryable, generationIds: readonly string[]): Promise<number> =>
@@ -293,15 +224,13 @@ export const listResultsOfItems = (db: Queryable, runIds: readonly string[], ite
     where t.eval_run_id = any(${sql.array([...runIds], 'text')}) and t.item_id = any(${sql.array([...itemIds], 'text')})
       and t.state = 'done'`)
 
-/** Locks a run; false if it does not exist. */
-export const lockRun = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.anyFirst(idStatement`select id from eval_runs where id = ${id} for no key update`)).length === 1
-
 const stateRow = sql.type(z.object({ state: z.enum(RESULT_STATES) }))
 
-/** Finds the state of an item (primary key). */
-export const findItemState = (db: Queryable, resultId: string) =>
-  db.maybeOne(stateRow`select state from eval_results where id = ${resultId}`)
+/** Finds the state of an item; null if the turn for which it waits is gone (primary keys). */
+export const findItemState = (db: Queryable, id: string) =>
+  db.maybeOne(stateRow`
+    select state from eval_results t
+    where id = ${id} and (state <> 'asked' or exists (select from generations g where g.id = t.generation_id))`)
 
 const resultIdRow = sql.type(z.strictObject({ id: z.string() }))
 
@@ -320,7 +249,7 @@ export const listResultsOfEndUser = (
 /** Locks the unsettled items among `ids`. */
 export const lockUnsettledItems = (db: Queryable, ids: readonly string[]): Promise<readonly OpenItem[]> =>
   db.any(openItem`
-    select ${openColumns} from ${openTables}
+    select ${openColumns} from eval_results t
     where t.id = any(${sql.array([...ids], 'text')}) and t.state <> 'done' order by t.id for update of t`)
 
 /** Lists the decisions of scorers of results (primary key). */

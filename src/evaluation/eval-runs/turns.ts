@@ -1,10 +1,13 @@
+import { AppError } from '../../core/api/errors.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
-import { EVAL_SOURCE } from './execute-item.ts'
-import type { OpenItem } from './model.ts'
-import { scoreQueue } from './queue.ts'
-import { computeLocalScores, scoringFailure } from './score.ts'
+import { EVAL_SOURCE, type OpenItem, RESULT_CHANNEL, type Score } from './model.ts'
+import { wakeItem } from './process-item.ts'
+import { computeLocalScores } from './score.ts'
 import { findItemOfTurn, storeAnswer } from './store.ts'
 import { storeEvalResult } from './store-result.ts'
+
+/** Items to be scored come before items to be executed, even of a run that a caller waits for. */
+const SCORING_PRIORITY = 2
 
 /**
  * The transaction that settles the turn of an item also settles the item if its scorers make no calls; otherwise it
@@ -17,24 +20,22 @@ export const itemTurnOwner: TurnOwner = {
     if (!item) return
     if (status !== 'completed') {
       const failure = error ?? { code: 'GENERATION_FAILED', message: 'Turn failed' }
-      await storeEvalResult(tx, item, 'asked', { output: null, scores: [], error: failure })
-      return
+      return storeEvalResult(tx, item, { scores: [], error: failure })
     }
     const output = content ?? ''
     const answered: OpenItem = { ...item, output, object: object ?? null }
     const storedOutput = item.content_mode === 'none' ? null : output
+    let scores: Score[] | null
     try {
-      const scores = computeLocalScores(answered)
-      if (scores) await storeEvalResult(tx, item, 'asked', { output: storedOutput, scores, error: null })
-      else {
-        await storeAnswer(tx, item, { output, object })
-        tx.send(scoreQueue, { result_id: item.id, eval_run_id: item.eval_run_id, project_id: item.project_id })
-      }
-    } catch (failed) {
-      const failure = scoringFailure(failed)
-      if (!failure) throw failed
-      await storeEvalResult(tx, item, 'asked', { output: storedOutput, scores: [], error: failure })
+      scores = computeLocalScores(answered)
+    } catch (failure) {
+      if (!(failure instanceof AppError)) throw failure
+      return storeEvalResult(tx, item, { output: storedOutput, scores: [], error: failure.recorded() })
     }
+    if (scores) return storeEvalResult(tx, item, { output: storedOutput, scores, error: null })
+    await storeAnswer(tx, item, { output, object })
+    tx.notify(RESULT_CHANNEL, item.id)
+    wakeItem(tx, item, SCORING_PRIORITY)
   },
   async paused(tx, { id }) {
     const item = await findItemOfTurn(tx, id)
@@ -42,6 +43,6 @@ export const itemTurnOwner: TurnOwner = {
       code: 'GENERATION_FAILED',
       message: 'Turn requires client tool outputs, which are not available in an eval',
     }
-    if (item) await storeEvalResult(tx, item, 'asked', { output: null, scores: [], error })
+    if (item) await storeEvalResult(tx, item, { scores: [], error })
   },
 }

@@ -1,13 +1,13 @@
-import { copyAuthor } from '../../core/api/version-archive.ts'
+import { copyAuthor } from '../../core/versions/version.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { withoutSecretsOf } from '../tools/clone.ts'
 import { guardrailCopies } from '../tools/guardrail-gate.ts'
-import { configOf, insertAgent } from './agent-archive.ts'
 import { type AgentRow, agentKind } from './model.ts'
 import { listProjectAgents } from './store.ts'
+import { agentVersions } from './versions.ts'
 
 /**
  * Copies agents together with the providers, model routes and guardrails that they use, including the default route.
@@ -27,8 +27,8 @@ export const agentCloning: Cloneable = {
       const copied = (id: string | null) => id && (ids.get(id) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
       const guardrail_ids = agent.guardrail_ids?.map(id => ids.get(id) as string) ?? null
-      const config = { ...configOf(agent), ...bound, ...copiedTools(agent, ids), guardrail_ids }
-      const copy = await insertAgent(tx, { ...config, project_id: to }, copyAuthor(by.caller))
+      const config = { ...agentVersions.configOf(agent), ...bound, ...copiedTools(agent, ids), guardrail_ids }
+      const copy = await agentVersions.insert(tx, { ...config, project_id: to }, copyAuthor(by.caller))
       ids.set(agent.id, copy.id)
       tx.emit(agentKind, 'created', copy)
     }

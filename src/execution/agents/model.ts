@@ -4,6 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
+import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
 import { KnowledgeConfig } from './knowledge.ts'
@@ -182,20 +183,16 @@ export const Agent = record('Agent', {
 /** Fields of a shared agent that other projects see. */
 export const AgentProjection = z.object({ id: z.string(), name: z.string().nullable() }).meta({ id: 'AgentProjection' })
 
-const label = z.string().trim().min(1).max(255).optional()
-const expected_version = z.int().min(1).optional().describe('Version that the agent must have for the write to succeed')
-const version_label = label.describe('Label of the resulting version')
-
 /** Response of an agent write. */
 export const AgentWithWarnings = withWarnings(Agent, 'AgentWithWarnings')
 
 export const AgentPatch = patchBody(
   'AgentPatch',
-  { ...fields, version_label, expected_version },
+  { ...fields, version_label: versionLabel, expected_version: expectedVersion },
   { instructions: 'Answer briefly, from the help pages, and name the page.' },
 )
 
-export const AgentInput = createBody('AgentInput', { ...fields, version_label }, [], {
+export const AgentInput = createBody('AgentInput', { ...fields, version_label: versionLabel }, [], {
   name: 'Support desk',
   ai_provider_id: 'aip_01k5p3vd7r9hj2x8m4qcw6tz0e',
   model: 'gpt-5-mini',
@@ -208,26 +205,15 @@ export const AgentConfig = z.object(fields)
 export type AgentConfig = Pick<AgentRow, keyof typeof fields>
 export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 
-export const AgentVersion = z
-  .object({
-    id: z.string(),
-    agent_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('All writable fields at that version'),
-    label: z.string().nullable(),
-    eval_run_id: z.string().nullable().describe('Eval run that allowed the canary to become this version'),
-    created_by: z
-      .string()
-      .nullable()
-      .describe('User that wrote the version; for a key its owner; null for the deployment'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'AgentVersion' })
-export type AgentVersion = z.output<typeof AgentVersion>
+/** Value of a field that a stored version does not have. */
+const unset = (name: keyof AgentConfig) => (name === 'single_session_per_actor' ? false : null)
 
-export const RestoreAgentInput = z
-  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.'), expected_version })
-  .meta({ id: 'AgentRestoreInput' })
+/**
+ * Returns the configuration of a stored version in the fields of this release. Fields that the version lacks are unset,
+ * fields of other releases are dropped.
+ */
+export const readConfig = (stored: Record<string, unknown>): AgentConfig =>
+  Object.fromEntries(configFields.map(name => [name, stored[name] ?? unset(name)])) as AgentConfig
 
 const versionNumber = z.int().min(1).max(999_999_999)
 
@@ -242,7 +228,7 @@ export const ReleaseInput = z
       .max(255)
       .nullish()
       .describe('Eval of the agent that the canary must pass before its promotion; no gate if omitted'),
-    expected_version,
+    expected_version: expectedVersion,
   })
   .meta({ id: 'ReleaseInput', example: { stable_version: 3, canary_version: 4, canary_percent: 10 } })
 

@@ -11,14 +11,13 @@ import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
 import { agentType } from './resource-type.ts'
 import { listDefaultRouteAgents, listDefaultRouteReleases } from './store.ts'
-import { agentVersionOperations } from './version-operations.ts'
 
 export default module('agents', {
   tags: { Agents: 'Configured models with tools, their versions and staged releases.' },
   errors: agentErrors,
   kinds: [agentKind],
   resourceTypes: [agentType],
-  operations: [...agentOperations, ...agentVersionOperations],
+  operations: agentOperations,
   extensions: [
     cloneables.with(agentCloning),
     agentConverters.with(convertByAgent),

@@ -2,15 +2,21 @@ import type { z } from 'zod'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
-import { requireVersion } from '../../core/api/versions.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import { requireVersion } from '../../core/versions/version.ts'
 import { removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
-import { agentVersions, changeAgent, readConfig } from './agent-archive.ts'
-import { type ActiveRelease, type AgentConfig, type AgentRow, agentKind, type ReleaseInput } from './model.ts'
-import { checkBinding } from './operations.ts'
+import { checkBinding, requireValidAgentConfig } from './check.ts'
+import {
+  type ActiveRelease,
+  type AgentConfig,
+  type AgentRow,
+  agentKind,
+  type ReleaseInput,
+  readConfig,
+} from './model.ts'
 import { setEvalRun } from './store.ts'
-import { requireValidAgentConfig } from './versions.ts'
+import { agentVersions } from './versions.ts'
 
 /** Evals as promotion gates, contributed by the eval module, which builds on agents. Without it no gate exists. */
 export type PromotionGates = {
@@ -146,7 +152,7 @@ export async function endRelease(context: ReleaseContext, outcome: 'promoted' | 
   const live = Object.keys(changes).length === 0
   const agent = live
     ? await agentKind.update(tx, stored.id, ended)
-    : await changeAgent(
+    : await agentVersions.change(
         tx,
         stored,
         { ...changes, ...ended },
@@ -155,10 +161,9 @@ export async function endRelease(context: ReleaseContext, outcome: 'promoted' | 
           // The author of that version stays responsible for it.
           author: await agentVersions.authorOf(tx, stored.id, number),
           label: `${outcome} ${outcome === 'promoted' ? 'from' : 'to'} v${number}`,
-          eval_run_id,
         },
       )
-  if (live && eval_run_id) await setEvalRun(tx, agent.id, agent.version, eval_run_id)
+  if (eval_run_id) await setEvalRun(tx, agent.id, agent.version, eval_run_id)
   Object.assign(audit.detail, { release, version: agent.version })
   tx.emit(agentKind, `release_${outcome}`, agent, { extra: { release } })
   return agent

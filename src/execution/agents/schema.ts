@@ -4,7 +4,7 @@ import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 
 /** Returns the check input of an output schema: formats are annotations, unknown keywords are ignored. */
-const outputSchema = (project: string, schema: unknown): SchemaOf => ({
+export const outputSchema = (project: string, schema: unknown): SchemaOf => ({
   project,
   text: JSON.stringify(schema),
   rules: { strict: false },
@@ -12,14 +12,14 @@ const outputSchema = (project: string, schema: unknown): SchemaOf => ({
 
 /**
  * Validates a JSON Schema (draft-07 or 2020-12) in the transaction that writes it, and returns it typed.
- * @throws INVALID_OUTPUT_SCHEMA with the reason, RunFirst
+ * @throws INVALID_OUTPUT_SCHEMA with the reason, SERVICE_NOT_READY
  */
 export async function checkOutputSchema(
   services: Services,
   projectId: string,
   schema: unknown,
 ): Promise<Record<string, unknown>> {
-  await raiseSchemaError(schemaChecks(services).checkInTransaction(outputSchema(projectId, schema)))
+  await raiseSchemaError(schemaChecks(services).check(outputSchema(projectId, schema)))
   return schema as Record<string, unknown>
 }
 

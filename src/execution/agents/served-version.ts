@@ -1,7 +1,6 @@
 import { randomInt } from 'node:crypto'
 import { type Fragment, type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
-import { readConfig } from './agent-archive.ts'
-import { type AgentRow, agentKind } from './model.ts'
+import { type AgentRow, agentKind, readConfig } from './model.ts'
 
 /** Owner of a turn, which determines its version during a release. */
 export type ReleaseSubject = { actor_id?: string | null; session_id?: string | null; conversation_id?: string | null }

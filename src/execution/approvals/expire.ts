@@ -2,9 +2,8 @@ import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { findServedAgent } from '../agents/served-version.ts'
 import { expireChain } from '../chains/store.ts'
-import { notifyProducer } from './approval-producers.ts'
 import { enqueueFollowUp } from './follow-up.ts'
-import { type ApprovalRow, approvalKind, proposalOf, storableApproval } from './model.ts'
+import { type ApprovalRow, approvalKind, approvalWaiters, proposalOf, storableApproval } from './model.ts'
 import { expirePending } from './store.ts'
 
 /**
@@ -27,7 +26,7 @@ export async function expireDue(tx: Tx, id: string): Promise<ApprovalRow | null>
     agent_id,
     guardrail_version: policy_version,
   })
-  if (row.origin !== 'tool_call') await notifyProducer(tx, row)
+  if (row.origin !== 'tool_call') await approvalWaiters.notify(tx, row)
   if (await reactsToExpiry(tx, row)) await enqueueFollowUp(tx, row)
   else if (row.generation_id !== null) await expireChain(tx, row.generation_id)
   return row

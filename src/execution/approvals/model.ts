@@ -4,6 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { waiters } from '../../core/work/waiters.ts'
 import type { GenerationRow } from '../generations/model.ts'
 
 export const APPROVAL_ORIGINS = ['node', 'tool_call', 'task_transition'] as const
@@ -141,6 +142,9 @@ export const approvalKind = kind({
   },
   events: ['created', 'approved', 'rejected', 'expired'],
 })
+
+/** Nodes and tasks that wait for the decision or expiry of an approval without a tool call. */
+export const approvalWaiters = waiters<ApprovalRow>('approvals')
 
 export type ApprovalRow = z.output<typeof approvalKind.row>
 

@@ -10,10 +10,16 @@ import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Callable } from '../tools/call-types.ts'
 import { parametersSchema } from '../tools/check-definition.ts'
-import { notifyProducer } from './approval-producers.ts'
 import { expireDue } from './expire.ts'
 import { enqueueFollowUp } from './follow-up.ts'
-import { type ApprovalRow, approvalKind, type Execution, proposalOf, storableApproval } from './model.ts'
+import {
+  type ApprovalRow,
+  approvalKind,
+  approvalWaiters,
+  type Execution,
+  proposalOf,
+  storableApproval,
+} from './model.ts'
 import { openFrozen, sealFrozen } from './seal.ts'
 import { resolvePending } from './store.ts'
 import { approvedArgumentsSchema, approvedTool } from './tool.ts'
@@ -126,7 +132,7 @@ export async function resolveApproval(
     if (!found) return null
     tx.emit(approvalKind, status, storableApproval(found))
     if (found.origin === 'tool_call') await enqueueFollowUp(tx, found)
-    if (found.origin !== 'tool_call') await notifyProducer(tx, found)
+    if (found.origin !== 'tool_call') await approvalWaiters.notify(tx, found)
     const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
     recordActivityInTx(tx, {
       project_id,

@@ -1,6 +1,6 @@
 import type { Queryable } from '../../core/db/sql.ts'
-import { agentVersions, readConfig } from '../agents/agent-archive.ts'
-import { findAgent } from '../agents/model.ts'
+import { findAgent, readConfig } from '../agents/model.ts'
+import { agentVersions } from '../agents/versions.ts'
 import { findGrantingShares } from '../shares/grants.ts'
 import type { Callable } from '../tools/call-types.ts'
 import { withToolDefaults } from '../tools/model.ts'

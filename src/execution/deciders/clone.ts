@@ -1,8 +1,7 @@
-import { copyAuthor } from '../../core/api/version-archive.ts'
+import { copyAuthor } from '../../core/versions/version.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { deciderKind } from './model.ts'
+import { deciderKind, deciderVersions } from './model.ts'
 import { listProjectDeciders } from './store.ts'
-import { versionedDeciders } from './versions.ts'
 
 /** Copies deciders whose agent or tool was copied; versions and decisions are not copied. */
 export const deciderCloning: Cloneable = {
@@ -16,7 +15,7 @@ export const deciderCloning: Cloneable = {
       if (backend === undefined) continue
       const reference = agent_id === null ? { tool_id: backend } : { agent_id: backend }
       const values = { name, description, escalate_below, questions, ...reference, project_id: to }
-      const copy = await versionedDeciders.insert(tx, values, copyAuthor(caller))
+      const copy = await deciderVersions.insert(tx, values, copyAuthor(caller))
       ids.set(id, copy.id)
       tx.emit(deciderKind, 'created', copy)
     }

@@ -6,6 +6,8 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
+import { versioned } from '../../core/versions/versioned.ts'
 import { DecisionAnswer, Question, Questions } from './questions.ts'
 
 const id = z.string().min(1).max(255)
@@ -30,42 +32,27 @@ const fields = {
   questions: Questions,
 }
 
-const label = z.string().trim().min(1).max(255).optional()
-const version_label = label.describe('Label of the resulting version')
-const expected_version = z
-  .int()
-  .min(1)
-  .optional()
-  .describe('Version that the decider must have for the write to succeed')
-
 export const Decider = record('Decider', {
   ...fields,
   version: z.int().describe('Version number of the questions, starting at 1'),
   questions: z.array(Question).describe('Questions that the decider answers'),
 })
 
-export const DeciderInput = createBody('DeciderInput', { ...fields, version_label }, ['name', 'questions'], {
-  name: 'Refunds',
-  questions: [{ type: 'predicate', name: 'is_angry', instructions: 'Is the customer angry?' }],
+export const DeciderInput = createBody(
+  'DeciderInput',
+  { ...fields, version_label: versionLabel },
+  ['name', 'questions'],
+  {
+    name: 'Refunds',
+    questions: [{ type: 'predicate', name: 'is_angry', instructions: 'Is the customer angry?' }],
+  },
+)
+
+export const DeciderPatch = patchBody('DeciderPatch', {
+  ...fields,
+  version_label: versionLabel,
+  expected_version: expectedVersion,
 })
-
-export const DeciderPatch = patchBody('DeciderPatch', { ...fields, version_label, expected_version })
-
-export const DeciderVersion = z
-  .object({
-    id: z.string(),
-    decider_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('Questions at that version'),
-    label: z.string().nullable(),
-    created_by: z.string().nullable().describe('User that wrote the version; for a key its owner; null for a copy'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'DeciderVersion' })
-
-export const RestoreDeciderInput = z
-  .strictObject({ label: label.describe('Label of the new version. Default `restored from v<n>`.') })
-  .meta({ id: 'DeciderRestoreInput' })
 
 export const DECISION_STATUSES = ['queued', 'running', 'completed', 'failed'] as const
 
@@ -147,6 +134,8 @@ export const deciderKind = kind({
   unique: { deciders_name: ({ name }) => raise('NAME_CONFLICT', { meta: { field: 'name', name } }) },
 })
 export type DeciderRow = z.output<typeof deciderKind.row>
+
+export const deciderVersions = versioned({ kind: deciderKind, prefix: 'dcd_ver', fields: ['questions'] })
 
 export const decisionKind = kind({
   name: 'decision',

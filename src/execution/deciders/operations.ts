@@ -1,8 +1,7 @@
 import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
-import { requireVersion, versionNumber } from '../../core/api/versions.ts'
+import { parse } from '../../core/api/validate.ts'
 import { spendRefusals } from '../generations/request/create.ts'
 import { requireBackendPermission, resolveBackend } from './backend.ts'
 import {
@@ -17,25 +16,22 @@ import {
   Batch,
   BatchInput,
   DECISION_STATUSES,
-  Decider,
   DeciderInput,
   DeciderPatch,
   type DeciderRow,
-  DeciderVersion,
   Decision,
   DecisionInput,
   deciderKind,
+  deciderVersions,
   decisionKind,
   InlineDecisionInput,
-  RestoreDeciderInput,
 } from './model.ts'
-import { deciderVersions } from './store.ts'
-import { versionedDeciders } from './versions.ts'
+import { Questions } from './questions.ts'
 
 const decisionWaiting = { default: false, done: ['completed'], failed: ['failed'], paused: [], poll: 'getDecision' }
 
 const tag = 'Deciders'
-const deciders = resource(deciderKind, { path: '/deciders', tag })
+const deciders = resource(deciderKind, { path: '/deciders', tag, versions: deciderVersions })
 const decisions = resource(decisionKind, { path: '/decisions', tag })
 
 /** Errors of an invalid backend. */
@@ -76,8 +72,6 @@ const deciderOperations: Operation[] = [
     raises: [...refusals, 'NAME_CONFLICT'],
     check: async ({ tx, body, project, allow }) =>
       requireBackendPermission(allow, await resolveBackend(tx, project, body)),
-    make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedDeciders.insert(tx, { ...body, project_id: project }, versionAuthor(caller, version_label)),
   }),
   deciders.get(),
   deciders.update({
@@ -85,10 +79,8 @@ const deciderOperations: Operation[] = [
       'Setting an agent replaces a tool and vice versa. Changed questions create a version; existing decisions keep their version. Another agent or tool requires permission to use it.',
     alsoActions: BACKEND_PERMISSIONS,
     body: DeciderPatch,
-    quiet: true,
     raises: [...refusals, 'NAME_CONFLICT', 'VERSION_CONFLICT'],
     async change(next, { body, stored, tx, allow }) {
-      requireVersion(stored, body.expected_version)
       const { agent_id, tool_id } = body
       const backendRef = {
         agent_id: agent_id === undefined && tool_id != null ? null : next.agent_id,
@@ -99,31 +91,13 @@ const deciderOperations: Operation[] = [
         requireBackendPermission(allow, backend)
       return { ...next, ...backendRef }
     },
-    write: (next, { tx, stored, body, caller }) =>
-      // Includes the name, which a NAME_CONFLICT error reports.
-      versionedDeciders.change(
-        tx,
-        stored,
-        { name: stored.name, ...deciderKind.changes(stored, next) },
-        versionAuthor(caller, body.version_label),
-      ),
   }),
-  deciders.adopt({ adopt: (stored, { tx, caller }) => versionedDeciders.adopt(tx, stored, caller) }),
+  deciders.adopt(),
   deciders.remove({ description: 'Existing decisions remain; active ones are completed.' }),
-  ...versionOperations(deciderKind, { path: '/deciders', tag, record: DeciderVersion, archive: deciderVersions }),
-  deciders.action('restore', {
-    id: 'restoreDeciderVersion',
-    path: '/deciders/{decider_id}/versions/{version}/restore',
-    summary: 'Restore a decider version',
+  ...deciders.versions({
     description: 'Writes the questions of that version as the next one. Existing decisions keep their version.',
-    action: 'deciders:RestoreDeciderVersion',
-    body: RestoreDeciderInput,
-    bodyOptional: true,
-    answers: { 200: Decider },
-    run: async context =>
-      deciderKind.present(
-        await versionedDeciders.restore(context, versionNumber(context.params.version), context.body?.label),
-      ),
+    // Stored questions were valid for the release that wrote them.
+    check: ({ questions }) => parse(Questions, questions, 'questions'),
   }),
 ]
 

@@ -2,18 +2,14 @@ import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { extensionPoint } from '../../core/declarations.ts'
+import { waiters } from '../../core/work/waiters.ts'
 import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { DECISION_SETTLED_CHANNEL, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 import { agentAnswers } from './prompt.ts'
 import type { DecisionAnswer } from './questions.ts'
 import { deleteDecisionWork, findDecisionOfTurn, settleDecisionRow } from './store.ts'
 
-/**
- * Hooks of modules that use deciders, called in the transaction that settles a decision. A hook must lock no rows; it
- * sends a message instead.
- */
-export const decisionWatchers = extensionPoint<(tx: Tx, decision: DecisionRow) => Promise<void>>('decision hooks')
+export const decisionWaiters = waiters<DecisionRow>('decisions')
 
 /** Outcome of a decision. */
 export type DecisionOutcome =
@@ -34,7 +30,7 @@ export async function settleDecision(tx: Tx, id: string, outcome: DecisionOutcom
   await deleteDecisionWork(tx, id)
   tx.emit(decisionKind, settled.status as 'completed' | 'failed', settled)
   tx.notify(DECISION_SETTLED_CHANNEL, id)
-  for (const notify of decisionWatchers.all()) await notify(tx, settled)
+  await decisionWaiters.notify(tx, settled)
   if (outcome.answers && settled.decider_id !== null)
     await escalateIfUncertain(tx, settled, settled.decider_id, outcome.answers)
   return true

@@ -1,16 +1,7 @@
 import { z } from 'zod'
-import { versionArchive } from '../../core/api/version-archive.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { type DeciderRow, DeciderVersion, type DecisionRow, deciderKind, decisionKind } from './model.ts'
-
-/** Stored versions of deciders. */
-export const deciderVersions = versionArchive({
-  table: 'decider_versions',
-  owner: 'decider_id',
-  prefix: 'dcd_ver',
-  record: DeciderVersion,
-})
+import { type DeciderRow, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 
 /** Lists the deciders of a project, oldest first (index deciders_project). */
 export const listProjectDeciders = (db: Queryable, projectId: string): Promise<readonly DeciderRow[]> =>

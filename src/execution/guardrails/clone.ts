@@ -1,7 +1,6 @@
-import { copyAuthor } from '../../core/api/version-archive.ts'
+import { copyAuthor } from '../../core/versions/version.ts'
 import type { Cloneable } from '../../identity/projects/clone.ts'
-import { versionedGuardrails } from './archive.ts'
-import { guardrailKind } from './model.ts'
+import { guardrailKind, guardrailVersions } from './model.ts'
 import { listProjectGuardrails } from './store.ts'
 
 /**
@@ -14,7 +13,7 @@ export const copyGuardrails: Cloneable['copy'] = async (tx, from, to, ids, { cal
     const { name, description, document, context_mode, context_tool_id } = row
     const fields = { name, description, document, context_mode, project_id: to }
     const context = context_tool_id === null ? null : (ids.get(context_tool_id) ?? null)
-    const copy = await versionedGuardrails.insert(tx, { ...fields, context_tool_id: context }, copyAuthor(caller))
+    const copy = await guardrailVersions.insert(tx, { ...fields, context_tool_id: context }, copyAuthor(caller))
     ids.set(row.id, copy.id)
     tx.emit(guardrailKind, 'created', copy)
   }

@@ -2,10 +2,8 @@ import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import { projectGuardrailsChannel } from '../../identity/guardrail-ids.ts'
 import { type GuardrailRule, ruleOf } from './document.ts'
+import { guardrailChannel } from './model.ts'
 import { listGuardrailsById, listProjectGuardrailSettings } from './store.ts'
-
-/** Notification channel for changed and deleted guardrails; the payload is the guardrail id. */
-export const guardrailChannel = 'muster_guardrails'
 
 /** Maximum age of a cached value if a notification is lost. */
 const MAX_AGE_MS = 5000

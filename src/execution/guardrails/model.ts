@@ -4,6 +4,9 @@ import { jsonOrJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
+import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
+import { versionLabel } from '../../core/versions/version.ts'
+import { versioned } from '../../core/versions/versioned.ts'
 
 /** Class of a call: A harmless, B guarded, C requires approval, D blocked. */
 export const CLASSES = ['A', 'B', 'C', 'D'] as const
@@ -72,35 +75,17 @@ export const Guardrail = record('Guardrail', {
 /** Response of a guardrail write. */
 export const GuardrailWithWarnings = withWarnings(Guardrail, 'GuardrailWithWarnings')
 
-const version_label = z.string().trim().min(1).max(255).optional().describe('Label of the resulting version')
+export const GuardrailInput = createBody(
+  'GuardrailInput',
+  { ...fields, version_label: versionLabel },
+  ['name', 'document'],
+  {
+    name: 'Refunds',
+    document: { class: {} },
+  },
+)
 
-export const GuardrailInput = createBody('GuardrailInput', { ...fields, version_label }, ['name', 'document'], {
-  name: 'Refunds',
-  document: { class: {} },
-})
-
-export const GuardrailPatch = patchBody('GuardrailPatch', { ...fields, version_label })
-
-export const GuardrailVersion = z
-  .object({
-    id: z.string(),
-    guardrail_id: z.string(),
-    version: z.int(),
-    config: z.record(z.string(), z.unknown()).describe('`document` at that version'),
-    label: z.string().nullable(),
-    created_by: z
-      .string()
-      .nullable()
-      .describe('User that wrote the version; for a key its owner; null for the deployment'),
-    created_at: z.iso.datetime(),
-  })
-  .meta({ id: 'GuardrailVersion' })
-
-export const RestoreGuardrailInput = z
-  .strictObject({
-    label: version_label.describe('Label of the new version. Default `restored from v<n>`.'),
-  })
-  .meta({ id: 'GuardrailRestoreInput' })
+export const GuardrailPatch = patchBody('GuardrailPatch', { ...fields, version_label: versionLabel })
 
 const jsonObject = z.record(z.string(), z.unknown())
 
@@ -165,6 +150,16 @@ export const guardrailKind = kind({
 })
 
 export type GuardrailRow = z.output<typeof guardrailKind.row>
+
+/** Notification channel for changed and deleted guardrails; the payload is the guardrail id. */
+export const guardrailChannel = 'muster_guardrails'
+
+export const guardrailVersions = versioned({
+  kind: guardrailKind,
+  prefix: 'guard_ver',
+  fields: ['document'],
+  changed: (tx, { id }) => invalidateOnCommit(tx, guardrailChannel, id),
+})
 
 export const evaluationKind = kind({
   name: 'guardrail_evaluation',

@@ -2,36 +2,33 @@ import { countsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { equalsFilter, oneOf } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { versionAuthor, versionOperations } from '../../core/api/version-archive.ts'
-import { versionNumber } from '../../core/api/versions.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { effectOf } from '../tools/effect.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { pinnedAction } from '../tools/platform.ts'
 import { listToolsById } from '../tools/store.ts'
-import { guardrailVersions, versionedGuardrails } from './archive.ts'
 import { checkGuardrailDocument, ruleOf, trialRule } from './document.ts'
 import { evaluateRules } from './evaluate-call.ts'
-import { guardrailChannel } from './guardrail-cache.ts'
 import {
   DECISIONS,
   EvaluateInput,
   Evaluation,
   evaluationKind,
+  type GuardrailDocument,
   GuardrailInput,
   GuardrailPatch,
-  GuardrailVersion,
+  type GuardrailRow,
   GuardrailWithWarnings,
+  guardrailChannel,
   guardrailKind,
-  RestoreGuardrailInput,
+  guardrailVersions,
 } from './model.ts'
 import { findGuardrailAttachments } from './store.ts'
 import { warningsOfGuardrail } from './warnings.ts'
 
 const tag = 'Guardrails'
-const path = '/guardrails'
-const guardrails = resource(guardrailKind, { path, tag })
+const guardrails = resource(guardrailKind, { path: '/guardrails', tag, versions: guardrailVersions })
 const evaluations = resource(evaluationKind, { path: '/guardrail-evaluations', tag })
 
 const isAction = ({ type }: ToolRow): boolean => type === 'platform' || type === 'mcp'
@@ -51,6 +48,9 @@ async function checkContextTool({ tx, allow }: Pick<Context, 'tx' | 'allow'>, pr
   allow('tools:CallTool', { kind: toolKind, row: tool })
 }
 
+const showWarnings = async (row: GuardrailRow, { tx }: Pick<Context, 'tx'>) =>
+  warningsField(await warningsOfGuardrail(tx, row))
+
 export const guardrailOperations: Operation[] = [
   // guardrails_project serves the order.
   guardrails.list(),
@@ -63,8 +63,6 @@ export const guardrailOperations: Operation[] = [
       checkGuardrailDocument(body.document)
       if (body.context_tool_id) await checkContextTool(context, project, body.context_tool_id)
     },
-    make: ({ tx, body: { version_label, ...body }, project, caller }) =>
-      versionedGuardrails.insert(tx, { ...body, project_id: project }, versionAuthor(caller, version_label)),
   }),
   guardrails.get(),
   guardrails.update({
@@ -73,23 +71,15 @@ export const guardrailOperations: Operation[] = [
     alsoActions: ['tools:CallTool'],
     body: GuardrailPatch,
     answers: { 200: GuardrailWithWarnings },
-    show: async (row, { tx }) => warningsField(await warningsOfGuardrail(tx, row)),
-    quiet: true,
+    show: showWarnings,
     raises: ['TOOL_NOT_FOUND'],
     async check(next, { body, stored, ...context }) {
       if (body.document) checkGuardrailDocument(body.document)
       if (body.context_tool_id && body.context_tool_id !== stored.context_tool_id)
         await checkContextTool(context, next.project_id, body.context_tool_id)
     },
-    write: (next, { stored, body, caller, tx }) =>
-      versionedGuardrails.change(
-        tx,
-        stored,
-        guardrailKind.changes(stored, next),
-        versionAuthor(caller, body.version_label),
-      ),
   }),
-  guardrails.adopt({ adopt: (stored, { tx, caller }) => versionedGuardrails.adopt(tx, stored, caller) }),
+  guardrails.adopt(),
   guardrails.remove({
     description:
       'Refused while the guardrail is attached to a project, an agent or a tool. Its versions are deleted as well.',
@@ -105,22 +95,10 @@ export const guardrailOperations: Operation[] = [
       invalidateOnCommit(tx, guardrailChannel, id)
     },
   }),
-  ...versionOperations(guardrailKind, { path, tag, record: GuardrailVersion, archive: guardrailVersions }),
-  guardrails.action('restore', {
-    id: 'restoreGuardrailVersion',
-    path: `${path}/{guardrail_id}/versions/{version}/restore`,
-    summary: 'Restore a guardrail version',
-    description:
-      'Writes the document of that version as the next one. The restored version is validated and authorized like a new write. Name, description and context tool are unchanged.',
-    action: 'guardrails:RestoreGuardrailVersion',
-    body: RestoreGuardrailInput,
-    bodyOptional: true,
+  ...guardrails.versions({
     answers: { 200: GuardrailWithWarnings },
-    async run(context) {
-      const version = versionNumber(context.params.version)
-      const row = await versionedGuardrails.restore(context, version, context.body?.label)
-      return { ...guardrailKind.present(row), ...warningsField(await warningsOfGuardrail(context.tx, row)) }
-    },
+    check: ({ document }) => checkGuardrailDocument(document as GuardrailDocument),
+    show: showWarnings,
   }),
   guardrails.action('evaluate', {
     summary: 'Evaluate a guardrail',

@@ -39,7 +39,7 @@ const clients = processSingleton(() => new Map<string, CachedClient>())
  * Returns the client of a provider, cached for up to 60 s while the row and its secrets are unchanged.
  * @param db the caller's open transaction, if any: waiting for another connection while holding one could deadlock a
  *   burst of turns
- * @throws AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND
+ * @throws AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND; ExternalValueRequired in a transaction
  */
 export function modelClient(services: Services, row: ProviderRow, db: Queryable = services.pool): Promise<ModelClient> {
   const cache = clients(services)
@@ -49,12 +49,13 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   // connection that the transaction holds.
   if (cached?.key === key && (cached.isReady || db === services.pool)) return cached.client
   const entry: CachedClient = { key, client: resolveAccess(services, row, db).then(buildClient), isReady: false }
-  cache.set(row.id, entry)
+  if (db === services.pool) cache.set(row.id, entry)
   const evict = () => {
     if (cache.get(row.id) === entry) cache.delete(row.id)
   }
   entry.client.then(() => {
     entry.isReady = true
+    cache.set(row.id, entry)
   }, evict)
   setTimeout(evict, CLIENT_LIFE_MS).unref()
   return entry.client

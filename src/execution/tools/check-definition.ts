@@ -1,7 +1,7 @@
 import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
-import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
@@ -66,12 +66,8 @@ export async function checkDefinition(
     problems.push(problem(`${at}parameters.type`, 'must be object, because tools take named arguments'))
   if (problems.length > 0) raiseInvalid(problems)
   if (!parameters) return
-  try {
-    await schemaChecks(services).checkInTransaction(parametersSchema(project_id, parameters))
-  } catch (error) {
-    if (!(error instanceof SchemaError)) throw error
-    raiseInvalid(problem(`${at}parameters`, error.message))
-  }
+  const [message] = await schemaChecks(services).refusals([parametersSchema(project_id, parameters)])
+  if (message !== null) raiseInvalid(problem(`${at}parameters`, message))
 }
 
 /**
@@ -82,6 +78,12 @@ export const parametersSchema = (project: string, parameters: object) => ({
   text: JSON.stringify(parameters),
   rules: { strict: false },
 })
+
+/** Returns the check inputs of the parameter schemas of definitions. */
+export const parameterSchemas = (
+  project: string | null,
+  tools: readonly ({ parameters?: object | null } | null | undefined)[],
+) => tools.flatMap(tool => (tool?.parameters ? [parametersSchema(project as string, tool.parameters)] : []))
 
 /** Returns the addresses that the egress rule blocks. The path cannot change the host. */
 function blockedProblems(

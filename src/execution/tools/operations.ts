@@ -7,13 +7,14 @@ import { type Context, itemOperation, type Operation } from '../../core/api/oper
 import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import { schemaChecks } from '../../core/json-schema/checks.ts'
 import { detachPermission, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { requireNotPaused, requireUnpaused } from '../../identity/projects/pause.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
-import { checkDefinition, type DefinitionCheck } from './check-definition.ts'
+import { checkDefinition, type DefinitionCheck, parameterSchemas } from './check-definition.ts'
 import { checkPipeline, stepToolIds } from './check-pipeline.ts'
 import { toolGate } from './guardrail-gate.ts'
 import { listMcpActions } from './mcp.ts'
@@ -80,6 +81,12 @@ async function checkTool(
   return secret_ids
 }
 
+/** Compiles the schemas of a tool and of inline tools in its steps before the transaction that checks them. */
+const compileSchemas = ({ services, project, body }: Pick<Context, 'services' | 'project'> & { body: ToolPatch }) =>
+  schemaChecks(services).refusals(
+    parameterSchemas(project, [body, ...(body.pipeline?.steps ?? []).map(({ tool }) => tool)]),
+  )
+
 /** Returns a key of everything that determines the destination and form of secrets. */
 const destinationKey = (tool: Senders): string =>
   JSON.stringify(sendersOf(tool).map(each => ({ ...each, timeout_ms: null })))
@@ -95,6 +102,7 @@ export const toolOperations: Operation[] = [
     answers: { 201: ToolWithWarnings },
     show: toolWarnings,
     raises: [...raises],
+    prepare: compileSchemas,
     async make(context) {
       const { tx, body, project, caller } = context
       const tool = withToolDefaults(body)
@@ -125,6 +133,7 @@ export const toolOperations: Operation[] = [
     show: toolWarnings,
     quiet: true,
     raises: [...raises],
+    prepare: compileSchemas,
     check: (next, context) =>
       requireDetach(context, next.project_id, removedGuardrails([context.stored.guardrail_ids], [next.guardrail_ids])),
     async change(next, context) {

@@ -8,6 +8,7 @@ import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { visibleRows } from '../../core/iam/access.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import { wakeResumedWork } from '../../core/work/work.ts'
 import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from '../guardrail-ids.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseRouteInUse } from './default-model-route.ts'
@@ -136,6 +137,7 @@ export const projectOperations: Operation[] = [
     async run({ tx, resource, caller }) {
       const row = await resumeProject(tx, resource.id)
       if (!row) return raise('PROJECT_NOT_PAUSED', { meta: { project_id: resource.id } })
+      wakeResumedWork(tx)
       for (const hook of resumeHooks.all()) await hook(tx, row.id, principalRecord(caller))
       tx.emit(projectKind, 'resumed', row)
       return projectKind.present(row)

@@ -1,5 +1,4 @@
 import { raise } from '../../core/api/errors.ts'
-import { RerunAfter } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Services } from '../../core/process/services.ts'
 import { cachedValue, readExternalValue } from './external.ts'
@@ -8,6 +7,9 @@ import { listStoredValues, lockReferencedSecrets } from './store.ts'
 
 /** Secret reference inside a string: `{{secret:<id>}}`. */
 const TOKEN = /\{\{secret:(sec_[A-Za-z0-9]+)\}\}/g
+
+/** A transaction requires a value that is not cached: it does not wait for an external store. */
+export class ExternalValueRequired extends Error {}
 
 /** Returns every `{{...}}` of a text in linear time; a pattern would search for an end from each start. */
 export function tokensIn(text: string): string[] {
@@ -29,9 +31,8 @@ export const tokenIds = (texts: readonly string[]): string[] => [
 /**
  * Returns the values of secrets by ID, in one query (none without IDs). Values in external stores are read at most once
  * a minute. Never store, log or forward the values.
- * @param db the transaction of a caller that has one open. It does not wait for a store: it is rolled back and repeated
- * when the value is cached (RerunAfter).
- * @throws SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`
+ * @param db the transaction of a caller that has one open
+ * @throws SECRET_NOT_FOUND or SECRET_NOT_DECRYPTABLE with `meta.secret_id`; ExternalValueRequired in a transaction
  */
 export async function openSecrets(
   db: Queryable,
@@ -67,7 +68,7 @@ function readFromStore(
   if (db === services.pool) return readExternalValue(services, secret)
   const cached = cachedValue(services, secret.project_id, secret.source)
   if (cached !== null) return cached
-  throw new RerunAfter(() => readExternalValue(services, secret))
+  throw new ExternalValueRequired(`value of secret ${secret.id} is not cached`)
 }
 
 /**

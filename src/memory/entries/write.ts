@@ -7,7 +7,6 @@ import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { storableText } from '../../core/api/storable-text.ts'
-import { RerunAfter } from '../../core/db/pool.ts'
 import { isForeignKeyViolation, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -65,8 +64,8 @@ export type Written = { entry: MemoryEntryRow; memory: MemoryRow | null }
 
 /** Maximum number of search candidates compared under the lock; the nearest current one decides. */
 const MAX_CANDIDATES = 16
-/** Maximum attempts of a dry run; a write is retried until it succeeds. */
-const MAX_DRY_RUN_ATTEMPTS = 5
+/** Maximum searches for one fact: each is repeated if the memories it found are gone. */
+const MAX_SEARCHES = 20
 
 /**
  * Writes a fact: it creates a memory, replaces a similar one, or is skipped as a duplicate. Only memories of the same
@@ -101,37 +100,37 @@ export async function writeFact(
     const chosen = fact.supersedes != null || actionFor(similarity, effectiveThresholds(store)) !== action
     options.onMatch?.({ memory: match, replaced: action === 'superseded', chosen })
   }
-  let prepared = await prepareFact(services, fact, { admitted, check: options.check })
-  if (options.dryRun) {
-    for (let attempt = 1; ; attempt++) {
-      const decision = await decide(services.pool, prepared.store, fact, prepared)
-      if (decision !== 'search again' || attempt === MAX_DRY_RUN_ATTEMPTS) {
-        const final = decision === 'search again' ? createdDecision(null) : decision
-        reportMatch(final, prepared.store)
-        return dryRunResult(prepared.store, fact, final)
-      }
+  const dryRun = async (prepared: PreparedFact): Promise<Written | null> => {
+    const decision = await decide(services.pool, prepared.store, fact, prepared)
+    if (!decision) return null
+    reportMatch(decision, prepared.store)
+    return dryRunResult(prepared.store, fact, decision)
+  }
+  const write = (prepared: PreparedFact): Promise<Written | null> =>
+    services.write(async tx => {
+      const { id, project_id } = prepared.store
+      const store = await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
+      const decision = await decide(tx, store, fact, prepared)
+      if (!decision) return null
+      reportMatch(decision, store)
+      const written = await writeDecision(services, tx, { store, fact, decision, prepared })
+      await options.within?.(tx, written)
+      return written
+    })
+  try {
+    let prepared = await prepareFact(services, fact, { admitted, check: options.check })
+    for (let search = 1; search <= MAX_SEARCHES; search++) {
+      const written = await (options.dryRun ? dryRun(prepared) : write(prepared))
+      if (written) return written
       prepared = await prepareFact(services, fact, { admitted, again: true })
     }
-  }
-  const writing = services.write(async tx => {
-    const { id, project_id } = prepared.store
-    const store = await lockForWrite(tx, { id, project_id, actor_id: fact.actor_id })
-    const decision = await decide(tx, store, fact, prepared)
-    if (decision === 'search again')
-      throw new RerunAfter(async () => {
-        prepared = await prepareFact(services, fact, { admitted, again: true })
-      })
-    reportMatch(decision, store)
-    const written = await writeDecision(services, tx, { store, fact, decision, prepared })
-    await options.within?.(tx, written)
-    return written
-  })
-  return writing.catch(error => {
+  } catch (error) {
     // The statement that locks the store reads it before it acquires the locks, so the store may have been deleted.
     if (isForeignKeyViolation(error, 'memory_store_id'))
       raise('RESOURCE_NOT_FOUND', { meta: { id: fact.memory_store_id }, cause: error })
     throw error
-  })
+  }
+  throw new Error(`memories of ${fact.memory_store_id} changed during ${MAX_SEARCHES} searches`)
 }
 
 type ParsedFact = SubmittedFact & {
@@ -259,13 +258,16 @@ const createdDecision = (similarity: number | null): Decision => ({ action: 'cre
 /** Whether a fact comes from a template: it is not compared with others and inherits nothing from a replaced memory. */
 const isDeclared = ({ mechanism }: Pick<ParsedFact, 'mechanism'>): boolean => mechanism === 'formation'
 
-/** Decides the outcome of a fact by the current memories of the store. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND. */
+/**
+ * Decides the outcome of a fact by the current memories of the store; null if all memories found by the search are
+ * gone, so that it must be repeated. Raises VALIDATION_FAILED, RESOURCE_NOT_FOUND.
+ */
 async function decide(
   db: Queryable,
   store: MemoryStoreRow,
   fact: ParsedFact,
   { store: { snapshot }, embedded, near, more }: PreparedFact,
-): Promise<Decision | 'search again'> {
+): Promise<Decision | null> {
   const thresholds = effectiveThresholds(fact, store)
   const { actor_id, hash, supersedes = null } = fact
   if (isDeclared(fact) && !supersedes) return createdDecision(null)
@@ -292,11 +294,11 @@ async function decide(
   }
   const twin = candidates.find(candidate => candidate.hash === hash)
   if (twin) return { action: 'skipped', similarity: 1, match: twin }
-  if (!embedded) return 'search again'
+  if (!embedded) return null
   const [top] = candidates
     .map(candidate => ({ candidate, similarity: similarityTo(candidate) ?? -2 }))
     .sort((left, right) => right.similarity - left.similarity)
-  if (!top) return more ? 'search again' : createdDecision(null)
+  if (!top) return more ? null : createdDecision(null)
   if (top.similarity < -1) return createdDecision(null)
   const { candidate: match, similarity } = top
   const action = actionFor(similarity, thresholds)

@@ -5,8 +5,7 @@ import { withdrawApprovals } from '../../../execution/approvals/node-approval.ts
 import { cancelTurnIfActive } from '../../../execution/generations/request/cancel-turn.ts'
 import { startsRuns } from '../../orchestrations/definition.ts'
 import { cancelExecutions, listExecutionsByRun, type NodeExecutionRow } from '../engine/node-execution-store.ts'
-import { notifyRunChanged } from '../engine/run-notifications.ts'
-import { runWatchers } from '../engine/run-watchers.ts'
+import { notifyRunChanged, runWaiters } from '../engine/run-notifications.ts'
 import { type RunRow, runKind } from '../model.ts'
 import { descendantsQueue, runQueue, runWakeQueue } from '../queue.ts'
 import { presentRunDetail } from '../reads/present-run.ts'
@@ -81,7 +80,7 @@ async function publishCancelled(tx: Tx, runs: readonly RunRow[]): Promise<readon
   for (const run of runs) {
     tx.emit(runKind, 'cancelled', run, { data: await presentRunDetail(tx, run, attempts.get(run.id) ?? []) })
     notifyRunChanged(tx, run)
-    for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)
+    await runWaiters.notify(tx, run)
   }
   return awaited
 }

@@ -56,29 +56,13 @@ export function requireSize(input: unknown): void {
     raiseInvalid({ code: 'TOO_BIG', path: 'input', message: 'must be at most 1 MiB of JSON' })
 }
 
-/**
- * Validates an input against the input_schema of a version; returns problems with paths below `input`. Must be called
- * before the transaction, since validation may wait for a worker thread.
- */
+/** Validates an input against the input_schema of a version; returns problems with paths below `input`. */
 export const inputProblems = (services: Services, { project_id, input_schema }: InputTarget, input: unknown) =>
   checkedValue(
     project_id,
     input_schema,
     INPUT_PATHS,
     async schema => (await schemaChecks(services).problems(schema, [input ?? {}]))[0],
-  )
-
-/**
- * Validates an input within a transaction.
- * @throws RerunAfter if a worker thread is required
- */
-export const inputProblemsInTransaction = (
-  services: Services,
-  { project_id, input_schema }: InputTarget,
-  input: unknown,
-) =>
-  checkedValue(project_id, input_schema, INPUT_PATHS, schema =>
-    schemaChecks(services).problemsInTransaction(schema, input ?? {}),
   )
 
 /** Builds the row of a new run. */

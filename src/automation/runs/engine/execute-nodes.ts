@@ -9,6 +9,7 @@ import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { ClaimLostError } from '../../../core/jobs/handler.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { logAttempt } from '../../../core/work/attempt.ts'
 import type { WorkerType } from '../../orchestrations/definition.ts'
 import { parseDuration } from '../../orchestrations/duration.ts'
 import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
@@ -85,10 +86,7 @@ async function executeNode(
     delivery: execution.deliveries,
   }
   const log = (outcome: string, fields: object = {}) =>
-    services.log.info(
-      { ...ids, ...fields, outcome, duration_ms: Math.round(performance.now() - started) },
-      'node execution attempted',
-    )
+    logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
   const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
     // Usage is recorded even if the claim was lost.
     const priced = await priceUsage(services, used, tx)

@@ -1,21 +1,20 @@
-import { versionCache } from '../../../core/api/version-cache.ts'
 import type { Queryable } from '../../../core/db/sql.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { versionCache } from '../../../core/versions/cache.ts'
 import { type Graph, graphOf } from '../../orchestrations/graph.ts'
-import type { GraphDefinition } from '../../orchestrations/model.ts'
+import { type GraphDefinition, orchestrationVersions } from '../../orchestrations/model.ts'
 
 /** Graph that a run executes, with the schema of its input. */
 export type PinnedGraph = { graph: Graph; input_schema: object | null }
 
-const graphs = versionCache({
-  table: 'orchestration_versions',
-  owner: 'orchestration_id',
-  most: 64 * 1024 * 1024,
-  make: (definition: GraphDefinition): PinnedGraph => ({
+const graphs = versionCache(
+  orchestrationVersions,
+  64 * 1024 * 1024,
+  (definition: GraphDefinition): PinnedGraph => ({
     graph: graphOf(definition),
     input_schema: definition.input_schema ?? null,
   }),
-})
+)
 
 /** Returns the graph of an orchestration version; cached, since versions never change. Null if it was deleted. */
 export const loadPinnedGraph = (

@@ -7,7 +7,7 @@ import { runQueue, runWakeQueue } from '../queue.ts'
 import { presentRunDetail } from '../reads/present-run.ts'
 import { listNextQueuedTree, lockRunSlots } from '../store.ts'
 import { listExecutions, type NodeExecutionRow } from './node-execution-store.ts'
-import { runWatchers } from './run-watchers.ts'
+import { runWaiters } from './run-notifications.ts'
 
 /** A changed run. */
 export type RunChange = {
@@ -42,7 +42,7 @@ export async function publishChange(tx: Tx, change: RunChange): Promise<void> {
   const data = await presentRunDetail(tx, run, await listAllExecutions(tx, change), used)
   tx.emit(runKind, status, run, { data, ...(status === 'failed' ? { extra: { error: run.error } } : {}) })
   if (status === 'failed' && run.parent_id === null && !driven) fileRunException(tx, run)
-  for (const watcher of runWatchers.all()) if (watcher.watches(run)) await watcher.changed(tx, run)
+  await runWaiters.notify(tx, run)
 }
 
 const differs = (one: object, other: object): boolean => JSON.stringify(one) !== JSON.stringify(other)

@@ -1,8 +1,8 @@
 import { AppError } from '../../../core/api/errors.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { isObject } from '../../../core/expressions/evaluate.ts'
-import type { ApprovalProducer } from '../../../execution/approvals/approval-producers.ts'
-import { approvalKind } from '../../../execution/approvals/model.ts'
+import type { Waiter } from '../../../core/work/waiters.ts'
+import { type ApprovalRow, approvalKind } from '../../../execution/approvals/model.ts'
 import { decisionArtifact, fileNodeApproval } from '../../../execution/approvals/node-approval.ts'
 import { resolveSharedTool } from '../../../execution/tools/resolve.ts'
 import type { Node } from '../../orchestrations/model.ts'
@@ -92,7 +92,7 @@ export async function collectApproval(advance: Advance, node: Node, row: NodeExe
 }
 
 /** Wakes the run when the approval of one of its nodes settles. */
-export const runApprovals: ApprovalProducer = {
+export const runApprovals: Waiter<ApprovalRow> = {
   async settled(tx: Tx, { project_id, orchestration_run_id }) {
     if (orchestration_run_id !== null) tx.send(runWakeQueue, { run_id: orchestration_run_id, project_id })
   },

@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
 import { sql } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
+import type { Waiter } from '../../../core/work/waiters.ts'
 import { insertDecisions } from '../../../execution/deciders/create-decisions.ts'
 import { inputTexts } from '../../../execution/deciders/input.ts'
-import { deciderKind, decisionKind } from '../../../execution/deciders/model.ts'
+import { type DecisionRow, deciderKind, decisionKind } from '../../../execution/deciders/model.ts'
 import type { Node } from '../../orchestrations/model.ts'
 import type { Advance } from '../engine/advance.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
@@ -46,8 +46,10 @@ export async function collectDecision(advance: Advance, row: NodeExecutionRow): 
 const runRefRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
 
 /** Wakes the run when the decision of one of its nodes settles. By orchestration_node_executions_decision. */
-export async function runDecisions(tx: Tx, { id }: { id: string }): Promise<void> {
-  const found = await tx.maybeOne(runRefRow`
-    select run_id, project_id from orchestration_node_executions where decision_id = ${id}`)
-  if (found) tx.send(runWakeQueue, found)
+export const runDecisions: Waiter<DecisionRow> = {
+  async settled(tx, { id }) {
+    const found = await tx.maybeOne(runRefRow`
+      select run_id, project_id from orchestration_node_executions where decision_id = ${id}`)
+    if (found) tx.send(runWakeQueue, found)
+  },
 }

@@ -5,7 +5,7 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import { type Node, orchestrationKind } from '../../orchestrations/model.ts'
 import { stateSubpath } from '../../orchestrations/state-paths.ts'
 import { cancelDescendants } from '../commands/cancel-descendants.ts'
-import { buildRunRow, inputProblemsInTransaction, insertRuns } from '../commands/start-run.ts'
+import { buildRunRow, inputProblems, insertRuns } from '../commands/start-run.ts'
 import type { Advance } from '../engine/advance.ts'
 import { narrowContext, runToolContext } from '../engine/context.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
@@ -74,6 +74,12 @@ function requireDepth({ run, limits, services }: Advance, node: Node): void {
     })
 }
 
+/** Fails the advance, which is retried, instead of the node while schemas of the project cannot be checked. */
+function retryIfBusy(error: unknown): never {
+  if (!(error instanceof AppError) || error.code !== 'SERVICE_NOT_READY') throw error
+  throw new Error('nested run not started', { cause: error })
+}
+
 /** Starts further nested runs of a node, up to its parallelism. */
 async function startNextRuns(
   advance: Advance,
@@ -98,7 +104,7 @@ async function startNextRuns(
     const size = jsonBytes(input)
     if (size > MAX_RUN_INPUT_BYTES) throw nodeFailed(node, 'too_large', 'Input of a nested run exceeds 1 MiB')
     bytes += size
-    const problems = await inputProblemsInTransaction(services, orchestration, input)
+    const problems = await inputProblems(services, orchestration, input).catch(retryIfBusy)
     if (problems.length > 0)
       throw nodeFailed(
         node,

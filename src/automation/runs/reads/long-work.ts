@@ -105,7 +105,7 @@ async function stateOfRun({ services, record }: WorkView, run: RunRow): Promise<
 /** Counts the nodes of the graph and the nodes with an outcome. */
 async function progressOf({ pool }: Services, run: RunRow): Promise<WorkState['progress']> {
   const version = await orchestrationVersions.get(pool, run.orchestration_id, run.orchestration_version)
-  return { done: Object.keys(run.outcomes).length, total: (version.config.nodes as unknown[]).length }
+  return { done: Object.keys(run.outcomes).length, total: version.config.nodes.length }
 }
 
 export const runWork: LongWork<RunRow> = {

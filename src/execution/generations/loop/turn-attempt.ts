@@ -6,11 +6,13 @@ import { isTransient } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { logAttempt } from '../../../core/work/attempt.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import type { LoadedRoute } from '../../model-routes/store.ts'
 import { storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
+import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { Frame } from '../streams/frame-store.ts'
 import { FrameWriter, startedOf } from '../streams/frames.ts'
@@ -296,19 +298,15 @@ export class TurnAttempt {
 
   private logOutcome(outcome: string, error: RecordedFailure | null = null): void {
     const { id, attempt, project_id, agent_id, conversation_id } = this.generation
-    this.context.log.info(
-      {
-        generation_id: id,
-        project_id,
-        agent_id,
-        conversation_id,
-        attempt,
-        steps: this.steps.length,
-        outcome,
-        code: error?.code,
-        duration_ms: Math.round(performance.now() - this.startedAt),
-      },
-      'turn attempt ended',
-    )
+    logAttempt(this.context.log, turnQueue.name, this.startedAt, {
+      generation_id: id,
+      project_id,
+      agent_id,
+      conversation_id,
+      attempt,
+      steps: this.steps.length,
+      outcome,
+      code: error?.code,
+    })
   }
 }

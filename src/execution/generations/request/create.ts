@@ -10,6 +10,7 @@ import type { Origin } from '../../../core/invoke/call.ts'
 import { entityMailbox } from '../../../core/jobs/queue.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { requireUnpaused } from '../../../identity/projects/pause.ts'
+import { ExternalValueRequired } from '../../../identity/secrets/resolve.ts'
 import { firstProvider } from '../../model-routes/store.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import { modelClient } from '../../providers/models.ts'
@@ -186,7 +187,10 @@ async function requireCallable(
     raise('MODEL_ROUTE_NOT_FOUND', {
       message: 'The agent has neither an AI provider nor a model route, and the project has no default model route',
     })
-  await modelClient(services, first, db)
+  await modelClient(services, first, db).catch(error => {
+    // The worker of the turn reads the value.
+    if (!(error instanceof ExternalValueRequired)) throw error
+  })
   if (binding.require_priced_model) await requirePrices(services, binding, model ?? null, db)
 }
 

@@ -1,10 +1,9 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { fileKind } from '../../../content/files/model.ts'
 import { leafOf } from '../../../content/paths.ts'
 import { deleteAllBytes, type StagedUpload, storageBackends } from '../../../content/storage/backends.ts'
 import { newId } from '../../../core/api/ids.ts'
-import { withoutTenant } from '../../../core/db/tenant-context.ts'
+import { Batcher } from '../../../core/db/batcher.ts'
 import { entityMailbox } from '../../../core/jobs/queue.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { processSingleton } from '../../../core/process/process-singleton.ts'
@@ -121,49 +120,36 @@ export const traceFlusher = processSingleton(createTraceFlusher, flusher => flus
 
 function createTraceFlusher(services: Services) {
   const { log, queues } = services
-  const waiting = new Map<string, z.output<typeof TraceRef>>()
-  const closing = new AbortController()
-  let running: Promise<void> | null = null
+  const batches = new Batcher(flushBatch, { max: TRACES_PER_FLUSH, delayMs: COLLECT_MS })
+  let closed = false
 
-  const flushNext = async () => {
-    if (waiting.size < TRACES_PER_FLUSH) await sleep(COLLECT_MS, undefined, { signal: closing.signal }).catch(() => {})
-    const batch = [...waiting.values()].slice(0, TRACES_PER_FLUSH)
-    for (const { trace_id } of batch) waiting.delete(trace_id)
+  async function flushBatch(refs: z.output<typeof TraceRef>[]): Promise<undefined[]> {
+    const traces = new Map(refs.map(ref => [ref.trace_id, ref]))
     const problem = storageBackends(services).problem()
     if (problem) {
-      log.error({ problem, traces: batch.length }, 'trace flush postponed')
-      return
+      log.error({ problem, traces: traces.size }, 'trace flush postponed')
+      return []
     }
     try {
-      await flushTraces(
-        services,
-        batch.map(({ trace_id }) => trace_id),
-      )
+      await flushTraces(services, [...traces.keys()])
     } catch (error) {
-      log.warn({ err: error, traces: batch.length }, 'trace flush failed, traces queued individually')
-      await queues.send(batch.map(data => ({ queue: traceFlushQueue, data })))
+      log.warn({ err: error, traces: traces.size }, 'trace flush failed, traces queued individually')
+      await queues
+        .send([...traces.values()].map(data => ({ queue: traceFlushQueue, data })))
+        .catch(failure => log.error({ err: failure }, 'trace flush left to the sweep'))
     }
+    return []
   }
-  const run = async () => {
-    try {
-      while (waiting.size > 0) await flushNext()
-    } catch (error) {
-      log.error({ err: error }, 'trace flush left to the sweep')
-    } finally {
-      running = null
-    }
-  }
+
   return {
     /** Adds a trace with steps of a settled turn. */
     add({ trace_id, project_id }: z.output<typeof TraceRef>) {
-      if (closing.signal.aborted || waiting.size === MAX_WAITING) return
-      waiting.set(trace_id, { trace_id, project_id })
-      running ??= withoutTenant(run)
+      if (!closed && batches.size < MAX_WAITING) void batches.add({ trace_id, project_id })
     },
     /** Flushes the waiting traces and stops. */
-    async close() {
-      closing.abort()
-      await running
+    close(): Promise<void> {
+      closed = true
+      return batches.close()
     },
   }
 }

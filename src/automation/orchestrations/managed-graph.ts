@@ -1,24 +1,6 @@
-import type { VersionAuthor } from '../../core/api/version-archive.ts'
-import { versionedResource } from '../../core/api/versioned-resource.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { requireValidGraph } from './check.ts'
-import { isSameGraph } from './definition.ts'
-import {
-  type GraphDefinition,
-  graphFields,
-  type OrchestrationRow,
-  orchestrationKind,
-  orchestrationVersions,
-} from './model.ts'
-
-/** Orchestrations as a versioned resource: a change in behaviour creates a version. */
-export const versionedGraphs = versionedResource<OrchestrationRow, GraphDefinition>({
-  kind: orchestrationKind,
-  archive: orchestrationVersions,
-  fields: graphFields,
-  same: isSameGraph,
-  check: requireValidGraph,
-})
+import type { VersionAuthor } from '../../core/versions/version.ts'
+import { type GraphDefinition, type OrchestrationRow, orchestrationKind, orchestrationVersions } from './model.ts'
 
 /**
  * Writes the graph with which a module drives its work, under the version number of the module: a new orchestration, or
@@ -38,6 +20,6 @@ export async function writeManagedGraph(
     id === null
       ? await orchestrationKind.insert(tx, { ...named, description: null, ...definition })
       : await orchestrationKind.update(tx, id, { name: named.name, version: named.version, ...definition })
-  await versionedGraphs.keep(tx, row, author)
+  await orchestrationVersions.insertVersion(tx, row, author)
   return row
 }

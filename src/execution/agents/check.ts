@@ -1,0 +1,115 @@
+import type { z } from 'zod'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
+import { requireReferences } from '../../core/api/references.ts'
+import { parse } from '../../core/api/validate.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { policyDocumentProblems } from '../../identity/policies/model.ts'
+import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
+import { checkAgentKnowledge } from './knowledge.ts'
+import { AgentConfig, type AgentRow, agentKind } from './model.ts'
+import { checkOutputSchema } from './schema.ts'
+
+const findProject = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
+  kinds.get('project').find(db, id)
+
+type ModelBinding = { ai_provider_id?: string | null; model_route_id?: string | null; model?: string | null }
+
+/**
+ * Validates the model binding that a write would store: a provider, or a route, or neither if the project has a default
+ * route. The default route is then locked against removal until the write commits.
+ */
+export async function checkBinding(
+  { ai_provider_id, model_route_id, model }: ModelBinding,
+  tx: Queryable,
+  projectId: string,
+) {
+  if (ai_provider_id != null && model_route_id != null)
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'model_route_id',
+      message: 'cannot be combined with ai_provider_id',
+    })
+  if (ai_provider_id != null) return
+  if (model != null) raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'requires ai_provider_id' })
+  if (model_route_id == null && (await lockDefaultRoute(tx, projectId)) === null)
+    raiseInvalid({
+      code: 'REQUIRED',
+      path: 'ai_provider_id',
+      message: 'or model_route_id is required: the project has no default model route',
+    })
+}
+
+/**
+ * Validates the fields of `body` in a configuration whose result is `next`.
+ * @param stored current agent
+ */
+export async function checkConfig(
+  next: Partial<z.output<typeof AgentConfig>>,
+  body: Partial<z.output<typeof AgentConfig>>,
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller'>,
+  projectId: string,
+  stored: Partial<AgentRow> = {},
+): Promise<void> {
+  const { tx, services } = context
+  await checkBinding(next, tx, projectId)
+  if (body.tool_bindings) {
+    body.tool_bindings = uniqueBindings(body.tool_bindings)
+    next.tool_bindings = body.tool_bindings
+    await checkBindings({ ...context, project_id: projectId }, body.tool_bindings, stored)
+  }
+  checkToolSettings(next, next.tool_bindings ?? null)
+  if (body.knowledge_config)
+    await checkAgentKnowledge(context, projectId, body.knowledge_config, stored.knowledge_config)
+  if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
+  const ceiling = services.config.AGENT_MAX_STEPS_CEILING
+  // A stored value above a lowered ceiling stays, and its turns run at the ceiling.
+  if (body.max_steps && body.max_steps > ceiling)
+    raiseInvalid({ code: 'TOO_BIG', path: 'max_steps', message: `must be at most ${ceiling}` })
+  // A stored mode stays as well: the stricter mode of agent and project applies.
+  if (body.trace_content_mode === 'full' && (await findProject(tx, projectId))?.trace_content_mode === 'none')
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'trace_content_mode',
+      message: 'must be none: the project does not store content',
+    })
+  if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
+}
+
+/** Errors of an invalid configuration. */
+export const agentRefusals = [
+  'AI_PROVIDER_NOT_FOUND',
+  'MODEL_ROUTE_NOT_FOUND',
+  'INVALID_OUTPUT_SCHEMA',
+  'TOOL_NOT_FOUND',
+  'FORCED_TOOL_CHOICE_CANNOT_STOP',
+  'INVALID_TEMPLATE_TOKEN',
+  'INVALID_TOOL_CONTEXT_KEY',
+  'SECRET_NOT_FOUND',
+  'GUARDRAIL_NOT_FOUND',
+  'RESOURCE_NOT_FOUND',
+] as const
+
+/** Permissions that references in a configuration require. */
+export const referencePermissions = [
+  'tools:CallTool',
+  'secrets:UseSecret',
+  'knowledge:SearchKnowledge',
+  'memories:CreateMemoryEntry',
+]
+
+/**
+ * Validates an earlier configuration like a new write and locks the resources that it references against deletion.
+ * @throws the errors of an update
+ */
+export async function requireValidAgentConfig(
+  context: Pick<Context, 'tx' | 'services' | 'allow' | 'caller'>,
+  agent: AgentRow,
+  config: AgentConfig,
+): Promise<void> {
+  const body = parse(AgentConfig, config)
+  await checkConfig(body, body, context, agent.project_id, agent)
+  await requireReferences(context.tx, agentKind, agent.project_id, body)
+}

@@ -1,0 +1,55 @@
+import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { muster, runWorker } from '../support/hosts.ts'
+
+describe('muster reprocess work', function () {
+  this.timeout(60_000)
+  let app: TestApp
+
+  before(async () => {
+    app = await startApp()
+  })
+  after(() => app?.close())
+
+  const reprocess = (...args: string[]) =>
+    muster(['reprocess', 'work', ...args, '--json'], testEnvironment(app.databaseUrl))
+  const foundBy = async (...args: string[]) => {
+    const { code, stdout, stderr } = await reprocess(...args)
+    assert.equal(code, 0, stderr)
+    return JSON.parse(stdout)
+  }
+
+  it('wakes overdue items without a message, of one kind or all', async () => {
+    const { key } = await app.projectWith(['cases:*'])
+    const { id: subject_id } = (await key.post('/cases', { title: 'A claim' })).body
+    const started = []
+    for (let n = 0; n < 3; n++)
+      started.push((await key.post('/playbook-exports', { subject_type: 'case', subject_id })).body.id)
+    await app.services.pool.query(sql.unsafe`update playbook_export_attempts set due_at = now() - interval '1 minute'`)
+    assert.equal((await foundBy()).found, 0, 'items with a message')
+    await app.services.pool.query(sql.unsafe`delete from pgboss.job_common`)
+    const dry = await foundBy('--dry-run')
+    assert.deepEqual([dry.found, dry.woken], [3, 0])
+    assert.equal((await foundBy('--kind', 'decision.evaluate')).found, 0)
+    assert.equal((await foundBy('--limit', '1')).woken, 1)
+    assert.deepEqual(await foundBy('--kind', 'export.build'), {
+      found: 2,
+      woken: 2,
+      dry_run: false,
+      kinds: [{ kind: 'export.build', found: 2 }],
+    })
+    const worker = await runWorker(app.databaseUrl, {}, ['orchestration'])
+    for (const id of started)
+      await eventually(async () => (await key.get(`/playbook-exports/${id}`)).body.status === 'completed')
+    await worker.stop()
+    assert.equal((await foundBy()).found, 0)
+  })
+
+  it('refuses an unknown kind and lists the known ones', async () => {
+    const { code, stderr } = await reprocess('--kind', 'export.delete')
+    assert.equal(code, 1)
+    assert.match(stderr, /no kind of work is called export\.delete[\s\S]*export\.build/)
+  })
+})
