@@ -275,8 +275,7 @@ describe('durable firings', function () {
   })
 
   it('returns the unsettled firing of a fire request after the maximum wait', async () => {
-    const slow = await startProcess('web', app.databaseUrl, { ...FAST, TRIGGER_FIRE_WAIT_MAX_MS: '50' })
-    processes.push(slow)
+    const slow = await steady.startWeb(app.databaseUrl, { ...FAST, TRIGGER_FIRE_WAIT_MAX_MS: '50' })
     const trigger = await tool()
     const reply = await fetch(`${slow.url}/api/v1/triggers/${trigger.id}/fire`, {
       method: 'POST',

@@ -772,13 +772,13 @@ describe('the cost of cutting', () => {
         { chunk_strategy: 'auto', chunk_unit: 'tokens' },
       ] satisfies PartialSettings[]
       for (const each of settings) {
-        const length = each.chunk_unit ? 40_000 : 400_000
+        const length = each.chunk_unit ? 20_000 : 200_000
         const content = fragment.repeat(length / fragment.length)
         await cost(content, each)
         const small = await cost(content, each)
         // Eight times where it is linear, sixty-four where it is not; processor time, so that other load counts little. What is
         // not linear is so each time.
-        const most = 24 * small + 200
+        const most = 24 * small + 100
         let large = Number.POSITIVE_INFINITY
         for (let tries = 0; tries < 3 && large >= most; tries++) large = await cost(content.repeat(8), each)
         assert(large < most, `${small} ms, then ${large} ms`)

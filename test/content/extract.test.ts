@@ -16,6 +16,7 @@ import {
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Readable } from 'node:stream'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import { deflateSync } from 'node:zlib'
 import {
@@ -117,6 +118,7 @@ async function peak(running: Promise<unknown>): Promise<number> {
   })
   while (!done) {
     for (const { bytes } of await readers(process.pid)) most = Math.max(most, bytes)
+    await sleep(50)
   }
   return most
 }

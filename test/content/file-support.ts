@@ -1,7 +1,7 @@
 import { request as httpRequest, type IncomingMessage } from 'node:http'
 import type { Client, Reply } from '../support/app.ts'
 
-/** Bytes of a file and what its part says of it; what is undefined is not sent. */
+/** Bytes of a file and the fields of its part; undefined fields are not sent. */
 export type Part = { bytes: Uint8Array | string; name?: string; type?: string; field?: string }
 
 const parsed = async (response: Response): Promise<Reply> => {
@@ -51,7 +51,7 @@ export async function download(
   return { status: response.status, headers: response.headers, bytes: Buffer.from(await response.arrayBuffer()) }
 }
 
-/** Sends a body as it is, piece by piece; `after` is what the sender does once the pieces are out. */
+/** Sends a body unchanged, piece by piece; `after` is the action of the sender once the pieces are out. */
 export function sendRaw(
   url: string,
   options: {
@@ -60,7 +60,8 @@ export function sendRaw(
     token?: string | null
     headers?: Record<string, string>
     pieces: Iterable<Buffer | string> | AsyncIterable<Buffer | string>
-    after?: 'end' | 'destroy'
+    /** After the pieces: the end, the end of the connection, or nothing until the answer. */
+    after?: 'end' | 'destroy' | 'nothing'
   },
 ): Promise<{ status: number; body: any; headers: IncomingMessage['headers'] } | { error: Error }> {
   const { hostname, port } = new URL(url)
@@ -77,6 +78,7 @@ export function sendRaw(
       let text = ''
       for await (const piece of response) text += piece
       resolve({ status: response.statusCode as number, body: text && JSON.parse(text), headers: response.headers })
+      if (options.after === 'nothing') request.destroy()
     })
     const closed = new Promise(done => request.once('close', done))
     void (async () => {
@@ -87,12 +89,12 @@ export function sendRaw(
       if (options.after === 'destroy') {
         await new Promise(done => setTimeout(done, 100))
         request.destroy(new Error('gone'))
-      } else request.end()
+      } else if (options.after !== 'nothing') request.end()
     })()
   })
 }
 
-/** The head and the tail of a form whose file is sent by hand. */
+/** The head and the tail of a form whose file is sent manually. */
 export const handmade = (boundary: string, name = 'file.bin') => ({
   head: `--${boundary}\r\nContent-Disposition: form-data; name="file"; filename="${name}"\r\nContent-Type: application/octet-stream\r\n\r\n`,
   tail: `\r\n--${boundary}--\r\n`,

@@ -1,7 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWeb } from '../support/hosts.ts'
 import { handmade, sendRaw, upload } from './file-support.ts'
 
 describe('commits of uploaded bytes', () => {
@@ -10,7 +10,7 @@ describe('commits of uploaded bytes', () => {
     const url = new URL(app.databaseUrl)
     // The server of the tests waits for no disk at all.
     url.searchParams.set('options', '-c synchronous_commit=on')
-    const web = await startProcess('web', url.href, { FILE_BLOB_CHUNK_BYTES: '65536' })
+    const web = await runWeb(url.href, { FILE_BLOB_CHUNK_BYTES: '65536' })
     try {
       const run = (text: string) => app.services.pool.any(rawQuery(text))
       await run('create table commits (source text, waits text)')
@@ -27,7 +27,7 @@ describe('commits of uploaded bytes', () => {
         { source: 'files', waits: 'on' },
       ])
     } finally {
-      await web.kill()
+      await web.stop()
       await app.close()
     }
   })

@@ -7,7 +7,7 @@ import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'
 import { formOf, handmade, sendForm, sendRaw } from './file-support.ts'
 
 const MIB = 1024 * 1024
-const SIZE = 200 * MIB
+const SIZE = 128 * MIB
 const BOUND = 64 * MIB
 
 // A process that has done nothing yet: one that is warm has taken the memory that it needs before it is measured.
@@ -37,7 +37,7 @@ describe('the memory of a web process that has just started', function () {
     }
   }
 
-  it('grows by less than 64 MiB for an upload of 200 MB', async () => {
+  it('grows by less than 64 MiB for an upload of 128 MiB', async () => {
     const { head, tail, type } = handmade('bound')
     const hash = createHash('sha256')
     const piece = Buffer.alloc(MIB)
@@ -66,7 +66,7 @@ describe('the memory of a web process that has just started', function () {
     assert.ok(grown < BOUND, `${Math.round(grown / MIB)} MiB`)
   })
 
-  it('grows by less than 64 MiB for a download of 200 MB by a reader that pauses', async () => {
+  it('grows by less than 64 MiB for a download of 128 MiB by a reader that pauses', async () => {
     const hash = createHash('sha256')
     const grown = await growth(async url => {
       const response = await new Promise<IncomingMessage>((resolve, reject) =>

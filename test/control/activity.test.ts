@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { type ActivityEntry, recordActivityInTx, recordActivityLater } from '../../src/control/activity/record.ts'
 import { pruneActivity } from '../../src/control/activity/retention.ts'
 import { onSeparateConnection } from '../../src/core/db/pool.ts'
@@ -278,22 +279,23 @@ describe('activity', () => {
   })
 
   it('outlasts connections that are lost, each entry once', async () => {
-    const cut = setInterval(
-      () =>
-        void rows(
+    let writing = true
+    const cut = async () => {
+      while (writing) {
+        await rows(
           `select pg_terminate_backend(pid) from pg_stat_activity
            where datname = current_database() and pid <> pg_backend_pid() and query like '%activity_entries%'`,
-        ).catch(() => {}),
-      5,
-    )
-    try {
-      for (let n = 0; n < 300; n++) {
-        recordActivityLater(app.services, entry(`entry ${n}`))
-        if (n % 10 === 0) await new Promise(resolve => setTimeout(resolve, 5))
+        ).catch(() => {})
+        await sleep(5)
       }
-    } finally {
-      clearInterval(cut)
     }
+    const cutting = cut()
+    for (let n = 0; n < 300; n++) {
+      recordActivityLater(app.services, entry(`entry ${n}`))
+      if (n % 10 === 0) await sleep(5)
+    }
+    writing = false
+    await cutting
     await eventually(async () => {
       const exported = await project.key.get(`/activity/export?project_id=${project.id}`)
       return (exported.body ?? '').split('\n').length === 301

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { recordUsage } from '../../src/control/usage/meter.ts'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWeb } from '../support/hosts.ts'
 import { usageOf, useOf } from './usage-support.ts'
 
 const PAST = '2020-01-01T00:00:00.000Z'
@@ -190,7 +190,7 @@ describe('prices', () => {
   })
 
   it('are known to other processes when they are written', async () => {
-    const web = await startProcess('web', app.databaseUrl)
+    const web = await runWeb(app.databaseUrl)
     try {
       assert.equal((await used()).cost_usd, null)
       const reply = await fetch(`${web.url}/api/v1/projects/${project.id}/prices`, {
@@ -201,7 +201,7 @@ describe('prices', () => {
       assert.equal(reply.status, 200)
       await eventually(async () => (await used()).cost_usd === 0.001)
     } finally {
-      await web.kill()
+      await web.stop()
     }
   })
 
@@ -320,10 +320,10 @@ describe('usage', () => {
     assert.ok(first.idempotency_key.startsWith(`api_request:${id}:${keyId}:`), first.idempotency_key)
     assert.deepEqual([first.provider, first.model, first.components[0].unit], ['platform', 'request', 'request'])
 
-    const web = await startProcess('web', app.databaseUrl, { USAGE_REQUEST_FLUSH_INTERVAL_MS: '3600000' })
+    const web = await runWeb(app.databaseUrl, { USAGE_REQUEST_FLUSH_INTERVAL_MS: '3600000' })
     for (let n = 0; n < 3; n++)
       await fetch(`${web.url}/api/v1/usage/events`, { headers: { authorization: `Bearer ${key.token}` } })
-    await web.kill('SIGTERM')
+    await web.stop()
     assert.equal(await count(), 9)
   })
 

@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { client, eventually, type Reply } from '../support/app.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { runWorker, steadyWorkers } from '../support/hosts.ts'
+import { startProcess } from '../support/processes.ts'
 import { contents, expectRefusal, expectStatus, roles, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -229,7 +230,7 @@ describe('sessions under concurrency', function () {
   })
 
   it('the sweep writes an expiry down and emits it once, with several workers at it', async () => {
-    const other = await startProcess('worker', app.databaseUrl, { SESSION_SWEEP_SECONDS: '1' }, ['generation'])
+    const other = await runWorker(app.databaseUrl, { SESSION_SWEEP_SECONDS: '1' }, ['generation'])
     try {
       const sessions = await Promise.all(times(5, () => app.session({ inactivity_ttl_seconds: 1 })))
       const ids = new Set(sessions.map(session => session.id))
@@ -244,7 +245,7 @@ describe('sessions under concurrency', function () {
         assert.ok(updated_at > created_at)
       }
     } finally {
-      await other.kill('SIGTERM')
+      await other.stop()
     }
   })
 
@@ -266,31 +267,24 @@ describe('sessions under concurrency', function () {
 describe('sessions over several processes', function () {
   this.timeout(90_000)
   let app: SessionApp
-  let processes: TestProcess[] = []
+  const steady = steadyWorkers()
   const env = { CONVERSATION_SWEEP_SECONDS: '1', GENERATION_LEASE_SECONDS: '2' }
   before(async () => {
     app = await startSessionApp({ workers: [], actions: ACTIONS, env })
   })
-  afterEach(async () => {
-    await Promise.all(processes.map(each => each.kill()))
-    processes = []
-  })
+  afterEach(() => steady.stop())
   after(() => app.close())
 
-  const start = async (...kinds: ('web' | 'worker')[]) => {
-    const started = await Promise.all(
-      kinds.map(kind => startProcess(kind, app.databaseUrl, env, kind === 'worker' ? ['generation'] : [])),
-    )
-    processes.push(...started)
-    return started
-  }
+  const worker = () => steady.start(app.databaseUrl, env, ['generation'])
 
   it('of ten concurrent generates over two web processes and two workers one runs', async () => {
-    const [one, two] = await start('web', 'web', 'worker', 'worker')
+    const web = () => steady.startWeb(app.databaseUrl, env)
+    const [one, two] = await Promise.all([web(), web()])
+    await Promise.all([worker(), worker()])
     const { agentId, requests } = await app.scripted([{ reply: { text: 'slow', gate: 'processes' } }])
     const session = await app.session({ agent_id: agentId })
     await app.say(session, 'hello')
-    const callers = [one, two].map(web => client(web.url, app.key.token))
+    const callers = [one, two].map(({ url }) => client(url, app.key.token))
     const path = `/sessions/${session.id}/generate?wait=true`
     const calls = times(10, n => callers[n % 2].post(path))
     await app.atGate('processes')
@@ -303,17 +297,20 @@ describe('sessions over several processes', function () {
   })
 
   it('a delayed turn survives the process that took its messages and the worker that waited', async () => {
-    const [web, worker] = await start('web', 'worker')
+    const doomed = await Promise.all([
+      startProcess('web', app.databaseUrl, env),
+      startProcess('worker', app.databaseUrl, env, ['generation']),
+    ])
     const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }])
     const session = await app.session({ agent_id: agentId, auto_generate: true, message_delay_seconds: 3 })
-    const caller = client(web.url, app.key.token)
+    const caller = client(doomed[0].url, app.key.token)
     const sent: Json[] = []
     for (const message of ['a', 'b', 'c']) {
       if (sent.length > 0) await sleep(600)
       sent.push(expectStatus(await caller.post(`/sessions/${session.id}/messages`, { message }), 201))
     }
-    await Promise.all([web.kill(), worker.kill()])
-    await start('worker')
+    await Promise.all(doomed.map(each => each.kill()))
+    await worker()
     const generation = await app.settled(sent[0].generation_id)
     assert.equal(generation.status, 'completed')
     assert.ok(Date.parse(generation.started_at) - Date.parse(sent[2].created_at) >= 2990)
@@ -323,7 +320,7 @@ describe('sessions over several processes', function () {
   })
 
   it('a close reaches a turn that another process runs', async () => {
-    await start('worker')
+    await worker()
     const { agentId } = await app.scripted([{ reply: { text: 'never', gate: 'elsewhere' } }])
     const session = await app.session({ agent_id: agentId })
     await app.say(session, 'hello')

@@ -34,7 +34,8 @@ describe('turns of a conversation that is deleted', function () {
   }
   const steady = steadyWorkers()
   /** A worker that comes to no harm. */
-  const steadyWorker = () => steady.start(app.databaseUrl, FAST, ['generation'])
+  const steadyWorker = (env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, ['generation'])
   const ok = async (reply: Promise<any>, status = 200) => {
     const { status: got, body } = await reply
     assert.equal(got, status, JSON.stringify(body))
@@ -126,10 +127,7 @@ describe('turns of a conversation that is deleted', function () {
     await forget()
     const { stdout } = await muster(['reprocess', 'generations'], testEnvironment(app.databaseUrl))
     assert.match(stdout, /1 turns woken/)
-    const made = await startProcess('worker', app.databaseUrl, { ...FAST, CONVERSATION_SWEEP_SECONDS: '3600' }, [
-      'generation',
-    ])
-    running.push(made)
+    await steadyWorker({ CONVERSATION_SWEEP_SECONDS: '3600' })
     await expectGone(id)
   })
 

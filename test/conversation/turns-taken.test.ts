@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { steadyWorkers } from '../support/hosts.ts'
+import { startProcess } from '../support/processes.ts'
 import { contents, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1' }
@@ -7,7 +8,6 @@ const FAST = { GENERATION_LEASE_SECONDS: '2', CONVERSATION_SWEEP_SECONDS: '1' }
 describe('a turn that was taken by a worker that is lost before it starts', function () {
   this.timeout(60_000)
   let app: SessionApp
-  let workers: TestProcess[] = []
   before(async () => {
     app = await startSessionApp({
       actions: ['conversations:*', 'sessions:*', 'generations:*'],
@@ -15,17 +15,13 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       env: FAST,
     })
   })
-  afterEach(async () => {
-    for (const each of workers) await each.kill()
-    workers = []
-  })
+  afterEach(() => steady.stop())
   after(() => app.close())
 
-  const worker = async (env: Record<string, string> = {}) => {
-    const made = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
-    workers.push(made)
-    return made
-  }
+  const doomedWorker = () =>
+    startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: 'turn_taken=kill' }, ['generation'])
+  const steady = steadyWorkers()
+  const worker = () => steady.start(app.databaseUrl, FAST, ['generation'])
   /** What the model was asked, but for the instructions. */
   const asked = async (requests: () => Promise<any[]>) =>
     (await requests()).map(({ body }) =>
@@ -36,7 +32,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
     const { agentId, requests } = await app.scripted([{ reply: { text: 'answer' } }])
     const session = await app.session({ agent_id: agentId, auto_generate: true })
     const first = await app.say(session, 'one')
-    const doomed = await worker({ FAULT_POINTS: 'turn_taken=kill' })
+    const doomed = await doomedWorker()
     await doomed.exited
     assert.equal((await app.generation(first.generation_id)).status, 'pending')
     const second = await app.say(session, 'two')
@@ -61,7 +57,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       const say = async (message: string) =>
         expectStatus(await app.key.post(`${path}/messages`, { role: 'user', message }), 201)
       await say('one')
-      const doomed = await worker({ FAULT_POINTS: 'turn_taken=kill' })
+      const doomed = await doomedWorker()
       const answered = app.key.post(`${path}/generate?wait=true`, speaks)
       await doomed.exited
       await say('two')
@@ -69,7 +65,7 @@ describe('a turn that was taken by a worker that is lost before it starts', func
       assert.equal(expectStatus(await answered, 200).content, 'echo: one')
       const { data } = (await app.key.get(`${path}/messages`)).body
       assert.deepEqual(contents(data), ['one', 'echo: one', 'two'])
-      for (const each of workers) await each.kill()
+      await steady.stop()
     }
   })
 })

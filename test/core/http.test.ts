@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import net from 'node:net'
 import { gzipSync } from 'node:zlib'
 import { startApp, type TestApp } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWeb } from '../support/hosts.ts'
 
 /** Sends bytes and answers what comes back until the other side closes the connection or is silent for `quietMs`. */
 function raw(url: string, bytes: string | Buffer, options: { end?: boolean; quietMs?: number } = {}): Promise<string> {
@@ -289,7 +289,7 @@ describe('an idle connection', () => {
   after(() => app?.close())
 
   it('is kept for as long as the setting says, which answers name', async () => {
-    const web = await startProcess('web', app.databaseUrl, { HTTP_KEEP_ALIVE_MS: '1000' })
+    const web = await runWeb(app.databaseUrl, { HTTP_KEEP_ALIVE_MS: '1000' })
     try {
       const started = performance.now()
       const text = await raw(web.url, 'GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n', { quietMs: 30_000 })
@@ -297,7 +297,7 @@ describe('an idle connection', () => {
       assert.match(text, /^HTTP\/1\.1 200 [\s\S]*\r\nKeep-Alive: timeout=1\r\n/)
       assert.ok(ms >= 1000 && ms < 30_000, `${ms} ms`)
     } finally {
-      await web.kill()
+      await web.stop()
     }
   })
 })

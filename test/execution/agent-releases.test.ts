@@ -4,7 +4,7 @@ import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'
-import { steadyWorkers } from '../support/hosts.ts'
+import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -102,30 +102,36 @@ describe('releases of agents', function () {
     const agent = await v.three()
     ok(await v.put(agent, 1, 2, 30))
     const actors = Array.from({ length: 200 }, (_, n) => `split-${n}`)
-    const second = await startProcess('worker', app.databaseUrl, {}, ['generation'])
+    const second = await runWorker(app.databaseUrl, {}, ['generation'])
     const seen = new Map<string, string>()
     const ids = new Map<string, string>()
-    const eachActor = async (work: (actor: string) => Promise<void>) => {
-      const left = [...actors]
+    let canaryTurns = 0
+    const say = async (session: string) => {
+      const answer = await v.say(session)
+      if (answer === 'two 2') canaryTurns++
+      return answer
+    }
+    const each = async (some: readonly string[], work: (actor: string) => Promise<void>) => {
+      const left = [...some]
       const lane = async () => {
         for (let actor = left.pop(); actor; actor = left.pop()) await work(actor)
       }
       await Promise.all(Array.from({ length: 16 }, lane))
     }
     try {
-      await eachActor(async actor => {
+      await each(actors, async actor => {
         const { id, actor_id } = await v.session(agent, actor)
         ids.set(actor, actor_id)
-        seen.set(actor, await v.say(id))
-        if (Number(actor.slice(6)) % 4 === 0) assert.equal(await v.say(id), seen.get(actor), 'in the same session')
+        seen.set(actor, await say(id))
+        if (Number(actor.slice(6)) % 4 === 0) assert.equal(await say(id), seen.get(actor), 'in the same session')
       })
-      await eachActor(async actor => {
+      await each(actors.slice(0, 60), async actor => {
         const { id, actor_id } = await v.session(agent, actor)
         assert.equal(actor_id, ids.get(actor))
-        assert.equal(await v.say(id), seen.get(actor), 'in another session')
+        assert.equal(await say(id), seen.get(actor), 'in another session')
       })
     } finally {
-      await second.kill('SIGTERM')
+      await second.stop()
     }
     for (const [actor, answer] of seen) {
       const bucket = bucketOf(agent, ids.get(actor) as string)
@@ -134,7 +140,7 @@ describe('releases of agents', function () {
     const share = [...seen.values()].filter(answer => answer === 'two 2').length / 2
     assert.ok(Math.abs(share - 30) <= 12, `${share} %`)
     const listed = ok(await v.key.get(`/generations?agent_id=${agent}&agent_version=2&limit=1`))
-    assert.ok(listed.total >= share * 4, `${listed.total} turns of version 2`)
+    assert.equal(listed.total, canaryTurns)
 
     // A raised share only moves end users to the canary.
     const stable = [...seen].filter(([, answer]) => answer === 'one 1').map(([actor]) => actor)
@@ -762,7 +768,8 @@ describe('versions of turns', function () {
 
 describe('statements of a turn', () => {
   it('are no more with a release, of routed versions too, than without one', async () => {
-    const app = await startAgentApp({ inProcess: true, actions: ACTIONS })
+    const env = { GENERATION_SWEEP_SECONDS: '3600', CONVERSATION_SWEEP_SECONDS: '3600', SESSION_SWEEP_SECONDS: '3600' }
+    const app = await startAgentApp({ inProcess: true, actions: ACTIONS, env })
     try {
       const v = verbs(app)
       await v.answers()
@@ -771,7 +778,9 @@ describe('statements of a turn', () => {
       const counted = async (work: () => Promise<unknown>) => {
         // What polls and heartbeats send beside it is not the turn's.
         const tables = /\b(agents|served_agent|generations|traces|conversation_turns|model_\w+)\b/
-        const own = () => app.statements.filter(text => tables.test(text))
+        // The steps are moved to a file after the turn, sooner or later than its caller is answered.
+        const flush = /^\s*(select tr\.id|select from traces|with written)/
+        const own = () => app.statements.filter(text => tables.test(text) && !flush.test(text))
         const from = own().length
         await work()
         return own().length - from

@@ -101,7 +101,10 @@ describe('files that are read whole, where there is little memory', function () 
     const { id, trace_id } = made.body
     await eventually(async () => (await app.key.get(`/traces/${trace_id}`)).body.file_id)
     const release = await acquireReadMemory(app.services, app.projectId, MIB)
+    const asked = performance.now()
     const { status, body, headers } = await app.key.get(`/generations/${id}/transcript`)
+    const waited = performance.now() - asked
+    assert.ok(waited < 50_000, `${waited} ms`)
     assert.deepEqual(
       [status, body.error.code, body.error.meta],
       [503, 'SERVICE_NOT_READY', { checks: { files: 'busy' } }],

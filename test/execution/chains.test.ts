@@ -4,7 +4,7 @@ import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { storedEvents } from '../support/events.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { refused } from './tool-target.ts'
 
@@ -14,7 +14,7 @@ describe('chains', () => {
   let app: AgentApp
   let double: ReturnType<typeof client>
   let approver: Client
-  let second: TestProcess
+  let second: HostedProcess
 
   before(async () => {
     const env = {
@@ -28,14 +28,14 @@ describe('chains', () => {
       env,
       actions: ['agents:CreateAgentGeneration', 'generations:*', 'chains:*', 'traces:GetTrace', 'events:ListEvents'],
     })
-    second = await startProcess('worker', app.databaseUrl, env, ['generation'])
+    second = await runWorker(app.databaseUrl, env, ['generation'])
     double = client(app.double)
     approver = await app.user('approver of chains', [
       { statement: [{ effect: 'Allow', action: ['approvals:*'], resource: [`srn:${app.projectId}:approval:*`] }] },
     ])
   })
   after(async () => {
-    await second?.kill('SIGTERM')
+    await second?.stop()
     await app?.close()
   })
   afterEach(() => ceiling(null))

@@ -164,15 +164,15 @@ describe('decisions and their workers', function () {
 
   it('a worker that was frozen past its lease changes nothing when it thaws', async () => {
     const { decider, answer } = await slowTool()
-    const first = await worker()
+    const first = await steadyWorker()
     const id = await ask({}, decider)
     await called()
-    first.child.kill('SIGSTOP')
+    process.kill(first.pid, 'SIGSTOP')
     await steadyWorker()
     const decision = await settled(app.key, id)
     assert.equal(decision.error.code, 'DECISION_INTERRUPTED')
     answer()
-    first.child.kill('SIGCONT')
+    process.kill(first.pid, 'SIGCONT')
     await eventually(() => first.output.some(line => line.includes(id) && line.includes('claim_lost')), {
       what: 'the late worker leaving',
     })

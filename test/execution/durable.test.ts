@@ -121,15 +121,15 @@ describe('durable turns', function () {
       rules: [{ when: { call: 1 }, reply: { text: 'stale', gate: 'frozen-gate' } }, { reply: { text: 'fresh' } }],
     })
     const agent = await app.agent({ model: 'frozen/m' })
-    const first = await worker()
+    const first = await steadyWorker()
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
     await waitingAt('frozen-gate')
-    first.child.kill('SIGSTOP')
+    process.kill(first.pid, 'SIGSTOP')
     await steadyWorker()
     const record = await ended(body.generation_id)
     assert.equal(record.output.content, 'fresh')
     await open('frozen-gate')
-    first.child.kill('SIGCONT')
+    process.kill(first.pid, 'SIGCONT')
     await eventually(() => first.output.some(line => line.includes('"outcome":"claim_lost"')), {
       what: 'the thawed worker leaving',
     })

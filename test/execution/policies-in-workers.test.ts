@@ -2,13 +2,13 @@ import assert from 'node:assert/strict'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { openStream, readStream } from './streams.ts'
 
 /** Turns are decided again where they run: in a worker, which serves no requests. */
 describe('turns of callers with policies, run by a worker process', () => {
   let app: TestApp
-  let worker: TestProcess
+  let worker: HostedProcess
   let double: Double
   let project: Awaited<ReturnType<TestApp['project']>>
   let caller: Client
@@ -18,7 +18,7 @@ describe('turns of callers with policies, run by a worker process', () => {
   before(async () => {
     double = await startDouble({})
     app = await startApp()
-    worker = await startProcess('worker', app.databaseUrl, {}, ['generation'])
+    worker = await runWorker(app.databaseUrl, {}, ['generation'])
     project = await app.project()
     const provider = await project.key.post('/ai-providers', {
       name: 'double',
@@ -35,7 +35,7 @@ describe('turns of callers with policies, run by a worker process', () => {
     caller = await app.user(undefined, [{ statement: [{ effect: 'Allow', action, resource }] }])
   })
   after(async () => {
-    await worker.kill()
+    await worker.stop()
     await app.close()
     await double.close()
   })

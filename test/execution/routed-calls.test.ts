@@ -462,9 +462,9 @@ describe('the breaker of a target', function () {
   }
   const steady = steadyWorkers()
   /** A worker that comes to no harm. */
-  const steadyWorker = async (env: Record<string, string> = {}) => {
+  const steadyWorker = (env: Record<string, string> = {}) => {
     const fast = { GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1', PROVIDER_MAX_RETRIES: '0' }
-    await steady.start(its.app.databaseUrl, { ...fast, ...env }, ['generation'])
+    return steady.start(its.app.databaseUrl, { ...fast, ...env }, ['generation'])
   }
   before(its.open)
   afterEach(async () => {
@@ -564,7 +564,7 @@ describe('the breaker of a target', function () {
     ])
     const second = await target(answers('spare'))
     const agent = await routed([first, second], { failure_threshold: 1, cooldown_seconds: 600 })
-    const both = await Promise.all([worker(), worker()])
+    const both = await Promise.all([steadyWorker(), steadyWorker()])
     await turn(agent)
     await coolDown(first, 601)
     const asked = await Promise.all(

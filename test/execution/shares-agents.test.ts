@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { ingested, upload } from '../content/ingestion-support.ts'
 import { client } from '../local/double/client.ts'
 import { eventually, type Reply, type TestProject } from '../support/app.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared, statuses } from './share-support.ts'
@@ -240,17 +241,15 @@ describe('turns of shared agents', function () {
   })
   afterEach(() => app?.close())
 
-  const worker = (env: Record<string, string> = {}) =>
-    startProcess('worker', app.databaseUrl, { ...FAST, ...env }, ['generation'])
   const failureOf = async (id: string) => {
-    const last = await worker()
+    const last = await runWorker(app.databaseUrl, FAST, ['generation'])
     try {
       return await eventually(async () => {
         const { body } = await grantee.key.get(`/generations/${id}`)
         return ['completed', 'failed'].includes(body.status) && body.error
       })
     } finally {
-      await last.kill()
+      await last.stop()
     }
   }
 
@@ -264,7 +263,8 @@ describe('turns of shared agents', function () {
   it('that lost their worker fail when the agent is gone', async () => {
     const { id } = await usable(app, grantee)
     const { body } = await generate(grantee, id, { prompt: 'x' }, '')
-    await (await worker({ FAULT_POINTS: 'before_model=kill' })).exited
+    const doomed = { ...FAST, FAULT_POINTS: 'before_model=kill' }
+    await (await startProcess('worker', app.databaseUrl, doomed, ['generation'])).exited
     assert.equal((await grantee.key.get(`/generations/${body.generation_id}`)).body.status, 'in_progress')
     assert.equal((await app.key.delete(`/agents/${id}?force=true`)).status, 204)
     assert.equal((await failureOf(body.generation_id)).code, 'AGENT_NOT_FOUND')

@@ -14,6 +14,8 @@ describe('calls of tools, a hundred large ones of one project at once', function
       request.resume()
       request.on('end', () => response.writeHead(200, { 'content-type': 'application/json' }).end(body))
     })
+    // A connection that this side ends when it is idle would fail a call that is about to use it.
+    server.keepAliveTimeout = 0
     await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
     const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
     const app = await startApp()

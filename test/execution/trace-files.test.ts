@@ -12,7 +12,7 @@ import { traceFlushQueue } from '../../src/execution/generations/traces/flush.ts
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
-import { runWorker } from '../support/hosts.ts'
+import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { openStream, readStream } from './streams.ts'
@@ -509,7 +509,7 @@ describe('steps files of traces', function () {
   it('are made by the sweep however long their worker has been gone', async () => {
     const idle = await startAgentApp({ workers: [] })
     const of = kit(idle)
-    const processes: TestProcess[] = []
+    const steady = steadyWorkers()
     try {
       const worker = await startProcess('worker', idle.databaseUrl, { FAULT_POINTS: 'trace_staged=kill' }, [
         'generation',
@@ -519,10 +519,10 @@ describe('steps files of traces', function () {
       await of.rows(`update generations set completed_at = now() - interval '1 hour' where trace_id = $1 returning 1`, [
         trace_id,
       ])
-      processes.push(await startProcess('worker', idle.databaseUrl, { GENERATION_SWEEP_SECONDS: '1' }, ['generation']))
+      await steady.start(idle.databaseUrl, { GENERATION_SWEEP_SECONDS: '1' }, ['generation'])
       await of.written(trace_id, 15_000)
     } finally {
-      for (const each of processes) await each.kill()
+      await steady.stop()
       await idle.close()
     }
   })
@@ -537,19 +537,24 @@ describe('steps files of traces', function () {
       processes.push(made)
       return made
     }
+    const steady = steadyWorkers()
+    /** A worker that comes to no harm. */
+    const steadyWorker = (env: Record<string, string> = {}) =>
+      steady.start(idle.databaseUrl, { PROVIDER_MAX_RETRIES: '0', ...env }, ['generation'])
 
     beforeEach(async () => {
       idle = await startAgentApp({ workers: [] })
       of = kit(idle)
     })
     afterEach(async () => {
+      await steady.stop()
       for (const each of processes.splice(0)) if (each.child.exitCode === null) await each.kill()
       await idle.close()
     })
 
     it('lose no step of concurrent turns in one trace', async () => {
       const agent = await of.twoSteps('grouped')
-      await Promise.all([worker(), worker()])
+      await Promise.all([steadyWorker(), steadyWorker()])
       const { id, trace_id } = await of.turn({ prompt: 'first' }, agent)
       const asked = await Promise.all(
         Array.from({ length: 24 }, (_, n) => of.ask({ prompt: `turn ${n}`, trace_id }, agent, '')),
@@ -590,8 +595,7 @@ describe('steps files of traces', function () {
         const broken = await worker({ FAULT_POINTS: `${point}=kill` })
         const { id, trace_id } = await of.turn()
         assert.equal((await broken.exited).signal, 'SIGKILL')
-        const env = { PROVIDER_MAX_RETRIES: '0', GENERATION_SWEEP_SECONDS: '1' }
-        const next = await runWorker(idle.databaseUrl, env, ['generation'])
+        const next = await steadyWorker({ GENERATION_SWEEP_SECONDS: '1' })
         const { file_id } = await of.written(trace_id, 20_000)
         assert.deepEqual(
           (await of.steps(file_id)).map(step => [step.generation_id, step.index]),
@@ -618,7 +622,7 @@ describe('steps files of traces', function () {
       await idle.close()
       idle = await startAgentApp({ workers: [], env })
       of = kit(idle)
-      await worker({ ...env, FAULT_POINTS: 'trace_staged=freeze:4000' })
+      await steadyWorker({ ...env, FAULT_POINTS: 'trace_staged=freeze:4000' })
       const objects = async () =>
         (await readdir(dir, { recursive: true, withFileTypes: true })).filter(entry => entry.isFile()).length
       const staged = () => eventually(async () => (await objects()) > 0, { what: 'staged bytes' })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { usageOf, usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
+import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { madeDecider, TOOL_ANSWERS } from './decider-support.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -106,8 +107,8 @@ describe('usage of tools', () => {
   it('of a call that is repeated behind a crash is written once', async () => {
     const own = await startAgentApp({ workers: [], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' }
-    const worker = (more: object = {}) => startProcess('worker', own.databaseUrl, { ...env, ...more }, ['generation'])
-    const first = await worker({ FAULT_POINTS: 'after_tool=kill' })
+    const doomed = { ...env, FAULT_POINTS: 'after_tool=kill' }
+    const first = await startProcess('worker', own.databaseUrl, doomed, ['generation'])
     try {
       const again = { tool: { name: 'again', idempotent: true, execute: { url: `${target.url}/again` } } }
       const agent = await own.agent({ tool_bindings: [again] })
@@ -117,7 +118,7 @@ describe('usage of tools', () => {
         script({ tool_calls: [{ name: 'again', args: {} }] }, { text: 'done' }),
       )
       await eventually(() => first.child.signalCode === 'SIGKILL')
-      const second = await worker()
+      const second = await runWorker(own.databaseUrl, env, ['generation'])
       try {
         await eventually(
           async () => (await own.key.get(`/generations/${asked.body.generation_id}`)).body.status === 'completed',
@@ -126,7 +127,7 @@ describe('usage of tools', () => {
         const events = (await usageOf(own, own.projectId)).filter(({ meter_type }) => meter_type === 'tool_execution')
         assert.equal(events.length, 1)
       } finally {
-        await second.kill()
+        await second.stop()
       }
     } finally {
       await first.kill()

@@ -3,7 +3,8 @@ import { sql } from '../../src/core/db/sql.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { operationWork } from '../../src/formations/operate.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type HostedProcess, runWorker } from '../support/hosts.ts'
+import { startProcess } from '../support/processes.ts'
 import { startResettingProxy } from '../support/resetting-proxy.ts'
 import { startHandler } from './handler-double.ts'
 
@@ -60,12 +61,12 @@ describe('formations whose workers are lost', function () {
   this.timeout(600_000)
   let app: TestApp
   let handler: Awaited<ReturnType<typeof startHandler>>
-  let worker: TestProcess | undefined
+  let worker: HostedProcess | undefined
 
   const doomed = (points: string) =>
     startProcess('worker', app.databaseUrl, { ...FAST, ...handler.env, FAULT_POINTS: points }, ['orchestration'])
   const healthy = async () => {
-    worker = await startProcess('worker', app.databaseUrl, { ...FAST, ...handler.env }, ['orchestration'])
+    worker = await runWorker(app.databaseUrl, { ...FAST, ...handler.env }, ['orchestration'])
   }
   const ok = async (reply: Promise<Reply>): Promise<any> => {
     const { status, body } = await reply
@@ -116,7 +117,7 @@ describe('formations whose workers are lost', function () {
     app = await startApp({ env: { ...FAST, ...handler.env } })
   })
   after(async () => {
-    await worker?.kill('SIGTERM')
+    await worker?.stop()
     await app?.close()
     await handler?.close()
   })
@@ -130,7 +131,7 @@ describe('formations whose workers are lost', function () {
         ['changing', 'going'].map(name => create(projectId, name, stack(name), '')),
       )
       assert.deepEqual([before.status, doomedStack.status], ['active', 'active'])
-      await worker?.kill('SIGTERM')
+      await worker?.stop()
       const creating = await create(projectId, 'coming', stack('coming'))
       const failing = await create(projectId, 'failing', broken('failing'))
       await ok(app.admin.put(`/formations/${before.id}?wait=false`, { template: { resources: changed('changing') } }))
@@ -198,7 +199,7 @@ describe('formations whose workers are lost', function () {
         plan.changes.every(({ action }: any) => action === 'no-op'),
         JSON.stringify(plan),
       )
-      await worker?.kill('SIGTERM')
+      await worker?.stop()
     }
     assert.deepEqual([...handler.things.keys()].sort(), things.sort())
   })
@@ -231,7 +232,7 @@ describe('formations whose workers are lost', function () {
       what: 'the end of the frozen worker',
     })
     await frozen.kill()
-    await worker?.kill('SIGTERM')
+    await worker?.stop()
     assert.deepEqual(await lastEvents(id), ALL_CREATED)
     assert.equal((await requireTracked(projectId, [id])).length, 1)
   })
@@ -313,6 +314,6 @@ describe('formations whose workers are lost', function () {
     const repaired = await ok(app.admin.put(`/formations/${formation.id}`, {}))
     assert.equal(repaired.status, 'active', JSON.stringify(repaired.error))
     assert.equal((await requireTracked(projectId, [formation.id])).length, 1)
-    await worker?.kill('SIGTERM')
+    await worker?.stop()
   })
 })

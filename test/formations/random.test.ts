@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
+import { type HostedProcess, runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 
 /** Pairs of templates, and those whose workers are killed. A long run: FORMATION_SEEDS=200 FORMATION_KILLS=40. */
@@ -105,7 +106,7 @@ function templateOf(random: Random): Template {
 describe('random templates', function () {
   this.timeout(600_000)
   let app: TestApp
-  let deploying: { stop(): Promise<unknown> } | undefined
+  let deploying: HostedProcess | undefined
 
   const ok = async (reply: Promise<{ status: number; body: any }>): Promise<any> => {
     const { status, body } = await reply
@@ -114,8 +115,7 @@ describe('random templates', function () {
   }
   const project = async (): Promise<string> => (await ok(app.admin.post('/projects', { name: 'random' }))).id
   const begin = async () => {
-    const { kill } = await startProcess('worker', app.databaseUrl, FAST, ['orchestration'])
-    deploying = { stop: () => kill('SIGTERM') }
+    deploying = await runWorker(app.databaseUrl, FAST, ['orchestration'])
   }
   const end = async () => {
     await deploying?.stop()

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { ADMIN, type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type HostedProcess, runWeb } from '../support/hosts.ts'
 
 type Project = Awaited<ReturnType<TestApp['project']>>
 
@@ -233,11 +233,11 @@ describe('permissions on the wire', () => {
   })
 
   describe('across processes', () => {
-    let processes: TestProcess[]
+    let processes: HostedProcess[]
     before(async () => {
-      processes = await Promise.all([startProcess('web', app.databaseUrl), startProcess('web', app.databaseUrl)])
+      processes = await Promise.all([runWeb(app.databaseUrl), runWeb(app.databaseUrl)])
     })
-    after(() => Promise.all((processes ?? []).map(process => process.kill('SIGTERM'))))
+    after(() => Promise.all((processes ?? []).map(process => process.stop())))
 
     /** Warms both processes, makes a change in the first and sees the second follow. */
     async function changed(

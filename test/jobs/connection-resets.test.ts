@@ -10,7 +10,7 @@ import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type ResettingProxy, startResettingProxy } from '../support/resetting-proxy.ts'
 
 /** A long run: 400. */
-const RESETS = Number(process.env.RESETS ?? 150)
+const RESETS = Number(process.env.RESETS ?? 80)
 const EVERY_MS = 125
 /** Callers of each kind of work at once. */
 const CALLERS = 2

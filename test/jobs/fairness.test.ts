@@ -1,8 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { steadyWorkers } from '../support/hosts.ts'
-import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type HostedProcess, runWeb, steadyWorkers } from '../support/hosts.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { makeTenant, type Tenant, turnsStarted } from '../support/tenants.ts'
 
@@ -14,15 +13,15 @@ describe('a quiet project', function () {
   this.timeout(120_000)
   let app: TestApp
   let model: Double
-  let web: TestProcess
+  let web: HostedProcess
 
   before(async () => {
     model = await startDouble({})
     app = await startApp()
-    web = await startProcess('web', app.databaseUrl)
+    web = await runWeb(app.databaseUrl)
   })
   after(async () => {
-    await web?.kill()
+    await web?.stop()
     await app?.close()
     await model?.close()
   })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { operations } from '../../src/core/api/operation.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { runWeb } from '../support/hosts.ts'
 import { MODERN, tools, wire } from './support.ts'
 
 const OLD = '2025-11-25'
@@ -43,7 +43,7 @@ describe('tools of /mcp', () => {
   })
 
   it('lists every operation once, the same in every process', async () => {
-    const web = await startProcess('web', app.databaseUrl, {})
+    const web = await runWeb(app.databaseUrl)
     try {
       const [here, there] = await Promise.all([
         listed(app.admin.token, '?tools=all'),
@@ -67,7 +67,7 @@ describe('tools of /mcp', () => {
         if (!name.includes('project')) assert.ok(!inputSchema.required?.includes('project_id'), name)
       }
     } finally {
-      await web.kill('SIGTERM')
+      await web.stop()
     }
   })
 

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { AddressInfo } from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
 import { type App, createApp } from '../../src/app.ts'
 import { type Config, loadConfig, type WORKER_KINDS } from '../../src/config.ts'
@@ -114,9 +115,9 @@ export function realPasswords(): void {
 cheapPasswords()
 
 /**
- * The real application on a database of its own, in this process. `workers` names the concerns that run beside it, in a
- * worker process of their own with the same settings. `inProcess` runs them in this process, for tests that count their
- * statements or call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings.
+ * Starts the real application on a new database, in this process. `workers` names the concerns that run in a separate
+ * worker process with the same settings. `inProcess` runs them in this process, for tests that count their statements or
+ * call into them; a clock or a module of the test that is loaded implies it. `env` overrides settings.
  */
 export async function startApp(
   options: {
@@ -163,7 +164,7 @@ export async function startApp(
   const anonymous = client(url, null)
   const find = (username: string) =>
     services.pool.maybeOne(sql.type(Account)`select id, role, token_version from users where username = ${username}`)
-  /** As a sign-in does, without its hash of a password; a name that nobody has gives an anonymous client. */
+  /** As a sign-in does, without its hash of a password; an unknown name gives an anonymous client. */
   const signIn = async (username: string) => {
     const user = await find(username)
     return client(url, user && (await issueUserToken(services, user)).token)
@@ -210,7 +211,7 @@ export async function startApp(
   }
 }
 
-/** Runs the work of some concerns in a process of its own: a new one where an earlier worker's could make a difference. */
+/** Runs the work of some concerns in a separate process: a new one where an earlier worker's could make a difference. */
 async function startOutside(
   databaseUrl: string,
   env: Record<string, string>,
@@ -218,9 +219,9 @@ async function startOutside(
   config: Config,
   onLine: (line: string) => void,
 ): Promise<{ pid: number; stop(): Promise<unknown> }> {
-  // What is no setting is read by libraries, some of them only once.
-  const settingsOnly = Object.keys(env).every(name => name in config && name !== 'FAULT_POINTS')
-  if (settingsOnly) return runWorker(databaseUrl, env, concerns, onLine)
+  // Other variables than settings are read by libraries, some of them only once.
+  const settingsOnly = Object.keys(env).every(name => name in config)
+  if (settingsOnly && !env.FAULT_POINTS?.includes('kill')) return runWorker(databaseUrl, env, concerns, onLine)
   const { pid, kill } = await startProcess('worker', databaseUrl, env, concerns, [], onLine)
   return { pid, stop: () => kill('SIGTERM') }
 }
@@ -246,18 +247,21 @@ async function startInside(services: OpenServices, concerns: readonly string[]):
 }
 
 /**
- * Waits until a check gives something truthy, and gives it back. The limit ends a wait for what never comes; it is far
- * above what a busy machine needs, and says nothing of how fast something is.
+ * Waits until a check returns something truthy, and returns it. The limit ends a wait for what never comes; it is far
+ * above what a busy machine needs, and says nothing of how fast something is. A check follows after 20 ms, later after
+ * 100: a request every 20 ms costs a waiting test a fifth of a core.
  */
 export async function eventually<T>(
   check: () => Promise<T> | T,
   options: { within?: number; every?: number; what?: string } = {},
 ): Promise<NonNullable<T>> {
-  const deadline = Date.now() + (options.within ?? 30_000)
+  const start = Date.now()
   for (;;) {
     const value = await check()
     if (value) return value as NonNullable<T>
-    if (Date.now() > deadline) throw new Error(`not seen in time: ${options.what ?? check.toString().slice(0, 200)}`)
-    await new Promise(resolve => setTimeout(resolve, options.every ?? 20))
+    const waited = Date.now() - start
+    if (waited > (options.within ?? 30_000))
+      throw new Error(`not seen in time: ${options.what ?? check.toString().slice(0, 200)}`)
+    await sleep(options.every ?? Math.min(20 + waited / 20, 100))
   }
 }

@@ -8,7 +8,7 @@ export async function processorMs(work: () => unknown): Promise<number> {
 
 /**
  * The longest turn of the event loop while something is done, in milliseconds of processor time that this thread used:
- * what other programs use does not count, nor do the threads that compile and collect garbage beside it.
+ * what other programs use does not count, nor do the threads that compile and collect garbage concurrently.
  */
 export async function longestTurn(work: () => Promise<unknown>): Promise<number> {
   let longest = 0

@@ -2,41 +2,43 @@ import { startWorker } from '../../jobs/worker.ts'
 import { main } from '../../src/cli/main.ts'
 import { createLog, type Logger } from '../../src/core/process/log.ts'
 import { loadSettings } from '../../src/core/process/settings.ts'
+import { startWeb } from '../../src/web.ts'
 
 type Environment = Record<string, string>
 
-/** What a host is told: to run a worker, to stop the one that runs, to run a command line to its end. */
+/** Starts a web process or a worker, stops it, or runs a command line to its end. */
 export type HostMessage =
-  | { what: 'work'; env: Environment; kinds: string[] }
+  | { what: 'start'; program: 'web' | 'worker'; env: Environment; kinds: string[] }
   | { what: 'stop' }
   | { what: 'command'; env: Environment; args: readonly string[] }
 
 export type CommandResult = { code: number; stdout: string; stderr: string }
 
 /**
- * A process that runs one worker or command line after the other, each as a process of its own does: most of what those cost is
- * to load their modules. It ends where a worker would, and with the process that started it.
+ * A process that runs one web process, worker or command line after the other, each as a separate process does: most of
+ * what those cost is to load their modules. It ends where they would, and with the process that started it.
  */
-let worker: Promise<{ stop(): Promise<void> }> | undefined
+let running: Promise<{ stop(): Promise<void> }> | undefined
 let log: Logger | undefined
+const own = process.env
 
 const failed = (what: string) => (error: unknown) => {
   log?.fatal({ err: error }, what)
   log?.flush(() => process.exit(1))
 }
 
-function work(env: Environment, kinds: string[]): void {
+function start(program: 'web' | 'worker', env: Environment, kinds: string[]): void {
+  process.env = { ...own, ...env }
   const config = loadSettings(env)
-  log = createLog({ level: config.LOG_LEVEL, base: { process: 'worker' } })
-  worker = startWorker(config, log, kinds as typeof config.WORKER_KINDS)
-  worker.catch(failed('start failed'))
+  log = createLog({ level: config.LOG_LEVEL, base: { process: program } })
+  running = program === 'web' ? startWeb(config, log) : startWorker(config, log, kinds as typeof config.WORKER_KINDS)
+  running.catch(failed('start failed'))
 }
 
-/** It says that it is ready a little before its start is over. */
-const stop = async () => (await worker)?.stop()
+/** Waits for the end of the start, which comes a little after the line that reports it. */
+const stop = async () => (await running)?.stop()
 
 async function command(args: readonly string[], env: Environment): Promise<CommandResult> {
-  const own = process.env
   const streams = { stdout: process.stdout.write, stderr: process.stderr.write }
   const printed = { stdout: '', stderr: '' }
   for (const name of ['stdout', 'stderr'] as const)
@@ -58,7 +60,7 @@ async function command(args: readonly string[], env: Environment): Promise<Comma
 process.on('unhandledRejection', error => log?.error({ err: error }, 'unhandled rejection'))
 process.on('disconnect', () => process.exit())
 process.on('message', (message: HostMessage) => {
-  if (message.what === 'work') work(message.env, message.kinds)
+  if (message.what === 'start') start(message.program, message.env, message.kinds)
   else if (message.what === 'stop') stop().catch(failed('stop failed'))
   else command(message.args, message.env).then(result => process.send?.(result), failed('command failed'))
 })

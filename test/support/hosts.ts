@@ -2,7 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import type { Socket } from 'node:net'
 import { testEnvironment } from './environment.ts'
 import type { CommandResult, HostMessage } from './host.ts'
-import { endWithThisProcess, inherited, readLines, root } from './processes.ts'
+import { endWithThisProcess, inherited, readLines, readyPort, root } from './processes.ts'
 
 type Host = {
   child: ChildProcess
@@ -33,7 +33,7 @@ function open(): Host {
     hosts.delete(host)
     host.onExit()
   })
-  // An idle one keeps nobody from ending.
+  // An idle one does not keep this process from ending.
   child.unref()
   child.channel?.unref()
   for (const stream of [child.stdout, child.stderr]) (stream as Socket).unref()
@@ -46,39 +46,41 @@ const tell = (host: Host, message: HostMessage) => host.child.send(message)
 /** A worker is not left to the handlers of its tests, which may wait for what never comes. */
 const GRACE = { SHUTDOWN_GRACE_MS: '500', ORCHESTRATION_SHUTDOWN_GRACE_MS: '500' }
 
-/**
- * Runs a worker in a process of its own that may have run others before; `stop` ends the worker as SIGTERM does, and leaves the
- * process to the next. For workers that are not killed, looked at as a process, or broken (FAULT_POINTS).
- */
-export async function runWorker(
+export type HostedProcess = { pid: number; url: string; output: string[]; stop(): Promise<void> }
+
+async function runHosted(
+  program: 'web' | 'worker',
   databaseUrl: string,
   env: Record<string, string>,
   kinds: string[],
   onLine: (line: string) => void = () => {},
-): Promise<{ pid: number; output: string[]; stop(): Promise<void> }> {
+): Promise<HostedProcess> {
   const host = take()
   const output: string[] = []
-  const says = (text: string) =>
-    new Promise<void>((resolve, reject) => {
-      host.onExit = () => reject(new Error(`the worker ended before it said '${text}':\n${output.join('\n')}`))
+  const logged = (text: string) =>
+    new Promise<string>((resolve, reject) => {
+      host.onExit = () => reject(new Error(`the ${program} process ended before it ${text}:\n${output.join('\n')}`))
       host.onLine = line => {
         output.push(line)
         onLine(line)
-        if (line.includes(`"msg":"${text}"`)) resolve()
+        if (line.includes(`"msg":"${program} ${text}"`)) resolve(line)
       }
     })
-  const ready = says('worker is ready')
-  tell(host, { what: 'work', env: { ...testEnvironment(databaseUrl), ...GRACE, ...env }, kinds })
-  await ready
+  const ready = logged('is ready')
+  tell(host, { what: 'start', program, env: { ...testEnvironment(databaseUrl), ...GRACE, ...env }, kinds })
+  const port = readyPort(await ready)
   let stopping: Promise<void> | undefined
   const stop = async () => {
-    const stopped = says('worker stopped')
+    // A test that fails may leave it frozen.
+    host.child.kill('SIGCONT')
+    const stopped = logged('stopped')
     tell(host, { what: 'stop' })
     await stopped
     host.busy = false
   }
   return {
     pid: host.child.pid as number,
+    url: `http://127.0.0.1:${port}`,
     output,
     stop: () => {
       stopping ??= stop()
@@ -87,15 +89,32 @@ export async function runWorker(
   }
 }
 
-/** Workers as `runWorker` has them, which are ended together. */
+/**
+ * Runs a worker in a separate process that may have run others before; `stop` ends the worker as SIGTERM does, and leaves
+ * the process to the next. For workers that are not killed; they may be frozen.
+ */
+export const runWorker = (
+  databaseUrl: string,
+  env: Record<string, string>,
+  kinds: string[],
+  onLine?: (line: string) => void,
+): Promise<HostedProcess> => runHosted('worker', databaseUrl, env, kinds, onLine)
+
+/** Runs a web process as `runWorker` does a worker. */
+export const runWeb = (databaseUrl: string, env: Record<string, string> = {}): Promise<HostedProcess> =>
+  runHosted('web', databaseUrl, env, [])
+
+/** Web processes and workers of `runWeb` and `runWorker` that are stopped together. */
 export function steadyWorkers() {
-  const running: Awaited<ReturnType<typeof runWorker>>[] = []
+  const running: HostedProcess[] = []
+  const started = async (starting: Promise<HostedProcess>) => {
+    const made = await starting
+    running.push(made)
+    return made
+  }
   return {
-    async start(...args: Parameters<typeof runWorker>): ReturnType<typeof runWorker> {
-      const worker = await runWorker(...args)
-      running.push(worker)
-      return worker
-    },
+    start: (...args: Parameters<typeof runWorker>) => started(runWorker(...args)),
+    startWeb: (...args: Parameters<typeof runWeb>) => started(runWeb(...args)),
     async stop(): Promise<void> {
       await Promise.all(running.splice(0).map(({ stop }) => stop()))
     },

@@ -22,7 +22,7 @@ export const inherited = (): Record<string, string> => {
   return Object.fromEntries(Object.entries(given).filter(([, value]) => value)) as Record<string, string>
 }
 
-/** A test process that ends early leaves none behind. */
+/** Kills a child when this process ends first. */
 export function endWithThisProcess(child: ChildProcess): void {
   const end = () => child.kill('SIGKILL')
   process.once('exit', end)
@@ -43,15 +43,15 @@ export function readLines(child: ChildProcess, onLine: (line: string) => void): 
   return () => rest
 }
 
-/** The port that a line names which says that a process is ready. */
-function readyPort(line: string): number | null {
+/** The port in the line with which a process reports that it is ready. */
+export function readyPort(line: string): number | null {
   const found = /"(?:port|health_port)":(\d+)/.exec(line)
   return found && line.includes('is ready') ? Number(found[1]) : null
 }
 
 /**
- * Starts a real web or worker process on a test's database and waits until it is ready; `flags` are those of node,
- * `onLine` gets what the process prints.
+ * Starts a real web or worker process on a test's database and waits until it is ready; `flags` are flags of node,
+ * `onLine` gets the lines that the process prints.
  */
 export async function startProcess(
   kind: 'web' | 'worker',

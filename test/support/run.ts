@@ -15,43 +15,52 @@ import { type FileTime, processorTime } from './timing.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const LIMIT_MS = 90 * 60_000
-const DEAREST = 20
-/** Files at once: one more than the cores of the smallest machine, because tests of workers wait a third of their time. */
-const JOBS = 3
+const SLOWEST = 20
+/** Concurrent files: two more than the cores of the smallest machine, because tests wait for half of their time. */
+const JOBS = 4
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
 const AGAIN_MAX = 6
 
 /** Files that take longest, in this order before all others: started last, one would keep a core idle at the end. */
 const FIRST = [
-  'test/core/fuzz.test.ts',
+  'test/work/crash-matrix.test.ts',
   'test/jobs/ingestion.test.ts',
+  'test/formations/crash.test.ts',
   'test/automation/crash-matrix.test.ts',
-  'test/execution/durable.test.ts',
-  'test/bin/docs.test.ts',
-  'test/automation/run-workers.test.ts',
-  'test/automation/triggers-durable.test.ts',
-  'test/execution/loop-crashes.test.ts',
   'test/jobs/connection-resets.test.ts',
+  'test/execution/attachments-memory.test.ts',
+  'test/execution/durable.test.ts',
   'test/execution/memory-rules-durable.test.ts',
-  'test/content/uploads-memory.test.ts',
+  'test/core/fuzz.test.ts',
   'test/identity/users.test.ts',
-  'test/execution/agent-releases.test.ts',
-  'test/automation/executions-crash.test.ts',
-  'test/execution/decisions-durable.test.ts',
-  'test/bin/muster.test.ts',
-  'test/automation/tasks-crash.test.ts',
-  'test/automation/random-graphs.test.ts',
-  'test/bin/contributing.test.ts',
+  'test/execution/trace-files.test.ts',
+  'test/automation/run-workers.test.ts',
   'test/jobs/delivery.test.ts',
-  'test/jobs/fairness.test.ts',
+  'test/execution/decisions-durable.test.ts',
+  'test/core/queue.test.ts',
+  'test/conversation/turns.test.ts',
+  'test/bin/docs.test.ts',
+  'test/bin/muster.test.ts',
+  'test/automation/executions-crash.test.ts',
+  'test/automation/tasks-crash.test.ts',
+  'test/automation/triggers-durable.test.ts',
+  'test/content/uploads-memory.test.ts',
+  'test/bin/processes.test.ts',
+  'test/automation/run-trees.test.ts',
+  'test/control/audit.test.ts',
+  'test/core/health.test.ts',
+  'test/core/silent-names.test.ts',
+  'test/execution/agent-releases.test.ts',
+  'test/execution/approvals-crash.test.ts',
+  'test/execution/loop-crashes.test.ts',
   'test/content/chunks.test.ts',
   'test/content/extract.test.ts',
-  'test/execution/trace-files.test.ts',
-  'test/conversation/turns.test.ts',
-  'test/automation/run-trees.test.ts',
-  'test/bin/processes.test.ts',
+  'test/mcp/tasks.test.ts',
+  'test/core/remote-bodies.test.ts',
+  'test/formations/random.test.ts',
+  'test/jobs/fairness.test.ts',
   'test/bin/up.test.ts',
-  'test/core/queue.test.ts',
+  'test/bin/contributing.test.ts',
 ]
 
 const bin = path.join(root, 'node_modules/.bin')
@@ -67,7 +76,7 @@ delete env.DATABASE_URL
 const running = new Set<ChildProcess>()
 let interrupted = false
 
-/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets what it printed, at the end. */
+/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets its output, at the end. */
 async function succeeds(
   program: string,
   args: string[],
@@ -89,7 +98,7 @@ async function succeeds(
   return code === 0
 }
 
-/** Runs a script of package.json, beside others; returns the number of failures, 0 or 1. */
+/** Runs a script of package.json; returns the number of failures, 0 or 1. */
 async function check(script: string): Promise<number> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
   const [program, ...args] = scripts[script].split(' ')
@@ -100,15 +109,26 @@ async function check(script: string): Promise<number> {
 /** Every test file, slow ones first. */
 function allFiles(): string[] {
   const files = fs.globSync('test/**/*.test.ts', { cwd: root }).sort()
-  return [...FIRST, ...files.filter(file => !FIRST.includes(file))]
+  return [...new Set([...FIRST.filter(file => files.includes(file)), ...files])]
 }
 
-/** Prints the files that took most processor time, which is what bounds a run, and the processor time of all. */
-function report(times: FileTime[], serverMs: number): void {
+/**
+ * Prints the files that took most processor time, which is what bounds a run, the slowest tests, and the processor time
+ * of all.
+ */
+function report(files: FileTotals, times: FileTime[], serverMs: number): void {
   const seconds = (ms: number) => `${(ms / 1000).toFixed(1)} s`.padStart(8)
-  console.log('dearest files (processor time without the database, wall time):')
-  for (const { file, ms, cpuMs } of [...times].sort((a, b) => b.cpuMs - a.cpuMs).slice(0, DEAREST))
-    console.log(`${seconds(cpuMs)} ${seconds(ms)}  ${file}`)
+  console.log('files with most processor time (without the database; wall time; of that outside tests):')
+  for (const { file, ms, cpuMs } of [...times].sort((a, b) => b.cpuMs - a.cpuMs).slice(0, SLOWEST)) {
+    const inTests = Object.values(files[file]?.tests ?? {}).reduce((sum, each) => sum + each, 0)
+    console.log(`${seconds(cpuMs)} ${seconds(ms)} ${seconds(ms - inTests)}  ${file}`)
+  }
+  console.log('slowest tests:')
+  const tests = Object.entries(files).flatMap(([file, { tests }]) =>
+    Object.entries(tests).map(([title, ms]) => ({ file, title, ms })),
+  )
+  for (const { file, title, ms } of tests.sort((a, b) => b.ms - a.ms).slice(0, SLOWEST))
+    console.log(`${seconds(ms)}  ${file}: ${title}`)
   const cpuMs = times.reduce((sum, time) => sum + time.cpuMs, 0)
   console.log(`processor time: tests ${seconds(cpuMs).trim()}, database ${seconds(serverMs).trim()}`)
 }
@@ -130,7 +150,7 @@ async function test(
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
-  if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0 }
+  if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0, tests: {} }
   return { files, times: lines.map(line => JSON.parse(line)) }
 }
 
@@ -195,7 +215,7 @@ try {
     const result = args.length ? await test(some, url, { jobs: JOBS }) : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
-    report(result.times, server ? processorTime(server.pid) : 0)
+    report(result.files, result.times, server ? processorTime(server.pid) : 0)
   } finally {
     await server?.stop()
   }

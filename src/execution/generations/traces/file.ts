@@ -1,6 +1,7 @@
 import type { FileRow } from '../../../content/files/model.ts'
 import { fileBytes } from '../../../content/files/read-file.ts'
 import { acquireReadMemory } from '../../../content/files/read-memory.ts'
+import { AppError } from '../../../core/api/errors.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow, JournalStepRow } from '../model.ts'
 import { findStepsAndFile } from './store.ts'
@@ -54,7 +55,7 @@ export async function readSteps(
           .map(({ generation_id: _, index, ...step }) => ({ n: index + 1, ...step }))
     } catch (error) {
       // A concurrent rewrite deletes the bytes that are being read; a second failure with the same bytes is an error.
-      if (isFinal) throw error
+      if (isFinal || (error instanceof AppError && error.code === 'SERVICE_NOT_READY')) throw error
     }
     if (isFinal) {
       services.log.error({ trace_id: generation.trace_id, file_id: file.id }, 'trace steps lost')
