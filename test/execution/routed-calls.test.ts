@@ -305,7 +305,7 @@ describe('a routed call', function () {
   })
 
   it('of a stream that breaks off after content is the failure of the turn', async () => {
-    const first = await target([{ reply: { text: 'one two three four', chunk_delay_ms: 60, cut: { after: 3 } } }], {
+    const first = await target([{ reply: { text: 'one two three four', chunk_delay_ms: 250, cut: { after: 3 } } }], {
       max_retries: 1,
     })
     const second = await target(answers('never'))
