@@ -113,7 +113,7 @@ describe('laws of decisions', () => {
     assert.ok(counts.true > 300 && counts.false > 300, JSON.stringify(counts))
   }
 
-  it('a Deny wins: an added Deny grants nothing, and one that matches refuses', () =>
+  it('a Deny wins: an added Deny grants nothing, a matching Deny refuses', () =>
     holds((g, policies, request, allowed) => {
       const [[first, ...documents], ...layers] = policies
       const withDeny = (deny: PolicyStatement) => compile([[[...first, deny], ...documents], ...layers])
@@ -178,7 +178,7 @@ describe('laws of decisions', () => {
       assert.equal(decide([{ ...layer, documents }, ...layers], request), false)
     }))
 
-  it('a decision is the one that is explained, and possible', () =>
+  it('a decision agrees with its explanation, and is possible', () =>
     holds((_, policies, request, allowed) => {
       const layers = compile(policies)
       assert.equal(
