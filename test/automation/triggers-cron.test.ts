@@ -1,15 +1,15 @@
 import assert from 'node:assert/strict'
-import { isTimezone, nextFiringTime, parseCron } from '../../src/automation/triggers/cron.ts'
+import { isTimezone, nextOccurrence, parseCron } from '../../src/automation/triggers/cron.ts'
 import { loadModules } from '../../src/core/api/module.ts'
 import { modules } from '../../src/modules.ts'
+import { random } from '../support/random.ts'
 
 loadModules(modules)
 
-const from = (text: string, at: string, zone?: string, times = 1): string[] => {
-  const cron = parseCron(text)
+const from = (text: string, at: string, zone = 'UTC', times = 1): string[] => {
   const found: string[] = []
   for (let after = new Date(at); found.length < times; ) {
-    after = nextFiringTime(cron, after, zone)
+    after = nextOccurrence(text, zone, after)
     found.push(after.toISOString().slice(0, 16))
   }
   return found
@@ -122,5 +122,115 @@ describe('cron expressions', () => {
       '2026-10-25T01:30',
       '2026-10-25T02:00',
     ])
+  })
+
+  describe('near the clock shifts of all zones', () => {
+    const MINUTE = 60_000
+    const DAY = 1440 * MINUTE
+
+    /** Returns the local time of each minute of a period, encoded as a UTC timestamp. */
+    function localTimes(zone: string, from: number, to: number): Map<number, number> {
+      const digits = { year: 'numeric', month: 'numeric', day: 'numeric', hour: 'numeric', minute: 'numeric' } as const
+      const format = new Intl.DateTimeFormat('en-GB', { ...digits, timeZone: zone })
+      const times = new Map<number, number>()
+      for (let instant = from; instant < to; instant += MINUTE) {
+        const [day, month, year, hour, minute] = format.format(instant).match(/\d+/g)!.map(Number)
+        times.set(instant, Date.UTC(year, month - 1, day, hour, minute))
+      }
+      return times
+    }
+
+    /** Returns the days of a year on which the clocks of a zone are shifted, by the offsets around them. */
+    function shiftsOf(zone: string, year: number): Map<string, number> {
+      const format = new Intl.DateTimeFormat('en-GB', { timeZone: zone, timeZoneName: 'longOffset' })
+      const offset = (instant: number) => format.format(instant).split(' ')[1]
+      const shifts = new Map<string, number>()
+      for (let day = Date.UTC(year, 0, 1); day < Date.UTC(year + 1, 0, 1); day += DAY)
+        if (offset(day) !== offset(day + DAY)) shifts.set(`${day} ${offset(day)} ${offset(day + DAY)}`, day)
+      return shifts
+    }
+
+    /** A field of an expression with the values that it permits. */
+    type Field = { text: string; star: boolean; values: Set<number> }
+
+    function randomField(next: (below: number) => number, from: number, to: number): Field {
+      const range = (first: number, last: number, step: number) =>
+        Array.from({ length: last - first + 1 }, (_, n) => first + n).filter(n => (n - first) % step === 0)
+      const form = next(6)
+      if (form < 2) return { text: '*', star: true, values: new Set(range(from, to, 1)) }
+      const step = 1 + next(Math.min(to, 20))
+      if (form === 2) return { text: `*/${step}`, star: true, values: new Set(range(from, to, step)) }
+      const first = from + next(to - from + 1)
+      if (form === 3) return { text: `${first}`, star: false, values: new Set([first]) }
+      const last = first + next(to - first + 1)
+      if (form === 4)
+        return { text: `${first}-${last}/${step}`, star: false, values: new Set(range(first, last, step)) }
+      return { text: `${first},${last}`, star: false, values: new Set([first, last]) }
+    }
+
+    /** Returns the first occurrence after an instant by a search over all minutes; undefined if it is not among them. */
+    function searchOccurrence(fields: readonly Field[], times: ReadonlyMap<number, number>, after: number) {
+      const [minute, hour, day, month, weekday] = fields
+      const matches = (local: number): boolean => {
+        const date = new Date(local)
+        const [inDays, inWeekdays] = [
+          day.values.has(date.getUTCDate()),
+          weekday.values.has(date.getUTCDay()) || (date.getUTCDay() === 0 && weekday.values.has(7)),
+        ]
+        return (
+          minute.values.has(date.getUTCMinutes()) &&
+          hour.values.has(date.getUTCHours()) &&
+          month.values.has(date.getUTCMonth() + 1) &&
+          (day.star || weekday.star ? inDays && inWeekdays : inDays || inWeekdays)
+        )
+      }
+      const passed = new Set<number>()
+      let previous: number | undefined
+      for (const [instant, local] of times) {
+        const skipped: number[] = []
+        for (let gap = (previous ?? local) + MINUTE; gap < local; gap += MINUTE) skipped.push(gap)
+        const occurs = hour.star ? matches(local) : (matches(local) && !passed.has(local)) || skipped.some(matches)
+        if (occurs && instant > after) return instant
+        passed.add(local)
+        previous = local
+      }
+      return undefined
+    }
+
+    it('computes the times that a search over all minutes finds', () => {
+      let found = 0
+      const shifts = new Map<string, { zone: string; shift: number }>()
+      for (const [index, zone] of Intl.supportedValuesOf('timeZone').entries())
+        for (const [key, shift] of shiftsOf(zone, 2026 + (index % 3))) shifts.set(key, { zone, shift })
+      for (const [index, { zone, shift }] of [...shifts.values()].entries()) {
+        const next = random(index + 1)
+        const end = shift + 3 * DAY
+        const times = localTimes(zone, shift - 2 * DAY, end)
+        for (let count = 0; count < 20; count++) {
+          const fields = [randomField(next, 0, 59), randomField(next, 0, 23), randomField(next, 1, 31)]
+          fields.push(
+            count % 2
+              ? randomField(next, 1, 12)
+              : { text: '*', star: true, values: new Set(Array.from({ length: 12 }, (_, n) => n + 1)) },
+          )
+          fields.push(randomField(next, 0, 7))
+          const text = fields.map(field => field.text).join(' ')
+          const after = shift - DAY + next(2 * 1440) * MINUTE
+          const expected = searchOccurrence(fields, times, after)
+          let actual: number
+          try {
+            actual = nextOccurrence(text, zone, new Date(after)).getTime()
+          } catch {
+            assert.equal(expected, undefined, `${text} was refused`)
+            continue
+          }
+          const message = `${text} after ${new Date(after).toISOString()} in ${zone}`
+          if (expected === undefined) assert.ok(actual >= end, message)
+          else assert.equal(new Date(actual).toISOString(), new Date(expected).toISOString(), message)
+          found += Number(expected !== undefined)
+        }
+      }
+      assert.ok(found > 500, `${found} occurrences`)
+    })
   })
 })

@@ -3,6 +3,7 @@ import { usageOf, usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
+import { refusingUpdates } from '../support/refuse-updates.ts'
 import { madeDecider, TOOL_ANSWERS } from './decider-support.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { accepted, shared } from './share-support.ts'
@@ -160,6 +161,35 @@ describe('usage of tools', () => {
     assert.equal(decision.body.status, 'completed', JSON.stringify(decision.body))
     const [event] = (await usageOf(app, app.projectId)).filter(({ tool_id }) => tool_id === id)
     assert.deepEqual([event.source, event.idempotency_key], ['decider', `tool:${decision.body.id}`])
+  })
+
+  it('of a decision whose tool fails or answers something else is written with the failure', async () => {
+    const { id } = await tool()
+    const decider = await madeDecider(app.key, { tool_id: id })
+    const answers = [json({ error: 'x' }, 500), json({ answers: [] })]
+    for (const [index, answer] of answers.entries()) {
+      target.answer = answer
+      const { body } = await app.key.post(`/deciders/${decider.id}/decisions`, { input: 'x', wait: true })
+      assert.equal(body.status, 'failed', JSON.stringify(body))
+      const event = (await usageOf(app, app.projectId)).filter(({ tool_id }) => tool_id === id)[index]
+      assert.deepEqual([event?.source, event?.idempotency_key], ['decider', `tool:${body.id}`])
+    }
+  })
+
+  it('of a decision whose answers cannot be written is written, with what prices add', async () => {
+    const { id } = await tool()
+    await put([perPage(id)])
+    target.answer = json({ ...TOOL_ANSWERS, pages: 3 })
+    const decider = await madeDecider(app.key, { tool_id: id })
+    await refusingUpdates(app.services, 'decisions', "new.status = 'completed'", async () => {
+      const { body } = await app.key.post(`/deciders/${decider.id}/decisions`, { input: 'x', wait: true })
+      assert.deepEqual([body.status, body.error?.code], ['failed', 'INTERNAL_ERROR'])
+      const [event] = await usesOf(id)
+      assert.deepEqual(
+        [event.source, event.idempotency_key, event.components[1].quantity],
+        ['decider', `tool:${body.id}`, 3],
+      )
+    })
   })
 
   it('of a decision that an agent makes names its source', async () => {

@@ -1,4 +1,4 @@
-import { recordUsage, type UsageDraft } from '../../control/usage/meter.ts'
+import { recordUsage, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise, recordedFailure } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
@@ -130,10 +130,16 @@ export const decisionWork = work({
       end = { error: recordedFailure(error) }
     }
     await injectFault(services, 'decision_answered')
-    await attempt.settle(async tx => {
-      await settleDecision(tx, attempt.entity.id, end)
-      await recordUsage(services, used, tx)
-    })
+    try {
+      await attempt.settle(async tx => {
+        await settleDecision(tx, attempt.entity.id, end)
+        await recordUsage(services, used, tx)
+      })
+    } catch (error) {
+      // The call was made; the idempotency key of the usage prevents a duplicate.
+      recordUsageLater(services, used)
+      throw error
+    }
     return end.error ? { outcome: 'failed', code: end.error.code } : { outcome: 'completed' }
   },
   async fail(tx, { services, entity, claim, error }) {
