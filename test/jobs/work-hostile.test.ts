@@ -46,7 +46,7 @@ describe('durable work that cannot be settled', function () {
     assert.equal(body.data.filter(({ detail }: any) => detail?.kind === 'actor_purge').length, 1)
   })
 
-  it('does not keep a sweep from the items behind it', async () => {
+  it('does not keep a sweep from later items', async () => {
     const documents: string[] = []
     for (const name of ['first', 'second']) {
       const file_id = await upload(app.key, name)
