@@ -146,6 +146,7 @@ export const orchestrationOperations: Operation[] = [
   ...orchestrations.versions({
     alsoActions: REFERENCE_PERMISSIONS,
     raises: [...refusals],
+    prepare: (next, services) => schemaProblems(services, next, next.project_id),
     check: (next, { stored, ...context }) => requireValidGraph(context, stored.project_id, next, stored),
   }),
 ]

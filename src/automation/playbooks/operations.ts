@@ -125,6 +125,7 @@ export const playbookOperations: Operation[] = [
   ...playbooks.versions({
     alsoActions: STEP_PERMISSIONS,
     raises: ['PLAYBOOK_VALIDATION_FAILED'],
+    prepare: (next, services) => schemaProblems(services, playbookVersions.configOf(next), next.project_id),
     check: checkDefinition,
   }),
 ]

@@ -55,5 +55,10 @@ export const workflowOperations: Operation[] = [
       for (const onDelete of workflowEnds.all()) await onDelete(tx, row)
     },
   }),
-  ...workflows.versions({ alsoActions: [CALL_TOOL], raises: ['WORKFLOW_VALIDATION_FAILED'], check: checkDefinition }),
+  ...workflows.versions({
+    alsoActions: [CALL_TOOL],
+    raises: ['WORKFLOW_VALIDATION_FAILED'],
+    prepare: ({ project_id, payload_schema }, services) => schemaProblems(services, project_id, payload_schema),
+    check: checkDefinition,
+  }),
 ]

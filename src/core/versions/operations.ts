@@ -3,6 +3,7 @@ import { Comparison } from '../api/compare.ts'
 import { type KindRow, toPascalCase, withArticle } from '../api/kind.ts'
 import { pageOf, textFilter } from '../api/lists.ts'
 import { type Context, itemOperation, type Operation, type OperationBase } from '../api/operation.ts'
+import type { Services } from '../process/services.ts'
 import { expectedVersion, requireVersion, versionAuthor, versionLabel, versionNumber, versionQuery } from './version.ts'
 import type { Versions } from './versioned.ts'
 
@@ -13,10 +14,12 @@ export type Restore<Row> = Pick<
 > & {
   /** Whether the body may have `expected_version`. */
   expects?: boolean
+  /** Compiles the schemas of the restored row before the transaction in which `check` needs them. */
+  prepare?: (next: Row, services: Services) => Promise<unknown>
   /** Refuses the restored row `next`; not called if its configuration is the current one. */
-  check?: (next: Row, context: Context<any, any, Row> & { stored: Row }) => unknown
+  check?: (next: Row, context: Context<any, any, Row, unknown> & { stored: Row }) => unknown
   /** Returns additional fields of the response, such as warnings. */
-  show?: (row: Row, context: Context<any, any, Row>) => object | Promise<object>
+  show?: (row: Row, context: Context<any, any, Row, unknown>) => object | Promise<object>
 }
 
 const RestoreInput = z.strictObject({
@@ -28,7 +31,7 @@ const RestoreInput = z.strictObject({
 export function versionOperations<Row extends KindRow>(
   versions: Versions,
   at: { path: string; tag: string },
-  { expects = false, check, show, ...overrides }: Restore<Row>,
+  { expects = false, prepare, check, show, ...overrides }: Restore<Row>,
 ): Operation[] {
   const { kind, record, fields } = versions
   const noun = toPascalCase(kind.name)
@@ -87,6 +90,10 @@ export function versionOperations<Row extends KindRow>(
       bodyOptional: true,
       answers: { 200: kind.record },
       ...overrides,
+      async prepare({ db, services, resource, params }) {
+        const [version] = prepare ? await versions.find(db, resource.id, [versionNumber(params.version)]) : []
+        if (version) await prepare?.({ ...resource, ...versions.read(version.config) }, services)
+      },
       async run(context) {
         const { tx, caller, audit, params, body } = context
         const number = versionNumber(params.version)

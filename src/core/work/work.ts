@@ -7,9 +7,10 @@ import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import { type Handler, handler, type JobContext, type Schedule, schedule } from '../jobs/handler.ts'
 import { entityMailbox, type Queue, queueMessage, workQueue } from '../jobs/queue.ts'
+import { isolateFailures } from '../jobs/sweeps.ts'
 import type { Services } from '../process/services.ts'
 import { type AttemptFields, type FailedWork, runAttempt, type WorkAttempt, type WorkMessage } from './attempt.ts'
-import type { RetryRule } from './retry.ts'
+import { type RetryRule, UNLIMITED } from './retry.ts'
 import { type StallLimits, type WorkClaim, type WorkEntity, type WorkRef, type WorkTable, workTable } from './store.ts'
 
 /**
@@ -231,9 +232,9 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       })
       const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
       await sendWakeUps(services, waiting)
-      for (const { entity } of stalled) {
+      for (const { entity, id } of stalled) {
         if (stopping.aborted) return
-        await abandonStalled(services, entity)
+        await isolateFailures(services, { work: name, work_id: id }, () => abandonStalled(services, entity))
       }
       await sweeping.also?.(services, stopping)
     },
@@ -242,8 +243,11 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       {
         concurrency: declaration.concurrency,
         leaseSeconds: leaseSecondsOf,
-        onExhausted: ({ entity_id, work_id }, error, services) =>
-          declared.abandon(services, { entity: entity_id, id: work_id }, error),
+        // The sweep sends another message for work that is retried until it succeeds.
+        onExhausted: async ({ entity_id, work_id }, error, services) => {
+          if (retryOf(services.config).attempts < UNLIMITED.attempts)
+            await declared.abandon(services, { entity: entity_id, id: work_id }, error)
+        },
       },
       handle,
     ),

@@ -112,6 +112,7 @@ export const agentOperations: Operation[] = [
     alsoActions: [...referencePermissions, detachPermission],
     raises: [...agentRefusals, 'VERSION_CONFLICT'],
     expects: true,
+    prepare: (next, services) => compileSchemas({ services, project: next.project_id, body: next }),
     check(next, context) {
       requireDetachOfRemoved(next, context)
       return requireValidAgentConfig(context, context.stored, agentVersions.configOf(next))
