@@ -17,8 +17,8 @@ import { cyclesOf, type Graph, graphOf } from './graph.ts'
 import { statePath, statePathProblem } from './state-paths.ts'
 
 export const MAX_NODES = 500
-export const MAX_EDGES = 2000
-export const MAX_GRAPH_BYTES = 1024 * 1024
+const MAX_EDGES = 2000
+const MAX_GRAPH_BYTES = 1024 * 1024
 
 /** Limit of listed findings of each kind. */
 export const MAX_FINDINGS = 1000

@@ -106,7 +106,7 @@ const ACTIVE_KIND: Record<DispatchKind, ActiveDispatch['kind']> = {
 }
 
 /** Whether the task has a row of `task_dispatches`. */
-export const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>): boolean =>
+const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>): boolean =>
   automation_status === 'running' || automation_status === 'paused'
 
 /** Returns `active_dispatch` of the task record for a started dispatch. */

@@ -148,7 +148,7 @@ function requestProblems({ url, headers = {}, auth }: TokenTemplate, at: string)
 /** Scheme and host, which must not depend on a call. */
 const AUTHORITY = /^https?:\/\/([^/\\?#]+)/i
 
-export function urlProblems(url: string, path: string): Problem[] {
+function urlProblems(url: string, path: string): Problem[] {
   const urlProblem = (message: string) => [problem(path, message)]
   const [start, authority] = AUTHORITY.exec(url) ?? []
   if (start === undefined || authority === undefined) return urlProblem('must be an absolute http or https URL')
