@@ -110,9 +110,9 @@ const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>):
   automation_status === 'running' || automation_status === 'paused'
 
 /** Returns `active_dispatch` of the task record for a started dispatch. */
-export const activeDispatch = (state: WorkflowState, attempt: number, id: string | null = null): ActiveDispatch => ({
+export const activeDispatch = (state: WorkflowState, attempt: number): ActiveDispatch => ({
   kind: ACTIVE_KIND[state.on_enter?.dispatch.kind as DispatchKind],
-  id,
+  id: null,
   status: 'running',
   ...(state.on_enter?.retry ? { attempt } : {}),
 })
