@@ -16,7 +16,7 @@ const TITLES: Record<string, string> = {
 }
 
 /** Returns the settings as Markdown tables, one per group. */
-export function settingsMarkdown(): string {
+function settingsMarkdown(): string {
   const rows = settingRows()
   const groups = [...new Set(rows.map(row => row.group))]
   return groups

@@ -150,7 +150,7 @@ export function refuseDenied(denied_actions: readonly DeniedAction[]): void {
 }
 
 /** Raises FORMATION_HAS_DEPENDENTS if another formation imports an output that is not in `outputs`. */
-export async function requireNoImporters(tx: Tx, { id }: FormationRow, outputs: readonly string[]): Promise<void> {
+async function requireNoImporters(tx: Tx, { id }: FormationRow, outputs: readonly string[]): Promise<void> {
   const importers = await listImporters(tx, id, outputs)
   if (importers.length > 0)
     raise('FORMATION_HAS_DEPENDENTS', {
@@ -166,7 +166,7 @@ const credentialOf = ({ credential: { type, id }, project_id }: Caller): DeployC
 })
 
 /** Inserts an operation and its work item, which runs with the permissions of the caller. */
-export async function enqueueOperation(
+async function enqueueOperation(
   tx: Tx,
   services: Services,
   caller: Caller,

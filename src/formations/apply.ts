@@ -241,8 +241,8 @@ export async function readResource(
   type: BuiltInType,
   id: string,
   tracked: TrackedRow,
-  operation = type.operations.read,
 ): Promise<JsonObject | null> {
+  const operation = type.operations.read
   try {
     const params = itemArguments(type, operation, id, { ...tracked.applied, project_id: attempt.projectId }) as Record<
       string,

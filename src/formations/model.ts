@@ -24,7 +24,7 @@ export const BUSY_STATUSES: readonly FormationStatus[] = ['creating', 'updating'
 
 export const RESOURCE_STATUSES = ['pending', 'created', 'updated', 'deleted', 'failed'] as const
 export const OPERATION_TYPES = ['create', 'update', 'delete'] as const
-export const RESOURCE_ACTIONS = [
+const RESOURCE_ACTIONS = [
   'create',
   'update',
   'delete',
@@ -296,7 +296,7 @@ export const FormationImportInput = z
     example: { logical_id: 'Agent', physical_resource_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e' },
   })
 
-export const RESOURCE_DRIFTS = ['in_sync', 'drifted', 'missing', 'not_supported'] as const
+const RESOURCE_DRIFTS = ['in_sync', 'drifted', 'missing', 'not_supported'] as const
 
 export const ResourceDrift = z
   .object({

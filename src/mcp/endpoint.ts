@@ -28,7 +28,7 @@ import { viewOf } from './view.ts'
  * @throws UNAUTHORIZED with the challenge that starts the sign-in of a client, FORBIDDEN for an OAuth token without the
  * scope of this endpoint
  */
-export async function admitRequest({ config }: Services, exchange: MountExchange): Promise<Caller> {
+async function admitRequest({ config }: Services, exchange: MountExchange): Promise<Caller> {
   const caller = await exchange.identify()
   if (!caller) {
     const error = anonymousBodyError(exchange.req)
@@ -50,7 +50,7 @@ const isLoopbackUrl = (url: string): boolean => isLoopback(URL.parse(url) ?? { h
  * listed there.
  * @throws FORBIDDEN
  */
-export function requireOrigin(
+function requireOrigin(
   { CORS_ALLOWED_ORIGINS: allowed, BASE_URL }: Pick<Config, 'CORS_ALLOWED_ORIGINS' | 'BASE_URL'>,
   origin: string | undefined,
 ): void {
@@ -63,7 +63,7 @@ export function requireOrigin(
  * Counts a request of a bound key. Calls of an unbound key are counted where their project is known. @throws
  * QUOTA_EXCEEDED
  */
-export async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
+async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
   if (caller.credential.type === 'api_key' && caller.project_id !== null)
     await countRequest(services, caller, caller.project_id)
 }
@@ -91,7 +91,7 @@ const toMismatch = (header: string, value: string | undefined, message: string):
 })
 
 /** Returns the first mismatch between the headers and the body of a request; null if they match. */
-export function findHeaderMismatch(
+function findHeaderMismatch(
   { method, params }: Pick<McpMessage, 'method' | 'params'>,
   headers: { version?: string; method?: string; name?: string },
 ): Mismatch | null {
@@ -125,7 +125,7 @@ const validator = {
 }
 
 /** Creates the SDK server for one request: the handshake. */
-export const serverOf = ({ config }: Services, modern: boolean): Server =>
+const serverOf = ({ config }: Services, modern: boolean): Server =>
   new Server(
     { name: config.MCP_SERVER_NAME, version: release },
     {

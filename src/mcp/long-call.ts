@@ -1,8 +1,8 @@
 import type { Made } from '../core/api/idempotency.ts'
-import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
+import { type Operation, type OperationResult, operations, toolNameOf } from '../core/api/operation.ts'
 import type { Call } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
-import { type OperationTool, toKebabCase } from './registry.ts'
+import type { OperationTool } from './registry.ts'
 import { jsonResult, type ToolResult, toolResult } from './result.ts'
 import { acceptsTasks, type McpClientSession, type PendingAnswer } from './session.ts'
 import { isHidden, readTaskState as lookAt, resultOfWork, type SeenTask, taskOf } from './tasks.ts'
@@ -137,7 +137,7 @@ async function unfinishedResult(
   { work, args, record, state }: SeenTask,
 ): Promise<ToolResult> {
   const result = await toolResult(session, operations.get(work.read), { status: 200, body: record })
-  const note = `Not finished: ${state.message}. Call ${toKebabCase(work.read)} with ${JSON.stringify(args)} for the current state.`
+  const note = `Not finished: ${state.message}. Call ${toolNameOf(work.read)} with ${JSON.stringify(args)} for the current state.`
   return { ...result, content: [...result.content, { type: 'text', text: note }] }
 }
 

@@ -1,5 +1,5 @@
 import { type FlatCall, flatSchema, flatten } from '../core/api/flatten.ts'
-import { type Operation, operations } from '../core/api/operation.ts'
+import { type Operation, operations, toolNameOf } from '../core/api/operation.ts'
 import { couldEverAllow, passesAdminGate } from '../core/iam/access.ts'
 import type { Caller } from '../core/iam/caller.ts'
 
@@ -32,7 +32,7 @@ const STREAMS = ['text/event-stream', 'application/x-ndjson', 'application/octet
 const FIXED_TOOL_NAMES = ['call-tool', 'describe-tools', 'get-doc-page', 'get-docs', 'search-tools']
 
 const nameOf = (operation: Operation): string => {
-  const name = toKebabCase(operation.id)
+  const name = toolNameOf(operation.id)
   return FIXED_TOOL_NAMES.includes(name) ? `${moduleOf(operation)}-${name}` : name
 }
 
@@ -43,9 +43,6 @@ const isOffered = ({ gate, mcp, pass, produces = '', answers, body, consumes }: 
   !pass &&
   !(STREAMS.includes(produces) && answers[200] === null) &&
   !(body && !consumes.includes('application/json'))
-
-export const toKebabCase = (id: string): string =>
-  id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`).replace(/^-/, '')
 
 const moduleOf = ({ action, tag }: Operation): string => action?.split(':')[0] ?? tag.toLowerCase().replaceAll(' ', '-')
 

@@ -3,13 +3,12 @@ import { z } from 'zod'
 import { AppError } from '../core/api/errors.ts'
 import { kinds } from '../core/api/kind.ts'
 import { type AwaitedInput, type LongWork, longWorkOf, type WorkRow, type WorkState } from '../core/api/long-work.ts'
-import { operations } from '../core/api/operation.ts'
+import { operations, toolNameOf } from '../core/api/operation.ts'
 import { withTenant } from '../core/db/tenant-context.ts'
 import { isAllowed } from '../core/iam/access.ts'
 import { MAX_REQUEST_WAIT_MS } from '../core/invoke/invocation.ts'
 import { processSingleton } from '../core/process/process-singleton.ts'
 import { invokeInSession, readItem } from './invoke.ts'
-import { toKebabCase } from './registry.ts'
 import { errorResult, type ToolResult, toolResult } from './result.ts'
 import {
   acceptsForms,
@@ -74,7 +73,7 @@ export function taskOf(session: McpClientSession, seen: SeenTask): Json & { stat
   const status = state.status === 'input_required' && !isShown ? 'working' : state.status
   const problem = inputProblems(session.services).get(id)
   // A client without forms submits the input with the tools for it.
-  const tools = (state.awaited ?? []).map(({ operation }) => toKebabCase(operation))
+  const tools = (state.awaited ?? []).map(({ operation }) => toolNameOf(operation))
   const message =
     state.status === 'input_required' && !isShown
       ? `${state.message}; submit it with ${[...new Set(tools)].join(' or ')}`

@@ -56,7 +56,7 @@ describe('exports', () => {
     const queued = await project.key.post('/playbook-exports', { subject_type: 'case', subject_id: about.id })
     assert.equal(queued.status, 202)
     assert.deepEqual([queued.body.status, queued.body.formats, queued.body.files], ['queued', ['json', 'markdown'], []])
-    for (const point of ['export_claimed', 'export_staged']) {
+    for (const point of ['export.build/claimed', 'export_staged']) {
       const doomed = await startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: `${point}=kill` }, [
         'orchestration',
       ])

@@ -132,7 +132,7 @@ describe('decisions and their workers', function () {
 
   it('one that had not been called yet is called by another worker', async () => {
     const { id: decider } = await madeDecider(app.key, { tool_id: await toolAt(app.key, target.url) })
-    const first = await worker({ FAULT_POINTS: 'decision_claimed=kill' })
+    const first = await worker({ FAULT_POINTS: 'decision.evaluate/claimed=kill' })
     const id = await ask({}, decider)
     await first.exited
     await steadyWorker()

@@ -90,7 +90,7 @@ describe('memory rules and their workers', function () {
   })
 
   for (const [point, calls] of [
-    ['firing_claimed', 1],
+    ['memory_rule.fire/claimed', 1],
     ['firing_answered', 2],
     ['firing_facts', 1],
     ['firing_fact_written', 1],
@@ -109,7 +109,7 @@ describe('memory rules and their workers', function () {
   it('a firing whose workers are lost again and again is given up', async () => {
     const { id } = await ruled()
     const generation = await start()
-    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'firing_claimed=kill' })).exited
+    for (let lost = 0; lost < 3; lost++) await (await worker({ FAULT_POINTS: 'memory_rule.fire/claimed=kill' })).exited
     await steadyWorker()
     const { error } = await extraction(generation, id)
     assert.equal(error.code, 'GENERATION_FAILED')
@@ -148,7 +148,7 @@ describe('memory rules and their workers', function () {
 
   it('a firing whose message is lost is found by the sweep', async () => {
     const { id } = await ruled()
-    const first = await worker({ FAULT_POINTS: 'firing_claimed=kill' })
+    const first = await worker({ FAULT_POINTS: 'memory_rule.fire/claimed=kill' })
     const generation = await start()
     await first.exited
     await app.services.pool.query(sql.unsafe`delete from pgboss.job_common where name = 'memory_rule.fire'`)

@@ -178,7 +178,7 @@ export const timelineKind = kind({
 export type TimelineRow = z.output<typeof timelineKind.row>
 
 /** Kinds that callers may add. Executions write the others. */
-export const CALLER_EVIDENCE_KINDS = ['note', 'file', 'link'] as const
+const CALLER_EVIDENCE_KINDS = ['note', 'file', 'link'] as const
 const EVIDENCE_KINDS = [...CALLER_EVIDENCE_KINDS, 'output', 'decision', 'approval'] as const
 
 const CONTENT_BYTES = 1024 * 1024
@@ -252,7 +252,7 @@ export const evidenceKind = kind({
 })
 export type EvidenceRow = z.output<typeof evidenceKind.row>
 
-export const LINK_TYPES = [
+const LINK_TYPES = [
   'task',
   'approval',
   'exception',

@@ -2,14 +2,13 @@ import { type Problem, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblemsAtFields } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { moveCase, requireNoExecution, requireNotClosed } from '../cases/change.ts'
 import { type CaseRow, caseKind } from '../cases/model.ts'
 import type { CaseActor } from '../cases/timeline.ts'
-import { graphSchema } from '../orchestrations/schemas.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import type { PlaybookRow } from '../playbooks/model.ts'
 import { MANAGER, playbookVersions } from '../playbooks/versions.ts'
@@ -109,7 +108,7 @@ export async function inputSchemaProblems(
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    const [problems] = await schemaChecks(services).problems(graphSchema(project, schema), [value])
+    const [problems] = await schemaChecks(services).problems(lenientSchema(project, schema), [value])
     return wireProblemsAtFields(problems, path)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { selectList } from '../../core/api/kind.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { ExecutionRow, PlaybookStepRow } from './model.ts'
 
 const columns = selectList(Object.keys(ExecutionRow.shape))
@@ -125,11 +125,9 @@ export async function writeExecution(
   if (steps.length > 0) await db.query(voidStatement`${stepsWrite(steps, sql.fragment`true`)}`)
 }
 
-const countRow = sql.type(z.strictObject({ count: z.int() }))
-
 /** Counts the active executions of a playbook. By playbook_executions_playbook. */
 export const countActiveExecutions = (db: Queryable, playbookId: string): Promise<number> =>
-  db.oneFirst(countRow`
+  db.oneFirst(countStatement`
     select count(*) as count from playbook_executions where playbook_id = ${playbookId} and status in ${ACTIVE_STATUSES}`)
 
 /** Lists the ids of all runs of the executions of a case. By playbook_executions_case. */

@@ -124,7 +124,6 @@ export const exportWork = work({
   lockFirst: (tx, { case_id }) => caseKind.find(tx, case_id, true),
   sweep: { seconds: 30, dueIf: sql.fragment`exists (select from playbook_export_attempts)` },
   async run({ services, entity: row, claim, settle }) {
-    await injectFault(services, 'export_claimed')
     const snapshot = await collectSnapshot(services, row, claim.principal)
     const written: StagedFile[] = []
     try {
@@ -134,7 +133,6 @@ export const exportWork = work({
     } finally {
       for (const { staged } of written) await staged.discard()
     }
-    await injectFault(services, 'export_completed')
     return { outcome: 'completed', files: written.length, omitted: snapshot.omitted.length }
   },
   async fail(tx, { entity, error }) {

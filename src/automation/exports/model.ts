@@ -7,7 +7,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { CasePrincipal } from '../cases/model.ts'
 
 export const SUBJECT_TYPES = ['case', 'playbook_execution'] as const
-export const EXPORT_FORMATS = ['json', 'markdown', 'html'] as const
+const EXPORT_FORMATS = ['json', 'markdown', 'html'] as const
 export type ExportFormat = (typeof EXPORT_FORMATS)[number]
 export const EXPORT_STATUSES = ['queued', 'running', 'completed', 'failed', 'expired'] as const
 

@@ -1,10 +1,9 @@
-import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
 import { grantSourceOf } from '../../core/api/grants.ts'
 import { isIdOf, type KindRow, kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Node } from './definition.ts'
 import { type Field, NODE_FIELDS } from './fields.ts'
 import { MAX_FINDINGS } from './validate.ts'
@@ -17,8 +16,6 @@ const KINDS = {
   memory_store_ids: 'memory_store',
   orchestration_id: 'orchestration',
 } as const
-
-const idRow = sql.type(z.object({ id: z.string() }))
 
 /**
  * Returns warnings for references to resources that the project neither owns nor has a share of. They are warnings
@@ -113,7 +110,7 @@ export async function listAccessibleIds(
   const possible = [...new Set(ids)].filter(id => isIdOf(kind, id))
   if (possible.length === 0) return []
   const visible = name === 'orchestration' ? sql.fragment`and t.managed_by is null` : sql.fragment``
-  const own = await db.anyFirst(idRow`
+  const own = await db.anyFirst(idStatement`
     select t.id from ${sql.identifier([kind.table])} t
     where t.id = any(${sql.array(possible, 'text')}) and t.project_id = ${project} ${visible}`)
   const others = possible.filter(id => !own.includes(id))

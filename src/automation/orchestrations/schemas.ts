@@ -1,17 +1,10 @@
 import type { Problem } from '../../core/api/errors.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GraphDefinition } from './definition.ts'
 import { graphLimitProblems } from './validate.ts'
-
-/** Returns a schema of a graph: formats are annotations, unknown keywords are ignored. */
-export const graphSchema = (project: string, schema: object): SchemaOf => ({
-  project,
-  text: JSON.stringify(schema),
-  rules: { strict: false },
-})
 
 /**
  * Validates a value against a schema of a definition; returns problems with paths below the value. Empty without a
@@ -27,7 +20,7 @@ export async function valueProblems(
 ): Promise<Problem[]> {
   if (schema === null) return []
   try {
-    const [problems] = await schemaChecks(services).problems(graphSchema(projectId, schema), [value])
+    const [problems] = await schemaChecks(services).problems(lenientSchema(projectId, schema), [value])
     return wireProblems(problems, name)
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
@@ -63,7 +56,7 @@ export async function problemsOfSchemas(
   schemas: readonly [path: string, schema: object][],
   tenant: string,
 ): Promise<Problem[]> {
-  const refusals = await schemaChecks(services).refusals(schemas.map(([, schema]) => graphSchema(tenant, schema)))
+  const refusals = await schemaChecks(services).refusals(schemas.map(([, schema]) => lenientSchema(tenant, schema)))
   return refusals.flatMap((message, index) =>
     message === null ? [] : [{ code: 'SCHEMA_INVALID', path: schemas[index][0], message }],
   )

@@ -17,8 +17,8 @@ import { cyclesOf, type Graph, graphOf } from './graph.ts'
 import { statePath, statePathProblem } from './state-paths.ts'
 
 export const MAX_NODES = 500
-export const MAX_EDGES = 2000
-export const MAX_GRAPH_BYTES = 1024 * 1024
+const MAX_EDGES = 2000
+const MAX_GRAPH_BYTES = 1024 * 1024
 
 /** Limit of listed findings of each kind. */
 export const MAX_FINDINGS = 1000
@@ -89,15 +89,20 @@ export function validateGraph(definition: GraphDefinition): Findings {
 /** Returns the size problems of a definition; a definition above a limit is not validated further. */
 export function graphLimitProblems({ nodes, edges, state_schema, input_schema }: GraphDefinition): Problem[] {
   const bytes = Buffer.byteLength(JSON.stringify({ nodes, edges, state_schema, input_schema }))
-  const counts: [path: string, what: string, has: number, most: number][] = [
+  return exceededLimits([
     ['nodes', 'items', nodes.length, MAX_NODES],
     ['edges', 'items', edges.length, MAX_EDGES],
     ['', 'bytes as JSON', bytes, MAX_GRAPH_BYTES],
-  ]
-  return counts.flatMap(([path, what, has, most]) =>
+  ])
+}
+
+type SizeLimit = [path: string, what: string, has: number, most: number]
+
+/** Returns a problem for each exceeded limit. */
+export const exceededLimits = (limits: readonly SizeLimit[]): Problem[] =>
+  limits.flatMap(([path, what, has, most]) =>
     has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, has ${has}` }] : [],
   )
-}
 
 function checkIds(nodes: readonly Node[], found: FindingList): void {
   const first = new Map<unknown, number>()

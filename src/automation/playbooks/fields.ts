@@ -34,7 +34,7 @@ export type StepField = {
 const notBranch = [...MACHINE_TYPES, 'require_approval', 'wait', 'manual'] as const
 
 /** All fields of steps, except key, title and type. */
-export const STEP_FIELDS = {
+const STEP_FIELDS = {
   instructions: { about: 'Instructions for people, in Markdown', schema: z.string().max(20_000) },
   when: {
     about: 'Expression; the step is skipped if it is false',

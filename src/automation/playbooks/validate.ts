@@ -2,7 +2,7 @@ import type { Problem } from '../../core/api/errors.ts'
 import { validationProblems } from '../../core/api/validate.ts'
 import { expressionProblem, isObject, isReservedName, operationOf } from '../../core/expressions/evaluate.ts'
 import { pathsOf, unknownOperators } from '../../core/expressions/references.ts'
-import { FindingList, isMissing, quoteName } from '../orchestrations/validate.ts'
+import { exceededLimits, FindingList, isMissing, quoteName } from '../orchestrations/validate.ts'
 import { patternProblem } from '../triggers/events.ts'
 import {
   END,
@@ -53,13 +53,10 @@ export function validatePlaybook(definition: PlaybookDefinition): Problem[] {
 export function playbookLimitProblems(definition: PlaybookDefinition): Problem[] {
   const { steps } = definition
   const bytes = Buffer.byteLength(JSON.stringify(definition))
-  const counts: [path: string, what: string, has: number, most: number][] = [
+  return exceededLimits([
     ['steps', 'items', steps.length, MAX_STEPS],
     ['', 'bytes as JSON', bytes, MAX_DEFINITION_BYTES],
-  ]
-  return counts.flatMap(([path, what, has, most]) =>
-    has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, has ${has}` }] : [],
-  )
+  ])
 }
 
 function checkStep(step: PlaybookStep, index: number, positions: KeyPositions, found: FindingList): void {

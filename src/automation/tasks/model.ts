@@ -11,7 +11,7 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 export const TASK_STATUSES = ['open', 'closed'] as const
 export const AUTOMATION_STATUSES = ['running', 'completed', 'failed', 'unrouted', 'paused'] as const
-export const ACTIVE_KINDS = ['generation', 'orchestration_run', 'tool_call', 'trigger_firing'] as const
+const ACTIVE_KINDS = ['generation', 'orchestration_run', 'tool_call', 'trigger_firing'] as const
 
 export const PAYLOAD_BYTES = 256 * 1024
 /** Nesting limit of request bodies. */

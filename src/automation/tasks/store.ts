@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './task-change.ts'
@@ -180,10 +180,8 @@ export const readAutomationDepth = (
               where r.id = ${work.id})`
     }`)
 
-const countRow = sql.type(z.object({ count: z.int() }))
-
 /** Counts the open tasks of a workflow. By tasks_open. */
 export const countOpen = (db: Queryable, workflowId: string): Promise<number> =>
   db.oneFirst(
-    countRow`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
+    countStatement`select count(*)::integer as count from tasks where workflow_id = ${workflowId} and status = 'open'`,
   )

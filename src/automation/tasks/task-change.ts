@@ -106,13 +106,13 @@ const ACTIVE_KIND: Record<DispatchKind, ActiveDispatch['kind']> = {
 }
 
 /** Whether the task has a row of `task_dispatches`. */
-export const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>): boolean =>
+const hasDispatch = ({ automation_status }: Pick<TaskRow, 'automation_status'>): boolean =>
   automation_status === 'running' || automation_status === 'paused'
 
 /** Returns `active_dispatch` of the task record for a started dispatch. */
-export const activeDispatch = (state: WorkflowState, attempt: number, id: string | null = null): ActiveDispatch => ({
+export const activeDispatch = (state: WorkflowState, attempt: number): ActiveDispatch => ({
   kind: ACTIVE_KIND[state.on_enter?.dispatch.kind as DispatchKind],
-  id,
+  id: null,
   status: 'running',
   ...(state.on_enter?.retry ? { attempt } : {}),
 })

@@ -77,14 +77,12 @@ export type NewFiring = Pick<
   skipped?: boolean
 }
 
-const idRow = sql.type(z.object({ id: z.string() }))
-
 /** Measured bytes per firing in addition to its contents: row overhead with free page space, and index entries. */
 const ROW_BYTES = 1400
 
 /** Inserts firings in one statement and returns the ids of those whose key is new. Unique index trigger_firings_key. */
 export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Promise<readonly string[]> =>
-  db.anyFirst(idRow`
+  db.anyFirst(idStatement`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, causation_chain,
       event_id, scheduled_for, root_id, state, error, due_at, completed_at)
     select f.id, f.project_id, f.trigger_id, f.source, f.target_type, f.input, f.idempotency_key,
@@ -115,7 +113,8 @@ export async function findFiring(db: Queryable, id: string): Promise<FiringWithT
 
 /** Locks a firing if it is still queued. Returns whether it is. */
 export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOne(idRow`select id from trigger_firings where id = ${id} and state = 'queued' for update`)) !== null
+  (await db.maybeOne(idStatement`select id from trigger_firings where id = ${id} and state = 'queued' for update`)) !==
+  null
 
 /** Stores the work that a firing has started. */
 export const recordStartedWork = (db: Queryable, id: string, resultId: string, result: FiringResult) =>

@@ -4,11 +4,10 @@ import type { Context } from '../../core/api/operation.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
-import { schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSharedTools } from '../../execution/tools/resolve.ts'
 import { listAccessibleIds, requireReferencePermissions } from '../orchestrations/references.ts'
-import { graphSchema } from '../orchestrations/schemas.ts'
 import { truncateProblems } from '../orchestrations/validate.ts'
 import type { WorkflowDefinition } from './definition.ts'
 import { targetField } from './definition.ts'
@@ -53,7 +52,7 @@ export async function requireValidWorkflow(
 /** Returns the problem of an invalid payload schema. */
 export async function schemaProblems(services: Services, project: string, schema: unknown): Promise<Problem[]> {
   if (!isObject(schema)) return []
-  const [message] = await schemaChecks(services).refusals([graphSchema(project, schema)])
+  const [message] = await schemaChecks(services).refusals([lenientSchema(project, schema)])
   return message === null ? [] : [{ code: 'PAYLOAD_SCHEMA_INVALID', path: 'payload_schema', message }]
 }
 

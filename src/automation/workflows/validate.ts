@@ -1,6 +1,6 @@
 import type { Problem } from '../../core/api/errors.ts'
 import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
-import { FindingList, quoteName } from '../orchestrations/validate.ts'
+import { exceededLimits, FindingList, quoteName } from '../orchestrations/validate.ts'
 import {
   DISPATCH_KINDS,
   type DispatchKind,
@@ -62,14 +62,11 @@ export function validateWorkflow(definition: UncheckedWorkflow): { problems: Pro
 
 function limitProblems({ states, transitions, payload_schema }: UncheckedWorkflow): Problem[] {
   const bytes = Buffer.byteLength(JSON.stringify({ states, transitions, payload_schema }))
-  const counts: [path: string, what: string, has: number, most: number][] = [
+  return exceededLimits([
     ['states', 'items', states.length, MAX_STATES],
     ['transitions', 'items', transitions.length, MAX_TRANSITIONS],
     ['', 'bytes as JSON', bytes, MAX_WORKFLOW_BYTES],
-  ]
-  return counts.flatMap(([path, what, has, most]) =>
-    has > most ? [{ code: 'LIMIT_EXCEEDED', path, message: `must have at most ${most} ${what}, has ${has}` }] : [],
-  )
+  ])
 }
 
 /** Returns the names in a list; reports missing and duplicate names. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { pageResult } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import {
   hasVector,
@@ -172,7 +172,6 @@ const UnembeddedChunk = z.object({
 export type UnembeddedChunk = z.output<typeof UnembeddedChunk>
 
 const unembeddedRow = sql.type(UnembeddedChunk)
-const idRow = sql.type(z.object({ id: z.string() }))
 const configRow = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 
 /**
@@ -199,7 +198,7 @@ export const listChunksToEmbed = (
 
 /** Returns the IDs of chunks that still exist. */
 export const findExistingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
-  new Set(await db.anyFirst(idRow`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
+  new Set(await db.anyFirst(idStatement`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
 
 /** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
 export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>

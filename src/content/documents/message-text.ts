@@ -1,7 +1,6 @@
 import { createHash } from 'node:crypto'
-import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { fileKind } from '../files/model.ts'
 import { RESERVED } from '../paths.ts'
 import type { DocumentAuthor } from './model.ts'
@@ -11,7 +10,6 @@ import type { DocumentAuthor } from './model.ts'
  * them. They are ready immediately, have no chunks and emit no events.
  */
 
-const idRow = sql.type(z.object({ id: z.string() }))
 const SYSTEM_AUTHOR: DocumentAuthor = { type: 'system', id: null }
 
 /** CTEs that insert the text of a new message: file, document, version 1 and text. */
@@ -59,7 +57,7 @@ export const documentExists = (documentId: string): Fragment =>
 
 /** Locks the message texts among the given documents, in order of ID, and returns their IDs. Index: primary key. */
 export const lockMessageTexts = (tx: Queryable, documentIds: Fragment): Promise<readonly string[]> =>
-  tx.anyFirst(idRow`
+  tx.anyFirst(idStatement`
     select d.id from documents d where d.id in (${documentIds}) and d.kind = 'message' order by d.id for update`)
 
 /** Deletes message texts with their files, except where the condition `isKept` over `d.id` is true. */

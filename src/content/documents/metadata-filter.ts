@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 import { allOf, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
 
 const MAX_FIELDS = 20
 const MAX_VALUES = 100
@@ -21,9 +22,6 @@ function refuse(message: string, field?: string): never {
     meta: { ...(field === undefined ? {} : { field }), problems: [{ code: 'INVALID_VALUE', path, message }] },
   })
 }
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
  * Parses the metadata filter of lists and searches. Raises VALIDATION_FAILED with the invalid field in `meta.field`.

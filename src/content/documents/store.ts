@@ -1,13 +1,12 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
 import { type ChunkOptions, type ChunkParts, chunkCtes, type NewChunk } from '../chunks/store.ts'
 import { type FileRow, raisePathConflict } from '../files/model.ts'
 import { fileInsert, type NewFile } from '../files/store.ts'
 import { type DocumentAuthor, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
-const idRow = sql.type(z.object({ id: z.string() }))
 const documentWithTextRow = sql.type(DocumentRow.extend({ content: z.string().nullable() }))
 const textRow = sql.type(StoredText)
 const versionRow = sql.type(DocumentVersionRow)
@@ -118,7 +117,7 @@ function documentCtes(
 
 /** Returns the ID of the document of a file. Index documents_file_id_key. */
 export const findDocumentOfFile = (db: Queryable, fileId: string): Promise<string | null> =>
-  db.maybeOneFirst(idRow`select id from documents where file_id = ${fileId}`)
+  db.maybeOneFirst(idStatement`select id from documents where file_id = ${fileId}`)
 
 /** Locks and returns a document; every write takes this lock. */
 export const lockDocument = (db: Queryable, id: string): Promise<DocumentRow | null> => documentKind.find(db, id, true)

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { hasVector, VECTOR_SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 
@@ -29,12 +29,10 @@ export type Owner = z.output<typeof Owner>
 
 const ownerRow = sql.type(Owner)
 const waitingRow = sql.type(Owner.extend({ embed_since: z.string() }))
-const countRow = sql.type(z.object({ count: z.int() }))
-const idRow = sql.type(z.object({ id: z.string() }))
 
 /** Counts documents of other spaces that match a condition over the alias `t`. Index documents_space. */
 export const countOtherSpaceDocuments = (db: Queryable, space: Space, visible: Fragment): Promise<number> =>
-  db.oneFirst(countRow`
+  db.oneFirst(countStatement`
     select count(*) from documents t
     where t.chunk_count > 0 and (t.space_id < ${space.id} or t.space_id > ${space.id}) and ${visible}`)
 
@@ -80,7 +78,9 @@ export const expireWaits = async (db: Queryable, before: Date): Promise<number> 
 
 /** Locks documents in order of ID. Every change of chunks holds the lock of the document. */
 export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Promise<void> => {
-  await tx.query(idRow`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`)
+  await tx.query(
+    idStatement`select id from documents where id = any(${sql.array([...ids], 'text')}) order by id for update`,
+  )
 }
 
 /**

@@ -50,7 +50,7 @@ export const FileRow = z.object({
 export type FileRow = z.output<typeof FileRow>
 
 /** Columns of a file with alias `t`. Index documents_file_id_key for the document. */
-export const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.filename, t.content_type, t.size,
+const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.filename, t.content_type, t.size,
   encode(t.sha256, 'hex') as sha256, t.storage, t.location, t.metadata, t.tags,
   (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
 

@@ -11,7 +11,7 @@ export const NATIVE_EXTRACTION = ['first', 'skip'] as const
 export const FILE_DELIVERY = ['base64', 'download_url'] as const
 
 /** An ingestion rule in responses. */
-export const IngestionRule = record('IngestionRule', {
+const IngestionRule = record('IngestionRule', {
   enabled: z.boolean(),
   content_type_glob: z.string().describe('Media types that the rule applies to'),
   path_prefix: z.string().nullable(),

@@ -1,5 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
 import { storableText } from '../../core/api/storable-text.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
 import type { PageText } from '../chunks/model.ts'
 
 /** Maximum of an integer column. */
@@ -7,9 +8,6 @@ const MAX_PAGE = 2_147_483_647
 
 const raiseInvalidOutput = (path: string, message: string): never =>
   raise('CONVERTER_OUTPUT_INVALID', { message: `${path}: ${message}`, meta: { path } })
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
  * Parses the output of a converter: a string is page 1, `{ pages: [{ text, page_number }] }` are pages in order. A page

@@ -10,7 +10,7 @@ export const RESOURCE_TYPES = ['document', 'file'] as const
 export type SchemaResourceType = (typeof RESOURCE_TYPES)[number]
 
 /** A metadata schema in responses. */
-export const MetadataSchema = record('MetadataSchema', {
+const MetadataSchema = record('MetadataSchema', {
   resource_type: z.enum(RESOURCE_TYPES),
   path_prefix: z.string(),
   schema: z.record(z.string(), z.unknown()).describe('JSON Schema'),

@@ -1,8 +1,7 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Location, StagedBytes } from './backend.ts'
 
-const idRow = sql.type(z.object({ id: z.string() }))
 const blobRow = sql.type(z.object({ size: z.int(), chunk_bytes: z.int() }))
 const sliceRow = sql.type(z.object({ bytes: z.string() }))
 const existsRow = sql.type(z.object({ '?column?': z.int() }))
@@ -102,7 +101,7 @@ export const deleteStagedBlob = (db: Queryable, id: string) =>
 
 /** Lists blobs that were staged before a time and never committed. Index file_blobs_staging. */
 export const listAbandonedUploads = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(idRow`
+  db.anyFirst(idStatement`
     select id from file_blobs where state = 'staging' and created_at < ${before.toISOString()}::timestamptz
     order by created_at limit ${limit}`)
 
@@ -111,7 +110,7 @@ export const listAbandonedUploads = (db: Queryable, before: Date, limit: number)
  * snapshot contains only one of them. Joins all blobs with files_location: for sweeps only.
  */
 export const listOrphanedBlobs = (db: Queryable, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(idRow`
+  db.anyFirst(idStatement`
     select b.id from file_blobs b
     where b.state = 'committed' and not exists (select 1 from files f where f.location = b.id::text)
     limit ${limit}`)

@@ -45,7 +45,7 @@ const BUSY_MS = 50
 const MAX_COMMIT_DELAY_MS = 120_000
 
 /** Returns an entry as text that does not depend on the order of keys in its detail. */
-export const canonicalEntry = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
+const canonicalEntry = (entry: AuditEntry): string => canonicalJson(auditEntryKind.present(entry))
 
 /** Returns the chained hash of an entry. */
 export const entryHash = (previous: Buffer, entry: AuditEntry): Buffer =>

@@ -1,10 +1,7 @@
-import { z } from 'zod'
 import { idFloor } from '../../core/api/ids.ts'
 import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/event-envelopes.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { eventKind } from './model.ts'
-
-const eventIdRow = sql.type(z.object({ id: z.string() }))
 
 const envelopeRow = sql.type(StoredEnvelope)
 
@@ -23,7 +20,7 @@ export async function lockEventText(db: Queryable, id: string): Promise<string> 
  * Locks up to `limit` dispatched events created before `before`, oldest first. Primary key: ids are ordered by time.
  */
 export const lockExpiredEvents = (db: Queryable, before: Date, limit: number): Promise<readonly string[]> =>
-  db.anyFirst(eventIdRow`
+  db.anyFirst(idStatement`
     select id from events where id < ${idFloor(eventKind.prefix, before)} and dispatched_at is not null
     order by id limit ${limit} for update skip locked`)
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { QUOTA_METRICS, QUOTA_MODES, QUOTA_SCOPES, type QuotaRow, quotaKind } from './model.ts'
 import { QUOTA_WINDOWS } from './windows.ts'
 
@@ -93,12 +93,10 @@ export const listStorageQuotas = (
     where q.project_id = ${projectId} and q.scope = 'project' and q.metric = 'storage_bytes'
     order by q.id`)
 
-const countRow = sql.type(z.object({ count: z.int() }))
-
 /** Returns the counter of a quota in a window (primary key of quota_counters). */
 export const readCounter = async (db: Queryable, id: string, windowKey: string): Promise<number> =>
   (await db.maybeOneFirst(
-    countRow`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
+    countStatement`select count from quota_counters where quota_id = ${id} and window_key = ${windowKey}`,
   )) ?? 0
 
 /** Locks a quota to advance its marks; the lock mode does not block foreign key checks. */

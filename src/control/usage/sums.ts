@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 
@@ -152,8 +152,6 @@ export const listUnpricedRows = (
     where c.billable and c.quantity > 0 and c.unit_price is null
     order by 1, 2, 3 limit ${MAX_ROWS}`)
 
-const countRow = sql.type(z.object({ count: z.int() }))
-
 /**
  * Merges the sums that concurrent transactions wrote to separate shards, hour by hour. Returns the number of removed
  * rows.
@@ -166,7 +164,7 @@ export async function compactSums(
   let removed = 0
   for (let age = FINAL_AFTER_HOURS; age < COMPACTION_DAYS * 24 && !stopping.aborted; age++)
     removed += await pool.oneFirst(
-      countRow`select fold_usage(${new Date(now - age * HOUR_MS).toISOString()}::timestamptz) as count`,
+      countStatement`select fold_usage(${new Date(now - age * HOUR_MS).toISOString()}::timestamptz) as count`,
     )
   return removed
 }

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, record } from '../../core/api/record.ts'
 
-export const THRESHOLD_METRICS = ['cost_usd', 'tokens'] as const
-export const THRESHOLD_WINDOWS = ['calendar_month', 'rolling_24h'] as const
+const THRESHOLD_METRICS = ['cost_usd', 'tokens'] as const
+const THRESHOLD_WINDOWS = ['calendar_month', 'rolling_24h'] as const
 
 const fields = {
   metric: z.enum(THRESHOLD_METRICS).describe('Compared quantity: cost, or input, cached and output tokens'),
@@ -13,7 +13,7 @@ const fields = {
   threshold: z.number().positive('must be greater than 0').describe('Value at which the event is emitted'),
 }
 
-export const UsageThreshold = record(
+const UsageThreshold = record(
   'UsageThreshold',
   {
     ...fields,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeExpr } from './model.ts'
 
@@ -17,7 +17,6 @@ export type WebhookSubscriber = z.output<typeof WebhookSubscriber>
 const WebhookTarget = z.object({ webhook_id: z.string(), project_id: z.string() })
 export type WebhookTarget = z.output<typeof WebhookTarget>
 
-const idRow = sql.type(z.object({ id: z.string() }))
 const targetRow = sql.type(WebhookTarget)
 
 const undispatched = sql.fragment`e.dispatched_at is null and not e.dispatch_deferred`
@@ -133,7 +132,7 @@ export async function completeDispatch(
 
 /** Excludes the next undispatched events from batches, for individual dispatch; returns their ids. */
 export async function deferDispatch(db: Queryable, limit: number): Promise<readonly string[]> {
-  return db.anyFirst(idRow`
+  return db.anyFirst(idStatement`
     update events set dispatch_deferred = true
     where id = any (array(select n.id from (${nextUndispatched(limit)}) n))
     returning id`)
@@ -309,7 +308,7 @@ export async function recordOutcomes(
   releases: readonly { webhook_id: string; slot: number }[],
 ): Promise<Set<string>> {
   const succeeded = [...new Set(outcomes.filter(item => item.status === 'completed').map(item => item.webhook_id))]
-  const ids = await db.anyFirst(idRow`
+  const ids = await db.anyFirst(idStatement`
     with released as (
       update webhook_slots s set holder = null, lease_expires_at = null
       from ${sql.unnest(
@@ -358,7 +357,7 @@ export async function countFailures(
   now: Date,
   { limit, since }: { limit: number; since: Date },
 ): Promise<readonly string[]> {
-  return db.anyFirst(idRow`
+  return db.anyFirst(idStatement`
     with locked as (
       select w.id from webhooks w where w.id = any (${sql.array([...failures.keys()], 'text')})
       order by w.id for no key update

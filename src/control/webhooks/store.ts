@@ -2,14 +2,20 @@ import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import type { Values } from '../../core/api/kind.ts'
 import { timeRangeCondition } from '../../core/api/lists.ts'
-import { allOf, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import {
+  allOf,
+  countStatement,
+  type Fragment,
+  idStatement,
+  type Queryable,
+  sql,
+  voidStatement,
+} from '../../core/db/sql.ts'
 import { type DeliveryRow, deliveryKind, envelopeExpr, type WebhookRow, webhookKind } from './model.ts'
 
 /** Most concurrent attempts per webhook over all workers. */
 export const SLOTS_PER_WEBHOOK = 5
 
-const countRow = sql.type(z.object({ count: z.int() }))
-const deliveryIdRow = sql.type(z.object({ id: z.string() }))
 const eventIdRow = sql.type(z.object({ event_id: z.string() }))
 
 /**
@@ -18,7 +24,7 @@ const eventIdRow = sql.type(z.object({ event_id: z.string() }))
  */
 export async function countLockedWebhooks(db: Queryable, projectId: string): Promise<number> {
   await db.query(voidStatement`select from projects where id = ${projectId} for no key update`)
-  return db.oneFirst(countRow`select count(*) from webhooks where project_id = ${projectId}`)
+  return db.oneFirst(countStatement`select count(*) from webhooks where project_id = ${projectId}`)
 }
 
 /** Inserts a webhook and its slots. */
@@ -73,7 +79,7 @@ export async function listRedeliverable(
   filter: { webhook_id: string; status: string; event_type?: string; from: Date | null; to: Date | null },
   limit: number,
 ): Promise<readonly string[]> {
-  return db.anyFirst(deliveryIdRow`
+  return db.anyFirst(idStatement`
     select t.id from webhook_deliveries t
     where ${allOf([
       sql.fragment`t.webhook_id = ${filter.webhook_id} and t.status = ${filter.status}`,

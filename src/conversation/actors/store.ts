@@ -1,21 +1,18 @@
-import { z } from 'zod'
 import type { Values } from '../../core/api/kind.ts'
 import type { ExistingRow } from '../../core/api/resource.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Queryable, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { type ActorRow, actorKind } from './model.ts'
 
 /** Returns the actor with an external id, with a lock against its deletion. By actors_external_id. */
-export const findByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
+const findByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
   db.maybeOne(actorKind.sql`
     select ${actorKind.columns} from actors t
     where t.project_id = ${projectId} and t.external_id = ${externalId} for key share of t`)
 
-const countRow = sql.type(z.object({ count: z.int() }))
-
 /** Returns the number of messages of an actor. By conversation_messages_actor. */
 export const countMessages = (db: Queryable, id: string): Promise<number> =>
-  db.oneFirst(countRow`select count(*) from conversation_messages where actor_id = ${id}`)
+  db.oneFirst(countStatement`select count(*) from conversation_messages where actor_id = ${id}`)
 
 /** Reassigns messages, turns and conversations of an actor to another one. */
 export const reassignActor = (db: Queryable, from: string, to: string) =>

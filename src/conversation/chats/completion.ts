@@ -195,7 +195,7 @@ function streamCompletion(
  * Converts the messages of a request for the model.
  * @throws SYSTEM_MESSAGE_NOT_ALLOWED before all other checks, VALIDATION_FAILED
  */
-export function convertMessages({ messages }: Pick<CompletionBody, 'messages'>): UnresolvedMessage[] {
+function convertMessages({ messages }: Pick<CompletionBody, 'messages'>): UnresolvedMessage[] {
   if (messages.some(({ role }) => role === 'system' || role === 'developer')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
   const problems: Problem[] = []
   const called = new Map<string, string>()

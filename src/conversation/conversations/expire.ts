@@ -106,7 +106,7 @@ const isIdle = (cutoff: string): Fragment => sql.fragment`
       and (g.completed_at is null or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))`
 
 /** Returns the next conversations of a project that can be deleted, oldest first. By conversations_project. */
-export const listExpiredConversations = (
+const listExpiredConversations = (
   db: Queryable,
   { id, cutoff }: ExpiringProject,
   after: ExpiredConversation | null,
@@ -120,7 +120,7 @@ export const listExpiredConversations = (
     order by t.created_at, t.id limit ${limit}`)
 
 /** Locks the conversations that can still be deleted; locked ones are left to the next sweep. */
-export async function lockExpiredConversations(
+async function lockExpiredConversations(
   tx: Queryable,
   { cutoff }: ExpiringProject,
   ids: readonly string[],

@@ -65,7 +65,7 @@ export const ConversationPatch = patchBody(
 )
 
 /** Text of a message, at most 262,144 characters. */
-export const MessageText = z.string().min(1).max(262_144)
+const MessageText = z.string().min(1).max(262_144)
 
 /** Content of a message; a body has exactly one of the two. */
 export const messageSourceFields = {

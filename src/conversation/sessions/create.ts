@@ -31,7 +31,7 @@ async function findSessionAgent(tx: Tx, projectId: string, id: string): Promise<
 }
 
 /** Like findSessionAgent. @throws AGENT_NOT_FOUND */
-export const requireSessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
+const requireSessionAgent = async (tx: Tx, projectId: string, id: string): Promise<AgentRow> =>
   (await findSessionAgent(tx, projectId, id)) ?? raise('AGENT_NOT_FOUND', { meta: { id } })
 
 /**
@@ -69,7 +69,7 @@ export async function requireSingleSession(tx: Tx, agentId: string, actorId: str
 type NewSession = Omit<SessionValues, 'id' | 'conversation_id'>
 
 /** Inserts a session with an empty conversation. The caller emits the events with `emitCreated` afterwards. */
-export async function insertSessionWithConversation(
+async function insertSessionWithConversation(
   tx: Tx,
   values: NewSession,
 ): Promise<{ session: SessionRow; conversation: ConversationRow }> {
@@ -80,7 +80,7 @@ export async function insertSessionWithConversation(
   return { session, conversation }
 }
 
-export function emitCreated(tx: Tx, session: SessionRow, conversation: ConversationRow): void {
+function emitCreated(tx: Tx, session: SessionRow, conversation: ConversationRow): void {
   tx.emit(conversationKind, 'created', conversation)
   tx.emit(sessionKind, 'created', session)
 }

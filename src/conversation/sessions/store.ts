@@ -1,12 +1,11 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
-import { allOf, type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
 const { columns } = sessionKind
-const idRow = sql.type(z.object({ id: z.string() }))
 const generationIdRow = sql.type(z.object({ id: z.string().nullable() }))
 const countRow = sql.type(z.object({ message_count: z.int() }))
 
@@ -121,7 +120,7 @@ export const listOverdueSessions = (
 
 /** Locks the conversations of sessions, skipping locked ones, and returns the locked sessions. */
 export const tryLockSessions = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
-  db.anyFirst(idRow`
+  db.anyFirst(idStatement`
     select s.id from conversations c join sessions s on s.conversation_id = c.id
     where s.id = any(${sql.array([...ids], 'text')}) order by c.id for update of c skip locked`)
 
@@ -189,7 +188,7 @@ export const statusCondition = (statuses: readonly SessionStatus[] | undefined):
  * Returns an open session of one end user that conflicts with an open one of another, if their agent allows only one.
  */
 export const findPairConflict = (db: Queryable, from: string, to: string): Promise<string | null> =>
-  db.maybeOneFirst(idRow`
+  db.maybeOneFirst(idStatement`
     with open as (
       select t.id, t.agent_id, t.actor_id from sessions t
       where t.actor_id in (${from}, ${to}) and ${sessionStatus} = 'open'

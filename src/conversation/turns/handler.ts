@@ -23,7 +23,7 @@ import {
 } from './store.ts'
 
 /** Fallback for lost notifications: wakes conversations with due turns and without a message. */
-export const conversationSweep = workQueue('conversation.sweep', {
+const conversationSweep = workQueue('conversation.sweep', {
   message: z.object({}),
   concern: 'generation',
   retry: { limit: 0 },

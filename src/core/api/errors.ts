@@ -237,6 +237,11 @@ export function raiseInvalid(problems: Problem | Problem[]): never {
   })
 }
 
+/** Raises VALIDATION_FAILED for the value of one field. */
+export function raiseInvalidValue(path: string, message: string): never {
+  raiseInvalid({ code: 'INVALID_VALUE', path, message })
+}
+
 /** Returns the response body of an error. */
 export function errorBody(error: AppError, docsBaseUrl: string) {
   return {

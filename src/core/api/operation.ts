@@ -15,6 +15,10 @@ import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { EventStream } from './streams.ts'
 
+/** Returns the name of an operation as a tool: `getAgent` as `get-agent`. */
+export const toolNameOf = (id: string): string =>
+  id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`).replace(/^-/, '')
+
 /** Validated page and time bounds of a list. */
 export type Page = { limit: number; offset: number; from: Date | null; to: Date | null }
 

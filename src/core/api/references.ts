@@ -1,10 +1,7 @@
-import { z } from 'zod'
-import { type Queryable, sql } from '../db/sql.ts'
+import { idStatement, type Queryable, sql } from '../db/sql.ts'
 import { raise } from './errors.ts'
 import { grantSourceOf } from './grants.ts'
 import { inProject, isIdOf, type Kind, kinds } from './kind.ts'
-
-const idRow = sql.type(z.object({ id: z.string() }))
 
 /**
  * Protects the rows that the values of a row reference from deletion until the transaction ends. Raises the target's
@@ -38,7 +35,7 @@ export async function requireAll(
   const found =
     possible.length === 0
       ? []
-      : await db.anyFirst(idRow`
+      : await db.anyFirst(idStatement`
           select t.id from ${sql.identifier([target.table])} t
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
   const others = grantable && projectId !== null ? possible.filter(id => !found.includes(id)) : []

@@ -21,7 +21,7 @@ const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
 const MISSING_VALUE_CODES: readonly string[] = ['invalid_type', 'invalid_value', 'invalid_union']
 
 /** Converts zod issues to at most 100 problems; an unknown key has its own path. `value` is the parsed value. */
-export function problemsFromIssues(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
+function problemsFromIssues(issues: readonly Issue[], value: unknown, prefix = ''): Problem[] {
   const problems = issues.slice(0, MAX_PROBLEMS).flatMap((issue): Problem[] => {
     if (issue.code === 'unrecognized_keys') {
       return issue.keys.slice(0, MAX_PROBLEMS).map(key => ({

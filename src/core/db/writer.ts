@@ -74,9 +74,9 @@ export type Outbox = {
   afterCommit(action: () => void): void
   /**
    * Adds a write to the statement that writes the outbox, which saves a round trip. Its effects are not visible before
-   * the commit, not even to `beforeCommit`. In a nested transaction it runs at the end of the outer one and its failure
-   * fails the outer one. Two parts must not write the same row: PostgreSQL applies only one. `part` receives the
-   * condition under which it may write.
+   * the commit. In a nested transaction it runs at the end of the outer one and its failure fails the outer one. Two
+   * parts must not write the same row: PostgreSQL applies only one. `part` receives the condition under which it may
+   * write.
    */
   alongside(part: (guard: Fragment) => Fragment): void
 }
@@ -84,8 +84,6 @@ export type Outbox = {
 /** A transaction with its outbox, which commits with the rows. */
 export type Tx = Queryable &
   Outbox & {
-    /** Runs `action` at the end of the transaction, before the outbox is written. */
-    beforeCommit(action: (tx: Tx) => void | Promise<void>): void
     /** Runs `work` in a savepoint: if it throws, its writes and outbox are undone and the transaction can continue. */
     nested<T>(work: (tx: Tx) => Promise<T>): Promise<T>
   }
@@ -269,7 +267,6 @@ export function createWriter(options: {
     const notifications: Notification[] = []
     const messages: QueueMessage[] = []
     const after: (() => void)[] = []
-    const before: ((tx: Tx) => void | Promise<void>)[] = []
     const outbox: Outbox = {
       emit(source: EventSource<any>, verb: string, row: EventRow, overrides: EventData = {}) {
         if (row.project_id !== null) rows.events.push(makeEvent(source, verb, row, overrides, eventMaxBytes))
@@ -295,15 +292,12 @@ export function createWriter(options: {
         rows.parts.push(part)
       },
     }
-    return { rows, notifications, messages, after, before, outbox }
+    return { rows, notifications, messages, after, outbox }
   }
 
   const transactionOf = (connection: Transaction, collector: Collector): Tx =>
     // The connection's methods are on its prototype, which a spread would omit.
     Object.assign(Object.create(connection) as Queryable, collector.outbox, {
-      beforeCommit(action: (tx: Tx) => void | Promise<void>) {
-        collector.before.push(action)
-      },
       async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
         const inner = createCollector()
         const value = await connection.transaction(savepoint => work(transactionOf(savepoint, inner)))
@@ -314,7 +308,6 @@ export function createWriter(options: {
         collector.notifications.push(...inner.notifications)
         collector.messages.push(...inner.messages)
         collector.after.push(...inner.after)
-        collector.before.push(...inner.before)
         return value
       },
     })
@@ -340,7 +333,6 @@ export function createWriter(options: {
         last = collector
         const tx = transactionOf(connection, collector)
         const result = await work(tx)
-        for (const action of collector.before) await action(tx)
         const sends = messages.length > 0 ? await queues.sendCtes(messages) : []
         const writeLast = () => writeOutbox(connection, rows, sends ?? [])
         if (sends !== null) notifications.push(...(await sendWithCommit(writeLast)))

@@ -106,10 +106,9 @@ export function checkPolicyDocument(document: unknown, catalogue: Catalogue, pat
  * Compiles a stored document. Names removed from the catalogue never match. A statement with an unknown condition operator or
  * key never matches if it is an Allow, and matches without conditions if it is a Deny. An unparsable document is
  * `valid: false`. Size limits apply only to writes.
- * @param catalogue resolves `agents:<Name>` aliases, see canonicalActions
  */
-export function compileDocument(document: unknown, catalogue?: KnownActions): CompiledDocument {
-  const reader = new Reader(null, catalogue)
+export function compileDocument(document: unknown): CompiledDocument {
+  const reader = new Reader(null)
   const statements = reader.document(document, '')
   return reader.problems.length > 0 ? { valid: false, statements: [] } : { valid: true, statements }
 }
@@ -127,11 +126,9 @@ function quoted(value: unknown): string {
 class Reader {
   readonly problems: PolicyProblem[] = []
   readonly catalogue: Catalogue | null
-  readonly aliases: KnownActions | undefined
 
-  constructor(catalogue: Catalogue | null, aliases: KnownActions | undefined = catalogue ?? undefined) {
+  constructor(catalogue: Catalogue | null) {
     this.catalogue = catalogue
-    this.aliases = aliases
   }
 
   problem(code: string, path: string, message: string): void {
@@ -238,7 +235,7 @@ class Reader {
       prefixes.push(`${module}:${name}`)
       return true
     }
-    const canonical = canonicalActions(action, this.aliases)
+    const canonical = canonicalActions(action, this.catalogue ?? undefined)
     if (this.catalogue && !canonical.every(each => this.hasAction(each))) return false
     for (const each of canonical) exact.add(each)
     return true

@@ -283,6 +283,7 @@ export async function openQueues(options: {
   const start = async (more: ConstructorOptions & { idleTimeoutMillis?: number }) => {
     const boss = new PgBoss({
       connectionString: options.databaseUrl,
+      // An option of pg's pool, which pg-boss passes on; its type lacks it.
       ...{ Client: DatabaseClient },
       application_name: options.applicationName ?? 'muster-queue',
       schema,

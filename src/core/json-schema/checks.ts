@@ -129,6 +129,13 @@ function refusalReason(outcome: SchemaOutcome, values: readonly string[]): strin
   return outcome.broke === 'time' ? 'takes too long to compile' : 'takes too much memory to compile'
 }
 
+/** Returns a schema whose formats are annotations and whose unknown keywords are ignored. */
+export const lenientSchema = (project: string, schema: unknown): SchemaOf => ({
+  project,
+  text: JSON.stringify(schema),
+  rules: { strict: false },
+})
+
 const keyOf = ({ project, text, rules }: SchemaOf): string =>
   `${project} ${rules.strict} ${hash('sha256', text, 'base64')}`
 

@@ -23,7 +23,6 @@ type FaultPoint =
   | 'approval_executing'
   | 'approval_called'
   | 'approval_executed'
-  | 'decision_claimed'
   | 'decision_answered'
   | 'exception_filed'
   | 'content_expired'
@@ -31,7 +30,6 @@ type FaultPoint =
   | 'conversations_expired'
   | 'content_erased'
   | 'knowledge_kept'
-  | 'firing_claimed'
   | 'firing_answered'
   | 'firing_facts'
   | 'firing_fact_written'
@@ -59,9 +57,7 @@ type FaultPoint =
   | 'event_judged'
   | 'event_taken'
   | 'event_answered'
-  | 'export_claimed'
   | 'export_staged'
-  | 'export_completed'
   | 'request_carried_out'
 
 /**

@@ -5,7 +5,7 @@ const OTHER = 'other'
  * Limits the values of a metric label that callers choose, such as model names: each group has a maximum number of values in
  * total and per project, and further values become `other`. This bounds the size of /metrics and the memory of a scraper.
  */
-export class LabelValues {
+class LabelValues {
   readonly #max: number
   readonly #maxPerProject: number
   readonly #groups = new Map<string, { values: Set<string>; counts: Map<string, number> }>()

@@ -270,9 +270,8 @@ function parseInputCell(text: string): unknown {
 const FORMULA = /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/
 
 /** Escapes a text that spreadsheets would interpret as a formula; unescapeFormula reverses it. */
-export const escapeFormula = (text: string): string => (FORMULA.test(text) ? `'${text}` : text)
-export const unescapeFormula = (text: string): string =>
-  text.startsWith("'") && FORMULA.test(text) ? text.slice(1) : text
+const escapeFormula = (text: string): string => (FORMULA.test(text) ? `'${text}` : text)
+const unescapeFormula = (text: string): string => (text.startsWith("'") && FORMULA.test(text) ? text.slice(1) : text)
 
 /**
  * Returns a single user message as its text, unless the text would parse as an array; otherwise the messages as JSON.

@@ -44,7 +44,7 @@ export type ItemTurnMessage = z.output<typeof Message>
 /** Most characters of an expected output. */
 const MAX_EXPECTED_CHARS = 1_048_576
 
-export const itemFields = {
+const itemFields = {
   input: z.array(Message).min(1).max(500).describe('Input messages for the agent, oldest first'),
   expected_output: z
     .string()

@@ -1,5 +1,5 @@
 import { definitionOf } from '../../core/api/authors.ts'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { raise, raiseInvalidValue } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { narrowAuthority } from '../../core/iam/authority.ts'
@@ -30,9 +30,6 @@ export type EvalStart = {
 }
 
 const WAITED_PRIORITY = 1
-
-const raiseInvalidValue = (path: string, message: string): never =>
-  raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
  * Creates a queued run with its items and their messages.

@@ -232,15 +232,13 @@ export const findItemState = (db: Queryable, id: string) =>
     select state from eval_results t
     where id = ${id} and (state <> 'asked' or exists (select from generations g where g.id = t.generation_id))`)
 
-const resultIdRow = sql.type(z.strictObject({ id: z.string() }))
-
 /** Lists unerased results copied from an end user, after an id, of runs created up to `until`. */
 export const listResultsOfEndUser = (
   db: Queryable,
   endUser: EndUser,
   { until, after, limit }: { until: string; after: string; limit: number },
 ): Promise<readonly string[]> =>
-  db.anyFirst(resultIdRow`
+  db.anyFirst(idStatement`
     select t.id from eval_results t join eval_runs r on r.id = t.eval_run_id
     where t.id in (${copiedRowIds('eval_results', endUser)}) and t.project_id = ${endUser.project_id}
       and r.created_at <= ${until}::timestamptz and t.input::text <> '[]' and t.id > ${after}

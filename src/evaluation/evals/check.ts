@@ -1,5 +1,5 @@
 import { embedderOf } from '../../content/embeddings/embedder.ts'
-import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { AppError, raise, raiseInvalidValue } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
@@ -30,9 +30,6 @@ export type ScorerReferences = {
   ai_provider_ids: string[]
   inherits_route: boolean
 }
-
-const raiseInvalidValue = (path: string, message: string): never =>
-  raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /**
  * Checks scorers against an agent, and locks the resources that they refer to until the transaction ends.

@@ -5,14 +5,14 @@ import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import { checkAgentKnowledge } from './knowledge.ts'
 import { AgentConfig, type AgentRow, agentKind } from './model.ts'
-import { checkOutputSchema, outputSchema } from './schema.ts'
+import { checkOutputSchema } from './schema.ts'
 
 const findProject = (db: Queryable, id: string): Promise<{ trace_content_mode: string } | null> =>
   kinds.get('project').find(db, id)
@@ -105,7 +105,7 @@ export const compileSchemas = ({
       project,
       (tool_bindings ?? []).map(({ tool }) => tool),
     ),
-    ...(output_schema == null ? [] : [outputSchema(project as string, output_schema)]),
+    ...(output_schema == null ? [] : [lenientSchema(project as string, output_schema)]),
   ])
 
 /** Permissions that references in a configuration require. */

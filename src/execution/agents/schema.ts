@@ -1,14 +1,7 @@
 import { type Problem, raise } from '../../core/api/errors.ts'
-import { SchemaError, type SchemaOf, schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
-
-/** Returns the check input of an output schema: formats are annotations, unknown keywords are ignored. */
-export const outputSchema = (project: string, schema: unknown): SchemaOf => ({
-  project,
-  text: JSON.stringify(schema),
-  rules: { strict: false },
-})
 
 /**
  * Validates a JSON Schema (draft-07 or 2020-12) in the transaction that writes it, and returns it typed.
@@ -19,7 +12,7 @@ export async function checkOutputSchema(
   projectId: string,
   schema: unknown,
 ): Promise<Record<string, unknown>> {
-  await raiseSchemaError(schemaChecks(services).check(outputSchema(projectId, schema)))
+  await raiseSchemaError(schemaChecks(services).check(lenientSchema(projectId, schema)))
   return schema as Record<string, unknown>
 }
 
@@ -35,7 +28,7 @@ export async function outputProblems(
   signal?: AbortSignal,
 ): Promise<Problem[]> {
   const [problems] = await raiseSchemaError(
-    schemaChecks(services).problems(outputSchema(projectId, schema), [value], { signal }),
+    schemaChecks(services).problems(lenientSchema(projectId, schema), [value], { signal }),
   )
   return wireProblems(problems)
 }

@@ -135,14 +135,7 @@ async function call(attempt: FollowUpAttempt, used: UsageDraft[]): Promise<Appro
 }
 
 /** Returns the usage attribution of an approved call. */
-export const callMetering = ({
-  id,
-  agent_id,
-  generation_id,
-  session_id,
-  orchestration_run_id,
-  node_id,
-}: ApprovalRow) => ({
+const callMetering = ({ id, agent_id, generation_id, session_id, orchestration_run_id, node_id }: ApprovalRow) => ({
   source: 'approval' as const,
   record: id,
   agent_id,

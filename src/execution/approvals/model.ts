@@ -13,7 +13,7 @@ export const APPROVAL_STATUSES = ['pending', 'approved', 'rejected', 'expired'] 
 const jsonObject = z.record(z.string(), z.unknown())
 const nullableText = z.string().nullable()
 
-export const ProposedAction = z
+const ProposedAction = z
   .object({
     tool_id: z.string().nullable().describe('Null for a tool defined inline in a binding'),
     tool_name: z.string().describe('Name of the tool to call'),

@@ -5,11 +5,10 @@ import { storableText } from '../../core/api/storable-text.ts'
 import type { Outbox } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { requirePerson } from '../../core/iam/access.ts'
-import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Callable } from '../tools/call-types.ts'
-import { parametersSchema } from '../tools/check-definition.ts'
 import { expireDue } from './expire.ts'
 import { enqueueFollowUp } from './follow-up.ts'
 import {
@@ -81,7 +80,7 @@ async function requireArguments(
   if (!schema) return
   try {
     const input = { ...value, ...tool.preset_parameters }
-    const [problems] = await schemaChecks(services).problems(parametersSchema(row.project_id, schema), [input])
+    const [problems] = await schemaChecks(services).problems(lenientSchema(row.project_id, schema), [input])
     if (problems.length > 0) refuse(wireProblems(problems, 'arguments'))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error

@@ -119,7 +119,6 @@ export const decisionWork = work({
   async run(attempt) {
     const { services } = attempt
     const used: UsageDraft[] = []
-    await injectFault(services, 'decision_claimed')
     let end: DecisionOutcome
     try {
       end = { answers: await answersOf(attempt, used) }

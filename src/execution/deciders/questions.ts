@@ -17,22 +17,26 @@ const Predicate = z.strictObject({
   instructions,
 })
 
+/** Refuses lists with duplicate values. */
+export const uniqueValues = <T extends { value: unknown }>(entries: z.ZodType<T[]>) =>
+  entries.superRefine((list, context) => {
+    for (const [index, { value }] of list.entries())
+      if (list.findIndex(other => other.value === value) < index)
+        context.addIssue({ code: 'custom', path: [index, 'value'], message: 'is a duplicate' })
+  })
+
 const Choice = z.strictObject({
   type: type('choice', 'Choice among options'),
   name,
   instructions,
-  choices: z
-    .array(
-      z.strictObject({ value: text('Value of the option, unique', 255), description: text('Meaning of the option') }),
-    )
-    .min(2)
-    .max(20)
-    .superRefine((choices, context) => {
-      for (const [index, { value }] of choices.entries())
-        if (choices.findIndex(other => other.value === value) < index)
-          context.addIssue({ code: 'custom', path: [index, 'value'], message: 'is a duplicate' })
-    })
-    .describe('Options'),
+  choices: uniqueValues(
+    z
+      .array(
+        z.strictObject({ value: text('Value of the option, unique', 255), description: text('Meaning of the option') }),
+      )
+      .min(2)
+      .max(20),
+  ).describe('Options'),
 })
 
 const Score = z.strictObject({

@@ -2,19 +2,11 @@ import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { parse, wirePath } from '../../core/api/validate.ts'
 import { parseJson } from '../../core/http/body.ts'
-import type { DecisionAnswer, Question } from './questions.ts'
+import { type DecisionAnswer, type Question, uniqueValues } from './questions.ts'
 
 /** Answers of a tool. */
 
 const share = z.number().min(0).max(1)
-
-/** Refuses lists with duplicate values. */
-const uniqueValues = <T extends { value: unknown }>(entries: z.ZodType<T[]>) =>
-  entries.superRefine((list, context) => {
-    for (const [index, { value }] of list.entries())
-      if (list.findIndex(other => other.value === value) < index)
-        context.addIssue({ code: 'custom', path: [index, 'value'], message: 'is a duplicate' })
-  })
 
 /** Returns the schema of a tool's answer to a question; fields of the record that the tool omits are added. */
 function answerSchema(question: Question): z.ZodType<DecisionAnswer> {

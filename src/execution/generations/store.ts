@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { type MemoryEntryRow, memoryEntryKind } from '../../memory/entries/model.ts'
 import { type JournalRow, journalInsert } from './journal/store.ts'
 import { AbortRequest, type GenerationRow, generationKind, type Knowledge } from './model.ts'
@@ -133,14 +133,12 @@ export const oldestPending: Fragment = sql.fragment`(
   join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
   where g.status = 'pending' and g.conversation_id is null and p.paused_at is null)`
 
-const idRow = sql.type(z.object({ id: z.string() }))
-
 /**
  * Returns turns that have awaited tool outputs for more than `ttlSeconds`. Reads generation_work, which contains only
  * turns that have not settled.
  */
 export const listOverdueActions = (db: Queryable, ttlSeconds: number, limit: number) =>
-  db.any(idRow`
+  db.any(idStatement`
     select g.id from generation_work w join generations g on g.id = w.generation_id
     where g.status = 'requires_action' and g.last_activity_at < now() - make_interval(secs => ${ttlSeconds})
     order by g.last_activity_at limit ${limit}`)

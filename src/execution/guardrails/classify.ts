@@ -69,7 +69,7 @@ const MAX_VALUE_CHARS = 2048
 
 /**
  * Returns the values that a rule reads, by path; long values are truncated to the start of their text.
- * @param keepsArguments whether the project stores content
+ * @param storesArguments whether the project stores content
  */
 export function snapshotOf({ paths }: GuardrailRule, facts: Facts, storesArguments: boolean): Record<string, unknown> {
   return Object.fromEntries(

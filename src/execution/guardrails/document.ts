@@ -15,24 +15,23 @@ export const isContext = (path: string): boolean => /^context(\.|$)/.test(path)
 
 /**
  * Validates the expressions of a document.
- * @param at path of the document in the body
  * @throws VALIDATION_FAILED with `meta { problems, field, var }`
  */
-export function checkGuardrailDocument(document: GuardrailDocument, at = 'document'): void {
+export function checkGuardrailDocument(document: GuardrailDocument): void {
   if (!isClass(document.class) && !operationOf(document.class)) {
     const [key] = isObject(document.class) ? unknownOperators(document.class) : []
     refuse(
-      `${at}.class`,
+      'document.class',
       key === undefined ? 'must be A, B, C or D, or an expression' : `contains the unknown operator ${key}`,
     )
   }
   for (const field of ['class', 'guard'] as const) {
     const expression = document[field]
-    if (expression !== undefined) checkExpression(expression, `${at}.${field}`)
+    if (expression !== undefined) checkExpression(expression, `document.${field}`)
   }
   const { guard } = document
   if (guard !== undefined && typeof guard !== 'boolean' && !operationOf(guard))
-    refuse(`${at}.guard`, 'must be an expression')
+    refuse('document.guard', 'must be an expression')
 }
 
 function checkExpression(expression: unknown, field: string): void {

@@ -121,7 +121,7 @@ export const Evaluation = z
 export type Evaluation = z.output<typeof Evaluation>
 
 /** Stored evaluation of a call. */
-export const StoredEvaluation = record(
+const StoredEvaluation = record(
   'StoredGuardrailEvaluation',
   {
     ...evaluationFields,

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { raise, raiseInvalidValue } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { requireAll, requireReferences } from '../../core/api/references.ts'
@@ -27,26 +27,26 @@ type RuleSettings = Pick<
   | 'model'
 >
 
-const refuse = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
-
 /** Refuses invalid combinations of fields. */
 function checkFields(rule: RuleSettings): void {
   const { on, agent_id, tool_id, action, preset_parameters } = rule
-  if (agent_id !== null && tool_id !== null) refuse('tool_id', 'cannot be combined with agent_id')
-  if (tool_id === null && action !== null) refuse('action', 'is allowed only with tool_id')
-  if (tool_id === null && preset_parameters !== null) refuse('preset_parameters', 'is allowed only with tool_id')
+  if (agent_id !== null && tool_id !== null) raiseInvalidValue('tool_id', 'cannot be combined with agent_id')
+  if (tool_id === null && action !== null) raiseInvalidValue('action', 'is allowed only with tool_id')
+  if (tool_id === null && preset_parameters !== null)
+    raiseInvalidValue('preset_parameters', 'is allowed only with tool_id')
   const hasHandler = agent_id !== null || tool_id !== null
   for (const name of ['prompt', 'ai_provider_id', 'model'] as const)
-    if (hasHandler && rule[name] !== null) refuse(name, 'cannot be combined with agent_id or tool_id')
-  if (!hasHandler && on === 'conversation_messages.generated') refuse('on', 'requires agent_id or tool_id')
+    if (hasHandler && rule[name] !== null) raiseInvalidValue(name, 'cannot be combined with agent_id or tool_id')
+  if (!hasHandler && on === 'conversation_messages.generated') raiseInvalidValue('on', 'requires agent_id or tool_id')
   const reserved = RESERVED.find(name => Object.hasOwn(preset_parameters ?? {}, name))
-  if (reserved) refuse(`preset_parameters.${reserved}`, 'is set by the platform')
+  if (reserved) raiseInvalidValue(`preset_parameters.${reserved}`, 'is set by the platform')
 }
 
 function checkTool({ type }: ToolRow, action: string | null): void {
-  if (type === 'client') refuse('tool_id', 'is a client tool, which the platform cannot call')
-  if (BY_ACTION.includes(type) && action === null) refuse('action', `is required for ${type} tools`)
-  if (!BY_ACTION.includes(type) && action !== null) refuse('action', `is not allowed for tools of type ${type}`)
+  if (type === 'client') raiseInvalidValue('tool_id', 'is a client tool, which the platform cannot call')
+  if (BY_ACTION.includes(type) && action === null) raiseInvalidValue('action', `is required for ${type} tools`)
+  if (!BY_ACTION.includes(type) && action !== null)
+    raiseInvalidValue('action', `is not allowed for tools of type ${type}`)
 }
 
 /**

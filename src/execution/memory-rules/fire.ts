@@ -118,7 +118,6 @@ async function processFiring(attempt: FiringAttempt): Promise<AttemptFields> {
     await attempt.settle(tx => settleRuleFiring(tx, firing.id, 'unneeded'))
     return { outcome: 'unneeded' }
   }
-  await injectFault(services, 'firing_claimed')
   let { facts } = claim
   if (facts === null) {
     if (rule.agent_id !== null) return startHandlerTurn(attempt, rule, turn)

@@ -7,7 +7,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { MAX_FACTS } from './facts.ts'
 
-export const RULE_EVENTS = ['generations.completed', 'conversation_messages.generated'] as const
+const RULE_EVENTS = ['generations.completed', 'conversation_messages.generated'] as const
 
 const PRESET_BYTES = 64 * 1024
 
@@ -120,7 +120,7 @@ export type MemoryRuleRow = z.output<typeof memoryRuleKind.row>
 export const rulesChannel = 'muster_memory_rules'
 
 /** Disables rules whose handler is deleted. The caller has locked the rows. */
-export async function disableRules(tx: Tx, ids: readonly string[]): Promise<void> {
+async function disableRules(tx: Tx, ids: readonly string[]): Promise<void> {
   const rows = await tx.any(memoryRuleKind.sql`
     update memory_rules t set enabled = false, disabled_reason = 'handler_deleted', agent_id = null, tool_id = null,
       updated_at = now()

@@ -53,7 +53,7 @@ const fields = {
     .describe('Seconds for which a failing target is skipped before a probe. Default 60, at most 3600.'),
 }
 
-export const ModelRoute = record('ModelRoute', fields)
+const ModelRoute = record('ModelRoute', fields)
 
 export const ModelRouteInput = createBody('ModelRouteInput', fields, ['name', 'targets'], {
   name: 'answers',

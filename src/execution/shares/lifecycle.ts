@@ -1,4 +1,4 @@
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { raise, raiseInvalid, raiseInvalidValue } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
@@ -27,7 +27,7 @@ export async function checkShare({ tx, body, project, services, allow }: CreateC
   const actions = [...new Set(body.actions)]
   const grantable: readonly string[] = SHAREABLE[resource_kind]
   for (const [index, action] of body.actions.entries())
-    if (!grantable.includes(action)) refuse(`actions[${index}]`, `must be ${grantable.join(' or ')}`)
+    if (!grantable.includes(action)) raiseInvalidValue(`actions[${index}]`, `must be ${grantable.join(' or ')}`)
   await checkGrantee({ tx, body, project, services, allow })
   const kind = kinds.get(resource_kind)
   const row = isIdOf(kind, resource_id) ? await kind.reference(tx, resource_id, project) : null
@@ -39,17 +39,16 @@ export async function checkShare({ tx, body, project, services, allow }: CreateC
 
 /** Raises VALIDATION_FAILED for an expiry time in the past. */
 export function checkExpiry(expires_at: string | null | undefined): void {
-  if (expires_at != null && new Date(expires_at) <= new Date()) refuse('expires_at', 'must be in the future')
+  if (expires_at != null && new Date(expires_at) <= new Date()) raiseInvalidValue('expires_at', 'must be in the future')
 }
-
-const refuse = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
 /** Parses a resource name: one tool or agent of the project, not a pattern. */
 function parseResource(name: string, project: string): { resource_kind: ResourceKind; resource_id: string } {
   const [, , resource_kind = '', resource_id = ''] = name.split(':')
   if (!RESOURCE_KINDS.includes(resource_kind as ResourceKind) || !/^[a-z0-9_]+$/.test(resource_id))
-    refuse('resource', 'must be srn:<project>:tool:<id> or srn:<project>:agent:<id>')
-  if (name !== srn(project, resource_kind, resource_id)) refuse('resource', 'must belong to the sharing project')
+    raiseInvalidValue('resource', 'must be srn:<project>:tool:<id> or srn:<project>:agent:<id>')
+  if (name !== srn(project, resource_kind, resource_id))
+    raiseInvalidValue('resource', 'must belong to the sharing project')
   return { resource_kind: resource_kind as ResourceKind, resource_id }
 }
 
@@ -58,9 +57,10 @@ async function checkGrantee({ tx, body: { grantee }, project, services }: Create
     if (!services.config.SHARES_ALLOW_PUBLIC) raise('PUBLIC_SHARES_DISABLED')
     return
   }
-  if (grantee === project) refuse('grantee', 'must be another project')
+  if (grantee === project) raiseInvalidValue('grantee', 'must be another project')
   const projects: Kind<KindRow> = kinds.get('project')
-  if (!isIdOf(projects, grantee) || !(await projects.find(tx, grantee))) refuse('grantee', 'is not a project')
+  if (!isIdOf(projects, grantee) || !(await projects.find(tx, grantee)))
+    raiseInvalidValue('grantee', 'is not a project')
 }
 
 /** Maximum number of references in a refused revocation. */

@@ -5,14 +5,13 @@ import { type EvaluationBudget, ExpressionError, evaluate, readPath } from '../.
 import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
-import { SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'
 import { effectiveCaller } from '../../identity/principals.ts'
 import { consumeShareCall } from '../shares/consume-cap.ts'
 import { MAX_CALLS, toolCallLimits, withCallSlot, withNestedLimits } from './call-limits.ts'
 import { type Callable, type CallMetering, callingProject, type ToolCall } from './call-types.ts'
-import { parametersSchema } from './check-definition.ts'
 import { type GateRequest, runOfCall, toolGate } from './guardrail-gate.ts'
 import { callHttp } from './http.ts'
 import { callMcp } from './mcp.ts'
@@ -237,7 +236,7 @@ export async function checkInput(
 ): Promise<void> {
   if (!parameters) return
   try {
-    const schema = parametersSchema(project_id, parameters)
+    const schema = lenientSchema(project_id, parameters)
     const [problems] = await schemaChecks(services).problems(schema, [input], { signal })
     if (problems.length > 0) raiseInvalid(wireProblems(problems, 'input'))
   } catch (error) {

@@ -1,7 +1,7 @@
 import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
-import { schemaChecks } from '../../core/json-schema/checks.ts'
+import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
@@ -66,24 +66,18 @@ export async function checkDefinition(
     problems.push(problem(`${at}parameters.type`, 'must be object, because tools take named arguments'))
   if (problems.length > 0) raiseInvalid(problems)
   if (!parameters) return
-  const [message] = await schemaChecks(services).refusals([parametersSchema(project_id, parameters)])
+  const [message] = await schemaChecks(services).refusals([lenientSchema(project_id, parameters)])
   if (message !== null) raiseInvalid(problem(`${at}parameters`, message))
 }
 
 /**
  * Returns the check input of a parameter schema: formats are annotations, unknown keywords are ignored, as by models.
  */
-export const parametersSchema = (project: string, parameters: object) => ({
-  project,
-  text: JSON.stringify(parameters),
-  rules: { strict: false },
-})
-
 /** Returns the check inputs of the parameter schemas of definitions. */
 export const parameterSchemas = (
   project: string | null,
   tools: readonly ({ parameters?: object | null } | null | undefined)[],
-) => tools.flatMap(tool => (tool?.parameters ? [parametersSchema(project as string, tool.parameters)] : []))
+) => tools.flatMap(tool => (tool?.parameters ? [lenientSchema(project as string, tool.parameters)] : []))
 
 /** Returns the addresses that the egress rule blocks. The path cannot change the host. */
 function blockedProblems(
@@ -148,7 +142,7 @@ function requestProblems({ url, headers = {}, auth }: TokenTemplate, at: string)
 /** Scheme and host, which must not depend on a call. */
 const AUTHORITY = /^https?:\/\/([^/\\?#]+)/i
 
-export function urlProblems(url: string, path: string): Problem[] {
+function urlProblems(url: string, path: string): Problem[] {
   const urlProblem = (message: string) => [problem(path, message)]
   const [start, authority] = AUTHORITY.exec(url) ?? []
   if (start === undefined || authority === undefined) return urlProblem('must be an absolute http or https URL')

@@ -32,7 +32,7 @@ export function callMcp(
 /**
  * Returns the actions of an mcp tool as models see them: the tools that its server lists and that the tool does not
  * exclude.
- * @throws the errors of toolsListed
+ * @throws the errors of listServerTools
  */
 export async function listMcpActions(
   services: Services,

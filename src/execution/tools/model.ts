@@ -10,7 +10,7 @@ export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as c
 
 export type ToolType = (typeof TOOL_TYPES)[number]
 
-export const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
+const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'] as const
 
 const text = (max = 8192) => z.string().min(1).max(max)
 

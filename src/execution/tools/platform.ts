@@ -1,6 +1,6 @@
 import { AppError, type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { type FlatCall, flatSchema, flatten, type JsonObject, type Request, unflatten } from '../../core/api/flatten.ts'
-import { type Operation, type OperationResult, operations } from '../../core/api/operation.ts'
+import { type Operation, type OperationResult, operations, toolNameOf } from '../../core/api/operation.ts'
 import { fieldsOf, requestPath } from '../../core/api/parameters.ts'
 import { truncateBytes } from '../../core/api/storable-text.ts'
 import { parse } from '../../core/api/validate.ts'
@@ -22,15 +22,13 @@ const FIXED_PARAMETERS = ['wait', 'stream']
 const isOffered = ({ gate, internal, receive, pass, answers, produces }: Operation): boolean =>
   gate !== 'public' && !internal && !receive && !pass && !(produces && answers[200] === null)
 
-const actionName = (id: string): string => id.replace(/[A-Z]/g, letter => `-${letter.toLowerCase()}`).replace(/^-/, '')
-
 let registry: { of: readonly Operation[]; byAction: Map<string, Operation> } | undefined
 
 /** Returns the operations that platform tools may offer, by action name. */
 export function platformActions(): ReadonlyMap<string, Operation> {
   const all = operations.all()
   if (registry?.of !== all)
-    registry = { of: all, byAction: new Map(all.filter(isOffered).map(each => [actionName(each.id), each])) }
+    registry = { of: all, byAction: new Map(all.filter(isOffered).map(each => [toolNameOf(each.id), each])) }
   return registry.byAction
 }
 
@@ -43,7 +41,7 @@ export function actionProblems({ type, actions }: Pick<ToolDefinition, 'type' | 
     const path = `${at}actions[${index}]`
     if (platformActions().has(action))
       return actions.indexOf(action) < index ? [{ code: 'INVALID_VALUE', path, message: 'is a duplicate' }] : []
-    const meant = platformActions().has(actionName(action)) ? `; use ${actionName(action)}` : ''
+    const meant = platformActions().has(toolNameOf(action)) ? `; use ${toolNameOf(action)}` : ''
     return [{ code: 'INVALID_VALUE', path, message: `is not an operation that a tool can offer${meant}` }]
   })
 }

@@ -13,7 +13,7 @@ const MAX_TOKENS = 100_000
 
 type Parsed = { value: unknown } | { problem: Problem }
 
-const refused = (code: string, message: string, path = ''): Parsed => ({ problem: { code, path, message } })
+const refused = (code: string, message: string): Parsed => ({ problem: { code, path: '', message } })
 
 /** Parses a template: an object of the request body, or a string in YAML or JSON. */
 export function parseTemplate(source: unknown): Parsed {

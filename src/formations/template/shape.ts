@@ -4,12 +4,12 @@ import { NAME } from './expressions.ts'
 /** Schema of templates, without the rules of expressions and resource types. */
 
 export const MAX_RESOURCES = 500
-export const MAX_PARAMETERS = 200
+const MAX_PARAMETERS = 200
 
 const name = z.string().regex(NAME, 'must be a letter followed by at most 127 letters, digits or underscores')
 const anything = z.unknown()
 
-export const ParameterShape = z.strictObject({
+const ParameterShape = z.strictObject({
   type: z.literal('string').optional(),
   default: z.string().optional(),
   description: z.string().optional(),
@@ -18,7 +18,7 @@ export const ParameterShape = z.strictObject({
 })
 export type Parameter = z.output<typeof ParameterShape>
 
-export const ResourceShape = z.strictObject({
+const ResourceShape = z.strictObject({
   type: z.string(),
   properties: z.record(z.string(), anything).optional(),
   depends_on: z.union([z.string(), z.array(z.string()).max(MAX_RESOURCES)]).optional(),

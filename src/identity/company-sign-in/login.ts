@@ -33,14 +33,14 @@ const MAX_BASE_LENGTH = 120
 const MAX_NAME_RACES = 10
 
 /** Account that cannot be provisioned for a reason that the operator can fix. */
-export class ProvisioningError extends Error {}
+class ProvisioningError extends Error {}
 
 /**
  * Creates a user for an account, with the default policies and without a password. Null if unknown accounts are
  * refused: by OIDC_AUTO_PROVISION, or because the deployment has no user yet.
  * @throws ProvisioningError for an account without a usable name and for unknown policies
  */
-export async function provisionUser(
+async function provisionUser(
   tx: Tx,
   { config }: Pick<Services, 'config'>,
   { issuer, subject, claims }: AccountClaims,

@@ -1,6 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { type KeyFields, type KeyRow, KeyUsage, projectKeyKind } from './model.ts'
 
@@ -92,8 +91,6 @@ export const findLastAuditedAction = (db: Queryable, id: string, since: Date) =>
     where principal_type = 'api_key' and principal_id = ${id} and created_at >= ${since.toISOString()}::timestamptz
     order by created_at desc, id desc limit 1`)
 
-const idRow = sql.type(z.object({ id: z.string() }))
-
 /** Whether the project exists; prevents its deletion until the transaction ends. */
 export const lockProject = async (db: Queryable, id: string): Promise<boolean> =>
-  (await db.maybeOneFirst(idRow`select id from projects where id = ${id} for key share`)) !== null
+  (await db.maybeOneFirst(idStatement`select id from projects where id = ${id} for key share`)) !== null

@@ -5,9 +5,6 @@ import { extensionPoint } from '../../core/declarations.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
-/** Delay before deferred work of a paused project is checked again; resuming the project releases it earlier. */
-export const PAUSE_HOLD_MS = 15 * 60_000
-
 /** Hooks that run in the transaction that pauses a project. */
 export const pauseHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project pause hooks')
 

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { setForTransaction } from '../../core/db/settings.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 
 /** Pauses a project; null if it is already paused or deleted. Waits for starts that hold the row FOR SHARE. */
@@ -23,11 +23,9 @@ export const scheduleDeleteDate = (db: Queryable, id: string, at: Date, reason: 
       paused_at = coalesce(t.paused_at, now())
     where t.id = ${id} returning ${projectKind.columns}`)
 
-const id = sql.type(z.object({ id: z.string() }))
-
 /** Returns projects whose scheduled deletion is due. Index projects_delete_at. */
 export const listDueDeletes = (db: Queryable, now: Date): Promise<readonly string[]> =>
-  db.anyFirst(id`
+  db.anyFirst(idStatement`
     select id from projects where delete_at <= ${now.toISOString()}::timestamptz order by delete_at`)
 
 /** Disables the statement timeout for this transaction: deleting a large project can exceed it. */
@@ -37,7 +35,7 @@ export const liftStatementTimeout = (db: Queryable) => setForTransaction(db, { s
  * Locks the row FOR UPDATE, so that inserts into the project wait until the transaction ends. False if it is deleted.
  */
 export const lockAgainstInserts = async (db: Queryable, projectId: string): Promise<boolean> =>
-  (await db.maybeOneFirst(id`select id from projects where id = ${projectId} for update`)) !== null
+  (await db.maybeOneFirst(idStatement`select id from projects where id = ${projectId} for update`)) !== null
 
 export const PauseState = z.object({
   paused_at: z.string().nullable(),

@@ -7,7 +7,7 @@ import { eventLoopYielder } from '../../core/process/event-loop.ts'
  * the cost is linear in text and value for all contents: about 30 ns per byte.
  */
 
-export const MASK = '***'
+const MASK = '***'
 /**
  * Minimum length, in bytes, of masked values and occurrences: masking shorter ones would hide text that is not secret.
  */

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { SealedColumn } from '../../core/secrets/sealed.ts'
 import { type SecretRow, SecretSource, secretKind } from './model.ts'
 
@@ -60,15 +60,13 @@ export const listStoredValues = (
   db.any(storedRow`
     select id, sealed_value, source from secrets where project_id = ${projectId} and id = any(${sql.array(ids, 'text')})`)
 
-const idRow = sql.type(z.object({ id: z.string() }))
-
 /** Returns the IDs that are secrets of the project, and prevents their deletion until the transaction ends. */
 export const lockReferencedSecrets = (
   db: Queryable,
   projectId: string,
   ids: readonly string[],
 ): Promise<readonly string[]> =>
-  db.anyFirst(idRow`
+  db.anyFirst(idStatement`
     select id from secrets where project_id = ${projectId} and id = any(${sql.array(ids, 'text')})
     order by id for key share`)
 

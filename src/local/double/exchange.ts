@@ -31,9 +31,8 @@ export function doubleErrorBody(message: string, type: string): RequestBody {
 }
 
 /** Sends a JSON body. */
-export function sendJson(response: ServerResponse, status: number, body: unknown, headers: JsonHeaders = {}): void {
-  const text = JSON.stringify(body)
-  sendText(response, status, text, { 'content-type': 'application/json', ...headers })
+export function sendJson(response: ServerResponse, status: number, body: unknown): void {
+  sendText(response, status, JSON.stringify(body), { 'content-type': 'application/json' })
 }
 
 type JsonHeaders = Record<string, string>

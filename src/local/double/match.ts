@@ -34,7 +34,7 @@ function textMatches(condition: TextCondition, text: string): boolean {
 }
 
 /** Whether a text equals a pattern in which each `*` matches any characters. */
-export function globPatternMatches(pattern: string, text: string): boolean {
+function globPatternMatches(pattern: string, text: string): boolean {
   const parts = pattern.split('*')
   if (parts.length === 1) return pattern === text
   const first = parts[0]

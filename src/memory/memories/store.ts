@@ -26,7 +26,7 @@ import { currentCondition, type MemoryRow, memoryKind, ownerColumn } from './mod
 export type EmbeddedMemory = { vectors: Float32Array[]; failed: boolean; space: Space | null }
 
 /** Returns the embedding columns of a memory. */
-export const embeddingOf = ({ vectors, failed, space }: EmbeddedMemory): { embedded: boolean; space_id: number } => ({
+const embeddingOf = ({ vectors, failed, space }: EmbeddedMemory): { embedded: boolean; space_id: number } => ({
   embedded: vectors.length > 0,
   space_id: failed ? 0 : (space?.id ?? 0),
 })

@@ -87,7 +87,7 @@ const raiseMissing = (id: string | undefined): never => {
 }
 
 /** Opens the tool call of a node execution. */
-export function openNodeCall(work: NodeWork, input: Record<string, unknown>): ToolCall {
+function openNodeCall(work: NodeWork, input: Record<string, unknown>): ToolCall {
   const { services, node, execution, idempotencyKey, signal, addUsage } = work
   const { tool_context } = runToolContext(services, { ...execution, id: execution.run_id })
   return openCall(services, {

@@ -206,7 +206,7 @@ const NAME_KEYS = ['name', 'tool', 'tool_name', 'toolName', 'function']
  * Returns the tool of an answer that consists only of tool calls written as text: a JSON object, or an array of
  * objects, each with the name of a tool of the turn and only keys of calls. Null for any other answer.
  */
-export function textEncodedCall(text: string, tools: ReadonlySet<string>): string | null {
+function textEncodedCall(text: string, tools: ReadonlySet<string>): string | null {
   if (tools.size === 0) return null
   const json = stripCodeFence(text)
   if (!/^[{[]/.test(json)) return null

@@ -145,7 +145,7 @@ const toolCallRefusals: ErrorCode[] = [
 type Body = z.output<typeof GenerateInput>
 
 /** Checks messages before their references are resolved. @throws SYSTEM_MESSAGE_NOT_ALLOWED, VALIDATION_FAILED */
-export function checkMessages({ messages = [], prompt }: Pick<Body, 'messages' | 'prompt'>): void {
+function checkMessages({ messages = [], prompt }: Pick<Body, 'messages' | 'prompt'>): void {
   if (messages.some(message => message.role === 'system')) raise('SYSTEM_MESSAGE_NOT_ALLOWED')
   if (messages.length === 0 && prompt === undefined)
     raiseInvalid({ code: 'REQUIRED', path: 'messages', message: 'messages or prompt is required' })

@@ -11,7 +11,7 @@ const DIRECTORY = `${RESERVED}/traces/`
 export const traceFilePath = (traceId: string): string => `${DIRECTORY}${traceId}.json`
 
 /** Subquery of the trace ids in file paths, in the collation of the primary key of traces, which differs from paths. */
-export const tracesOfFiles = (fileIds: Fragment): Fragment => sql.fragment`
+const tracesOfFiles = (fileIds: Fragment): Fragment => sql.fragment`
   select split_part(split_part(path, '/', 4), '.', 1) collate "default" from files
   where id in (${fileIds}) and starts_with(path, ${DIRECTORY})`
 
