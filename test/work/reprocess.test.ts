@@ -47,6 +47,22 @@ describe('muster reprocess work', function () {
     assert.equal((await foundBy()).found, 0)
   })
 
+  it('finds items beyond the first page of a long backlog', async () => {
+    const { id: project_id, key } = await app.projectWith(['triggers:*', 'orchestrations:*'])
+    const nodes = [{ id: 'a', type: 'transform', expression: 1 }]
+    const { id: target_id } = (await key.post('/orchestrations', { name: 'o', nodes, edges: [] })).body
+    const trigger = { name: 't', type: 'manual', target_type: 'orchestration', target_id }
+    const { id: trigger_id } = (await key.post('/triggers', trigger)).body
+    await app.services.pool.query(sql.unsafe`
+      insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, due_at)
+      select 'trg_fire_' || lpad(n::text, 26, '0'), ${project_id}, ${trigger_id}, 'manual', 'orchestration', '{}',
+        now() - interval '1 hour'
+      from generate_series(1, 10050) n`)
+    assert.equal((await foundBy('--kind', 'trigger.fire', '--limit', '100000', '--dry-run')).found, 10_050)
+    assert.equal((await foundBy('--kind', 'trigger.fire', '--limit', '10020')).woken, 10_020)
+    assert.equal((await foundBy('--kind', 'trigger.fire')).woken, 30)
+  })
+
   it('refuses an unknown kind and lists the known ones', async () => {
     const { code, stderr } = await reprocess('--kind', 'export.delete')
     assert.equal(code, 1)

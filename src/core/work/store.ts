@@ -18,6 +18,12 @@ export type WorkEntity<Row> = { table: string; columns: Fragment; row: z.ZodType
  */
 export type StallLimits = { queuedMs: number; silentMs: number }
 
+/** Position of an item in the order of due items. */
+export type DueCursor = { due_at: string; id: string }
+
+/** Items of a page that are stalled or have no message; the position of the next page, null after the last one. */
+export type DuePage = { items: readonly DueItem[]; next: DueCursor | null }
+
 /** An overdue item that is stalled or has no message. */
 export type DueItem = WorkRef & { project_id: string; stalled: boolean }
 
@@ -42,19 +48,18 @@ export type WorkTable<Row, Columns> = {
     entity: string,
     limits: StallLimits,
   ): Promise<{ claim: WorkClaim & Columns; entity: Row; state: string } | null>
-  /** Lists overdue items that are stalled or have no message, oldest first. By the index on `due_at`. */
+  /** Reads a page of overdue items, oldest first. By the index on `due_at`; each item costs a lookup of its message. */
   listDue(
     db: Queryable,
     limits: StallLimits | null,
-    of: {
+    page: {
       lateSeconds: number
       /** Null for all projects. */
       projectId: string | null
-      /** How many of the oldest overdue items are examined; null for all. Each costs a lookup of its message. */
-      scan: number | null
-      limit: number
+      after: DueCursor | null
+      scan: number
     },
-  ): Promise<readonly DueItem[]>
+  ): Promise<DuePage>
 }
 
 const interval = (ms: number): Fragment => sql.fragment`${ms} * interval '1 ms'`
@@ -93,8 +98,16 @@ export function workTable<Row, Columns>(
   const ended = sql.type(z.object({ ...rowShape, claim, work_state: z.string() }))
   const entityRow = sql.type(entity.row)
   const stalledRow = sql.type(z.object({ stalled: z.boolean() }))
-  const dueItem = sql.type(
-    z.object({ entity: z.string(), id: z.string(), project_id: z.string(), stalled: z.boolean() }),
+  const dueRow = sql.type(
+    z.object({
+      entity: z.string(),
+      id: z.string(),
+      project_id: z.string(),
+      due_at: z.string(),
+      stalled: z.boolean(),
+      is_open: z.boolean(),
+      is_last: z.boolean(),
+    }),
   )
 
   const isClaimed = ({ entity: id, ...claim }: WorkClaim): Fragment =>
@@ -182,17 +195,21 @@ export function workTable<Row, Columns>(
       const { claim, work_state, ...rest } = row
       return { claim, entity: rest as Row, state: work_state }
     },
-    listDue: (db, limits, { lateSeconds, projectId, scan, limit }) =>
-      db.any(dueItem`
-        select d.* from (
-          select a.${column} as entity, a.id, t.project_id, s.stalled
-          from ${table} a join ${owner} t on t.id = a.${column}
-            cross join lateral (select ${limits ? isStalled(limits) : sql.fragment`false`} as stalled) s
-          where a.due_at < now() - ${lateSeconds} * interval '1 s'
-            and a.state = any(${sql.array(['queued', 'running', ...waitStates], 'text')}) ${isUnpaused(sql.fragment`t`)}
-            ${projectId === null ? sql.fragment`` : sql.fragment`and t.project_id = ${projectId}`}
-          order by a.due_at, a.id limit ${scan}) d
-        where d.stalled or not ${hasMessage(queue.name, sql.fragment`d.id`)}
-        limit ${limit}`),
+    async listDue(db, limits, { lateSeconds, projectId, after, scan }) {
+      const rows = await db.any(dueRow`
+        select * from (
+          select d.*, d.stalled or not ${hasMessage(queue.name, sql.fragment`d.id`)} as is_open from (
+            select a.${column} as entity, a.id, t.project_id, a.due_at, s.stalled,
+              row_number() over (order by a.due_at, a.id) = ${scan} as is_last
+            from ${table} a join ${owner} t on t.id = a.${column}
+              cross join lateral (select ${limits ? isStalled(limits) : sql.fragment`false`} as stalled) s
+            where a.due_at < now() - ${lateSeconds} * interval '1 s'
+              and a.state = any(${sql.array(['queued', 'running', ...waitStates], 'text')}) ${isUnpaused(sql.fragment`t`)}
+              ${projectId === null ? sql.fragment`` : sql.fragment`and t.project_id = ${projectId}`}
+              ${after ? sql.fragment`and (a.due_at, a.id) > (${after.due_at}::timestamptz, ${after.id})` : sql.fragment``}
+            order by a.due_at, a.id limit ${scan}) d) e
+        where e.is_open or e.is_last`)
+      return { items: rows.filter(row => row.is_open), next: rows.find(row => row.is_last) ?? null }
+    },
   }
 }

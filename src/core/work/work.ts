@@ -11,7 +11,17 @@ import { isolateFailures } from '../jobs/sweeps.ts'
 import type { Services } from '../process/services.ts'
 import { type AttemptFields, type FailedWork, runAttempt, type WorkAttempt, type WorkMessage } from './attempt.ts'
 import { type RetryRule, UNLIMITED } from './retry.ts'
-import { type StallLimits, type WorkClaim, type WorkEntity, type WorkRef, type WorkTable, workTable } from './store.ts'
+import {
+  type DueCursor,
+  type DueItem,
+  type DuePage,
+  type StallLimits,
+  type WorkClaim,
+  type WorkEntity,
+  type WorkRef,
+  type WorkTable,
+  workTable,
+} from './store.ts'
 
 /**
  * Durable work: table rows that survive a lost worker. The message of an item is its lease: the deployment has at most one
@@ -107,11 +117,11 @@ export const MAX_MESSAGE_LEASE_SECONDS = 60
 /** An item that is overdue by this time has lost its message. */
 const LATE_SECONDS = 5
 
-/**
- * The oldest overdue items that a sweep examines. A longer backlog gets shorter, so a lost message is found later, at a bounded
- * cost of each sweep.
- */
-const SWEEP_SCAN = 10_000
+/** Overdue items that one statement of a sweep examines. */
+const SWEEP_PAGE = 10_000
+
+/** A sweep of several pages is followed by a rest of this many times its duration, so that a backlog costs a constant share. */
+const SWEEP_REST = 20
 
 const SEND_BATCH = 500
 
@@ -203,6 +213,42 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       await queues.send(items.slice(at, at + SEND_BATCH).map(item => queueMessage(queue, messageOf(item))))
   }
 
+  let restUntil = 0
+  /** Yields the stalled items and those without a message of each page of overdue items. */
+  async function* duePages(
+    { pool }: Pick<Services, 'pool'>,
+    limits: StallLimits | null,
+    projectId: string | null,
+  ): AsyncGenerator<readonly DueItem[]> {
+    for (let after: DueCursor | null = null; ; ) {
+      const page: DuePage = await table.listDue(pool, limits, {
+        lateSeconds: LATE_SECONDS,
+        projectId,
+        after,
+        scan: SWEEP_PAGE,
+      })
+      yield page.items
+      if (page.next === null) return
+      after = page.next
+    }
+  }
+
+  async function sweepDue(services: Services, stopping: AbortSignal, projectId: string | null): Promise<void> {
+    const started = performance.now()
+    let pages = 0
+    for await (const items of duePages(services, stall?.limits(services.config) ?? null, projectId)) {
+      pages++
+      const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
+      await sendWakeUps(services, waiting)
+      for (const { entity, id } of stalled) {
+        if (stopping.aborted) return
+        await isolateFailures(services, { work: name, work_id: id }, () => abandonStalled(services, entity))
+      }
+      if (stopping.aborted) return
+    }
+    if (pages > 1) restUntil = performance.now() + SWEEP_REST * (performance.now() - started)
+  }
+
   const declared: Work<Row, S> = {
     name,
     queue,
@@ -217,26 +263,19 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
         if (entity) await fail(tx, { services, entity, claim: claimed.claim, error })
       }),
     async wakeOverdue(services, { limit, dryRun }) {
-      const of = { lateSeconds: LATE_SECONDS, projectId: null, scan: null, limit }
-      const items = await table.listDue(services.pool, null, of)
-      if (!dryRun) await sendWakeUps(services, items)
-      return items.length
+      let count = 0
+      for await (const page of duePages(services, null, null)) {
+        const items = page.slice(0, limit - count)
+        if (!dryRun) await sendWakeUps(services, items)
+        count += items.length
+        if (count === limit) break
+      }
+      return count
     },
     abandonStalled,
     async sweep(services, stopping, projectId = null) {
-      const items = await table.listDue(services.pool, stall?.limits(services.config) ?? null, {
-        lateSeconds: LATE_SECONDS,
-        projectId,
-        scan: projectId === null ? SWEEP_SCAN : null,
-        limit: SWEEP_SCAN,
-      })
-      const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
-      await sendWakeUps(services, waiting)
-      for (const { entity, id } of stalled) {
-        if (stopping.aborted) return
-        await isolateFailures(services, { work: name, work_id: id }, () => abandonStalled(services, entity))
-      }
-      await sweeping.also?.(services, stopping)
+      if (projectId !== null || performance.now() >= restUntil) await sweepDue(services, stopping, projectId)
+      if (!stopping.aborted) await sweeping.also?.(services, stopping)
     },
     handler: handler(
       queue,

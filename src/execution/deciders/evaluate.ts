@@ -5,6 +5,7 @@ import { isTransient } from '../../core/db/database-errors.ts'
 import { sql } from '../../core/db/sql.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
+import { isolateFailures } from '../../core/jobs/sweeps.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openJson } from '../../core/secrets/json.ts'
@@ -155,7 +156,9 @@ export const decisionWork = work({
 async function settleOrphanedDecisions(services: Services, stopping: AbortSignal): Promise<void> {
   for (const id of await listOrphanedDecisions(services.pool, ORPHANS)) {
     if (stopping.aborted) return
-    await services.write(tx => settleDecision(tx, id, { error: GONE }))
+    await isolateFailures(services, { decision_id: id }, () =>
+      services.write(tx => settleDecision(tx, id, { error: GONE })),
+    )
   }
 }
 
