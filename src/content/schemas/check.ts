@@ -1,5 +1,6 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
 import { SchemaError, type SchemaOf, type SchemaProblem, schemaChecks } from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
@@ -86,13 +87,17 @@ export async function findGoverningSchema(
 
 /**
  * Validates metadata by the schema with the longest prefix of its path, in the transaction of a write that sends
- * metadata or changes the path. One query.
+ * metadata or changes the path. One query. A check that has to wait for a schema thread waits outside the transaction,
+ * so that a project whose schemas are slow holds no connections.
  * @throws VALIDATION_FAILED, SERVICE_NOT_READY
  */
-export async function checkAgainstSchema(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
+export async function checkAgainstSchema(services: Services, tx: Tx, write: MetadataWrite): Promise<void> {
   const schema = await findGoverningSchema(tx, write)
   if (!schema) return
-  const [message] = await schemaViolations(services, schema, [write.metadata])
+  const check = () => schemaViolations(services, schema, [write.metadata])
+  const [message] = schemaChecks(services).mustWait(schemaOf(schema))
+    ? await tx.runOutside(JSON.stringify([schema, write.metadata]), check)
+    : await check()
   if (message === null) return
   const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {

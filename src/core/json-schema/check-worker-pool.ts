@@ -103,6 +103,12 @@ export class SchemaWorkerPool {
     })
   }
 
+  /** Whether a job of a project would wait for a thread, or for its schema to be compiled in one. */
+  mustWait({ project, key }: Pick<SchemaJob, 'project' | 'key'>): boolean {
+    const isCompiled = this.#findIdle(key)?.compiled.has(key) ?? false
+    return !isCompiled || this.#waiting.has(project) || this.#isFull(project) || this.#remainingMs(project) <= 0
+  }
+
   async close(): Promise<void> {
     this.#closed = true
     clearTimeout(this.#refill)

@@ -73,6 +73,11 @@ export class SchemaChecks {
     return results
   }
 
+  /** Whether a check of a value would take longer now than the check itself. */
+  mustWait(schema: SchemaOf): boolean {
+    return this.#threads.mustWait({ project: schema.project, key: keyOf(schema) })
+  }
+
   /**
    * Returns for each schema the reason for which it cannot be used, null for a usable one. Schemas that are checked in a
    * transaction are compiled before it by the same call: then the transaction waits for none of them.
