@@ -122,12 +122,15 @@ const ingestDocument = operation({
   raises: ['FILE_NOT_FOUND', 'FILE_ALREADY_INGESTED', 'NAME_CONFLICT', ...RAISES],
   transaction: false,
   async run(context) {
-    const { services, body, project, query, caller, allow } = context
+    const { services, body, project, query, caller, allow, audit } = context
+    const checks = audit.additional_checks.length
     const id = newId('doc')
     const wait = query.wait === true
     await checkEmbeddingSpend(services, project as string)
     return respondToIngestion(context, id, () =>
       services.write(async tx => {
+        // The transaction may be repeated: discard the checks of the previous attempt.
+        audit.additional_checks.length = checks
         const admitted = await startIngestion(
           { services, tx, caller, wait, allow },
           { ...body, id, project_id: project as string },

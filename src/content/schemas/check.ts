@@ -1,11 +1,20 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { SchemaError, type SchemaOf, type SchemaProblem, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import {
+  type CheckOptions,
+  SchemaError,
+  type SchemaOf,
+  type SchemaProblem,
+  schemaChecks,
+} from '../../core/json-schema/checks.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
 import { findSchemaByPrefix } from './store.ts'
 
 const MAX_MESSAGE = 2000
+/** Longest wait of a transaction for a schema thread: enough for concurrent writes of a project with fast schemas. */
+const TRANSACTION_WAIT_MS = 20
 
 type Metadata = Record<string, unknown> | null | undefined
 
@@ -57,17 +66,17 @@ function formatViolation(schema: MetadataSchemaRow, problems: readonly SchemaPro
 /**
  * Returns the violation message of each value under a schema, or null for valid values. A stored schema may be unusable
  * on another machine or with another version of the engine: then all values violate it.
- * @throws SERVICE_NOT_READY, and the reason of `signal`
+ * @throws SERVICE_NOT_READY, and the reason of `options.signal`
  */
 export async function schemaViolations(
   services: Services,
   schema: MetadataSchemaRow,
   metadata: readonly Metadata[],
-  signal?: AbortSignal,
+  options?: CheckOptions,
 ): Promise<(string | null)[]> {
   const values = metadata.map(value => value ?? {})
   try {
-    const problems = await schemaChecks(services).problems(schemaOf(schema), values, { signal })
+    const problems = await schemaChecks(services).problems(schemaOf(schema), values, options)
     return problems.map(found => formatViolation(schema, found))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
@@ -86,13 +95,17 @@ export async function findGoverningSchema(
 
 /**
  * Validates metadata by the schema with the longest prefix of its path, in the transaction of a write that sends
- * metadata or changes the path. One query.
+ * metadata or changes the path. One query. A check that has to wait longer for a schema thread does so outside the
+ * transaction, so that a project whose schemas are slow holds no connections.
  * @throws VALIDATION_FAILED, SERVICE_NOT_READY
  */
-export async function checkAgainstSchema(services: Services, tx: Queryable, write: MetadataWrite): Promise<void> {
+export async function checkAgainstSchema(services: Services, tx: Tx, write: MetadataWrite): Promise<void> {
   const schema = await findGoverningSchema(tx, write)
   if (!schema) return
-  const [message] = await schemaViolations(services, schema, [write.metadata])
+  const check = (options?: CheckOptions) => schemaViolations(services, schema, [write.metadata], options)
+  const [message] = await check({ waitMs: TRANSACTION_WAIT_MS }).catch(() =>
+    tx.runOutside(JSON.stringify([schema, write.metadata]), check),
+  )
   if (message === null) return
   const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {

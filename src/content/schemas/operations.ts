@@ -53,7 +53,7 @@ async function auditSchema(
       let errors: (string | null)[]
       try {
         const values = readable.map(({ metadata }) => metadata)
-        errors = await schemaViolations(services, schema, values, signal)
+        errors = await schemaViolations(services, schema, values, { signal })
       } catch (error) {
         if (!signal.aborted) throw error
         return { data, scanned }
@@ -85,7 +85,7 @@ const validateMetadata = operation({
   async run({ body, db, project, request, services }) {
     const { metadata, path, resource_type } = body
     const schema = await findGoverningSchema(db, { project_id: project as string, resource_type, path })
-    const [error] = schema ? await schemaViolations(services, schema, [metadata], request.closed) : [null]
+    const [error] = schema ? await schemaViolations(services, schema, [metadata], { signal: request.closed }) : [null]
     return {
       valid: error === null,
       resource_type,

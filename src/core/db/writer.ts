@@ -84,9 +84,26 @@ export type Outbox = {
 /** A transaction with its outbox, which commits with the rows. */
 export type Tx = Queryable &
   Outbox & {
+    /**
+     * Returns the result of `work`, which may take long and uses no connection: rolls the transaction back, runs `work` and
+     * repeats the transaction, in which the same key returns the result. A nested transaction only runs `work`.
+     */
+    runOutside<T>(key: string, work: () => Promise<T>): Promise<T>
     /** Runs `work` in a savepoint: if it throws, its writes and outbox are undone and the transaction can continue. */
     nested<T>(work: (tx: Tx) => Promise<T>): Promise<T>
   }
+
+/** Thrown in a transaction to roll it back and repeat it after `work`. */
+class OutsideWork extends Error {
+  readonly key: string
+  readonly work: () => Promise<unknown>
+
+  constructor(key: string, work: () => Promise<unknown>) {
+    super('work must run outside the transaction')
+    this.key = key
+    this.work = work
+  }
+}
 
 /** A write in one statement: its CTEs, the condition that it took effect, and the columns to return. */
 export type StatementWrite = { ctes: Fragment[]; guard: Fragment; columns: Fragment }
@@ -295,12 +312,15 @@ export function createWriter(options: {
     return { rows, notifications, messages, after, outbox }
   }
 
-  const transactionOf = (connection: Transaction, collector: Collector): Tx =>
+  const transactionOf = (connection: Transaction, collector: Collector, runOutside: Tx['runOutside']): Tx =>
     // The connection's methods are on its prototype, which a spread would omit.
     Object.assign(Object.create(connection) as Queryable, collector.outbox, {
+      runOutside,
       async nested<T>(work: (tx: Tx) => Promise<T>): Promise<T> {
         const inner = createCollector()
-        const value = await connection.transaction(savepoint => work(transactionOf(savepoint, inner)))
+        const value = await connection.transaction(savepoint =>
+          work(transactionOf(savepoint, inner, (_key, outside) => outside())),
+        )
         collector.rows.events.push(...inner.rows.events)
         collector.rows.entries.push(...inner.rows.entries)
         collector.rows.invalidations.push(...inner.rows.invalidations)
@@ -325,22 +345,15 @@ export function createWriter(options: {
 
   return {
     async write(work) {
-      let last: Collector | undefined
-      const value = await inTransaction(pool, async connection => {
-        const collector = createCollector()
-        const { rows, notifications, messages } = collector
-        // A repeated run, after a serialization failure, replaces the collector of the previous one.
-        last = collector
-        const tx = transactionOf(connection, collector)
-        const result = await work(tx)
-        const sends = messages.length > 0 ? await queues.sendCtes(messages) : []
-        const writeLast = () => writeOutbox(connection, rows, sends ?? [])
-        if (sends !== null) notifications.push(...(await sendWithCommit(writeLast)))
-        else notifications.push(...(await writeLast()), ...(await queues.insert(sqlExecutor(connection), messages)))
-        return result
-      })
-      if (last) onCommitted(last)
-      return value
+      const results = new Map<string, unknown>()
+      for (;;) {
+        try {
+          return await tryWrite(work, results)
+        } catch (error) {
+          if (!(error instanceof OutsideWork)) throw error
+          results.set(error.key, await error.work())
+        }
+      }
     },
 
     async writeOne<Row>(work: (outbox: Outbox) => StatementWrite | Promise<StatementWrite>) {
@@ -353,6 +366,29 @@ export function createWriter(options: {
         }
       }
     },
+  }
+
+  async function tryWrite<T>(work: (tx: Tx) => Promise<T>, results: Map<string, unknown>): Promise<T> {
+    const runOutside: Tx['runOutside'] = async (key, outside) => {
+      if (!results.has(key)) throw new OutsideWork(key, outside)
+      return results.get(key) as never
+    }
+    let last: Collector | undefined
+    const value = await inTransaction(pool, async connection => {
+      const collector = createCollector()
+      const { rows, notifications, messages } = collector
+      // A repeated run, after a serialization failure, replaces the collector of the previous one.
+      last = collector
+      const tx = transactionOf(connection, collector, runOutside)
+      const result = await work(tx)
+      const sends = messages.length > 0 ? await queues.sendCtes(messages) : []
+      const writeLast = () => writeOutbox(connection, rows, sends ?? [])
+      if (sends !== null) notifications.push(...(await sendWithCommit(writeLast)))
+      else notifications.push(...(await writeLast()), ...(await queues.insert(sqlExecutor(connection), messages)))
+      return result
+    })
+    if (last) onCommitted(last)
+    return value
   }
 
   async function tryWriteOne<Row>(

@@ -74,9 +74,10 @@ export class SchemaWorkerPool {
   /**
    * Runs a job in the turn of its project.
    * @param signal removes a waiting job from its queue and rejects with its reason
+   * @param waitMs longest wait for a thread
    * @throws SERVICE_NOT_READY if too many jobs of the project are waiting, or the job has waited too long
    */
-  run(request: SchemaJob, signal?: AbortSignal): Promise<SchemaOutcome> {
+  run(request: SchemaJob, signal?: AbortSignal, waitMs = this.#waitMs): Promise<SchemaOutcome> {
     signal?.throwIfAborted()
     const queue = this.#waiting.get(request.project) ?? []
     const length = queue.reduce((sum, { request }) => sum + lengthOf(request), lengthOf(request))
@@ -96,7 +97,7 @@ export class SchemaWorkerPool {
       }
       const timer = setTimeout(() => {
         if (this.#dequeue(job)) settle(busyError('The JSON Schemas of the project have used up their processor time'))
-      }, this.#waitMs)
+      }, waitMs)
       signal?.addEventListener('abort', onAbort, { once: true })
       this.#waiting.set(request.project, [...queue, job])
       this.#dispatch()

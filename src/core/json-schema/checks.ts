@@ -24,6 +24,8 @@ export type SchemaOf = {
 export type CheckOptions = {
   /** Removes a waiting check from its queue and rejects with the reason. */
   signal?: AbortSignal
+  /** Longest wait for a thread, default 30 s. */
+  waitMs?: number
 }
 
 /** Longest value as JSON; in the memory of a thread it takes ten to twenty times as much. */
@@ -105,9 +107,9 @@ export class SchemaChecks {
     schema: SchemaOf,
     key: string,
     values: readonly string[],
-    { signal }: CheckOptions,
+    { signal, waitMs }: CheckOptions,
   ): Promise<SchemaProblem[][]> {
-    const outcome = await this.#threads.run({ ...schema, key, values }, signal)
+    const outcome = await this.#threads.run({ ...schema, key, values }, signal, waitMs)
     const refused = refusalReason(outcome, values)
     if (refused !== null) {
       this.#schemas.set(key, { refused })
