@@ -233,20 +233,20 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     }
   }
 
-  async function sweepDue(services: Services, stopping: AbortSignal, projectId: string | null): Promise<void> {
-    const started = performance.now()
+  /** Wakes and abandons overdue items. Returns the number of pages read. */
+  async function sweepDue(services: Services, stopping: AbortSignal, projectId: string | null): Promise<number> {
     let pages = 0
     for await (const items of duePages(services, stall?.limits(services.config) ?? null, projectId)) {
       pages++
       const { waiting = [], stalled = [] } = Object.groupBy(items, item => (item.stalled ? 'stalled' : 'waiting'))
       await sendWakeUps(services, waiting)
       for (const { entity, id } of stalled) {
-        if (stopping.aborted) return
+        if (stopping.aborted) return pages
         await isolateFailures(services, { work: name, work_id: id }, () => abandonStalled(services, entity))
       }
-      if (stopping.aborted) return
+      if (stopping.aborted) break
     }
-    if (pages > 1) restUntil = performance.now() + SWEEP_REST * (performance.now() - started)
+    return pages
   }
 
   const declared: Work<Row, S> = {
@@ -274,7 +274,10 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
     },
     abandonStalled,
     async sweep(services, stopping, projectId = null) {
-      if (projectId !== null || performance.now() >= restUntil) await sweepDue(services, stopping, projectId)
+      const started = performance.now()
+      if (projectId !== null) return void (await sweepDue(services, stopping, projectId))
+      if (started >= restUntil && (await sweepDue(services, stopping, null)) > 1)
+        restUntil = performance.now() + SWEEP_REST * (performance.now() - started)
       if (!stopping.aborted) await sweeping.also?.(services, stopping)
     },
     handler: handler(
