@@ -1,4 +1,4 @@
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import {
@@ -103,9 +103,10 @@ export async function checkAgainstSchema(services: Services, tx: Tx, write: Meta
   const schema = await findGoverningSchema(tx, write)
   if (!schema) return
   const check = (options?: CheckOptions) => schemaViolations(services, schema, [write.metadata], options)
-  const [message] = await check({ waitMs: TRANSACTION_WAIT_MS }).catch(() =>
-    tx.runOutside(JSON.stringify([schema, write.metadata]), check),
-  )
+  const [message] = await check({ waitMs: TRANSACTION_WAIT_MS }).catch(error => {
+    if (!(error instanceof AppError) || error.code !== 'SERVICE_NOT_READY') throw error
+    return tx.runOutside(JSON.stringify([schema, write.metadata]), check)
+  })
   if (message === null) return
   const { id, resource_type, path_prefix } = schema
   raise('VALIDATION_FAILED', {

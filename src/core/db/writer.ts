@@ -105,6 +105,9 @@ class OutsideWork extends Error {
   }
 }
 
+/** Pieces of work outside one transaction: a schema that changes with each repetition does not repeat it forever. */
+const MAX_OUTSIDE = 200
+
 /** A write in one statement: its CTEs, the condition that it took effect, and the columns to return. */
 export type StatementWrite = { ctes: Fragment[]; guard: Fragment; columns: Fragment }
 
@@ -350,7 +353,7 @@ export function createWriter(options: {
         try {
           return await tryWrite(work, results)
         } catch (error) {
-          if (!(error instanceof OutsideWork)) throw error
+          if (!(error instanceof OutsideWork) || results.size === MAX_OUTSIDE) throw error
           results.set(error.key, await error.work())
         }
       }
