@@ -12,7 +12,7 @@ import type { Advance } from '../engine/advance.ts'
 import { runToolContext } from '../engine/context.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { type ExpressionState, evaluateText, nodeFailed, storableArtifact } from '../engine/run-state.ts'
-import { runWakeQueue } from '../queue.ts'
+import { wakeWaitingRun } from './wake-waiting-run.ts'
 
 /** Returns the messages of an agent node. */
 function messagesOf(node: Node, input: Record<string, unknown>, state: ExpressionState): ModelMessage[] {
@@ -103,18 +103,10 @@ export function turnArtifact(node: Node, { output }: TurnEnd): unknown {
   return storableArtifact(node, { content })
 }
 
-const runRefRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
-
-async function wakeRunOf(tx: Parameters<TurnOwner['settled']>[0], generationId: string): Promise<void> {
-  const found = await tx.maybeOne(runRefRow`
-    select run_id, project_id from orchestration_node_executions where generation_id = ${generationId}`)
-  if (found) tx.send(runWakeQueue, found)
-}
-
 /** Wakes the run when a turn of one of its nodes settles, pauses or resumes. */
 export const nodeTurns: TurnOwner = {
   owns: ({ orchestration_run_id }) => orchestration_run_id !== null,
-  settled: (tx, { id }) => wakeRunOf(tx, id),
-  paused: (tx, { id }) => wakeRunOf(tx, id),
-  resumed: (tx, { id }) => wakeRunOf(tx, id),
+  settled: (tx, { id }) => wakeWaitingRun(tx, 'generation_id', id),
+  paused: (tx, { id }) => wakeWaitingRun(tx, 'generation_id', id),
+  resumed: (tx, { id }) => wakeWaitingRun(tx, 'generation_id', id),
 }

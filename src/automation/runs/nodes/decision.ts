@@ -1,6 +1,4 @@
-import { z } from 'zod'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
-import { sql } from '../../../core/db/sql.ts'
 import type { Waiter } from '../../../core/work/waiters.ts'
 import { insertDecisions } from '../../../execution/deciders/create-decisions.ts'
 import { inputTexts } from '../../../execution/deciders/input.ts'
@@ -9,7 +7,7 @@ import type { Node } from '../../orchestrations/model.ts'
 import type { Advance } from '../engine/advance.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { storableArtifact } from '../engine/run-state.ts'
-import { runWakeQueue } from '../queue.ts'
+import { wakeWaitingRun } from './wake-waiting-run.ts'
 
 /** Creates the decision of a decide node; the node ends when the decision settles. */
 export async function startDecisionNode(advance: Advance, node: Node, row: NodeExecutionRow): Promise<void> {
@@ -43,13 +41,7 @@ export async function collectDecision(advance: Advance, row: NodeExecutionRow): 
   advance.complete(row, { artifact: storableArtifact({ id: row.node_id }, { decision_id, answers, answers_by_name }) })
 }
 
-const runRefRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))
-
 /** Wakes the run when the decision of one of its nodes settles. By orchestration_node_executions_decision. */
 export const runDecisions: Waiter<DecisionRow> = {
-  async settled(tx, { id }) {
-    const found = await tx.maybeOne(runRefRow`
-      select run_id, project_id from orchestration_node_executions where decision_id = ${id}`)
-    if (found) tx.send(runWakeQueue, found)
-  },
+  settled: (tx, { id }) => wakeWaitingRun(tx, 'decision_id', id),
 }
