@@ -326,20 +326,26 @@ describe('durable work whose workers are lost', function () {
 
     it(`${name}: a worker that is suspended past its lease changes nothing`, async () => {
       const hasSettled = await start()
-      const frozen = await worker(concern, { FAULT_POINTS: `${name}/claimed=freeze:3000` })
-      const claimed = sql.unsafe`select from ${sql.identifier([table])} where state = 'running'`
-      await eventually(async () => (await app.services.pool.query(claimed)).rowCount === 1, {
-        what: `claim of ${name}`,
-      })
-      frozen.child.kill('SIGSTOP')
-      await during(concern, async () => {
-        await eventually(hasSettled, { within: 60_000, what: `the end of ${name}` })
-        frozen.child.kill('SIGCONT')
-        await eventually(() => frozen.output.some(line => line.includes('"outcome":"claim_lost"')), {
-          what: `the loss of the claim\n${frozen.output.join('\n')}`,
+      const frozen = await runWorker(app.databaseUrl, { ...FAST, FAULT_POINTS: `${name}/claimed=freeze:3000` }, [
+        concern,
+      ])
+      try {
+        const claimed = sql.unsafe`select from ${sql.identifier([table])} where state = 'running'`
+        await eventually(async () => (await app.services.pool.query(claimed)).rowCount === 1, {
+          what: `claim of ${name}`,
         })
-        assert.ok(await hasSettled())
-      })
+        process.kill(frozen.pid, 'SIGSTOP')
+        await during(concern, async () => {
+          await eventually(hasSettled, { within: 60_000, what: `the end of ${name}` })
+          process.kill(frozen.pid, 'SIGCONT')
+          await eventually(() => frozen.output.some(line => line.includes('"outcome":"claim_lost"')), {
+            what: `the loss of the claim\n${frozen.output.join('\n')}`,
+          })
+          assert.ok(await hasSettled())
+        })
+      } finally {
+        await frozen.stop()
+      }
     })
   }
 })
