@@ -3,7 +3,7 @@
 create table users (
   id text primary key,
   username text not null,
-  -- Null for a user whom the first sign-in with the identity provider of a company created.
+  -- Null for a user that was created by the first company sign-in.
   password_hash text,
   role text not null default 'user' check (role in ('admin', 'user')),
   -- Part of every user token: an increase ends all earlier tokens.

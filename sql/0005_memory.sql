@@ -21,7 +21,7 @@ create index memory_stores_tags on memory_stores using gin (tags jsonb_path_ops)
 create table memories (
   id text primary key,
   project_id text not null, memory_store_id text not null,
-  -- End user whose memory it is, with whom it is deleted by a foreign key; null for none.
+  -- End user of the memory; a foreign key deletes the memory with it. Null without one.
   actor_id text,
   content text not null,
   -- SHA-256 of the text in NFC with every run of whitespace as one space: equal texts.

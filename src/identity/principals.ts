@@ -378,7 +378,7 @@ export async function callerForPrincipal(
 }
 
 /**
- * Returns the caller with whom definitions of a project act: bound to the project regardless of the credential, and
+ * Returns the caller for actions of a project's definitions: bound to the project regardless of the credential, and
  * therefore without the admin gate, and restricted by the current permissions of the definitions' authors.
  */
 export async function effectiveCaller(

@@ -57,7 +57,7 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   return authorizeList(inv, caller, action, operation.kind)
 }
 
-/** Refuses a caller for whom no resource can be allowed; for uploads, before their body is read. */
+/** Refuses a caller without permission for any resource; for uploads, before their body is read. */
 export async function refuseIfNeverAllowed(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
   const action = operation.action as string

@@ -73,7 +73,7 @@ export type TurnInput = {
   chain_id?: string | null
   conversation_id?: string | null
   session_id?: string | null
-  /** The end user of the session, to whom usage is attributed. */
+  /** End user of the session; usage is attributed to it. */
   actor_id?: string | null
   /** Whether the turn was not requested separately: quotas are then checked only when it starts. */
   automatic?: boolean
