@@ -11,6 +11,7 @@ const areas = [
   'evaluation',
   'formations',
   'mcp',
+  'protocols',
 ]
 
 const packages = (...names) => names.flatMap(name => [`^${name}$`, `(^|/)node_modules/(@types/)?${name}/`])
