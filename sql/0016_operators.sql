@@ -25,7 +25,8 @@ alter table conversation_messages add column operator_id text;
 
 alter table approvals
   add column approver text not null default 'operator' check (approver in ('operator', 'end_user')),
-  -- Names of the arguments that the end user sees.
+  -- What the end user sees: a title, null for an operator, and the names of the arguments.
+  add column title text,
   add column end_user_arguments text[] not null default '{}',
   -- Loose: end user who resolved the item.
   add column resolved_by_actor_id text;

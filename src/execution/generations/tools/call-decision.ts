@@ -132,7 +132,7 @@ function proposalOf(
   { generation, data: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'data'>,
   { callable: { id, name, type } }: TurnTool,
   { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: JustificationValues },
-  { policy_version, expires_in, forbid_self_approval }: Extract<Verdict, { decision: 'route_to_approval' }>,
+  verdict: Extract<Verdict, { decision: 'route_to_approval' }>,
 ): Proposal {
   return {
     generation,
@@ -142,9 +142,11 @@ function proposalOf(
     reasoning: stringOrNull(justification.approval_reasoning),
     evidence: objectOrNull(justification.approval_evidence),
     predicted_impact: stringOrNull(justification.approval_predicted_impact),
-    policy_version,
-    expires_in,
-    forbid_self_approval,
+    policy_version: verdict.policy_version,
+    expires_in: verdict.expires_in,
+    forbid_self_approval: verdict.forbid_self_approval,
+    approver: verdict.approver,
+    end_user_arguments: verdict.end_user_arguments,
     tool_context,
     guardrail_context,
   }
