@@ -46,6 +46,8 @@ export type MessageDraft = MessageSource & {
   origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
+  /** ID of the user who wrote an operator message. */
+  operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
   /** Position at which to insert the message; default and maximum: the end. */
@@ -163,9 +165,9 @@ const insertMessage = (
       update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        generation_id, metadata, idempotency_key)
+        operator_id, generation_id, metadata, idempotency_key)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),
