@@ -370,6 +370,22 @@ describe('feedback', function () {
     assert.deepEqual(await numbers(kept), [[-1, ['label-kept'], 'comment-kept']])
   })
 
+  it('has no text after its message was deleted at the same time', async () => {
+    const texts = await Promise.all(
+      Array.from({ length: 15 }, async (_, n) => {
+        const { session, answer, path, generation_id } = await answered()
+        const own = `/conversations/${session.conversation_id}/messages/${answer.document_id}`
+        const given = Promise.all([1, 2, 3].map(round => key.put(path, { rating: 1, comment: `late ${n} ${round}` })))
+        const [deleted, replies] = await Promise.all([key.delete(own), given])
+        assert.equal(deleted.status, 204)
+        for (const { status } of replies) assert.ok(status === 200 || status === 404, String(status))
+        const { rows } = await run('select comment from feedback where generation_id = $1', [generation_id])
+        return rows.map(({ comment }: any) => comment)
+      }),
+    )
+    assert.deepEqual(new Set(texts.flat().concat(null)), new Set([null]))
+  })
+
   it('of an end user moves with a merge and is without text when the end user is deleted', async () => {
     const [rated, twice] = [await answered(), await answered()]
     const { id } = await rate(rated, { rating: 1, comment: 'mine', labels: ['mine'] })
