@@ -15,6 +15,7 @@ import {
   OVERLAY_DESCRIPTION,
   turnFields,
 } from '../conversations/model.ts'
+import { MessageParts } from '../conversations/parts-model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -113,6 +114,7 @@ export const SessionMessage = z
     role: z.enum(['user', 'assistant']),
     origin: MessageOrigin,
     content: z.string().nullable(),
+    parts: MessageParts,
     document_id: z.string(),
     position: z.int(),
     model: z.string().nullable(),
@@ -128,6 +130,7 @@ export const SessionMessageStored = z
   .object({
     role: z.literal('user'),
     content: z.string().nullable(),
+    parts: MessageParts,
     document_id: z.string(),
     position: z.int(),
     created_at: z.iso.datetime(),

@@ -4,7 +4,7 @@ import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { TurnSource } from '../../execution/generations/loop/turn-owner.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
-import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { appendMessage, lockConversation, setMediaDescription } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
@@ -47,6 +47,9 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
 
     target: ({ kind, id }) =>
       [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
+
+    described: (db, { message_id, ...description }) =>
+      setMediaDescription(db, claimed.conversation.id, message_id, description),
 
     started(outbox, { id, trace_id }) {
       if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })

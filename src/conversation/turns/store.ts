@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
+import type { MessagePart } from '../conversations/parts-model.ts'
 import { sessionHooks } from './hooks.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
@@ -248,6 +249,12 @@ const SeenMessage = z.object({
   metadata: z.record(z.string(), z.unknown()).nullable(),
   history: z.unknown(),
   actor_name: z.string().nullable(),
+  document_id: z.string(),
+  parts: z.custom<MessagePart[]>().nullable(),
+  /** Descriptions of files, by file ID. */
+  descriptions: z.record(z.string(), z.string()).nullable(),
+  /** Texts of the documents in the parts that exist, by ID. */
+  texts: z.record(z.string(), z.string()).nullable(),
 })
 export type SeenMessage = z.output<typeof SeenMessage>
 
@@ -260,6 +267,11 @@ const PromptFacts = z.object({
 })
 export type PromptFacts = z.output<typeof PromptFacts>
 const promptFactsRow = sql.type(PromptFacts)
+
+/** Expression for the texts of the documents in the parts of a message `m`, by ID. By the primary keys. */
+const documentTexts = sql.fragment`case when m.parts @> '[{"type": "document"}]' then (
+  select json_object_agg(pd.id, px.content) from documents pd join document_texts px on px.document_id = pd.id
+  where pd.status <> 'withdrawn' and pd.id in (select part ->> 'document_id' from jsonb_array_elements(m.parts) as e (part))) end`
 
 /**
  * Marks a turn as running and reads the input of its prompt: the last messages up to the agent's limit. The turn stores
@@ -295,6 +307,7 @@ export const startTurnWithPrompt = (
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'actor_name', a.name) order by m.position), '[]')
+          'history', m.history, 'actor_name', a.name, 'document_id', m.document_id, 'parts', m.parts,
+          'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
 }

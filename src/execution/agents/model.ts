@@ -8,6 +8,7 @@ import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
 import { KnowledgeConfig } from './knowledge.ts'
+import { MediaSettings } from './media.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -153,6 +154,9 @@ const fields = {
     .describe(
       'Storage of turn content: `full` — stored; `none` — not stored. Null for the setting of the project, which cannot be exceeded.',
     ),
+  media: MediaSettings.nullable().describe(
+    'Handling of images and files in messages. Null for all media types with the fallback `extract`.',
+  ),
 }
 
 /** Two versions that share the turns of an agent. */
