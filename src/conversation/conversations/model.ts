@@ -144,6 +144,10 @@ export const conversationKind = kind({
   table: 'conversations',
   references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
   record: Conversation,
+  hidden: {
+    /** Bytes of a token in the last request of a turn with a context policy, by the metered input. */
+    bytes_per_token: z.number().nullable(),
+  },
   events: ['created', 'updated', 'deleted'],
 })
 
