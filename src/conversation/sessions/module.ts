@@ -1,4 +1,4 @@
-import { turnContent } from '../../control/retention/erasure.ts'
+import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
@@ -8,6 +8,7 @@ import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
+import { titleContent, titleWork } from './title.ts'
 
 export default module('sessions', {
   tags: { Sessions: 'Conversations of one end user with one agent.' },
@@ -22,10 +23,12 @@ export default module('sessions', {
     }),
   ],
   operations: sessionOperations,
+  work: [titleWork],
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
   ],

@@ -13,6 +13,7 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
+import { checkBodyParts } from '../conversations/parts.ts'
 import { messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
@@ -307,12 +308,21 @@ export const sessionOperations: Operation[] = [
     description:
       'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
     action: OPERATE_ACTION,
-    alsoActions: ['documents:GetDocument'],
+    alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
     internal: true,
     mcp: true,
     body: OperatorMessageInput,
     answers: { 201: SessionMessage, 200: SessionMessage },
-    raises: ['NAME_CONFLICT', 'SESSION_CLOSED', 'SESSION_EXPIRED', 'SESSION_NOT_UNDER_OPERATOR'],
+    raises: [
+      'FILE_NOT_FOUND',
+      'MEDIA_NOT_ACCEPTED',
+      'NAME_CONFLICT',
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+      'SESSION_NOT_UNDER_OPERATOR',
+    ],
+    // No model takes the parts: it reads the text form of the message.
+    prepare: context => checkBodyParts(context, context.resource.project_id, context.body, async () => null),
     run: sendOperatorMessage,
   }),
   sessions.action('handback', {
