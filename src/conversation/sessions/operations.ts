@@ -148,6 +148,34 @@ const takeoverOperation = itemOperation(sessionKind, {
   run: async context => sessionKind.present(await takeOver(context)),
 })
 
+const operatorMessageOperation = itemOperation(sessionKind, {
+  id: 'sendOperatorMessage',
+  method: 'post',
+  path: `${path}/operator-messages`,
+  command: ['sessions', 'send-as-operator'],
+  summary: 'Send a message as an operator',
+  description:
+    'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
+  tag,
+  action: OPERATE_ACTION,
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
+  internal: true,
+  mcp: true,
+  body: OperatorMessageInput,
+  answers: { 201: SessionMessage, 200: SessionMessage },
+  raises: [
+    'FILE_NOT_FOUND',
+    'MEDIA_NOT_ACCEPTED',
+    'NAME_CONFLICT',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+    'SESSION_NOT_UNDER_OPERATOR',
+  ],
+  // No model takes the parts: it reads the text form of the message.
+  prepare: context => checkBodyParts(context, context.resource.project_id, context.body, async () => null),
+  run: sendOperatorMessage,
+})
+
 export const sessionOperations: Operation[] = [
   createOperation,
   // Order by sessions_project; filters by sessions_agent, sessions_actor, sessions_operated, sessions_assigned,
@@ -301,30 +329,7 @@ export const sessionOperations: Operation[] = [
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),
   takeoverOperation,
-  sessions.action('operator-messages', {
-    id: 'sendOperatorMessage',
-    command: ['sessions', 'send-as-operator'],
-    summary: 'Send a message as an operator',
-    description:
-      'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
-    action: OPERATE_ACTION,
-    alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
-    internal: true,
-    mcp: true,
-    body: OperatorMessageInput,
-    answers: { 201: SessionMessage, 200: SessionMessage },
-    raises: [
-      'FILE_NOT_FOUND',
-      'MEDIA_NOT_ACCEPTED',
-      'NAME_CONFLICT',
-      'SESSION_CLOSED',
-      'SESSION_EXPIRED',
-      'SESSION_NOT_UNDER_OPERATOR',
-    ],
-    // No model takes the parts: it reads the text form of the message.
-    prepare: context => checkBodyParts(context, context.resource.project_id, context.body, async () => null),
-    run: sendOperatorMessage,
-  }),
+  operatorMessageOperation,
   sessions.action('handback', {
     summary: 'Hand a session back to its agent',
     description:
