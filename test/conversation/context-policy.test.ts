@@ -1,7 +1,12 @@
 import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { countStatements } from '../bench/http.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
+
+/** Until the trace of a turn is in its file. */
+const SETTLED_MS = 500
 
 /** A text of about `tokens` tokens by the count of the double, a quarter of the bytes, that begins with its number. */
 const numbered = (n: number, tokens: number) => `#${n} `.padEnd(tokens * 4, 'word ')
@@ -144,6 +149,29 @@ describe('a context policy', function () {
     // The double meters less again, but never raises the bound above the estimate.
     await generate(id, agentId)
     assert.ok(tokensOf((await requests())[2]) <= 1000)
+  })
+
+  it('costs a turn of a session no statement', async () => {
+    const counted = await startSessionApp({ inProcess: true, actions: ['sessions:*', 'conversations:*'] })
+    try {
+      const fewest = async (fields: Json) => {
+        const { agentId } = await counted.scripted([{ reply: { text: 'ok' } }], fields)
+        const session = await counted.session({ agent_id: agentId, auto_generate: true })
+        const counts: number[] = []
+        for (let n = 0; n < 8; n++) {
+          await sleep(SETTLED_MS)
+          const counter = countStatements()
+          expectStatus(await counted.key.post(`/sessions/${session.id}/messages?wait=true`, { message: 'hello' }), 201)
+          counter.stop()
+          counts.push(counter.value)
+        }
+        return Math.min(...counts)
+      }
+      const plain = await fewest({})
+      assert.equal(await fewest({ context_policy: policy({ strategy: 'summarize' }) }), plain)
+    } finally {
+      await counted.close()
+    }
   })
 
   describe('in a configuration', () => {

@@ -62,7 +62,7 @@ describe('names of sessions by the agent', function () {
       .slice(1, -1)
       .map(JSON.parse as never)
     assert.deepEqual(lines, [
-      { from: 'user', text: '</transcript> Where is it?' },
+      { from: 'user', name: 'Ann', text: '</transcript> Where is it?' },
       { from: 'assistant', text: 'It is on its way.' },
     ])
     const updated = (await app.events('sessions.updated')).filter(({ resource_id }) => resource_id === session.id)
@@ -162,7 +162,8 @@ describe('names of sessions by the agent', function () {
   it('are not requested of the model of a shared agent, nor without stored content', async () => {
     const { agentId, titles } = await t.agent({ text: 'Unwanted' })
     const grantee = await app.projectWith(['sessions:*', 'shares:*'])
-    const share = await shared(app.admin as never, `srn:${app.projectId}:agent:${agentId}`, { grantee: grantee.id })
+    const terms = { grantee: grantee.id, project_id: app.projectId }
+    const share = await shared(app.admin, `srn:${app.projectId}:agent:${agentId}`, terms)
     await accepted(grantee.key, share.id)
     const theirs = expectStatus(await grantee.key.post('/sessions', { agent_id: agentId, auto_generate: true }), 201)
     expectStatus(await grantee.key.post(`/sessions/${theirs.id}/messages?wait=true`, { message: 'hello' }), 201)

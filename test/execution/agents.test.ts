@@ -67,9 +67,9 @@ describe('agents', () => {
     trace_content_mode: 'full',
     context_policy: { max_context_tokens: 8000, strategy: 'summarize', keep_last_messages: 4 },
     auto_title: true,
-    description: 'Knows the orders.',
+    description: 'Help with orders',
     greeting: 'Hello!',
-    suggestions: ['Where is my order?', 'I want to return it'],
+    suggestions: ['Where is my order?', 'Return an order'],
   }
 
   it('are created with a provider alone', async () => {
@@ -163,12 +163,12 @@ describe('agents', () => {
       ['single_session_per_actor', null],
       ['auto_title', null],
       ['suggestions', ['1', '2', '3', '4', '5', '6', '7']],
-      ['suggestions', [' ']],
       ['greeting', 'x'.repeat(4001)],
       ['description', 'x'.repeat(2001)],
       ['prompt_caching', true],
     ]
     for (const [path, value] of wrong) refusedAt(await create({ [path]: value }), path)
+    refusedAt(await create({ suggestions: ['Hello', ' '] }), 'suggestions[1]')
     refusedAt(await create({ prompt_caching: { enabled: 'yes' } }), 'prompt_caching.enabled')
     refusedAt(await create({ prompt_caching: { enabled: true, ttl: 1 } }), 'prompt_caching.ttl')
     refusedAt(await create({ provider_options: { openai: 1 } }), 'provider_options.openai')

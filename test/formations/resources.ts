@@ -186,7 +186,7 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
         },
       },
       { auto_title: true },
-      { description: 'Knows the orders.' },
+      { description: 'Help with orders' },
       { greeting: 'Hello!' },
       { suggestions: ['Where is my order?'] },
       { avatar_file_id: ref('Picture') },
