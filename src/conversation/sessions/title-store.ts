@@ -13,9 +13,9 @@ export const insertTitleWork = async (
       insert into session_title_work (conversation_id, id, agent_id, agent_version)
       select ${item.conversation_id}, ${item.id}, ${item.agent_id}, ${item.agent_version}
       where not exists (
-        select from conversation_messages
-        where conversation_id = ${item.conversation_id} and role = 'assistant' and origin is distinct from 'operator'
-          and generation_id is distinct from ${item.generation_id})
+        select from conversation_messages m join generations g on g.id = m.generation_id
+        where m.conversation_id = ${item.conversation_id} and m.role = 'assistant' and g.id <> ${item.generation_id}
+          and g.status = 'completed')
       on conflict (conversation_id) do nothing`)
   ).rowCount === 1
 

@@ -19,7 +19,7 @@ export type RequestSize = {
   /** Estimated tokens. */
   tokens: number
   /** Tokens that its other parts leave to the history. */
-  room: number
+  capacity: number
   /** Whether messages of the history were omitted, in this step or an earlier one. */
   dropped: boolean
 }
@@ -76,7 +76,7 @@ export function boundHistory(
   history: readonly ModelMessage[],
   request: Pick<ModelRequest, 'system' | 'tools'> & { fixed: readonly (ModelMessage | PromptMessage)[] },
   bytesPerToken: number | null,
-): { history: ModelMessage[] } & Pick<RequestSize, 'bytes' | 'tokens' | 'room'> {
+): { history: ModelMessage[] } & Pick<RequestSize, 'bytes' | 'tokens' | 'capacity'> {
   const { max_context_tokens, keep_last_messages } = completePolicy(policy)
   const groups = groupsOf(history).map(messages => ({ messages, bytes: totalBytes(messages) }))
   const lastUser = groups.findLastIndex(({ messages }) => messages[0].role === 'user')
@@ -95,7 +95,7 @@ export function boundHistory(
     history: kept.flatMap(({ messages }) => messages),
     bytes,
     tokens: tokensOf(bytes, bytesPerToken),
-    room: Math.max(0, max_context_tokens - tokensOf(fixed, bytesPerToken)),
+    capacity: Math.max(0, max_context_tokens - tokensOf(fixed, bytesPerToken)),
   }
 }
 

@@ -233,7 +233,7 @@ async function requestStep(
   return callRoute(services, route, request, { step, routing })
 }
 
-/** Returns the messages of the history that the context of a step has room for. */
+/** Returns the messages of the history that fit into the context of a step. */
 function historyOf(
   turn: TurnAttempt,
   data: TurnData,

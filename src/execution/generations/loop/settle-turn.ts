@@ -211,7 +211,7 @@ function contextOf(
   const metered = request.step === answered.n ? (answered.usage?.input_tokens ?? null) : null
   const { bytes_per_token, full } = contextUse(agent.context_policy, request, metered, answered.text ?? '')
   const summarizes = full && mayStoreDerived(turn) && agent.context_policy.strategy === 'summarize'
-  return { bytes_per_token, summarize: summarizes ? { history_tokens: request.room } : null }
+  return { bytes_per_token, summarize: summarizes ? { history_tokens: request.capacity } : null }
 }
 
 /** Returns the step in progress as settled by the end of the turn; null if none of its calls has started. */
