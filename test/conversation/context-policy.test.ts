@@ -169,7 +169,8 @@ describe('a context policy', function () {
         return Math.min(...counts)
       }
       const plain = await fewest({})
-      assert.equal(await fewest({ context_policy: policy({ strategy: 'summarize' }) }, plain), plain)
+      const bounded = await fewest({ context_policy: policy({ strategy: 'summarize' }) }, plain)
+      assert.ok(bounded <= plain, `${bounded} statements, ${plain} without a policy`)
     } finally {
       await counted.close()
     }
