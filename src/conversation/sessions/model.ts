@@ -103,6 +103,8 @@ export const sessionHidden = {
   reply_permit: z.custom<ReplyPermit>().nullable(),
   /** Whether no operator message was written for the time of `takeover_timeout_seconds`. */
   operator_timed_out: z.boolean(),
+  /** Set when the end user deleted it. */
+  hidden_at: z.iso.datetime().nullable(),
 }
 
 /** A row with the effective `status`, expiry included. */
