@@ -192,11 +192,13 @@ describe('end-user tokens', () => {
       const { data, total } = expectStatus(await user.get(`${path}/messages`), 200)
       assert.deepEqual([contents(data), total], [['hello', turn.content], 2])
       assert.deepEqual(Object.keys(data[1]).sort(), [
+        'author_name',
         'content',
         'created_at',
         'document_id',
         'generation_id',
         'origin',
+        'parts',
         'position',
         'role',
       ])
