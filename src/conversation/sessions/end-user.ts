@@ -46,6 +46,8 @@ const sessionView = endUserView(
 const storedMessageView = endUserView({
   role: true,
   content: true,
+  // An end user sends no documents.
+  parts: true,
   document_id: true,
   position: true,
   created_at: true,
