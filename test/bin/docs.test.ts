@@ -419,6 +419,12 @@ describe('the commands of the pages', function () {
     assert.match(of('Webhooks'), /"secret":"whsec_/)
   })
 
+  it('of end-users.md run as they are written', async () => {
+    const sections = commandsOf('docs/end-users.md')
+    const answers = await answersOf(sections, base)
+    assert.equal(answers.get('Issue a token'), 'Hello\necho: [Ada]: Hello\nFORBIDDEN')
+  })
+
   it('of operations.md run as they are written, on the data of a deployment that runs', async () => {
     // What has a place for an id is for a dead letter that there is; none is here.
     const commands = [...commandsOf('docs/operations.md')].map(([heading, code]) => [heading, code] as const)
