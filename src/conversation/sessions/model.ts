@@ -98,6 +98,8 @@ export const sessionHidden = {
   takeovers: z.int(),
   /** External id of the end user. */
   actor_external_id: z.string().nullable(),
+  /** Set when the end user deleted it. */
+  hidden_at: z.iso.datetime().nullable(),
   /** Of the turn that answers after the handback. */
   reply_permit: z.custom<ReplyPermit>().nullable(),
   /** Whether no operator message was written for the time of `takeover_timeout_seconds`. */
