@@ -170,6 +170,8 @@ describe('end-user tokens', () => {
       const session = expectStatus(await user.post('/sessions', { agent_id: app.agentId, name: 'Mine' }), 201)
       assert.deepEqual(Object.keys(session).sort(), [
         'agent_id',
+        'attention',
+        'control',
         'created_at',
         'id',
         'last_activity_at',
@@ -190,6 +192,7 @@ describe('end-user tokens', () => {
       const { data, total } = expectStatus(await user.get(`${path}/messages`), 200)
       assert.deepEqual([contents(data), total], [['hello', turn.content], 2])
       assert.deepEqual(Object.keys(data[1]).sort(), [
+        'author_name',
         'content',
         'created_at',
         'document_id',

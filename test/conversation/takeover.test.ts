@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
+import { chat, endUser } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -17,6 +18,7 @@ const ACTIONS = [
   'sessions:GetSession',
   'sessions:ListSession*',
   'sessions:UpdateSession',
+  'sessions:DeleteSession',
   'sessions:SendSessionMessage',
   'sessions:SubmitSessionToolOutputs',
 ]
@@ -272,6 +274,33 @@ describe('takeover', function () {
     assert.deepEqual(expectStatus(await write(session, 'answer', { idempotency_key: 'k1' }), 200), first)
     expectRefusal(await write(session, 'new', { idempotency_key: 'k2' }), 409, 'SESSION_NOT_UNDER_OPERATOR')
     assert.deepEqual((await texts(session)).map(([, content]) => content).slice(0, 2), ['question', 'answer'])
+  })
+
+  it('the end user sees the operator by the display name, and neither notes nor users', async () => {
+    const user = await endUser(app)
+    const session = await chat(user, app.agentId)
+    expectStatus(await operator.post(`${path(session)}/takeover`, { note: 'internal' }), 200)
+    expectStatus(await write(session, 'I am Rosa.'), 201)
+    const { meta } = expectRefusal(await user.post(`${path(session)}/generate`), 409, 'SESSION_UNDER_OPERATOR')
+    assert.deepEqual(meta, { session_id: session.id })
+    for (const name of ['takeover', 'handback', 'operator-messages', 'attention'])
+      expectRefusal(await user.post(`${path(session)}/${name}`, {}), 403, 'FORBIDDEN')
+    expectStatus(await handBack(session, { note: 'internal too' }), 200)
+    const requester = await staff(null, ['sessions:RequestHuman'])
+    expectStatus(await requester.post(`${path(session)}/attention`, { reason: 'angry' }), 200)
+    const seen = [
+      expectStatus(await user.get(path(session)), 200),
+      expectStatus(await user.get(`${path(session)}/messages`), 200),
+    ]
+    assert.deepEqual(
+      seen[1].data.map(({ origin, author_name }: Json) => [origin, author_name]),
+      [
+        ['end_user', null],
+        ['operator', 'Rosa'],
+      ],
+    )
+    assert.deepEqual([seen[0].control, seen[0].attention.reason], ['agent', 'angry'])
+    assert.doesNotMatch(JSON.stringify(seen), /internal|user_|assigned_to/)
   })
 
   it('every way to request a reply is refused under an operator', async () => {

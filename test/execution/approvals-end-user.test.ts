@@ -22,6 +22,7 @@ describe('approvals by end users', function () {
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
       actions: [
         'actors:*',
+        'agents:*',
         'approvals:*',
         'conversations:*',
         'events:*',
@@ -125,6 +126,96 @@ describe('approvals by end users', function () {
     const resolved = ok(await app.key.post(`/approvals/${approval.id}/approve`, { arguments: { amount: 4 } }))
     assert.ok(resolved.resolved_by)
     assert.equal(resolved.resolved_by_actor_id, null)
+  })
+
+  describe('by their tokens', () => {
+    /** An end user with a token for an agent of proposals, its session and the approval in it. */
+    const customer = async (document: Json, scopes = ['chat', 'approvals']) => {
+      const { session, approval } = await proposed(await ruled({ class: 'C', ...document }), actor())
+      const body = { agent_ids: [session.agent_id], scopes }
+      const { token } = ok(await app.key.post(`/actors/${session.actor_id}/tokens`, body), 201)
+      return { session, approval, user: app.as(token) }
+    }
+    const forUsers = { approver: 'end_user', end_user_arguments: ['amount'] }
+    const calls = () => target.requests.filter(({ url }) => url === '/refund').length
+
+    it('an end user approves its call, which is made once, and sees nothing of the tool', async () => {
+      const { session, approval, user } = await customer(forUsers)
+      const before = calls()
+      const shown = ok(await user.get(`/approvals/${approval.id}`))
+      assert.deepEqual(Object.keys(shown).sort(), [
+        'created_at',
+        'expires_at',
+        'id',
+        'shown_arguments',
+        'status',
+        'title',
+      ])
+      assert.deepEqual([shown.title, shown.shown_arguments], ['Confirmation required', { amount: 5 }])
+      const listed = ok(await user.get('/approvals?status=pending'))
+      assert.deepEqual([listed.total, listed.data], [1, [shown]])
+      const replies = await Promise.all([
+        user.post(`/approvals/${approval.id}/approve`),
+        user.post(`/approvals/${approval.id}/approve`),
+      ])
+      assert.deepEqual(replies.map(({ status }) => status).sort(), [200, 409])
+      for (const { body } of [...replies, { body: listed }])
+        assert.doesNotMatch(JSON.stringify(body), /refund|secret-1|guard_|agent_/)
+      const { execution, resolved_by, resolved_by_actor_id } = await eventually(async () => {
+        const found = ok(await app.key.get(`/approvals/${approval.id}`))
+        return found.execution?.generation_id ? found : null
+      })
+      assert.deepEqual([execution.status, resolved_by, resolved_by_actor_id], ['succeeded', null, session.actor_id])
+      assert.equal(calls(), before + 1)
+      const origins = async (by: typeof user) =>
+        ok(await by.get(`/sessions/${session.id}/messages`)).data.map(({ origin }: Json) => origin)
+      await eventually(async () => (await origins(app.key)).length === 4)
+      assert.deepEqual(await origins(user), ['end_user', 'agent', 'agent'])
+    })
+
+    it('others do not find it, and it is not in their lists', async () => {
+      const { approval } = await customer(forUsers)
+      const { user: other } = await customer(forUsers)
+      const path = `/approvals/${approval.id}`
+      for (const reply of [
+        await other.get(path),
+        await other.post(`${path}/approve`),
+        await other.post(`${path}/reject`),
+      ])
+        assert.deepEqual(code(reply), [404, 'APPROVAL_NOT_FOUND'])
+      assert.ok(ok(await other.get('/approvals')).data.every(({ id }: Json) => id !== approval.id))
+      assert.equal(ok(await app.key.get(path)).status, 'pending')
+    })
+
+    it('an approval of operators shows its status only and is refused', async () => {
+      const { approval, user } = await customer({ end_user_arguments: ['amount'] })
+      const path = `/approvals/${approval.id}`
+      const { status, title, shown_arguments } = ok(await user.get(path))
+      assert.deepEqual([status, title, shown_arguments], ['pending', null, null])
+      assert.deepEqual(code(await user.post(`${path}/approve`)), [403, 'FORBIDDEN'])
+      assert.deepEqual(code(await user.post(`${path}/reject`, { reason: 'no' })), [403, 'FORBIDDEN'])
+      ok(await app.key.post(`${path}/reject`, { reason: 'no' }))
+      assert.equal(ok(await user.get(path)).status, 'rejected')
+    })
+
+    it('edits are refused, a rejection needs no reason, and the batch is not open', async () => {
+      const { session, approval, user } = await customer(forUsers)
+      const path = `/approvals/${approval.id}`
+      const before = calls()
+      assert.deepEqual(code(await user.post(`${path}/approve`, { arguments: { amount: 1 } })), [403, 'FORBIDDEN'])
+      const batch = { ids: [approval.id], decision: 'approved' }
+      assert.deepEqual(code(await user.post('/approvals/resolve', batch)), [403, 'FORBIDDEN'])
+      assert.equal(ok(await user.post(`${path}/reject`)).status, 'rejected')
+      const { resolution_reason, resolved_by_actor_id } = ok(await app.key.get(path))
+      assert.deepEqual([resolution_reason, resolved_by_actor_id], ['Declined by the end user', session.actor_id])
+      assert.equal(calls(), before)
+    })
+
+    it('requires the scope', async () => {
+      const { approval, user } = await customer(forUsers, ['chat'])
+      for (const reply of [await user.get('/approvals'), await user.post(`/approvals/${approval.id}/approve`)])
+        assert.deepEqual(code(reply), [403, 'FORBIDDEN'])
+    })
   })
 
   it('a turn that follows an approval waits for the handback of the session', async () => {
