@@ -51,7 +51,7 @@ const settings = {
 /** Request for a person. */
 const Attention = z
   .object({
-    reason: z.string(),
+    reason: z.string().nullable().describe('Null if it was erased'),
     urgency: z.enum(URGENCIES),
     since: z.iso.datetime(),
     by: z.object({ type: z.enum(['agent', 'user', 'api_key']), id: z.string() }).describe('Who requested it'),

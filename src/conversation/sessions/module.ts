@@ -1,10 +1,11 @@
-import { turnContent } from '../../control/retention/erasure.ts'
+import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { isOwnSession, ownSessionIds } from './end-user.ts'
+import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
@@ -28,6 +29,7 @@ export default module('sessions', {
   schedules: [sessionExpirySchedule],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(attentionContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
     endUserSessions.with({ owns: isOwnSession, ids: ownSessionIds }),
