@@ -13,7 +13,7 @@ type Json = Record<string, any>
 /** The operations that end users may call, by scope. */
 const OPEN: Record<string, string[]> = {
   approvals: ['approveApproval', 'getApproval', 'listApprovals', 'rejectApproval'],
-      chat: [
+  chat: [
     'cancelSession',
     'createSession',
     'deleteSession',

@@ -198,6 +198,7 @@ describe('end-user tokens', () => {
         'document_id',
         'generation_id',
         'origin',
+        'parts',
         'position',
         'role',
       ])
@@ -268,6 +269,11 @@ describe('end-user tokens', () => {
       assert.deepEqual(expectStatus(await narrow.get(`/agents/${app.agentId}`), 200), {
         id: app.agentId,
         name: 'agent',
+        description: null,
+        avatar_file_id: null,
+        greeting: null,
+        suggestions: null,
+        media: null,
       })
     })
 

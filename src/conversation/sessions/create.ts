@@ -14,6 +14,7 @@ import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
 import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { copySummary } from '../summaries/store.ts'
 import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
@@ -173,7 +174,9 @@ export async function forkSession(
     forked_from_session_id: parent.id,
     forked_from_position: until,
   })
-  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  const copy = { from: parent.conversation_id, to: conversation.id, until }
+  const message_count = await copyMessages(tx, copy)
+  await copySummary(tx, copy)
   emitCreated(tx, session, { ...conversation, message_count })
   return session
 }

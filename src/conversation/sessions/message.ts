@@ -11,6 +11,7 @@ import { principalRecord } from '../../core/iam/caller.ts'
 import { replayWhileContentKept } from '../../execution/generations/erase/purge.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import type { MessageRow } from '../conversations/model.ts'
+import { type CheckedParts, checkBodyParts, findSessionAgent } from '../conversations/parts.ts'
 import { appendMessage, findMessage, messageSource } from '../conversations/store.ts'
 import { mergeAutoTurn, refuseSelfWait } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
@@ -27,15 +28,19 @@ type SendContext = Pick<
  * Stores a user message, whether or not a turn is running. With auto_generate it also requests, in the same
  * transaction and unless an operator has the session, a turn that reads the message; `wait` then delays the response of a message without delay until that
  * turn ends.
- * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage); with `wait` the failure of the turn
+ * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage) or of parts (checkParts); with `wait`
+ *   the failure of the turn
  */
 export async function sendMessage(context: SendContext): Promise<OperationResult> {
   const { services, query, request } = context
   const turnId = newId('gen')
+  const checked = await checkBodyParts(context, context.resource.project_id, context.body, () =>
+    findSessionAgent(services.pool, context.resource),
+  )
   // Subscribes before the turn exists, so that its end is neither missed nor polled.
   const subscription = query.wait ? subscribeTurn(services, turnId) : null
   try {
-    const stored = await storeMessage(context, turnId)
+    const stored = await storeMessage(context, turnId, checked)
     const { generation_id, delayed } = stored
     if (!subscription || generation_id === null || delayed) return responseOf(stored, null)
     const { closed } = request
@@ -68,10 +73,11 @@ type Stored = { message: MessageRow; created: boolean; delayed: boolean; generat
 function responseOf({ message, created, generation_id }: Stored, ended: TurnEndState | null): OperationResult {
   if (ended?.failure) raiseFailure(ended)
   const reply = ended?.result ?? null
-  const { role, content, document_id, position, created_at } = message
+  const { role, content, parts, document_id, position, created_at } = message
   const response = result(created ? 201 : 200, {
     role,
     content,
+    parts,
     document_id,
     position,
     created_at,
@@ -90,7 +96,7 @@ function whileContentStored(documentId: string, generationId: string | null): Re
 }
 
 /** Stores the message and, with auto_generate, requests a turn, which gets `turnId` if it is new. */
-function storeMessage(context: SendContext, turnId: string): Promise<Stored> {
+function storeMessage(context: SendContext, turnId: string, checked: CheckedParts | null): Promise<Stored> {
   const { services, caller, body, resource } = context
   const requestContext = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return services.write(async tx => {
@@ -98,7 +104,7 @@ function storeMessage(context: SendContext, turnId: string): Promise<Stored> {
     requireOpen(session)
     if (session.auto_generate && context.query.wait) refuseSelfWait(context.origin, conversation.id)
     const stored = await appendMessage(tx, conversation, {
-      ...messageSource(body, context.allow),
+      ...messageSource(body, context.allow, checked),
       role: 'user',
       actor_id: session.actor_id,
       idempotency_key: body.idempotency_key,

@@ -15,6 +15,7 @@ import {
   OVERLAY_DESCRIPTION,
   turnFields,
 } from '../conversations/model.ts'
+import { MessageParts } from '../conversations/parts-model.ts'
 import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
@@ -98,12 +99,12 @@ export const sessionHidden = {
   takeovers: z.int(),
   /** External id of the end user. */
   actor_external_id: z.string().nullable(),
-  /** Set when the end user deleted it. */
-  hidden_at: z.iso.datetime().nullable(),
   /** Of the turn that answers after the handback. */
   reply_permit: z.custom<ReplyPermit>().nullable(),
   /** Whether no operator message was written for the time of `takeover_timeout_seconds`. */
   operator_timed_out: z.boolean(),
+  /** Set when the end user deleted it. */
+  hidden_at: z.iso.datetime().nullable(),
 }
 
 /** A row with the effective `status`, expiry included. */
@@ -115,6 +116,7 @@ export const SessionMessage = z
     role: z.enum(['user', 'assistant']),
     origin: MessageOrigin,
     content: z.string().nullable(),
+    parts: MessageParts,
     document_id: z.string(),
     position: z.int(),
     model: z.string().nullable(),
@@ -130,6 +132,7 @@ export const SessionMessageStored = z
   .object({
     role: z.literal('user'),
     content: z.string().nullable(),
+    parts: MessageParts,
     document_id: z.string(),
     position: z.int(),
     created_at: z.iso.datetime(),

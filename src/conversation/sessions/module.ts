@@ -11,6 +11,7 @@ import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
+import { titleContent, titleWork } from './title.ts'
 
 export default module('sessions', {
   tags: { Sessions: 'Conversations of one end user with one agent.' },
@@ -25,11 +26,13 @@ export default module('sessions', {
     }),
   ],
   operations: sessionOperations,
+  work: [titleWork],
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   extensions: [
     turnContent.with(sessionContent),
     endUserContent.with(attentionContent),
+    endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
     endUserSessions.with({ owns: isOwnSession, ids: ownSessionIds }),

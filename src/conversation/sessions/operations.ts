@@ -13,6 +13,7 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
+import { checkBodyParts } from '../conversations/parts.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
@@ -165,6 +166,34 @@ const takeoverOperation = itemOperation(sessionKind, {
   run: async context => sessionKind.present(await takeOver(context)),
 })
 
+const operatorMessageOperation = itemOperation(sessionKind, {
+  id: 'sendOperatorMessage',
+  method: 'post',
+  path: `${path}/operator-messages`,
+  command: ['sessions', 'send-as-operator'],
+  summary: 'Send a message as an operator',
+  description:
+    'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
+  tag,
+  action: OPERATE_ACTION,
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
+  internal: true,
+  mcp: true,
+  body: OperatorMessageInput,
+  answers: { 201: SessionMessage, 200: SessionMessage },
+  raises: [
+    'FILE_NOT_FOUND',
+    'MEDIA_NOT_ACCEPTED',
+    'NAME_CONFLICT',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+    'SESSION_NOT_UNDER_OPERATOR',
+  ],
+  // No model takes the parts: it reads the text form of the message.
+  prepare: context => checkBodyParts(context, context.resource.project_id, context.body, async () => null),
+  run: sendOperatorMessage,
+})
+
 /** Returns the removal of sessions, by which an end user hides a session. */
 const hidesForEndUsers = (remove: Operation): Operation => ({
   ...remove,
@@ -232,7 +261,7 @@ export const sessionOperations: Operation[] = [
     transaction: false,
     waiting: turnWaiting(false),
     query: WaitQuery,
-    alsoActions: ['documents:GetDocument'],
+    alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
     body: SessionMessageInput,
     answers: { 201: SessionMessageStored, 200: SessionMessageStored },
     raises: [
@@ -240,8 +269,10 @@ export const sessionOperations: Operation[] = [
       'AI_PROVIDER_ERROR',
       'AI_PROVIDER_MISCONFIGURED',
       'MODEL_ROUTE_NOT_FOUND',
+      'FILE_NOT_FOUND',
       'GENERATION_FAILED',
       'INVALID_TOOL_CONTEXT_KEY',
+      'MEDIA_NOT_ACCEPTED',
       'OUTPUT_SCHEMA_VALIDATION_FAILED',
       'NAME_CONFLICT',
       'PROJECT_PAUSED',
@@ -331,21 +362,7 @@ export const sessionOperations: Operation[] = [
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),
   takeoverOperation,
-  sessions.action('operator-messages', {
-    id: 'sendOperatorMessage',
-    command: ['sessions', 'send-as-operator'],
-    summary: 'Send a message as an operator',
-    description:
-      'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
-    action: OPERATE_ACTION,
-    alsoActions: ['documents:GetDocument'],
-    internal: true,
-    mcp: true,
-    body: OperatorMessageInput,
-    answers: { 201: SessionMessage, 200: SessionMessage },
-    raises: ['NAME_CONFLICT', 'SESSION_CLOSED', 'SESSION_EXPIRED', 'SESSION_NOT_UNDER_OPERATOR'],
-    run: sendOperatorMessage,
-  }),
+  operatorMessageOperation,
   sessions.action('handback', {
     summary: 'Return a session to its agent',
     description:

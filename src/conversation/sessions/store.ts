@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
-import { messageOrigin } from '../conversations/store.ts'
+import { messageOrigin, messageParts } from '../conversations/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { ReplyPermit, SessionRow, SessionStatus } from './model.ts'
 
@@ -145,7 +145,7 @@ export const listOpenSessions = (db: Queryable, agentId: string, actorId: string
     where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' order by t.id`)
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
-export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, m.document_id, m.position, g.output ->> 'model' as model,
+export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, ${messageParts} as parts, m.document_id, m.position, g.output ->> 'model' as model,
   m.actor_id, m.generation_id, u.display_name as author_name, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id left join users u on u.id = m.operator_id`
@@ -162,9 +162,10 @@ export const copyMessages = (
 ): Promise<number> =>
   db.oneFirst(countRow`
     with copied as (
-      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, operator_id, generation_id,
-        metadata, history, created_at)
-      select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, operator_id, generation_id, metadata, history, created_at
+      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, operator_id,
+        generation_id, parts, media_descriptions, file_ids, metadata, history, created_at)
+      select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, operator_id, generation_id, parts,
+        media_descriptions, file_ids, metadata, history, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
       returning 1

@@ -36,6 +36,9 @@ export type SettledTurn = {
   /** Of a paused turn with stored content. */
   required_action?: Record<string, unknown> | null
   agent_id: string
+  agent_version?: number | null
+  /** Whether the agent names its sessions. */
+  names_session?: boolean
   /** Text streamed when the turn was ended; null if none or if it completed. */
   partial: string | null
   /** Position of the reply. */
