@@ -12,6 +12,7 @@ type Json = Record<string, any>
 
 /** The operations that end users may call, by scope. */
 const OPEN: Record<string, string[]> = {
+  approvals: ['approveApproval', 'getApproval', 'listApprovals', 'rejectApproval'],
   chat: [
     'cancelSession',
     'createSession',
