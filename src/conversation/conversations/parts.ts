@@ -6,7 +6,7 @@ import { filePlaceholder } from '../../content/files/media-notes.ts'
 import { pdfProblem } from '../../content/files/media-pages.ts'
 import { essenceOf } from '../../content/files/media-type.ts'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { fileChunks } from '../../content/files/read-file.ts'
+import { referencedChunks } from '../../content/files/read-file.ts'
 import { maxWholeRead } from '../../content/files/read-memory.ts'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
@@ -165,7 +165,7 @@ function checkType(part: MediaPart, { content_type }: FileRow, agent: AnsweringA
 
 async function checkContent(services: Services, file: FileRow, signal: AbortSignal): Promise<void> {
   const { id, project_id, content_type, size } = file
-  const pieces = () => fileChunks(services, file)
+  const pieces = () => referencedChunks(services, file)
   if (file.storage === null || size === null)
     return raiseNotAccepted(id, { reason: 'content', message: 'The file has no content' })
   const problem =

@@ -3,7 +3,7 @@ import { type MediaInput, mediaInput, PDF, raiseNotAccepted } from '../../../con
 import { fileNote, GONE_NOTE } from '../../../content/files/media-notes.ts'
 import { essenceOf } from '../../../content/files/media-type.ts'
 import type { FileRow } from '../../../content/files/model.ts'
-import { fileChunks } from '../../../content/files/read-file.ts'
+import { referencedChunks } from '../../../content/files/read-file.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { type MediaRules, mediaRules } from '../../agents/media.ts'
@@ -80,7 +80,7 @@ const fenced = (part: MediaPart, file: FileRow, text: string): string =>
 async function extractedText(services: Services, part: MediaPart, file: FileRow, signal: AbortSignal): Promise<string> {
   const { config } = services
   const type = essenceOf(file.content_type ?? '')
-  const pieces = () => fileChunks(services, file)
+  const pieces = () => referencedChunks(services, file)
   const extracted =
     type === PDF
       ? await extractPdf(async () => ({ size: file.size ?? 0, pieces: pieces() }), config, {
