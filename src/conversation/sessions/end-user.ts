@@ -2,7 +2,7 @@ import { type EndUserAccess, endUserView, showToEndUser } from '../../core/api/e
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser } from '../../core/iam/caller.ts'
-import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import { messageView, shownParts, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
 
@@ -44,6 +44,7 @@ const sessionView = endUserView(
 const storedMessageView = endUserView({
   role: true,
   content: true,
+  parts: shownParts,
   document_id: true,
   position: true,
   created_at: true,
@@ -100,6 +101,7 @@ export const messagesAccess = sessionAccess({ query: ['role', 'origin'], view: m
 
 export const sendAccess = sessionAccess({
   fields: ['message', 'parts', 'idempotency_key'],
+  refuses: ({ parts }) => (Array.isArray(parts) && parts.some(part => part?.type === 'document') ? 'parts' : undefined),
   query: ['wait'],
   sends: true,
   view: storedMessageView,

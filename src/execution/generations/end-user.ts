@@ -6,19 +6,23 @@ import type { GenerationRow } from './model.ts'
 
 /** What end users see of turns of their sessions. */
 
+/** Returns the parts of a message without documents of the project. */
+export const shownParts = (parts: readonly { type: string }[] | null) =>
+  parts?.filter(({ type }) => type !== 'document') ?? null
+
 export const messageView = endUserView(
-  [
-    'document_id',
-    'role',
-    'origin',
-    'content',
-    'parts',
-    'position',
-    'created_at',
-    'generation_id',
-    'author_name',
-    'feedback',
-  ],
+  {
+    document_id: true,
+    role: true,
+    origin: true,
+    content: true,
+    parts: shownParts,
+    position: true,
+    created_at: true,
+    generation_id: true,
+    author_name: true,
+    feedback: true,
+  },
   ['conversation_id', 'model', 'actor_id', 'agent_id', 'metadata'],
 )
 
