@@ -22,7 +22,7 @@ describe('parts of messages', function () {
 
   before(async () => {
     app = await startSessionApp({
-      workers: ['generation', 'ingestion', 'orchestration'],
+      workers: ['generation', 'snapshot'],
       actions: ['agents', 'ai-providers', 'conversations', 'documents', 'events', 'files', 'generations', 'sessions']
         .concat('model-routes', 'usage', 'actors', 'quotas')
         .map(module => `${module}:*`),

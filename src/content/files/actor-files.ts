@@ -50,10 +50,10 @@ export async function checkActorUpload(
   return problem ? raiseNotAccepted(null, problem) : type
 }
 
-/** Yields staged bytes. They are not lost: a sweep spares them for an hour. */
 async function* stagedPieces(services: Services, { staged }: Upload): AsyncGenerator<Uint8Array> {
-  const stream = await storageBackends(services).read(staged)
-  if (stream) yield* stream as AsyncIterable<Buffer>
+  const stream = await storageBackends(services).readStaged(staged)
+  if (!stream) throw new Error(`staged bytes ${staged.location} are lost`)
+  yield* stream as AsyncIterable<Buffer>
 }
 
 /** Returns the name of an upload without its directories and hidden characters; its ID if nothing is left. */
