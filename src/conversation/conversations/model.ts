@@ -155,6 +155,10 @@ export const conversationKind = kind({
     },
   ],
   record: Conversation,
+  hidden: {
+    /** Bytes of a token in the last request of a turn with a context policy, by the metered input. */
+    bytes_per_token: z.number().nullable(),
+  },
   events: ['created', 'updated', 'deleted'],
 })
 

@@ -13,6 +13,7 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { deletedSummaryCte } from '../summaries/store.ts'
 import { recordDeletedCtes } from './deleted-messages.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 import { type CheckedParts, lockCheckedFiles } from './parts.ts'
@@ -62,11 +63,15 @@ export type MessageDraft = MessageSource & {
   origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
+  /** ID of the user who wrote an operator message. */
+  operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
+  /** Bytes of a token in the request of the turn that replies; null or absent leaves the stored value. */
+  bytes_per_token?: number | null
   /** Further ctes of the insert. */
   extraCtes?: readonly Fragment[]
 }
@@ -175,12 +180,19 @@ const insertMessage = (
         )
       : sql.fragment`null::text[]`
   const origin = draft.origin ?? (draft.role === 'user' ? 'end_user' : 'agent')
+  const measured =
+    draft.bytes_per_token == null ? sql.fragment`` : sql.fragment`, bytes_per_token = ${draft.bytes_per_token}`
   const position: Fragment =
     draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
   const parts = [
     sql.fragment`place as (
       select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
-    ...(draft.position === undefined ? [] : shiftMessagesCtes(owner.id, draft.position)),
+    ...(draft.position === undefined
+      ? []
+      : [
+          ...shiftMessagesCtes(owner.id, draft.position),
+          deletedSummaryCte(owner.id, sql.fragment`${draft.position}::int`),
+        ]),
     ...(isDocument
       ? []
       : messageTextParts({
@@ -190,12 +202,13 @@ const insertMessage = (
           text,
         })),
     sql.fragment`counted as (
-      update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id})`,
+      update conversations set message_count = message_count + 1, updated_at = now()${measured}
+      where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        generation_id, parts, file_ids, metadata, idempotency_key)
+        operator_id, generation_id, parts, file_ids, metadata, idempotency_key)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),
@@ -297,6 +310,7 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
       returning actor_id, document_id),
+    ${deletedSummaryCte(owner.id, sql.fragment`${row.position}::int`)},
     ${recordDeletedCtes(owner)}
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)

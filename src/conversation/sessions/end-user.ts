@@ -2,7 +2,7 @@ import { type EndUserAccess, endUserView, showToEndUser } from '../../core/api/e
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser } from '../../core/iam/caller.ts'
-import { messageView, shownParts, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
 
@@ -32,6 +32,8 @@ const sessionView = endUserView(
     'inactivity_ttl_seconds',
     'tool_context',
     'knowledge_config',
+    'assigned_to',
+    'takeover_timeout_seconds',
     'generating_at',
     'queued_turns',
     'forked_from_session_id',
@@ -44,7 +46,8 @@ const sessionView = endUserView(
 const storedMessageView = endUserView({
   role: true,
   content: true,
-  parts: shownParts,
+  // An end user sends no documents.
+  parts: true,
   document_id: true,
   position: true,
   created_at: true,

@@ -7,6 +7,7 @@ import { newId } from '../../core/api/ids.ts'
 import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import { replayWhileContentKept } from '../../execution/generations/erase/purge.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import type { MessageRow } from '../conversations/model.ts'
@@ -16,7 +17,7 @@ import { mergeAutoTurn, refuseSelfWait } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
 import { findRequestedTurn, recordRequestedTurn, touchSession } from './store.ts'
-import { turnContext, turnInput } from './turns.ts'
+import { replyPermission, turnContext, turnInput } from './turns.ts'
 
 type SendContext = Pick<
   Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
@@ -25,7 +26,7 @@ type SendContext = Pick<
 
 /**
  * Stores a user message, whether or not a turn is running. With auto_generate it also requests, in the same
- * transaction, a turn that reads the message; `wait` then delays the response of a message without delay until that
+ * transaction and unless an operator has the session, a turn that reads the message; `wait` then delays the response of a message without delay until that
  * turn ends.
  * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage) or of parts (checkParts); with `wait`
  *   the failure of the turn
@@ -116,9 +117,12 @@ function storeMessage(context: SendContext, turnId: string, checked: CheckedPart
       return { ...stored, delayed, generation_id }
     }
     if (!stored.created) return recorded(await findRequestedTurn(tx, conversation.id, document_id))
-    touchSession(tx, session.id)
-    if (!session.auto_generate) return recorded(null)
-    const input = turnInput(session, caller, {
+    const authority = principalRecord(caller)
+    const answers = session.auto_generate && session.control === 'agent'
+    const waits = session.auto_generate && !answers
+    touchSession(tx, session.id, waits ? { authority, permission: replyPermission(session) } : undefined)
+    if (!answers) return recorded(null)
+    const input = turnInput(session, authority, {
       generation_id: turnId,
       tool_context: turnContext(session, requestContext),
       streamed: false,

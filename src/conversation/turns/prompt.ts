@@ -1,11 +1,12 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import type { PromptContext } from '../../execution/generations/model.ts'
 import type { FilePart, ModelMessage, TextPart } from '../../execution/providers/model-messages.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import type { MessagePart } from '../conversations/parts-model.ts'
 import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow } from './store.ts'
 
-export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
+export type Prompt = { messages: ModelMessage[]; system_extra: string[]; context: PromptContext | null }
 
 /**
  * Marks a turn as running and returns its prompt: the conversation as of the turn's first claim. The turn speaks to the
@@ -30,7 +31,12 @@ export async function preparePrompt(
     return {
       refuse: { code: 'VALIDATION_FAILED', message: `Conversation ${conversation.id} has no messages to answer` },
     }
-  return { messages, system_extra: systemParts(facts, turn.actor_id, listener) }
+  const { bytes_per_token } = conversation
+  return {
+    messages,
+    system_extra: systemParts(facts, turn.actor_id, listener),
+    context: facts.summary === null && bytes_per_token === null ? null : { summary: facts.summary, bytes_per_token },
+  }
 }
 
 /** Returns the instructions of the speaker and, if different, of the listener, and the name of the speaker. */

@@ -43,6 +43,8 @@ const agentView = endUserView(
     'max_context_messages',
     'single_session_per_actor',
     'trace_content_mode',
+    'context_policy',
+    'auto_title',
     'version',
     'active_release',
     'created_at',

@@ -6,17 +6,14 @@ import type { GenerationRow } from './model.ts'
 
 /** What end users see of turns of their sessions. */
 
-/** Returns the parts of a message without documents of the project. */
-export const shownParts = (parts: readonly { type: string }[] | null) =>
-  parts?.filter(({ type }) => type !== 'document') ?? null
-
 export const messageView = endUserView(
   {
     document_id: true,
     role: true,
     origin: true,
     content: true,
-    parts: shownParts,
+    // Documents are of the team; their texts are in the content.
+    parts: (parts: { type: string }[] | null) => parts?.filter(({ type }) => type !== 'document') ?? null,
     position: true,
     created_at: true,
     generation_id: true,
