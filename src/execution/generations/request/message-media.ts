@@ -31,7 +31,7 @@ export type MediaHandling = {
 /** Handling by a caller without an agent. */
 export const handlingOf = (models: readonly Inputs[]): MediaHandling => ({ rules: mediaRules(null), models })
 
-/** Returns the inputs of the models that may be called: the provider's, or those of all targets of the route. */
+/** Returns the inputs of the models that may be called: of the provider's model, or of all targets of the route. */
 export function calledModels(
   { provider, route }: { provider: ProviderRow | null; route: LoadedRoute | null },
   model: string | null | undefined,
@@ -46,7 +46,7 @@ export function calledModels(
 const isMedia = (part: { type: string; media?: MessageMedia }): part is MediaPart => part.media !== undefined
 
 /**
- * Returns the parts whose files are sent, newest first: those of the newest turns, as many as a turn may have. A turn
+ * Returns the parts whose files are sent, newest first: of the newest turns, as many as a turn may have. A turn
  * begins with a user message after a reply.
  */
 export function currentMedia(messages: readonly ModelMessage[], rules: MediaRules): MediaPart[] {
