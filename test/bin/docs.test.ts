@@ -407,6 +407,9 @@ describe('the commands of the pages', function () {
     const files = 'Documents and files in messages'
     assert.match(of(files), /"content":"We ship on Friday\.".*"content":"echo: .*We ship on Friday\."/s)
     assert.match(last(of(files)).output.content, /What is this\?/)
+    const chats = of('Images and files in chats')
+    assert.match(chats, /"content":"What is this\?\\n\\n\[image: a dot\]"/)
+    assert.match(chats, /double-1.*\{"id":"file_[^"]+","filename":"dot.png","content_type":"image\/png"/s)
     // The stream as it is read first, the turn from its start, and what follows its second piece.
     assert.deepEqual(of('Streams').match(/^id: 1$|^event: completed$/gm), [
       'id: 1',

@@ -110,6 +110,7 @@ export const messagesAccess = sessionAccess({ query: ['role', 'origin'], view: m
 
 export const sendAccess = sessionAccess({
   fields: ['message', 'parts', 'idempotency_key'],
+  refuses: ({ parts }) => (Array.isArray(parts) && parts.some(part => part?.type === 'document') ? 'parts' : undefined),
   query: ['wait'],
   sends: true,
   view: storedMessageView,
