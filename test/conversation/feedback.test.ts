@@ -128,7 +128,7 @@ describe('feedback', function () {
     expectRefusal(await key.put(on(answer.document_id, other.session.id), { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
     expectRefusal(await key.put(on('doc_unknown'), { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
     const operators = expectStatus(
-      await key.post(`/conversations/${session.conversation_id}/messages`, { role: 'assistant', message: 'By hand' }),
+      await key.post(`/conversations/${session.conversation_id}/messages`, { role: 'assistant', message: 'Written by Eve' }),
       201,
     )
     await run(`update conversation_messages set origin = 'operator' where document_id = $1`, [operators.document_id])
@@ -182,7 +182,7 @@ describe('feedback', function () {
     assert.equal((await key.delete(path)).status, 204)
   })
 
-  it('is one record when given many times at once', async () => {
+  it('is one record when many requests give it concurrently', async () => {
     const rated = await answered()
     const turn = { path: `/generations/${rated.generation_id}/feedback` }
     const given = await Promise.all(Array.from({ length: 20 }, (_, n) => rate(n % 2 ? rated : turn, { score: n / 20 })))

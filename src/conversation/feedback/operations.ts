@@ -16,7 +16,7 @@ const feedback = resource(feedbackKind, { path: '/feedback', tag, module: 'sessi
 const messagePath = '/sessions/{session_id}/messages/{document_id}/feedback'
 const turnPath = '/generations/{generation_id}/feedback'
 
-/** Platform tools do not give feedback, which would be a model's in the name of a person, and do not read comments. */
+/** Models do not rate replies as the principal of their turn, so platform tools do not include the operations. */
 const give = { tag, action: 'sessions:GiveFeedback', internal: true, mcp: true } as const
 
 const time = z
@@ -107,7 +107,7 @@ export const feedbackOperations: Operation[] = [
       ),
       generation_id: equalsFilter('generation_id'),
       rating: columnFilter(
-        z.enum(['1', '-1']).optional().describe('1 for good, -1 for bad'),
+        z.enum(['1', '-1']).optional().describe('1 – good, -1 – bad'),
         rating => sql.fragment`t.rating = ${Number(rating)}`,
       ),
       label: columnFilter(
