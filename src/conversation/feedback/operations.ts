@@ -6,6 +6,7 @@ import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { sessionKind } from '../sessions/kind.ts'
+import { giveAccess, listAccess } from './end-user.ts'
 import { authorOf, deleteFeedback, giveFeedback, targetOfMessage, targetOfTurn } from './give.ts'
 import { Feedback, FeedbackAggregate, FeedbackInput, feedbackKind, GROUPS } from './model.ts'
 import { aggregateFeedback } from './store.ts'
@@ -34,6 +35,7 @@ export const feedbackOperations: Operation[] = [
     path: messagePath,
     summary: 'Give feedback on a message',
     description: 'Replaces earlier feedback of the caller on the message, which must be a reply of the agent.',
+    endUser: giveAccess,
     body: FeedbackInput,
     answers: { 200: Feedback },
     async run({ tx, caller, resource, params, body }) {
@@ -86,7 +88,9 @@ export const feedbackOperations: Operation[] = [
   }),
   feedback.list({
     summary: 'List feedback',
-    description: 'Newest first. Each record is also allowed or denied by the name of its session.',
+    description:
+      'Newest first. Each record is also allowed or denied by the name of its session. End users see their own feedback.',
+    endUser: listAccess,
     internal: true,
     // Order by feedback_project, or by the index of an id.
     filters: {

@@ -88,6 +88,16 @@ export const SessionMessage = z
     actor_id: z.string().nullable(),
     generation_id: z.string().nullable(),
     created_at: z.iso.datetime(),
+    feedback: z
+      .object({
+        rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+        score: z.number().nullable().describe('Score from 0 to 1'),
+        labels: z.array(z.string()),
+        comment: z.string().nullable(),
+      })
+      .nullable()
+      .optional()
+      .describe('Own feedback on the message; only for end users'),
   })
   .meta({ id: 'SessionMessage' })
 

@@ -14,6 +14,7 @@ import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/gen
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
+import { ownFeedback } from '../feedback/own.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { changeSession } from './change.ts'
@@ -105,7 +106,9 @@ const listMessages = itemOperation(sessionKind, {
   answers: { 200: pageOf(SessionMessage) },
   run: context =>
     messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
-      columns: messageColumns,
+      columns: context.caller.end_user
+        ? sql.fragment`${messageColumns}, ${ownFeedback(context.caller.end_user)} as feedback`
+        : messageColumns,
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
