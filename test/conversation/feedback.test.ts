@@ -360,11 +360,17 @@ describe('feedback', function () {
     const ended = await answered()
     await key.put(ended.path, text('actor'), { 'Idempotency-Key': 'rate-actor' })
     await rate(ended, text('actor-later'))
+    // A copy in a dataset goes with the end user.
+    const copies = expectStatus(await key.post('/datasets', { name: 'of an end user' }), 201).id
+    const selection = { label: 'label-actor-later', expected_output: 'comment' }
+    const copied = await key.post(`/datasets/${copies}/items/from-feedback`, selection)
+    assert.deepEqual([copied.status, copied.body.created], [201, 1])
     assert.equal((await key.delete(`/sessions/${ended.session.id}`)).status, 204)
     const purge = await key.post(`/actors/${ended.session.actor_id}/purge-content`)
     assert.equal(purge.status, 202)
     await eventually(async () => (await run('select from actor_purges')).rows.length === 0)
     assert.deepEqual(await numbers(ended), bare)
+    assert.equal(expectStatus(await key.get(`/datasets/${copies}/items`), 200).total, 0)
     for (const marker of ['label-actor', 'comment-actor']) assert.deepEqual(await placesOf(app, marker), [])
 
     const removed = await answered()
