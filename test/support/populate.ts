@@ -72,7 +72,10 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
   const session = (await app.admin.get(`/sessions/${one('sess')}`)).body
-  const reply = await send(`/conversations/${session.conversation_id}/messages`, { role: 'assistant', message: 'hello' })
+  const reply = await send(`/conversations/${session.conversation_id}/messages`, {
+    role: 'assistant',
+    message: 'hello',
+  })
   const rated = await app.admin.put(`/sessions/${session.id}/messages/${reply.document_id}/feedback`, { rating: 1 })
   ids.own.fb = [rated.body.id]
 
