@@ -124,18 +124,21 @@ export const SessionMessage = z
     generation_id: z.string().nullable(),
     author_name: z.string().nullable().describe('Display name of the user who wrote an operator message'),
     created_at: z.iso.datetime(),
-    feedback: z
-      .object({
-        rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
-        score: z.number().nullable().describe('Score from 0 to 1'),
-        labels: z.array(z.string()),
-        comment: z.string().nullable(),
-      })
-      .nullable()
-      .optional()
-      .describe('Own feedback on the message; only for end users'),
   })
   .meta({ id: 'SessionMessage' })
+
+/** A message in lists, with the feedback of the end user who reads it. */
+export const SessionMessageListed = SessionMessage.extend({
+  feedback: z
+    .object({
+      rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+      score: z.number().nullable().describe('Score from 0 to 1'),
+      labels: z.array(z.string()).describe('Labels'),
+      comment: z.string().nullable().describe('Comment'),
+    })
+    .nullable()
+    .describe('Feedback of the end user who reads the message. Null without it, and for other callers.'),
+}).meta({ id: 'SessionMessageListed' })
 
 /** Response to a sent message. */
 export const SessionMessageStored = z

@@ -50,6 +50,7 @@ import {
   SessionInput,
   SessionMessage,
   SessionMessageInput,
+  SessionMessageListed,
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
@@ -114,12 +115,10 @@ const listMessages = itemOperation(sessionKind, {
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
   }),
-  answers: { 200: pageOf(SessionMessage) },
+  answers: { 200: pageOf(SessionMessageListed) },
   run: context =>
-    messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
-      columns: context.caller.end_user
-        ? sql.fragment`${messageColumns}, ${ownFeedback(context.caller.end_user)} as feedback`
-        : messageColumns,
+    messagePage<z.output<typeof SessionMessageListed>>(context, context.resource.conversation_id, {
+      columns: sql.fragment`${messageColumns}, ${ownFeedback(context.caller)} as feedback`,
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
