@@ -28,6 +28,8 @@ const OPEN: Record<string, string[]> = {
     'submitSessionToolOutputs',
     'updateSession',
   ],
+  feedback: ['listFeedback', 'putMessageFeedback'],
+  memories: ['deleteMemory', 'listMemories'],
 }
 
 const isOpen = ({ endUser }: Operation): boolean => endUser !== null
@@ -36,7 +38,13 @@ const isOpen = ({ endUser }: Operation): boolean => endUser !== null
 const pathOf = ({ path }: Operation, values: Json = {}): string =>
   path.replace(/\{(\w+)\}/g, (_match, name: string) => values[name] ?? newId(prefixOf(name)))
 
-const PREFIXES: Json = { session_id: 'sess', generation_id: 'gen', agent_id: 'agent' }
+const PREFIXES: Json = {
+  session_id: 'sess',
+  generation_id: 'gen',
+  agent_id: 'agent',
+  document_id: 'doc',
+  memory_id: 'mem',
+}
 const prefixOf = (name: string): string => PREFIXES[name] ?? name.replace(/_id$/, '')
 
 const send = (client: Client, { method }: Operation, path: string, body?: object): Promise<Reply> =>
@@ -129,6 +137,7 @@ describe('operations for end users', () => {
     const BODIES: Json = {
       sendSessionMessage: { message: 'x' },
       updateSession: { name: 'x' },
+      putMessageFeedback: { rating: 1 },
       submitSessionToolOutputs: {
         generation_id: turn.generation_id,
         tool_outputs: [{ tool_call_id: 'x', output: null }],
