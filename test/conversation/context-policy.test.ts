@@ -146,6 +146,20 @@ describe('a context policy', function () {
     const [first, second] = (await requests()).map(textsOf)
     assert.equal(first.length, 9)
     assert.ok(second.length < 6, String(second.length))
+    // A short request, to which vendors add much, corrects nothing.
+    const short = await app.scripted(
+      [{ when: { call: 1 }, reply: { text: 'ok', usage: { prompt_tokens: 900 } } }, { reply: { text: 'ok' } }],
+      { context_policy: policy({ keep_last_messages: 1 }) },
+    )
+    const other = await conversation(['hello'])
+    await generate(other, short.agentId)
+    for (let n = 1; n < 6; n++)
+      expectStatus(
+        await app.key.post(`/conversations/${other}/messages`, { role: 'user', message: numbered(n, 60) }),
+        201,
+      )
+    await generate(other, short.agentId)
+    assert.equal(textsOf((await short.requests())[1]).length, 7)
     // The double meters less again, but never raises the bound above the estimate.
     await generate(id, agentId)
     assert.ok(tokensOf((await requests())[2]) <= 1000)

@@ -10,6 +10,10 @@ const MESSAGE_BYTES = 12
 const FILE_BYTES = 3400
 /** Part of the bound from which a context is full. */
 const FULL = 0.75
+/** Part of the bound from which a request corrects the estimate: what vendors add to each request distorts short ones. */
+const TELLING = 0.25
+/** Fewest bytes of a token that a correction assumes. */
+const MIN_BYTES_PER_TOKEN = 1
 
 /** Size of a model request of a turn with a context policy. */
 export type RequestSize = {
@@ -100,7 +104,7 @@ export function boundHistory(
 }
 
 /**
- * Returns the bytes of a token by the metered input of a request, null if unknown, and whether the next turn may exceed the
+ * Returns the bytes of a token by the metered input of a request, null without a correction, and whether the next turn may exceed the
  * bound.
  * @param inputTokens metered input of the last request; null if unknown
  * @param reply text of the turn, which the next turn reads too
@@ -113,7 +117,11 @@ export function contextUse(
 ): { bytes_per_token: number | null; full: boolean } {
   const known = inputTokens !== null && inputTokens > 0
   const left = (known ? Math.max(inputTokens, tokens) : tokens) + estimatedTokensOf(textBytes(reply))
-  return { bytes_per_token: known ? bytes / inputTokens : null, full: dropped || left > FULL * max_context_tokens }
+  const corrects = known && tokens >= TELLING * max_context_tokens
+  return {
+    bytes_per_token: corrects ? Math.max(MIN_BYTES_PER_TOKEN, bytes / inputTokens) : null,
+    full: dropped || left > FULL * max_context_tokens,
+  }
 }
 
 const OPENING =
