@@ -66,7 +66,7 @@ const eraseDeletedMessages = ({ services, endUser, write }: EndUserPurge, docume
     return eraseCopies(tx, services, endUser, documentIds)
   })
 
-const without = redactFields('content', 'metadata')
+const without = redactFields('content', 'parts', 'metadata')
 
 /** Erases messages in events and stored responses. */
 const eraseCopies = async (

@@ -132,6 +132,7 @@ export async function createSession(
     auto_generate: body.auto_generate ?? false,
     message_delay_seconds: body.message_delay_seconds ?? null,
     inactivity_ttl_seconds: body.inactivity_ttl_seconds ?? 0,
+    takeover_timeout_seconds: body.takeover_timeout_seconds ?? null,
     tool_context,
     knowledge_config: body.knowledge_config ?? null,
   })
@@ -166,6 +167,7 @@ export async function forkSession(
     auto_generate: false,
     message_delay_seconds: parent.message_delay_seconds,
     inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    takeover_timeout_seconds: parent.takeover_timeout_seconds,
     tool_context: toolContext === undefined ? parent.tool_context : toolContext,
     // Was authorized for the parent's agent only.
     knowledge_config: agentId === parent.agent_id ? parent.knowledge_config : null,

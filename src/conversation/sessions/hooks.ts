@@ -46,13 +46,15 @@ export const sessionTurnHooks: SessionHooks = {
   async load(db, sessionId) {
     const session = await findSession(db, sessionId)
     if (!session) return null
-    const { id, project_id, agent_id, actor_id, status, knowledge_config } = session
+    const { id, project_id, agent_id, actor_id, status, control, assigned_to, knowledge_config } = session
     return {
       id,
       project_id,
       agent_id,
       actor_id,
       status,
+      control,
+      assigned_to,
       tool_context: turnContext(session, null),
       knowledge_config,
       row: session,

@@ -16,6 +16,10 @@ export type SessionFacts = {
   actor_id: string | null
   /** The effective status, expiry included. */
   status: 'open' | 'closed' | 'expired'
+  /** Who answers. */
+  control: 'agent' | 'operator'
+  /** User who took over. */
+  assigned_to: string | null
   /** The stored keys and the keys set by the platform; keys of a request are merged over the stored ones. */
   tool_context: ToolContext | null
   /** Additional knowledge of its turns. */

@@ -6,7 +6,7 @@ import type { TurnOutcome, TurnSource } from '../../execution/generations/loop/t
 import type { GenerationRow } from '../../execution/generations/model.ts'
 import { actorKind } from '../actors/model.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
-import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { appendMessage, lockConversation, setMediaDescription } from '../conversations/store.ts'
 import { summaryWorkCte } from '../summaries/store.ts'
 import { summaryWork } from '../summaries/summarize.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
@@ -67,6 +67,9 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
 
     target: ({ kind, id }) =>
       [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
+
+    described: (db, { message_id, ...description }) =>
+      setMediaDescription(db, claimed.conversation.id, message_id, description),
 
     started(outbox, { id, trace_id }) {
       if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })

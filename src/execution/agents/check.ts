@@ -4,12 +4,13 @@ import { fileKind } from '../../content/files/model.ts'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { requireReferences } from '../../core/api/references.ts'
+import { requireAll, requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { modelRouteKind } from '../model-routes/model.ts'
 import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import type { ContextPolicy } from './context-policy.ts'
@@ -69,6 +70,10 @@ export async function checkConfig(
   if (body.knowledge_config)
     await checkAgentKnowledge(context, projectId, body.knowledge_config, stored.knowledge_config)
   if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
+  // Loose afterwards: without the route, models that cannot take a file get a note.
+  const describer = body.media?.describe_model_route_id
+  if (describer != null && describer !== stored.media?.describe_model_route_id)
+    await requireAll(tx, modelRouteKind, projectId, [describer])
   if (body.context_policy) await checkContextPolicy(tx, projectId, body.context_policy)
   if (body.avatar_file_id != null && body.avatar_file_id !== stored.avatar_file_id)
     await checkAvatar(context, projectId, body.avatar_file_id)

@@ -24,17 +24,22 @@ export const agentCloning: Cloneable = {
       agent.summary_model_route_id,
     ])
     await copyProviders(tx, from, to, ids, new Set(agents.map(agent => agent.ai_provider_id)))
-    await copyRoutes(tx, from, to, ids, new Set(routes))
+    const describers = agents.map(({ media }) => media?.describe_model_route_id ?? null)
+    await copyRoutes(tx, from, to, ids, new Set([...routes, ...describers]))
     await guardrailCopies.only()?.(tx, from, to, ids, by)
     for (const agent of agents) {
       const copied = (id: string | null) => id && (ids.get(id) as string)
       const bound = { ai_provider_id: copied(agent.ai_provider_id), model_route_id: copied(agent.model_route_id) }
       const guardrail_ids = agent.guardrail_ids?.map(id => ids.get(id) as string) ?? null
+      const describer = agent.media?.describe_model_route_id
+      const media =
+        describer == null ? agent.media : { ...agent.media, describe_model_route_id: ids.get(describer) ?? null }
       const config = {
         ...agentVersions.configOf(agent),
         ...bound,
         ...copiedTools(agent, ids),
         guardrail_ids,
+        media,
         context_policy: copiedPolicy(agent, ids),
         avatar_file_id: null,
       }

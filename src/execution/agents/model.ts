@@ -9,6 +9,7 @@ import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import { BoundTool } from '../tools/model.ts'
 import { ContextPolicy } from './context-policy.ts'
 import { KnowledgeConfig } from './knowledge.ts'
+import { MediaSettings } from './media.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -154,6 +155,9 @@ const fields = {
     .describe(
       'Storage of turn content: `full` — stored; `none` — not stored. Null for the setting of the project, which cannot be exceeded.',
     ),
+  media: MediaSettings.nullable().describe(
+    'Handling of images and files in messages. Null for all media types with the fallback `extract`.',
+  ),
   context_policy: ContextPolicy.nullable().describe(
     'Bound of the model context in tokens, and the handling of older messages; null for no bound. Replaced as a whole.',
   ),

@@ -4,17 +4,20 @@ import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { mediaRules } from '../../agents/media.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
 import { callModel } from '../../providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
 import { openStepOf, settledStep } from '../journal/step.ts'
 import type { TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
+import { calledModels } from '../request/message-media.ts'
 import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
+import { describeMedia } from './describe-media.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
@@ -200,7 +203,11 @@ async function requestStep(
   const reference = [...knowledgeMessages(data), ...summaryMessages(data)]
   const steps = turn.steps.flatMap(stepMessages)
   const history = historyOf(turn, data, step, { system, tools: offered.tools, fixed: [...reference, ...steps] })
-  turn.files ??= await readFiles(services, generation.project_id, history, signal)
+  turn.files ??= await readFiles(services, generation.project_id, history, signal, {
+    rules: mediaRules(agent.media),
+    models: calledModels(turn.loaded, data.model ?? agent.model),
+    describe: (part, file) => describeMedia(turn, part, file, signal),
+  })
   const request: ModelRequest = {
     system,
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],

@@ -50,6 +50,8 @@ export type TurnSource = {
   >
   /** Returns the row that the permission refers to, if the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null
+  /** Stores the description of a file of a message, so that later turns use it. */
+  described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**
