@@ -88,6 +88,36 @@ describe('a context policy', function () {
     }
   })
 
+  it('counts the text of a file that the model gets as text', async () => {
+    const upload = async (characters: number) =>
+      expectStatus(
+        await app.admin.post('/files/upload/base64', {
+          project_id: app.projectId,
+          filename: `${characters}.txt`,
+          content_type: 'text/plain',
+          content: Buffer.from('word '.repeat(characters / 5)).toString('base64'),
+        }),
+        201,
+      ).id as string
+    for (const [characters, count] of [
+      [1000, 2],
+      [16_000, 1],
+    ] as const) {
+      const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], {
+        context_policy: policy({ max_context_tokens: 3000, keep_last_messages: 1 }),
+      })
+      const { id } = expectStatus(await app.key.post('/conversations', {}), 201)
+      const parts = [
+        { type: 'text', text: 'Read this.' },
+        { type: 'file', file_id: await upload(characters) },
+      ]
+      expectStatus(await app.admin.post(`/conversations/${id}/messages`, { role: 'user', parts }), 201)
+      expectStatus(await app.key.post(`/conversations/${id}/messages`, { role: 'user', message: 'And?' }), 201)
+      await generate(id, agentId)
+      assert.equal((await requests())[0].body.messages.length, count)
+    }
+  })
+
   it('bounds the messages of a request without a conversation', async () => {
     const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], {
       context_policy: policy({ keep_last_messages: 1 }),

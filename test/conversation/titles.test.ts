@@ -214,7 +214,7 @@ describe('names of sessions by the agent', function () {
 })
 
 describe('names of sessions and their workers', function () {
-  this.timeout(60_000)
+  this.timeout(120_000)
   const FAST = { GENERATION_LEASE_SECONDS: '2' }
   let app: SessionApp
   let t: ReturnType<typeof titlesOf>
