@@ -29,6 +29,7 @@ const OPEN: Record<string, string[]> = {
     'updateSession',
   ],
   feedback: ['listFeedback', 'putMessageFeedback'],
+  files: ['downloadFile', 'getFile', 'uploadFile'],
   memories: ['deleteMemory', 'listMemories'],
 }
 

@@ -273,7 +273,7 @@ describe('end-user tokens', () => {
         avatar_file_id: null,
         greeting: null,
         suggestions: null,
-        media: null,
+        media: { accept: null, max_parts_per_turn: 8 },
       })
     })
 
