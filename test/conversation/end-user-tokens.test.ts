@@ -196,6 +196,7 @@ describe('end-user tokens', () => {
         'content',
         'created_at',
         'document_id',
+        'feedback',
         'generation_id',
         'origin',
         'parts',
