@@ -196,6 +196,7 @@ describe('end-user tokens', () => {
         'content',
         'created_at',
         'document_id',
+        'feedback',
         'generation_id',
         'origin',
         'parts',
@@ -273,7 +274,7 @@ describe('end-user tokens', () => {
         avatar_file_id: null,
         greeting: null,
         suggestions: null,
-        media: null,
+        media: { accept: null, max_parts_per_turn: 8 },
       })
     })
 
