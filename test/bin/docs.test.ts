@@ -93,7 +93,7 @@ describe('the commands of the pages', function () {
   /** The last of the answers, which follow each other without a separator where curl wrote them. */
   function last(answers: string | undefined): any {
     const text = answers ?? ''
-    for (let at = text.lastIndexOf('{'); at >= 0; at = text.lastIndexOf('{', at - 1)) {
+    for (let at = text.lastIndexOf('{'); at >= 0; at = at === 0 ? -1 : text.lastIndexOf('{', at - 1)) {
       try {
         const value = JSON.parse(text.slice(at))
         if (at === 0 || text[at - 1] === '}' || text[at - 1] === '\n') return value
@@ -420,6 +420,12 @@ describe('the commands of the pages', function () {
     ])
     assert.match(of('Without a session'), /"content":"echo: One line, please\."/)
     assert.match(of('Webhooks'), /"secret":"whsec_/)
+  })
+
+  it('of end-users.md run as they are written', async () => {
+    const sections = commandsOf('docs/end-users.md')
+    const answers = await answersOf(sections, base)
+    assert.equal(answers.get('Issue a token'), 'Hello\necho: [Ada]: Hello\nFORBIDDEN')
   })
 
   it('of operations.md run as they are written, on the data of a deployment that runs', async () => {
