@@ -13,6 +13,7 @@ const agentView = endUserView(
     suggestions: true,
     // What its messages may contain.
     media: (media: MediaSettings | null) => {
+      if (media === null) return null
       const { accept, max_parts_per_turn } = mediaRules(media)
       return { accept, max_parts_per_turn }
     },
