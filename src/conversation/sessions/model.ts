@@ -43,7 +43,7 @@ const settings = {
     .min(1)
     .max(31_536_000)
     .nullable()
-    .describe('Seconds without an operator message after which the session is handed back to the agent'),
+    .describe('Seconds without an operator message after which the session returns to the agent'),
   knowledge_config: SessionKnowledge.nullable().describe(
     'Additional knowledge of its turns: lists and tags are added to the configuration of the agent, other values replace it. Requires `knowledge:SearchKnowledge` on the additions and `memories:CreateMemoryEntry` on the memory store to write to.',
   ),
@@ -52,7 +52,7 @@ const settings = {
 /** Request for a person. */
 const Attention = z
   .object({
-    reason: z.string(),
+    reason: z.string().nullable().describe('Null if it was erased'),
     urgency: z.enum(URGENCIES),
     since: z.iso.datetime(),
     by: z.object({ type: z.enum(['agent', 'user', 'api_key']), id: z.string() }).describe('Who requested it'),
@@ -126,6 +126,19 @@ export const SessionMessage = z
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'SessionMessage' })
+
+/** A message in lists, with the feedback of the end user who reads it. */
+export const SessionMessageListed = SessionMessage.extend({
+  feedback: z
+    .object({
+      rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+      score: z.number().nullable().describe('Score from 0 to 1'),
+      labels: z.array(z.string()).describe('Labels'),
+      comment: z.string().nullable().describe('Comment'),
+    })
+    .nullable()
+    .describe('Feedback of the end user who reads the message. Null without it, and for other callers.'),
+}).meta({ id: 'SessionMessageListed' })
 
 /** Response to a sent message. */
 export const SessionMessageStored = z

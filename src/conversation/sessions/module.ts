@@ -4,7 +4,8 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { isOwnSession } from './end-user.ts'
+import { isOwnSession, ownSessionIds } from './end-user.ts'
+import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
@@ -30,9 +31,10 @@ export default module('sessions', {
   schedules: [sessionExpirySchedule],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(attentionContent),
     endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
-    endUserSessions.with(isOwnSession),
+    endUserSessions.with({ owns: isOwnSession, ids: ownSessionIds }),
   ],
 })
