@@ -144,6 +144,10 @@ export const conversationKind = kind({
   table: 'conversations',
   references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
   record: Conversation,
+  hidden: {
+    /** Whether a stream of its session was ever opened. */
+    streamed: z.boolean(),
+  },
   events: ['created', 'updated', 'deleted'],
 })
 

@@ -14,6 +14,7 @@ import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { recordDeletedCtes } from './deleted-messages.ts'
+import { addSessionFrame, SESSION_CHANNEL } from './frames.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 
 const messageRow = sql.type(ConversationMessage)
@@ -73,6 +74,7 @@ export async function appendMessage(
   const text = 'content' in draft ? draft.content : await requireDocumentText(tx, owner, draft)
   const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message', document_id: row.document_id })
   return { message: row, created: true }
 }
 
@@ -230,18 +232,21 @@ export const findMessage = (db: Queryable, conversationId: string, documentId: s
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
 
-export const setMessageMetadata = (
-  db: Queryable,
-  conversationId: string,
+export async function setMessageMetadata(
+  tx: Tx,
+  owner: ConversationRow,
   documentId: string,
   metadata: Record<string, unknown> | null,
-): Promise<MessageRow | null> =>
-  db.maybeOne(messageRow`
+): Promise<MessageRow | null> {
+  const message = await tx.maybeOne(messageRow`
     with m as (
       update conversation_messages set metadata = ${jsonb(metadata)}
-      where conversation_id = ${conversationId} and document_id = ${documentId} returning *
+      where conversation_id = ${owner.id} and document_id = ${documentId} returning *
     )
     select ${messageColumns} from m ${messageTextJoin}`)
+  if (message) addSessionFrame(tx, owner, { event: 'message_updated', document_id: documentId })
+  return message
+}
 
 /**
  * Deletes a message, and its text unless another message uses it, and emits conversation_messages.deleted. Other
@@ -259,6 +264,7 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message_deleted', document_id: documentId })
   return true
 }
 
@@ -278,6 +284,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(conversationKind, 'deleted', owner)
+  if (owner.session_id !== null && owner.streamed) tx.notify(SESSION_CHANNEL, owner.session_id)
 }
 
 /** Erases the tool calls of replies and returns the number of replies. By conversation_messages_generation. */

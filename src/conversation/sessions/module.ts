@@ -1,10 +1,12 @@
 import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { deleteOldSessionFrames } from './frame-store.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
@@ -24,6 +26,14 @@ export default module('sessions', {
   operations: sessionOperations,
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
+  sweeps: [
+    {
+      name: 'session frames',
+      when: '33 * * * *',
+      run: ({ pool, config }, stopping) =>
+        deleteInBatches(limit => deleteOldSessionFrames(pool, config.SESSION_FRAMES_KEEP_HOURS, limit), stopping),
+    },
+  ],
   extensions: [
     turnContent.with(sessionContent),
     sessionHooks.with(sessionTurnHooks),

@@ -13,7 +13,8 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
-import { messagePage } from '../conversations/store.ts'
+import { MESSAGE_ORIGINS } from '../conversations/model.ts'
+import { messageOrigin, messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { changeSession } from './change.ts'
@@ -34,9 +35,12 @@ import {
   type SessionRow,
   SessionToolOutputs,
 } from './model.ts'
+import { readOperation } from './read.ts'
 import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
+import { sessionTicketOperation, streamOperation } from './stream.ts'
 import { cancelSession } from './turns.ts'
+import { typingOperation } from './typing.ts'
 
 const tag = 'Sessions'
 const path = '/sessions/{session_id}'
@@ -86,13 +90,17 @@ const listMessages = itemOperation(sessionKind, {
   paged: true,
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
+    origin: enumListQuery(MESSAGE_ORIGINS).describe('Origin of the messages; repeat for several'),
   }),
   answers: { 200: pageOf(SessionMessage) },
   run: context =>
     messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
       columns: messageColumns,
       from: messageTables,
-      filters: [context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`],
+      filters: [
+        context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
+        context.query.origin && sql.fragment`${messageOrigin} = any(${sql.array([...context.query.origin], 'text')})`,
+      ],
     }),
 })
 
@@ -272,5 +280,9 @@ export const sessionOperations: Operation[] = [
     },
   }),
   listForks,
+  streamOperation,
+  sessionTicketOperation,
+  typingOperation,
+  readOperation,
   ...sessions.tags({ event: 'tags_updated' }),
 ]
