@@ -1,7 +1,7 @@
 import type { Services } from '../../../core/process/services.ts'
 import { type GenerationRow, generationKind } from '../model.ts'
 import { FRAMES_PAGE, framesAfter, lastPauseFrame } from './frame-store.ts'
-import { readFrame } from './frames.ts'
+import { readFrame, STEP_SETTLED } from './frames.ts'
 
 /** Progress of a running turn, for readers that follow more than its own stream. */
 export type TurnProgress =
@@ -60,8 +60,8 @@ export class TurnFollower {
       this.text = ''
       return { type: 'text', text: '' }
     }
+    if (event === STEP_SETTLED) this.#settled = true
     if (event !== 'tool_call' && event !== 'tool_result') return null
-    if (event === 'tool_result') this.#settled = true
     const { tool_call_id, tool_name, label, ok } = data
     return { type: 'tool', tool_call_id, tool_name, label, ok }
   }
