@@ -2,8 +2,10 @@ import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
+import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
+import { isOwnSession } from './end-user.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
 import { deleteOldSessionFrames } from './frame-store.ts'
@@ -38,5 +40,6 @@ export default module('sessions', {
     turnContent.with(sessionContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
+    endUserSessions.with(isOwnSession),
   ],
 })

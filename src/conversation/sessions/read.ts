@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { itemOperation } from '../../core/api/operation.ts'
 import { type Queryable, voidStatement } from '../../core/db/sql.ts'
+import { readAccess } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 
 /** Moves the position that the end user has seen, never back and not past the last message. */
@@ -27,6 +28,7 @@ export const readOperation = itemOperation(sessionKind, {
     'Stores the highest position that the end user has seen, from which `unread_count` is counted. A lower position has no effect.',
   tag: 'Sessions',
   action: 'sessions:SendSessionMessage',
+  endUser: readAccess,
   body: ReadInput,
   answers: { 204: null },
   run: async ({ tx, resource, body }) => {

@@ -8,6 +8,7 @@ import { Approval, type ApprovalRow, approvalKind } from '../../execution/approv
 import { generationKind } from '../../execution/generations/model.ts'
 import { readPendingCalls, type TurnProgress } from '../../execution/generations/streams/turn-text.ts'
 import { DEFAULT_LABEL } from '../../execution/generations/tools/tool-calls.ts'
+import { shownOrigins } from './end-user.ts'
 import type { SessionFrame } from './frame-store.ts'
 import { findSession, sessionKind } from './kind.ts'
 import { Session, SessionMessage, type SessionRow } from './model.ts'
@@ -145,6 +146,8 @@ export type ReaderAccess = {
   /** Names of tools. */
   tools: boolean
   approvals: boolean
+  /** Whether messages of some origins are hidden. */
+  hidden: boolean
   /** Side whose typing is not shown; null for a key, which may serve both. */
   side: TypingSide | null
 }
@@ -152,10 +155,20 @@ export type ReaderAccess = {
 /** Returns what a caller that may read the messages of a session sees of its stream. */
 export function readerAccess(caller: Caller, session: SessionRow): ReaderAccess {
   const { project_id } = session
+  const { end_user } = caller
+  if (end_user)
+    return {
+      session: false,
+      tools: false,
+      approvals: end_user.scopes.includes('approvals'),
+      hidden: true,
+      side: 'end_user',
+    }
   return {
     session: isAllowed(caller, 'sessions:GetSession', { kind: sessionKind, row: session }),
     tools: isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id }),
     approvals: isAllowed(caller, 'approvals:GetApproval', { kind: approvalKind, project_id }),
+    hidden: false,
     side: caller.credential.type === 'user' ? 'operator' : null,
   }
 }
@@ -226,6 +239,8 @@ export function frameEvent(frame: ResolvedFrame, access: ReaderAccess): string |
 
 function frameData(frame: ResolvedFrame, access: ReaderAccess): object | null {
   const { event, document_id, generation_id, message, session, approval, data } = frame
+  const isHidden = access.hidden && message && !(shownOrigins as readonly string[]).includes(message.origin)
+  if (isHidden) return null
   const shown = message && { ...message, created_at: new Date(message.created_at).toISOString() }
   switch (event) {
     case 'message':

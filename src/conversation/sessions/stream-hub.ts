@@ -1,6 +1,7 @@
 import { AppError, serviceNotReady } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
@@ -18,6 +19,28 @@ const CHECK_BATCH = 500
 const CHECK_CONCURRENCY = 16
 const RETRY_AFTER_SECONDS = '10'
 
+const limitReached = (scope: 'project' | 'actor', max: number): AppError =>
+  new AppError('STREAM_LIMIT_EXCEEDED', { meta: { scope, max }, headers: { 'Retry-After': RETRY_AFTER_SECONDS } })
+
+/** Numbers of open streams by key. */
+class Tally {
+  readonly #counts = new Map<string, number>()
+
+  count(key: string): number {
+    return this.#counts.get(key) ?? 0
+  }
+
+  add(keys: readonly string[]): void {
+    for (const key of keys) this.#counts.set(key, this.count(key) + 1)
+  }
+
+  remove(keys: readonly string[]): void {
+    for (const key of keys)
+      if (this.count(key) > 1) this.#counts.set(key, this.count(key) - 1)
+      else this.#counts.delete(key)
+  }
+}
+
 type OpenContext = Pick<Context<unknown, undefined, SessionRow>, 'caller' | 'recheck' | 'resource'>
 
 /** The open session streams of this process: one subscription and one timer for all of them. */
@@ -25,7 +48,8 @@ class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  readonly #perProject = new Map<string, number>()
+  /** Open streams by project and by end user. */
+  readonly #open = new Tally()
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined
   #checking = false
@@ -45,10 +69,10 @@ class SessionStreams {
    */
   async open({ caller, recheck, resource }: OpenContext, after: number | null): Promise<SessionReader> {
     const { pool } = this.#services
-    this.#requireSlot(resource.project_id)
+    this.#requireSlot(resource.project_id, caller)
     const reader = new SessionReader(resource, { caller, recheck }, closed => this.#close(closed))
     this.#readers.add(reader)
-    this.#perProject.set(resource.project_id, (this.#perProject.get(resource.project_id) ?? 0) + 1)
+    this.#open.add(reader.counted)
     this.#timer ??= withoutTenant(() =>
       setInterval(() => void this.#check(true), this.#services.config.STREAM_PING_INTERVAL_MS),
     ).unref()
@@ -73,15 +97,13 @@ class SessionStreams {
     }
   }
 
-  #requireSlot(projectId: string): void {
+  #requireSlot(projectId: string, { end_user }: Caller): void {
     const { STREAMS_MAX, STREAMS_PER_PROJECT } = this.#services.config
     if (this.#readers.size >= STREAMS_MAX)
       throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: Number(RETRY_AFTER_SECONDS) })
-    if ((this.#perProject.get(projectId) ?? 0) >= STREAMS_PER_PROJECT)
-      throw new AppError('STREAM_LIMIT_EXCEEDED', {
-        meta: { scope: 'project', max: STREAMS_PER_PROJECT },
-        headers: { 'Retry-After': RETRY_AFTER_SECONDS },
-      })
+    if (this.#open.count(projectId) >= STREAMS_PER_PROJECT) throw limitReached('project', STREAMS_PER_PROJECT)
+    if (end_user && this.#open.count(end_user.actor_id) >= end_user.limits.streams)
+      throw limitReached('actor', end_user.limits.streams)
   }
 
   #feedOf({ session }: SessionReader, state: ConstructorParameters<typeof SessionFeed>[2]): SessionFeed {
@@ -93,11 +115,9 @@ class SessionStreams {
   }
 
   #close(reader: SessionReader): void {
-    const { id, project_id } = reader.session
+    const { id } = reader.session
     if (!this.#readers.delete(reader)) return
-    const others = (this.#perProject.get(project_id) ?? 1) - 1
-    if (others > 0) this.#perProject.set(project_id, others)
-    else this.#perProject.delete(project_id)
+    this.#open.remove(reader.counted)
     const feed = this.#feeds.get(id)
     feed?.remove(reader)
     if (feed?.isEmpty) {

@@ -5,6 +5,7 @@ import {
   streamPosition,
   ticketOperation,
 } from '../../execution/generations/streams/tickets.ts'
+import { sessionAccess, streamAccess } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import { sessionEvents } from './stream-events.ts'
 import { sessionStreams } from './stream-hub.ts'
@@ -26,6 +27,7 @@ export const streamOperation = itemOperation(sessionKind, {
   stream: sessionEvents,
   raises: ['STREAM_LIMIT_EXCEEDED', 'SERVICE_NOT_READY'],
   ticket: consumeStreamTicket,
+  endUser: streamAccess,
   internal: true,
   async run(context) {
     const reader = await sessionStreams(context.services).open(context, streamPosition(context))
@@ -39,4 +41,5 @@ export const sessionTicketOperation = ticketOperation(sessionKind, {
   summary: 'Create a session stream ticket',
   tag: 'Sessions',
   action: ACTION,
+  endUser: sessionAccess(),
 })

@@ -5,6 +5,7 @@ import type { Caller } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { SESSION_CHANNEL } from '../conversations/frames.ts'
+import { typingAccess } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import { requireOpen } from './session-locks.ts'
@@ -92,6 +93,7 @@ export const typingOperation = itemOperation(sessionKind, {
   tag: 'Sessions',
   action: 'sessions:SendSessionMessage',
   reads: true,
+  endUser: typingAccess,
   internal: true,
   body: TypingInput,
   answers: { 204: null },

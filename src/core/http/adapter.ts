@@ -4,6 +4,7 @@ import cors from 'cors'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
+import { endUserError } from '../api/end-user.ts'
 import { AppError, errorBody, raise } from '../api/errors.ts'
 import type { Operation, OperationResult } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -118,6 +119,7 @@ export function createHttp(
     if (token === null || !authenticate) return Promise.resolve(null)
     return authenticate(services, token, {
       ip: req.ip ?? null,
+      origin: req.headers.origin,
       ...(bound !== undefined && { proof: proofOf(req) }),
     })
   }
@@ -128,7 +130,9 @@ export function createHttp(
       token ??= consume?.(services, ticket, String(req.params[param as string])) ?? Promise.resolve(null)
       const bearer = await token
       const authenticate = authentication.only()
-      return bearer !== null && authenticate ? authenticate(services, bearer, { ip: req.ip ?? null }) : null
+      return bearer !== null && authenticate
+        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin })
+        : null
     }
   }
   const readAnonymous = jsonReader(UNKNOWN_BODY_BYTES)
@@ -181,7 +185,8 @@ export function createHttp(
     res: Response,
     { route, operation, caller }: { route: string; operation?: string; caller?: Caller },
   ) {
-    const refusal = httpLayerError(error)
+    const thrown = httpLayerError(error)
+    const refusal = caller?.end_user ? endUserError(thrown) : thrown
     if (refusal.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
       const path = redactedPath(req.path)
       const err = refusal.cause ?? error
@@ -224,6 +229,7 @@ export function createHttp(
         status,
         ms: Math.round(ms * 10) / 10,
         principal_id: caller?.principal.id,
+        actor_id: caller?.end_user?.actor_id,
         ...noted,
       },
       'request',
@@ -260,7 +266,7 @@ export function createHttp(
   }
 
   /** Returns the handler of a mount. */
-  function mountHandler({ path, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
+  function mountHandler({ path, endUsers, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
     const read = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
     return async (req, res) => {
       let caller: Caller | undefined
@@ -271,7 +277,8 @@ export function createHttp(
         request: factsOf(req, res),
         noted,
         async identify() {
-          const identified = await resolve(req)
+          const resolved = await resolve(req)
+          const identified = resolved?.end_user && !endUsers ? null : resolved
           caller = identified ?? undefined
           return identified
         },

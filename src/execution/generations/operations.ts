@@ -12,6 +12,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { reachOf } from '../../core/iam/authority.ts'
 import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
 import { canReachMemory } from '../../memory/reach.ts'
+import { generationAccess } from './end-user.ts'
 import { dryRun, purgeGeneration, purgeTraces } from './erase/purge.ts'
 import {
   GENERATION_STATUSES,
@@ -35,7 +36,13 @@ import { AcceptedTurn, GenerateResult } from './request/turn-result.ts'
 import { listGenerationsOfTraces, listMemoryEntriesOfTurn, mergeMetadata } from './store.ts'
 import { anyTurnEvents, turnWaiting } from './streams/events.ts'
 import { streamTurn } from './streams/stream.ts'
-import { consumeStreamTicket, StreamQuery, streamPosition, ticketOperation } from './streams/tickets.ts'
+import {
+  consumeStreamTicket,
+  STREAM_PARAMETERS,
+  StreamQuery,
+  streamPosition,
+  ticketOperation,
+} from './streams/tickets.ts'
 import { readSteps } from './traces/file.ts'
 import { traceKind } from './traces/kind.ts'
 import { findTrace, findTree } from './traces/store.ts'
@@ -294,6 +301,7 @@ export const generationOperations: Operation[] = [
     },
   }),
   generations.get({
+    endUser: generationAccess,
     answers: { 200: GenerationRead },
     present: async ({ caller, resource, db }) => ({
       ...generationKind.present(resource),
@@ -306,6 +314,7 @@ export const generationOperations: Operation[] = [
   generations.action('stream', {
     method: 'get',
     summary: 'Stream generation events',
+    endUser: { ...generationAccess, query: STREAM_PARAMETERS },
     description:
       'Resumes after the event given in the Last-Event-ID header. A settled turn returns its last event. Every reader gets the same events, regardless of who started the turn.',
     action: 'generations:GetGeneration',
@@ -321,6 +330,7 @@ export const generationOperations: Operation[] = [
     summary: 'Create a generation stream ticket',
     tag: 'Generations',
     action: 'generations:GetGeneration',
+    endUser: generationAccess,
   }),
   updateGeneration,
   generations.action('cancel', {

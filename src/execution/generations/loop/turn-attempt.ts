@@ -15,7 +15,7 @@ import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep,
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { Frame } from '../streams/frame-store.ts'
-import { FrameWriter, startedOf, STEP_SETTLED } from '../streams/frames.ts'
+import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'

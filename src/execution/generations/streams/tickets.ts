@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
+import { type EndUserAccess, endUserView } from '../../../core/api/end-user.ts'
 import { raise } from '../../../core/api/errors.ts'
 import type { Kind } from '../../../core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '../../../core/api/operation.ts'
@@ -18,6 +19,9 @@ export const StreamQuery = z.object({
   ticket: z.string().optional().describe('Ticket for this stream, in place of a credential'),
   last_event_id: z.string().optional().describe('ID of the last received event, in place of the Last-Event-ID header'),
 })
+
+/** Query parameters of a stream that an end user may send. */
+export const STREAM_PARAMETERS = Object.keys(StreamQuery.shape)
 
 /** Returns the number of the last event that the client has received; null if it has none. */
 export function streamPosition({
@@ -74,10 +78,11 @@ export async function consumeStreamTicket(
 /** Declares the operation that creates a ticket for the stream of an item, for callers that may open the stream. */
 export const ticketOperation = <Row extends { id: string; project_id: string | null }>(
   kind: Kind<Row, any>,
-  declaration: Pick<Operation, 'id' | 'path' | 'summary' | 'tag'> & { action: string },
+  declaration: Pick<Operation, 'id' | 'path' | 'summary' | 'tag'> & { action: string; endUser: EndUserAccess<Row> },
 ): Operation =>
   itemOperation(kind, {
     ...declaration,
+    endUser: { ...declaration.endUser, view: endUserView(['ticket', 'expires_at']) },
     method: 'post',
     description:
       'Returns a ticket that opens the stream once within 60 seconds, with the permissions of the credential of this request: for EventSource, which cannot send headers.',
