@@ -20,7 +20,16 @@ const document_id = z.string().describe('ID of the message')
 const message = SessionMessage.describe('Message as it is now')
 
 /** Fields of a session that a reader without `sessions:GetSession` sees. */
-const VISIBLE = ['id', 'agent_id', 'status', 'name', 'created_at', 'updated_at', 'last_activity_at'] as const
+const VISIBLE = [
+  'id',
+  'agent_id',
+  'status',
+  'name',
+  'created_at',
+  'updated_at',
+  'last_activity_at',
+  'unread_count',
+] as const
 const StreamedSession = z.union([
   Session,
   Session.pick(Object.fromEntries(VISIBLE.map(name => [name, true])) as { [name in (typeof VISIBLE)[number]]: true })
@@ -158,7 +167,8 @@ export function readerAccess(caller: Caller, session: SessionRow): ReaderAccess 
   const { end_user } = caller
   if (end_user)
     return {
-      session: false,
+      // Narrowed by the view of end users.
+      session: true,
       tools: false,
       approvals: end_user.scopes.includes('approvals'),
       hidden: true,
