@@ -96,11 +96,12 @@ export async function countCall(
   endUser: EndUser,
   { messages = 0, chars = 0 }: EndUserSpend,
 ): Promise<void> {
+  const isTooLong = chars > endUser.limits.message_chars
   await spendOrRaise(pool, endUser, [
     spendOf(endUser, 'requests_per_minute', 1),
-    ...(messages > 0 ? [spendOf(endUser, 'messages_per_hour', messages)] : []),
+    ...(messages > 0 && !isTooLong ? [spendOf(endUser, 'messages_per_hour', messages)] : []),
   ])
-  if (chars > endUser.limits.message_chars) raiseLimit(endUser, 'message_chars')
+  if (isTooLong) raiseLimit(endUser, 'message_chars')
 }
 
 /** Counts uploaded bytes of an end user. Raises ACTOR_LIMIT_EXCEEDED. */

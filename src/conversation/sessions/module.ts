@@ -1,4 +1,4 @@
-import { turnContent } from '../../control/retention/erasure.ts'
+import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
@@ -12,6 +12,7 @@ import { deleteOldSessionFrames } from './frame-store.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
+import { titleContent, titleWork } from './title.ts'
 
 export default module('sessions', {
   tags: { Sessions: 'Conversations of one end user with one agent.' },
@@ -26,6 +27,7 @@ export default module('sessions', {
     }),
   ],
   operations: sessionOperations,
+  work: [titleWork],
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   sweeps: [
@@ -38,6 +40,7 @@ export default module('sessions', {
   ],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
     endUserSessions.with(isOwnSession),

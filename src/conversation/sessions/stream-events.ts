@@ -29,6 +29,8 @@ const VISIBLE = [
   'updated_at',
   'last_activity_at',
   'unread_count',
+  'control',
+  'attention',
 ] as const
 const StreamedSession = z.union([
   Session,
@@ -120,8 +122,10 @@ const events: EventSchema[] = [
   streamEvent(
     'SessionControlEvent',
     'control',
-    'Control or attention of the session changed',
-    z.record(z.string(), z.unknown()),
+    'Control of the session, or the request for a person, changed',
+    Session.pick({ control: true, assigned_to: true, attention: true })
+      .partial({ assigned_to: true })
+      .extend({ reason: z.literal('timeout').optional().describe('`timeout` — the operator did not write in time') }),
   ),
   streamEvent('SessionChangedEvent', 'session', 'Session renamed, closed, reopened or expired', StreamedSession),
   streamEvent(
@@ -193,7 +197,8 @@ export type ResolvedFrame = SessionFrame & {
 /** Reads the further records of an event. */
 export async function resolveFrame(services: Services, sessionId: string, frame: SessionFrame): Promise<ResolvedFrame> {
   const { event, approval_id, generation_id } = frame
-  if (event === 'session') return { ...frame, session: await findSession(services.pool, sessionId) }
+  if (event === 'session' || event === 'control')
+    return { ...frame, session: await findSession(services.pool, sessionId) }
   if (event === 'approval') return { ...frame, approval: await approvalKind.find(services.pool, approval_id as string) }
   if (event === 'requires_action' && generation_id !== null)
     return { ...frame, tool_calls: await readPendingCalls(services, generation_id) }
@@ -206,6 +211,12 @@ const format = (event: string, data: unknown, id?: number): string =>
 
 const sessionView = (session: SessionRow, access: ReaderAccess) =>
   access.session ? sessionKind.present(session) : Object.fromEntries(VISIBLE.map(name => [name, session[name]]))
+
+const controlView = ({ control, assigned_to, attention }: SessionRow, access: ReaderAccess) => ({
+  control,
+  ...(access.session && { assigned_to }),
+  attention,
+})
 
 export const PING = ': ping\n\n'
 
@@ -272,6 +283,6 @@ function frameData(frame: ResolvedFrame, access: ReaderAccess): object | null {
     case 'approval':
       return approval && access.approvals ? approvalKind.present(approval) : null
     default:
-      return data
+      return session ? { ...controlView(session, access), ...data } : null
   }
 }

@@ -1,6 +1,5 @@
 import type { ServerResponse } from 'node:http'
 import { pipeline } from 'node:stream'
-import cors from 'cors'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
@@ -19,6 +18,7 @@ import { httpRequests, requestDuration } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
+import { crossOrigin } from './cors.ts'
 import { type Mount, type MountExchange, mounts } from './mounts.ts'
 import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
 
@@ -93,22 +93,7 @@ export function createHttp(
     res.setHeader('X-Request-Id', wire.requestId)
     next()
   })
-  app.use(
-    cors({
-      origin: config.CORS_ALLOWED_ORIGINS.includes('*') ? '*' : config.CORS_ALLOWED_ORIGINS,
-      exposedHeaders: [
-        'ETag',
-        'Retry-After',
-        'X-Request-Id',
-        'Idempotency-Replayed',
-        'WWW-Authenticate',
-        'DPoP-Nonce',
-        'Content-Disposition',
-        'Content-Range',
-      ],
-      maxAge: 600,
-    }),
-  )
+  app.use(crossOrigin(config))
   mount(app)
 
   const bearer = bearerTokenReader()

@@ -28,6 +28,7 @@ const EMPTY: Omit<TurnData, 'depth'> = {
   occupied: [],
   notes: {},
   knowledge: null,
+  context: null,
 }
 
 const isEmpty = (data: TurnData, name: keyof typeof EMPTY): boolean =>

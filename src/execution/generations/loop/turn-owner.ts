@@ -6,7 +6,7 @@ import { extensionPoint } from '../../../core/declarations.ts'
 import type { Logger } from '../../../core/process/log.ts'
 import type { SessionKnowledge } from '../../agents/knowledge.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
-import type { GenerationRow } from '../model.ts'
+import type { GenerationRow, PromptContext } from '../model.ts'
 
 export type TurnOutcome = {
   status: 'completed' | 'failed'
@@ -19,6 +19,13 @@ export type TurnOutcome = {
   error: RecordedFailure | null
   /** Notes of `prepare`. */
   notes: Record<string, unknown>
+  /**
+   * With a context policy: bytes of a token in the last request and, if older messages are to be summarized, the tokens
+   * that it left to messages.
+   */
+  context: { bytes_per_token: number | null; summarize: { history_tokens: number } | null } | null
+  /** Whether the agent names its sessions, by a call of its model. */
+  names_session: boolean
 }
 
 /** Data of a pause, stored or not. */
@@ -37,11 +44,14 @@ export type TurnSource = {
         notes?: Record<string, unknown>
         /** Additional knowledge of the turn; the configuration of the request is merged over it. */
         knowledge_config?: SessionKnowledge | null
+        context?: PromptContext | null
       }
     | { refuse: RecordedFailure }
   >
   /** Returns the row that the permission refers to, if the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null
+  /** Stores the description of a file of a message, so that later turns use it. */
+  described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**

@@ -121,6 +121,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
     notes: {},
     knowledge: null,
+    context: null,
   }
   const isDirect = input.authority.via === null
   return {
