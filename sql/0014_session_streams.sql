@@ -32,8 +32,8 @@ begin
 end $$;
 create trigger session_frames_number before insert on session_frames for each row execute function number_session_frame();
 
--- A trigger, because an approval is filed, resolved and expired by modules that do not know sessions. Approvals are rare:
--- the commit that notifies makes others wait only then.
+-- A trigger, because modules that do not depend on sessions file, resolve and expire approvals. A commit that notifies makes
+-- other commits wait, but approvals are rare.
 create function add_approval_frame() returns trigger language plpgsql as $$
 begin
   insert into session_frames (session_id, event, approval_id) values (new.session_id, 'approval', new.id);

@@ -20,7 +20,11 @@ describe('access to session streams', function () {
   let app: SessionApp
   const steady = steadyWorkers()
   before(async () => {
-    app = await startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } })
+    app = await startSessionApp({
+      actions: ACTIONS,
+      workers: ['generation', 'snapshot'],
+      env: { STREAM_PING_INTERVAL_MS: '200' },
+    })
   })
   after(async () => {
     await steady.stop()

@@ -33,17 +33,17 @@ class CutReader {
 
   async run(): Promise<void> {
     while (!this.#done) {
-      await this.#read(1 + this.#below(2500))
+      await this.#read(this.#below(6) > 0, 1 + this.#below(700))
       this.cuts += 1
     }
   }
 
-  /** Reads a number of bytes, and forgets the event in which they end. */
-  #read(bytes: number): Promise<void> {
+  /** Reads a number of bytes, also after the first event, and forgets the event in which they end. */
+  #read(afterFirst: boolean, bytes: number): Promise<void> {
     return new Promise((resolve, reject) => {
       const after = this.last()
       let rest = ''
-      let left = bytes
+      let left = afterFirst ? Number.POSITIVE_INFINITY : bytes
       const headers = {
         authorization: `Bearer ${this.#token}`,
         ...(after === undefined ? {} : { 'last-event-id': after }),
@@ -52,15 +52,15 @@ class CutReader {
         if (response.statusCode !== 200) reject(new Error(`status ${response.statusCode}`))
         response.setEncoding('latin1')
         response.on('data', (chunk: string) => {
-          const part = chunk.slice(0, left)
-          left -= part.length
-          rest += part
-          const blocks = rest.split('\n\n')
-          rest = blocks.pop() as string
-          for (const block of blocks) {
-            const frame = frameIn(block)
+          for (const byte of chunk) {
+            if (left-- <= 0) break
+            rest += byte
+            if (!rest.endsWith('\n\n')) continue
+            const frame = frameIn(rest.trimEnd())
+            rest = ''
             // The first event repeats the position from which the stream continues.
-            if (frame && frame.event !== 'ready') this.frames.push(frame)
+            if (frame?.event === 'ready') left = Math.min(left, bytes)
+            else if (frame) this.frames.push(frame)
           }
           if (left <= 0) request.destroy()
         })

@@ -196,6 +196,24 @@ describe('session streams', function () {
     assert.equal(data.code, 'RESOURCE_NOT_FOUND')
   })
 
+  it('shows takeovers, requests for a person and handbacks', async () => {
+    const session = await app.session()
+    const reader = await tab(session)
+    await reader.seen(is('ready'))
+    const path = `/sessions/${session.id}`
+    expectStatus(await app.key.post(`${path}/attention`, { reason: 'unclear' }), 200)
+    expectStatus(await app.admin.post(`${path}/takeover`), 200)
+    expectStatus(await app.admin.post(`${path}/operator-messages`, { message: 'I am here' }), 201)
+    await reader.seen(is('message', { origin: 'operator', content: 'I am here' }))
+    expectStatus(await app.admin.post(`${path}/handback`), 200)
+    const back = await reader.seen(
+      ({ event, data, id }) => event === 'control' && data.control === 'agent' && Number(id) > 3,
+    )
+    assert.deepEqual(back.data, { control: 'agent', assigned_to: null, attention: null })
+    assert.equal(reader.of('control').length, 3)
+    reader.close()
+  })
+
   it('shows expiry', async () => {
     const session = await app.session({ inactivity_ttl_seconds: 1 })
     const reader = await tab(session)

@@ -17,7 +17,7 @@ import { Session, SessionMessage, type SessionRow } from './model.ts'
 
 const generation_id = z.string().describe('ID of the turn')
 const document_id = z.string().describe('ID of the message')
-const message = SessionMessage.describe('Message as it is now')
+const message = SessionMessage.describe('Message in its current state')
 
 /** Fields of a session that a reader without `sessions:GetSession` sees. */
 const VISIBLE = [
@@ -131,7 +131,7 @@ const events: EventSchema[] = [
   streamEvent(
     'SessionTypingEvent',
     'typing',
-    'Somebody is typing',
+    'End user or operator is typing',
     z.object({
       who: z.enum(['end_user', 'operator', 'agent']).describe('Side of the conversation'),
       state: TypingState.describe('Whether typing has started or stopped'),

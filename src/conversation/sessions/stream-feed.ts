@@ -61,7 +61,7 @@ export class SessionFeed {
     return this.#members.size === 0
   }
 
-  /** Sends a reader the stored events after its position, and then what follows. */
+  /** Sends a reader the stored events after its position, and then all later events. */
   add(reader: SessionReader): void {
     this.#members.add(reader)
     void this.#replay(reader).catch(error => this.#fail(error))

@@ -50,9 +50,9 @@ export class SessionReader {
     else this.output.push(text)
   }
 
-  /** Waits until the client has read most of what was sent. */
+  /** Waits until the client has read most of the sent events. */
   async drained(): Promise<void> {
-    // Below the mark the stream has asked for more already.
+    // Below the mark the consumer has requested more already.
     if (this.closed || this.output.readableLength < HIGH_WATER_BYTES) return
     await new Promise<void>(resolve => {
       this.#onDrained = resolve

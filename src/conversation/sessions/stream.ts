@@ -18,7 +18,7 @@ export const streamOperation = itemOperation(sessionKind, {
   path: '/sessions/{session_id}/stream',
   summary: 'Stream session events',
   description:
-    'Returns messages, turns, approvals and changes of the session as server-sent events, whoever causes them, until the client disconnects or the session is deleted. Continues after the event in the Last-Event-ID header or in last_event_id. Open the stream first, then read the messages.',
+    'Returns messages, turns, approvals and changes of the session as server-sent events, regardless of their cause, until the client disconnects or the session is deleted. Continues after the event in the Last-Event-ID header or in last_event_id. Open the stream first, then read the messages.',
   tag: 'Sessions',
   action: ACTION,
   alsoActions: ['sessions:GetSession', 'generations:GetGeneration', 'approvals:GetApproval'],

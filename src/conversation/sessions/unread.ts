@@ -4,8 +4,8 @@ import { sql } from '../../core/db/sql.ts'
 const MAX_UNREAD = 100
 
 /**
- * Expression for the number of messages of a session `t` that the end user has not seen, which are those of the other
- * side. By conversation_messages_position.
+ * Expression for the number of messages of the agent and of operators in a session `t` that the end user has not seen. By
+ * conversation_messages_position.
  */
 export const unreadCount = sql.fragment`(select count(*) from (
   select from conversation_messages u where u.conversation_id = t.conversation_id and u.role = 'assistant'

@@ -120,7 +120,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   origin: Origin | null
   /**
    * Repeats the authorization during a streamed response and returns the current caller. Raises the current refusal.
-   * @param read the current row of the item, null if it is gone; without it the row is read
+   * @param read the current row of the item, null if it was deleted; without it the row is read
    */
   recheck(read?: KindRow | null): Promise<Caller>
   /** Requires an additional permission, which the audit entry records. Raises FORBIDDEN. */

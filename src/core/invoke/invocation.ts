@@ -25,7 +25,7 @@ export type Invocation = {
   recorded: boolean
   /** The row of an item operation. */
   resource: KindRow | undefined
-  /** The row of the item if it was read for several calls at once; null if it is gone. */
+  /** The row of the item if one statement has read it for several calls; null if it was deleted. */
   read: KindRow | null | undefined
   /** The grant for a row of another project. */
   grant: TargetGrant | null
