@@ -50,6 +50,7 @@ describe('sessions', () => {
         queued_turns: 0,
         forked_from_session_id: null,
         forked_from_position: null,
+        unread_count: 0,
       })
       assert.deepEqual(await read(session), session)
       const conversation = expectStatus(await app.key.get(`/conversations/${conversation_id}`), 200)

@@ -3,6 +3,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { handBackTimedOut } from './handback.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
@@ -14,7 +15,10 @@ import { type ExpiringSession, listOverdueSessions, tryLockSessions, writeExpiry
  */
 export async function expireLockedSessions(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
-  for (const session of expired) tx.emit(sessionKind, 'expired', session)
+  for (const session of expired) {
+    tx.emit(sessionKind, 'expired', session)
+    addSessionFrame(tx, { session_id: session.id }, { event: 'session' })
+  }
   return expired
 }
 

@@ -81,6 +81,7 @@ export const Session = record(
     queued_turns: z.int().describe('Number of queued turns'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
+    unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
   },
   { tags: true },
 )

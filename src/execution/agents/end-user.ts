@@ -44,6 +44,7 @@ const agentView = endUserView(
     'max_context_messages',
     'single_session_per_actor',
     'trace_content_mode',
+    'end_user_activity',
     'context_policy',
     'auto_title',
     'version',

@@ -37,6 +37,13 @@ export const ToolBinding = z
       .optional()
       .describe('ID of a tool of the project. Exactly one of tool_id and tool must be set.'),
     tool: BoundTool.optional().describe('Inline definition, always active'),
+    label: z
+      .string()
+      .trim()
+      .min(1)
+      .max(80)
+      .optional()
+      .describe('Activity shown to end users while a tool of the binding runs, such as `Checking the order`'),
   })
   .meta({ id: 'ToolBinding' })
 export type ToolBinding = z.output<typeof ToolBinding>
@@ -181,6 +188,11 @@ const fields = {
     .max(6)
     .nullable()
     .describe('Messages that front ends offer to the end user, at most 6'),
+  end_user_activity: z
+    .enum(['none', 'labels'])
+    .describe(
+      'Tool calls in session streams for callers without `generations:GetGeneration`: `none` — hidden; `labels` — the label of the binding, without the name of the tool. Default `none`.',
+    ),
 }
 
 /** Two versions that share the turns of an agent. */
@@ -234,7 +246,10 @@ export type AgentConfig = Pick<AgentRow, keyof typeof fields>
 export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 
 /** Value of a field that a stored version does not have. */
-const unset = (name: keyof AgentConfig) => (name === 'single_session_per_actor' || name === 'auto_title' ? false : null)
+const unset = (name: keyof AgentConfig): unknown => {
+  if (name === 'single_session_per_actor' || name === 'auto_title') return false
+  return name === 'end_user_activity' ? 'none' : null
+}
 
 /**
  * Returns the configuration of a stored version in the fields of this release. Fields that the version lacks are unset,

@@ -199,6 +199,7 @@ async function requestStep(
   const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
+  const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
   const reference = [...knowledgeMessages(data), ...summaryMessages(data)]
   const steps = turn.steps.flatMap(stepMessages)
@@ -218,14 +219,15 @@ async function requestStep(
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
     temperature: agent.temperature,
     ...offered,
-    output_schema: outputSchemaOf(agent, data),
+    output_schema,
     prompt_caching: agent.prompt_caching?.enabled ?? false,
     max_output_tokens: agent.max_output_tokens,
     top_p: agent.top_p,
     seed: agent.seed,
     provider_options: agent.provider_options,
     signal,
-    ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+    // A structured answer is validated as a whole.
+    ...(generation.streamed && !output_schema ? { onDelta: (text: string) => turn.appendText(text) } : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
   // The provider or route of an earlier agent version may have been deleted.

@@ -4,7 +4,7 @@ import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
 import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
-import { deltaOf, readFrame, startedOf } from './frames.ts'
+import { deltaOf, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 
 /** Polling interval in case of lost notifications. */
@@ -31,6 +31,7 @@ export function streamTurn(
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
+      if (frame.event === STEP_SETTLED) continue
       yield eventMessage(frame.seq, frame.event, readFrame(services, turn, frame))
       if (END_EVENTS.has(frame.event)) return true
       // The turn may have been resumed since.
