@@ -144,12 +144,19 @@ export class TurnAttempt {
     this.frames.text(text)
   }
 
-  /** Returns the frames of unwritten text, of events and, with a step, of its end. */
-  async buildFrames(events: readonly StreamEvent[], step?: JournalStepRow | null): Promise<Frame[]> {
+  /**
+   * Returns the frames of unwritten text, of events and, with a step, of its end. In a conversation the end of the last
+   * step is the end of the turn.
+   */
+  async buildFrames(
+    events: readonly StreamEvent[],
+    step?: JournalStepRow | null,
+    isLast?: boolean,
+  ): Promise<Frame[]> {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))
-    if (!step || this.generation.shape !== 'agent') return frames
+    if (!step || (isLast && this.generation.shape !== 'agent')) return frames
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }

@@ -57,7 +57,7 @@ export type ToolOutputsInput = z.output<typeof Body>
 
 type SubmitContext = Pick<
   Context<{ wait?: boolean }>,
-  'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck'
+  'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck' | 'client'
 >
 
 /**
