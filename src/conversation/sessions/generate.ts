@@ -31,7 +31,17 @@ const MAX_QUEUED = 20
 export async function generateInSession(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'allow' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin' | 'client'
+    | 'services'
+    | 'allow'
+    | 'caller'
+    | 'body'
+    | 'query'
+    | 'resource'
+    | 'request'
+    | 'record'
+    | 'recheck'
+    | 'origin'
+    | 'client'
   >,
 ): Promise<OperationResult> {
   const { services, caller, query, resource, request, client } = context
@@ -44,6 +54,7 @@ export async function generateInSession(
     const { trace_id } = await services.write(async tx => {
       const { session, conversation } = await lockSessionAndConversation(tx, resource)
       requireOpen(session)
+      await client?.claim?.(tx, { generation_id, after: 0 })
       const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)

@@ -15,7 +15,10 @@ export const findSessionByKey = (db: Queryable, key: SessionKey): Promise<Sessio
     select ${sessionKind.columns} from session_keys k join sessions t on t.id = k.session_id where ${keyCondition(key)}`)
 
 /** Locks a key until the transaction ends, so that of concurrent creates one makes the session and the others find it. */
-export const lockSessionKey = (db: Queryable, { project_id, agent_id, actor_id, key }: SessionKey): Promise<unknown> => {
+export const lockSessionKey = (
+  db: Queryable,
+  { project_id, agent_id, actor_id, key }: SessionKey,
+): Promise<unknown> => {
   const name = JSON.stringify(['session key', project_id, agent_id, actor_id, key])
   return db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${name}, 0))`)
 }

@@ -48,6 +48,11 @@ export type ClientInput = {
   queue?: boolean
   /** A turn of the session whose events after a position are streamed in place of a new turn. */
   attach?: { generation_id: string; after: number }
+  /**
+   * Called in the transaction that starts or resumes a turn, with the number of its frames so far. Raises if another
+   * request has begun the same run.
+   */
+  claim?(tx: Tx, turn: { generation_id: string; after: number }): Promise<void>
 }
 
 /** A call of an operation, on any surface. */

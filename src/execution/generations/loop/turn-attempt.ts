@@ -148,11 +148,7 @@ export class TurnAttempt {
    * Returns the frames of unwritten text, of events and, with a step, of its end. In a conversation the end of the last
    * step is the end of the turn.
    */
-  async buildFrames(
-    events: readonly StreamEvent[],
-    step?: JournalStepRow | null,
-    isLast?: boolean,
-  ): Promise<Frame[]> {
+  async buildFrames(events: readonly StreamEvent[], step?: JournalStepRow | null, isLast?: boolean): Promise<Frame[]> {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))

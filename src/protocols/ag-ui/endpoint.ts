@@ -1,0 +1,126 @@
+import { Readable } from 'node:stream'
+import { AppError, raise } from '../../core/api/errors.ts'
+import { anonymousBodyError } from '../../core/http/body.ts'
+import type { MountExchange } from '../../core/http/mounts.ts'
+import { canSeeProject, isAllowed } from '../../core/iam/access.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { countRequest } from '../../core/invoke/hooks.ts'
+import type { Services } from '../../core/process/services.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import { type AgUiRequest, callOperation } from './call.ts'
+import { capabilitiesOf } from './capabilities.ts'
+import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
+import { readFrames } from './frames.ts'
+import { completedHistory } from './history.ts'
+import { type Message, parseRunInput, type RunInput, turnOfMessage } from './input.ts'
+import { approvalReads, callReads, usageReads } from './reads.ts'
+import { beginRun, type Run } from './run.ts'
+import { findThread, type Thread } from './store.ts'
+
+/** Handles one request of /ag-ui/{agent_id}. */
+export async function serveAgUi(services: Services, exchange: MountExchange): Promise<void> {
+  const { req } = exchange
+  if (!services.config.AGUI_MOUNT) raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })
+  const caller = await exchange.identify()
+  if (!caller) throw anonymousBodyError(req)
+  const request = { services, exchange, caller }
+  const agentId = String(req.params.agent_id)
+  if (req.method === 'GET') return exchange.end(200, JSON.stringify(await capabilitiesOf(request, agentId)))
+  if (req.method !== 'POST')
+    throw new AppError('REQUEST_REJECTED', {
+      status: 405,
+      message: `${req.method} is not supported`,
+      headers: { Allow: 'GET, POST' },
+    })
+  const run = await openRun(request, agentId, parseRunInput(await exchange.readJson()))
+  exchange.noted.session_id = run.sessionId
+  exchange.res.setHeader(`${services.config.HEADER_PREFIX}Session-Id`, run.sessionId)
+  exchange.res.setHeader('Cache-Control', 'no-store')
+  exchange.stream(200, 'text/event-stream', Readable.from(await runEvents(run), { objectMode: false }))
+}
+
+/** Returns the end user that a key names in a header, or null. */
+function namedActor({ services, exchange }: AgUiRequest): { external_id: string } | null {
+  const name = exchange.req.headers[`${services.config.HEADER_PREFIX}Actor`.toLowerCase()]
+  return typeof name === 'string' && name !== '' ? { external_id: name } : null
+}
+
+/**
+ * Finds or creates the session of a run.
+ * @throws AGENT_NOT_FOUND, RESOURCE_NOT_FOUND for the id of another session, QUOTA_EXCEEDED, errors of creating a session
+ */
+async function openRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<Run> {
+  const { services, caller } = request
+  const actor = namedActor(request)
+  const ids = input.messages.map(({ id }) => id)
+  const thread = await findThread(services.pool, {
+    agent_id: agentId,
+    project_id: caller.project_id,
+    thread_id: input.threadId,
+    run_id: input.runId,
+    actor,
+    message_ids: ids,
+    generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
+  })
+  if (!thread || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
+    return raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
+  await countKeyRequest(services, caller, thread)
+  const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
+  return { request, agentId, sessionId, thread, input }
+}
+
+async function countKeyRequest(services: Services, caller: Caller, { project_id }: Thread): Promise<void> {
+  if (caller.credential.type === 'api_key') await countRequest(services, caller, project_id)
+}
+
+async function createSession(
+  request: AgUiRequest,
+  agent_id: string,
+  threadId: string,
+  actor: { external_id: string } | null,
+): Promise<string> {
+  if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
+  const { body } = await callOperation(request, 'createSession', {
+    body: { agent_id, ...(actor && { actor: { ...actor, name: actor.external_id } }) },
+    client: { session_key: `agui:${threadId}` },
+  })
+  return (body as { id: string }).id
+}
+
+/** Begins a run and returns its events as messages of the stream. */
+async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
+  const outcome = await beginRun(run)
+  const ids = { threadId: run.input.threadId, runId: run.input.runId }
+  return (async function* (): AsyncGenerator<string, void> {
+    yield message(startedRun(ids))
+    if ('refused' in outcome) return yield message(runError(outcome.refused))
+    let { messages }: { messages: readonly Message[] } = run.input
+    if (run.thread.lacks_history) {
+      const history = await completedHistory(run)
+      messages = history.messages
+      // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
+      if (history.known.length < run.input.messages.length) yield message(messagesSnapshot(history.known))
+      yield message(messagesSnapshot(messages))
+    }
+    if ('operator' in outcome) {
+      yield message({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
+      return yield message(finishedRun(ids))
+    }
+    const { generation_id, stream } = outcome.turn
+    const translation = new TurnTranslation(
+      ids,
+      { generation_id, detailed: seesSteps(run), messages },
+      { calls: callReads(run.request), usage: usageReads(run.request), approvals: approvalReads(run.request) },
+    )
+    for await (const frame of readFrames(stream)) {
+      if (frame === null) yield ': ping\n\n'
+      else for (const event of await translation.translate(frame.event, frame.data)) yield message(event)
+    }
+  })()
+}
+
+/** Whether the caller may read turns of the project, and so sees steps and calls on the server. */
+const seesSteps = ({ request: { caller }, thread: { project_id } }: Run): boolean =>
+  isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })
+
+const message = (event: AgUiEvent): string => `data: ${JSON.stringify(event)}\n\n`

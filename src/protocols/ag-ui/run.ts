@@ -1,0 +1,164 @@
+import type { Readable } from 'node:stream'
+import { AppError, raise } from '../../core/api/errors.ts'
+import type { ClientInput } from '../../core/invoke/call.ts'
+import { type AgUiRequest, callOperation } from './call.ts'
+import {
+  contextBlock,
+  isUnstreamed,
+  type Message,
+  type RunInput,
+  type SubmittedOutputs,
+  submittedOutputs,
+  textOf,
+  toolOutput,
+  type UserMessage,
+} from './input.ts'
+import { findRun, recordRun, type Thread } from './store.ts'
+
+/** A run: the thread's session, and what the client sent. */
+export type Run = { request: AgUiRequest; agentId: string; sessionId: string; thread: Thread; input: RunInput }
+
+/** What a run shows: a turn, or the reason why there is none. */
+export type RunOutcome =
+  | { turn: { generation_id: string; stream: Readable } }
+  /** The session is under an operator: the messages are stored. */
+  | { operator: Record<string, unknown> }
+  /** A refusal that the client receives in the stream. */
+  | { refused: AppError }
+
+/** Statuses of refusals that are answered in place of a stream. */
+const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
+
+/**
+ * Begins or repeats a run. A repeated run shows the turn that the first one started, whether or not it has ended.
+ * @throws refusals that are answered in place of the stream
+ */
+export async function beginRun(run: Run): Promise<RunOutcome> {
+  const { thread } = run
+  if (thread.run) return showRecorded(run, thread.run)
+  const outputs = submittedOutputs(run.input.messages)
+  try {
+    if (outputs) return await resumeTurn(run, outputs)
+    await storeMessages(run)
+    return await startTurn(run)
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    // A concurrent request may have begun the run.
+    const recorded = await findRun(run.request.services.pool, keyOf(run))
+    if (recorded) return showRecorded(run, recorded)
+    if (isUnderOperator(error)) return recordOperator(run, error)
+    if (HTTP_REFUSALS.includes(error.status) && !outputs) throw error
+    return { refused: error }
+  }
+}
+
+const keyOf = ({ sessionId, input }: Run) => ({ session_id: sessionId, run_id: input.runId })
+
+/** Records the run with its turn, in the transaction that starts or resumes the turn. */
+const claimFor = (run: Run): ClientInput['claim'] =>
+  async function claim(tx, { generation_id, after }) {
+    if (!(await recordRun(tx, keyOf(run), { generation_id, after })))
+      raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })
+  }
+
+const isUnderOperator = ({ code }: { code: string }): boolean => code === 'SESSION_UNDER_OPERATOR'
+
+async function recordOperator(run: Run, { meta }: AppError): Promise<RunOutcome> {
+  await recordRun(run.request.services.pool, keyOf(run), { generation_id: null, after: 0 })
+  return { operator: { control: 'operator', ...meta } }
+}
+
+/** Shows the turn of a recorded run. */
+async function showRecorded(run: Run, { generation_id, after_frame }: NonNullable<Thread['run']>): Promise<RunOutcome> {
+  if (generation_id === null) return { operator: { control: 'operator' } }
+  return { turn: { generation_id, stream: await attach(run, generation_id, after_frame) } }
+}
+
+/** Streams a turn of the session from a frame on. */
+async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
+  const { stream } = await callOperation(request, 'generateSessionReply', {
+    params: { session_id: sessionId },
+    body: { stream: true },
+    client: { attach: { generation_id, after } },
+  })
+  return stream as Readable
+}
+
+const isUser = (message: Message): message is UserMessage => message.role === 'user'
+
+/** Stores the messages of the end user that the session does not have, in their order. */
+async function storeMessages({ request, sessionId, thread, input }: Run): Promise<void> {
+  const stored = new Set(thread.stored_ids)
+  const last = input.messages.findLastIndex(({ id }) => stored.has(id))
+  for (const message of input.messages.slice(last + 1).filter(isUser))
+    await callOperation(request, 'sendSessionMessage', {
+      params: { session_id: sessionId },
+      body: { message: textOf(message.content), idempotency_key: message.id },
+    })
+}
+
+/** Starts a turn; one that an agent's output schema does not allow to be streamed is shown when it ends. */
+async function startTurn(run: Run): Promise<RunOutcome> {
+  if (isUnstreamed(run.input)) return startUnstreamed(run)
+  try {
+    return await startStreamed(run)
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') return startUnstreamed(run)
+    throw error
+  }
+}
+
+const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
+  const claim = claimFor(run) as NonNullable<ClientInput['claim']>
+  return {
+    queue: true,
+    context: contextBlock(run.input),
+    tools: run.input.tools?.map(({ name, description, parameters }) => ({
+      name,
+      description: description ?? '',
+      parameters: parameters ?? { type: 'object' },
+    })),
+    async claim(tx, turn) {
+      await claim(tx, turn)
+      noteTurn?.(turn.generation_id)
+    },
+  }
+}
+
+async function startStreamed(run: Run): Promise<RunOutcome> {
+  let generation_id = ''
+  const { stream } = await callOperation(run.request, 'generateSessionReply', {
+    params: { session_id: run.sessionId },
+    body: { stream: true },
+    client: clientOf(run, id => {
+      generation_id = id
+    }),
+  })
+  return { turn: { generation_id, stream: stream as Readable } }
+}
+
+async function startUnstreamed(run: Run): Promise<RunOutcome> {
+  const { body } = await callOperation(run.request, 'generateSessionReply', {
+    params: { session_id: run.sessionId },
+    query: { wait: 'false' },
+    body: {},
+    client: clientOf(run),
+  })
+  const { generation_id } = body as { generation_id: string }
+  return { turn: { generation_id, stream: await attach(run, generation_id, 0) } }
+}
+
+/** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
+async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
+  const { stream } = await callOperation(run.request, 'submitSessionToolOutputs', {
+    params: { session_id: run.sessionId },
+    body: {
+      generation_id,
+      stream: true,
+      tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
+    },
+    client: { claim: claimFor(run) },
+  })
+  await storeMessages(run)
+  return { turn: { generation_id, stream: stream as Readable } }
+}
