@@ -10,3 +10,8 @@ create table ag_ui_runs (
   created_at timestamptz(3) not null default now(),
   primary key (session_id, run)
 );
+
+alter table agents add column shared_state boolean not null default false;
+
+-- State that an agent shares with its client.
+alter table sessions add column state jsonb;

@@ -76,6 +76,7 @@ export async function generateInSession(
         tool_context: turnContext(session, requestContext),
         model: body.model,
         knowledge_config: body.knowledge_config,
+        client: client && { context: client.context, tools: agent.accept_client_tools ? client.tools : undefined },
         streamed: mode === 'stream',
         origin: context.origin,
       })

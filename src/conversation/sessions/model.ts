@@ -39,6 +39,17 @@ const settings = {
   ),
 }
 
+/** Limit of a session's state. */
+const MAX_STATE_BYTES = 64 * 1024
+
+const fitsState = (state: unknown) => Buffer.byteLength(JSON.stringify(state) ?? '') <= MAX_STATE_BYTES
+
+/** State of a session: any JSON up to 64 KiB; null for none. */
+export const SessionState = z
+  .json()
+  .refine(fitsState, 'must be at most 64 KiB')
+  .describe('State that the agent shares with its client, any JSON up to 64 KiB. Null for none.')
+
 /** The public record of a session. */
 export const Session = record(
   'Session',
@@ -55,6 +66,7 @@ export const Session = record(
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
     generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
     queued_turns: z.int().describe('Number of queued turns'),
+    state: z.json().describe('State that the agent shares with its client. Null for none.'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
     ephemeral: z
@@ -134,6 +146,7 @@ export const SessionPatch = patchBody(
   {
     status: z.enum(['open', 'closed']).describe('Status: closed — ends its turns; open — reopens a closed session'),
     ...settings,
+    state: SessionState,
     tags: TagInput.describe('Replaces the tags'),
   },
   { name: 'Order 1042' },

@@ -61,6 +61,7 @@ export type SessionChange = Partial<
     | 'knowledge_config'
     | 'inactivity_ttl_seconds'
     | 'message_delay_seconds'
+    | 'state'
   >
 > & { reopened?: boolean }
 
@@ -78,6 +79,7 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
     change.auto_generate !== undefined && sql.fragment`auto_generate = ${change.auto_generate}`,
     change.tool_context !== undefined && sql.fragment`tool_context = ${jsonb(change.tool_context)}`,
     change.knowledge_config !== undefined && sql.fragment`knowledge_config = ${jsonb(change.knowledge_config)}`,
+    change.state !== undefined && sql.fragment`state = ${jsonb(change.state)}`,
     change.message_delay_seconds !== undefined && sql.fragment`message_delay_seconds = ${change.message_delay_seconds}`,
     change.inactivity_ttl_seconds !== undefined && sql.fragment`inactivity_ttl_seconds = ${ttl}`,
     change.reopened === true && sql.fragment`last_activity_at = now()`,

@@ -174,6 +174,11 @@ const fields = {
     .describe(
       'Model settings that requests at the OpenAI mount may set; null for none. A lower limit of output tokens always applies.',
     ),
+  shared_state: z
+    .boolean()
+    .describe(
+      'Whether the model sees the state that a session shares with its AG-UI client, and may change it by the tool `update_state`',
+    ),
 }
 
 /** Two versions that share the turns of an agent. */
@@ -231,6 +236,7 @@ const UNSET: Partial<AgentConfig> = {
   single_session_per_actor: false,
   client_instructions: 'block',
   accept_client_tools: false,
+  shared_state: false,
 }
 
 /**

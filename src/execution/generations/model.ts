@@ -175,6 +175,8 @@ export type ClientRequest = {
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
   /** Lowers the limit of the agent. */
   max_output_tokens?: number
+  /** Fenced text given as a message of the user before the history. */
+  context?: string
 }
 
 /** Working data of a turn until it settles; sealed at rest. */
@@ -195,6 +197,8 @@ export type TurnData = {
     knowledge_config?: SessionKnowledge
     client?: ClientRequest
   }
+  /** State that the agent shares with its client at the start of the turn; null for none. */
+  shared_state: unknown
   /** Settings submitted with the tool outputs that last resumed the turn. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
   /** Conversations whose mailboxes wait for the turn. */

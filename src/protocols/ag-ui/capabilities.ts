@@ -25,7 +25,7 @@ export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId:
     transport: { streaming: true, websocket: false, httpBinary: false, pushNotifications: false, resumable: true },
     tools: { supported: true, clientProvided: agent.accept_client_tools },
     output: { structuredOutput: agent.output_schema !== null },
-    state: { snapshots: false, deltas: false, memory: true, persistentState: false },
+    state: { snapshots: true, deltas: agent.shared_state, memory: true, persistentState: true },
     humanInTheLoop: { supported: true, approvals: true, interrupts: true, approveWithEdits: false },
   }
 }

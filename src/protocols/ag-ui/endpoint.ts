@@ -15,6 +15,7 @@ import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, turnOfMessage } from './input.ts'
 import { approvalReads, callReads, usageReads } from './reads.ts'
 import { beginRun, type Run } from './run.ts'
+import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
 
 /** Handles one request of /ag-ui/{agent_id}. */
@@ -94,6 +95,9 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
   return (async function* (): AsyncGenerator<string, void> {
     yield message(startedRun(ids))
     if ('refused' in outcome) return yield message(runError(outcome.refused))
+    const state = new ClientState(run.input)
+    if (!run.thread.run && !replacesState(run.thread, run.input))
+      for (const event of state.sync(run.thread.state)) yield message(event)
     let { messages }: { messages: readonly Message[] } = run.input
     if (run.thread.lacks_history) {
       const history = await completedHistory(run)
@@ -110,7 +114,14 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
     const translation = new TurnTranslation(
       ids,
       { generation_id, detailed: seesSteps(run), messages },
-      { calls: callReads(run.request), usage: usageReads(run.request), approvals: approvalReads(run.request) },
+      {
+        calls: callReads(run.request),
+        usage: usageReads(run.request),
+        approvals: approvalReads(run.request),
+        stateChange: delta => state.change(delta),
+        stateAtEnd: async () =>
+          run.thread.shared_state ? state.sync(await readState(run.request.services.pool, run.sessionId)) : [],
+      },
     )
     for await (const frame of readFrames(stream)) {
       if (frame === null) yield ': ping\n\n'

@@ -1,4 +1,5 @@
 import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import type { PatchOperation } from '../../execution/generations/tools/json-patch.ts'
 import { type Message, PROTOCOL_VERSION, RESULT_PREFIX, stepOfMessage, turnOfMessage } from './input.ts'
 
 /** An event of the protocol. */
@@ -15,6 +16,10 @@ export type TurnReads = {
   calls(generationId: string): Promise<ReadonlyMap<string, SettledCall> | null>
   /** Tokens of the turn; undefined if the caller may not read them. */
   usage(generationId: string): Promise<Json[] | undefined>
+  /** Returns the events of a change of the state by the agent. */
+  stateChange(delta: readonly PatchOperation[]): AgUiEvent[]
+  /** Returns a snapshot of the state, unless the client has it. */
+  stateAtEnd(): Promise<AgUiEvent[]>
   /** Events about approvals filed in the turn, and interrupts for those that the end user decides. */
   approvals(ids: readonly string[]): Promise<{ events: AgUiEvent[] }>
 }
@@ -107,6 +112,8 @@ export class TurnTranslation {
         return this.endStep(data.step)
       case 'step_restarted':
         return this.restart(data.step)
+      case 'state':
+        return this.reads.stateChange(data.patch)
       case 'approval':
         this.approvals.push(data.approval_id)
         return []
@@ -266,12 +273,14 @@ export class TurnTranslation {
     return [
       ...events,
       ...this.closeStep(),
+      ...(await this.reads.stateAtEnd()),
       finishedRun(this.run, { outcome: { type: 'success', pendingToolCallIds }, ...(await this.usage()) }),
     ]
   }
 
   private async complete({ content }: Json): Promise<AgUiEvent[]> {
     const events = [...this.reconcile(content), ...(await this.settleCalls()), ...this.closeStep()]
+    events.push(...(await this.reads.stateAtEnd()))
     if (this.approvals.length > 0) events.push(...(await this.reads.approvals(this.approvals)).events)
     return [...events, finishedRun(this.run, { outcome: { type: 'success' }, ...(await this.usage()) })]
   }

@@ -14,6 +14,7 @@ const fitsIn = (bytes: number) => (value: unknown) => Buffer.byteLength(JSON.str
 
 const MAX_CONTEXT_BYTES = 16 * 1024
 const MAX_SCHEMA_BYTES = 64 * 1024
+const MAX_STATE_BYTES = 64 * 1024
 
 const ToolCall = z.object({ id, function: z.object({ name: z.string(), arguments: z.string() }) })
 
@@ -58,6 +59,7 @@ const RunInput = z.object({
   messages: z.array(Message).max(10_000),
   tools: z.array(Tool).max(128).nullish(),
   context: z.array(Context).max(100).refine(fitsIn(MAX_CONTEXT_BYTES), 'must be at most 16 KiB').nullish(),
+  state: z.unknown().refine(fitsIn(MAX_STATE_BYTES), 'must be at most 64 KiB'),
   forwardedProps: z.unknown(),
 })
 export type RunInput = z.output<typeof RunInput>

@@ -1,6 +1,7 @@
 import type { Readable } from 'node:stream'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
+import { resolvedName } from '../../execution/tools/actions.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import {
   contextBlock,
@@ -13,6 +14,7 @@ import {
   toolOutput,
   type UserMessage,
 } from './input.ts'
+import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
 /** A run: the thread's session, and what the client sent. */
@@ -37,6 +39,8 @@ export async function beginRun(run: Run): Promise<RunOutcome> {
   const { thread } = run
   if (thread.run) return showRecorded(run, thread.run)
   const outputs = submittedOutputs(run.input.messages)
+  const taken = takenToolName(run)
+  if (taken !== null) return { refused: nameTaken(taken) }
   try {
     if (outputs) return await resumeTurn(run, outputs)
     await storeMessages(run)
@@ -52,13 +56,27 @@ export async function beginRun(run: Run): Promise<RunOutcome> {
   }
 }
 
+/** Returns the first name of a client's tool that the agent's own tools have; null if the agent takes no client tools. */
+function takenToolName({ thread, input }: Run): string | null {
+  if (!thread.accept_client_tools) return null
+  const names = new Set(thread.tool_names.map(resolvedName))
+  return input.tools?.find(({ name }) => names.has(resolvedName(name)))?.name ?? null
+}
+
+const nameTaken = (name: string): AppError =>
+  new AppError('VALIDATION_FAILED', {
+    message: `The agent has a tool named ${name}`,
+    meta: { problems: [{ code: 'INVALID_VALUE', path: 'tools', message: `must not contain ${name}` }] },
+  })
+
 const keyOf = ({ sessionId, input }: Run) => ({ session_id: sessionId, run_id: input.runId })
 
-/** Records the run with its turn, in the transaction that starts or resumes the turn. */
+/** Records the run with its turn and the client's state, in the transaction that starts or resumes the turn. */
 const claimFor = (run: Run): ClientInput['claim'] =>
   async function claim(tx, { generation_id, after }) {
     if (!(await recordRun(tx, keyOf(run), { generation_id, after })))
       raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })
+    if (replacesState(run.thread, run.input)) await replaceState(tx, run.sessionId, run.input)
   }
 
 const isUnderOperator = ({ code }: { code: string }): boolean => code === 'SESSION_UNDER_OPERATOR'

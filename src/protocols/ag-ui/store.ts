@@ -10,12 +10,17 @@ const Thread = z.object({
   project_id: z.string(),
   /** Null if the thread is new. */
   session_id: z.string().nullable(),
+  state: z.unknown(),
+  /** Whether the agent changes the state. */
+  shared_state: z.boolean(),
   /** The run, if it has begun before; its turn is null if it only stored messages. */
   run: z.object({ generation_id: z.string().nullable(), after_frame: z.int() }).nullable(),
   /** Client ids of stored messages, of those asked for. */
   stored_ids: z.array(z.string()),
   /** Whether the session had messages that the client does not know when the run began. */
   lacks_history: z.boolean(),
+  /** Whether the agent takes tools of clients. */
+  accept_client_tools: z.boolean(),
   /** Names of tools of the agent. */
   tool_names: z.array(z.string()),
 })
@@ -49,17 +54,18 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
   const externalId = actor && 'external_id' in actor ? actor.external_id : null
   return db.maybeOne(threadRow`
     with target as (
-      select a.id, a.project_id as agent_project_id, coalesce(${project_id}, a.project_id) as project_id, a.tool_bindings, a.tool_ids
+      select a.id, a.project_id as agent_project_id, coalesce(${project_id}, a.project_id) as project_id, a.tool_bindings, a.tool_ids,
+        a.shared_state, a.accept_client_tools
       from agents a where a.id = ${agent_id}
     ), end_user as (
       select coalesce(${actorId}, (
         select x.id from actors x where x.project_id = target.project_id and x.external_id = ${externalId})) as id
       from target
     ), thread as (
-      select s.id, s.conversation_id from target join sessions s on s.agent_id = target.id and s.project_id = target.project_id
+      select s.id, s.conversation_id, s.state from target join sessions s on s.agent_id = target.id and s.project_id = target.project_id
       where s.id = ${thread_id}
       union all
-      select s.id, s.conversation_id from target cross join end_user join session_keys k
+      select s.id, s.conversation_id, s.state from target cross join end_user join session_keys k
         on k.project_id = target.project_id and k.agent_id = target.id and k.key = ${THREAD_KEY_PREFIX + thread_id}
         and k.actor_id is not distinct from end_user.id and (${externalId}::text is null or end_user.id is not null)
       join sessions s on s.id = k.session_id
@@ -67,7 +73,8 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       select r.generation_id, r.after_frame, r.created_at from thread
       join ag_ui_runs r on r.session_id = thread.id and r.run = ${sql.binary(runDigest(run_id))}
     )
-    select target.agent_project_id, target.project_id, thread.id as session_id,
+    select target.agent_project_id, target.project_id, thread.id as session_id, thread.state,
+      target.shared_state, target.accept_client_tools,
       (select jsonb_build_object('generation_id', run.generation_id, 'after_frame', run.after_frame) from run) as run,
       array(select m.idempotency_key from conversation_messages m
         where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})) as stored_ids,

@@ -19,6 +19,7 @@ import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
 import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
+import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
@@ -203,6 +204,7 @@ async function requestStep(
     messages: [
       ...knowledgeMessages(data),
       ...clientInstructionMessages(data),
+      ...referenceMessages(data),
       ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
     ],
     ...modelSettings(agent, data.overrides),

@@ -12,7 +12,7 @@ const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
 /** Events of turns in conversations that only protocol mounts receive. */
-const MOUNT_EVENTS = new Set(['step', 'approval'])
+const MOUNT_EVENTS = new Set(['step', 'approval', 'state'])
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>

@@ -122,6 +122,8 @@ async function makeCalls(
       running.delete(position)
       unwritten.push({ n: step.n, position: position + 1, value })
       events.push({ event: 'tool_result', data: { ...nameOf(position), ok: value.error === null } })
+      const call = calls.find(each => each.position === position)
+      if (value.error === null && call?.tool.eventsOf) events.push(...call.tool.eventsOf(call.args))
     }
     signal.throwIfAborted()
   }

@@ -48,6 +48,8 @@ export type TurnTool = {
   justificationFields: Justification[]
   /** Implementation of a built-in tool, in place of a call. */
   perform?: (input: Record<string, unknown>) => Promise<unknown>
+  /** Returns stream events of a call that succeeded. */
+  eventsOf?: (input: Record<string, unknown>) => { event: string; data: object }[]
 }
 
 /** A binding without a usable tool, and the reason. */
