@@ -1,13 +1,13 @@
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { raise } from '../../core/api/errors.ts'
 import { canSeeProject, requirePermitted } from '../../core/iam/access.ts'
-import { findAgent } from '../../execution/agents/model.ts'
+import { agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
 import type { AgUiRequest } from './call.ts'
 
 /**
  * Returns what the agent offers to clients of the protocol.
- * @throws AGENT_NOT_FOUND, FORBIDDEN for a caller that may not send messages to sessions
+ * @throws RESOURCE_NOT_FOUND, FORBIDDEN for a caller that may not send messages to sessions
  */
 export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId: string): Promise<object> {
   const agent = await findAgent(services.pool, agentId)
@@ -18,7 +18,7 @@ export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId:
     (agent.project_id === project_id
       ? canSeeProject(caller, project_id)
       : (await findGrantingShares(services.pool, 'agent', project_id, [agentId])).has(agentId))
-  if (!isVisible) return raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
+  if (!isVisible) return raise(agentKind.notFound, { meta: { id: agentId } })
   requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, project_id })
   return {
     identity: { name: agent.name ?? undefined, type: 'agent' },

@@ -6,13 +6,14 @@ import { canSeeProject, isAllowed } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
+import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
 import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
 import { readFrames } from './frames.ts'
 import { completedHistory } from './history.ts'
-import { type Message, parseRunInput, type RunInput, turnOfMessage } from './input.ts'
+import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
 import { approvalReads, callReads, usageReads } from './reads.ts'
 import { beginRun, type Run } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
@@ -48,7 +49,8 @@ function namedActor({ services, exchange }: AgUiRequest): { external_id: string 
 
 /**
  * Finds or creates the session of a run.
- * @throws AGENT_NOT_FOUND, RESOURCE_NOT_FOUND for the id of another session, QUOTA_EXCEEDED, errors of creating a session
+ * @throws RESOURCE_NOT_FOUND for an unknown agent or the id of another session, QUOTA_EXCEEDED, errors of creating a
+ *   session
  */
 async function openRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<Run> {
   const { services, caller } = request
@@ -64,7 +66,7 @@ async function openRun(request: AgUiRequest, agentId: string, input: RunInput): 
     generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
   })
   if (!thread || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
-    return raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
+    return raise(agentKind.notFound, { meta: { id: agentId } })
   await countKeyRequest(services, caller, thread)
   const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
   return { request, agentId, sessionId, thread, input }
@@ -81,11 +83,18 @@ async function createSession(
   actor: { external_id: string } | null,
 ): Promise<string> {
   if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
-  const { body } = await callOperation(request, 'createSession', {
-    body: { agent_id, ...(actor && { actor: { ...actor, name: actor.external_id } }) },
-    client: { session_key: `agui:${threadId}` },
-  })
-  return (body as { id: string }).id
+  try {
+    const { body } = await callOperation(request, 'createSession', {
+      body: { agent_id, ...(actor && { actor: { ...actor, name: actor.external_id } }) },
+      client: { session_key: THREAD_KEY_PREFIX + threadId },
+    })
+    return (body as { id: string }).id
+  } catch (error) {
+    // The agent is in the path here, not in a body.
+    if (error instanceof AppError && error.code === 'AGENT_NOT_FOUND')
+      raise(agentKind.notFound, { meta: { id: agent_id } })
+    throw error
+  }
 }
 
 /** Begins a run and returns its events as messages of the stream. */

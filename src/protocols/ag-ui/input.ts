@@ -16,7 +16,7 @@ const MAX_CONTEXT_BYTES = 16 * 1024
 const MAX_SCHEMA_BYTES = 64 * 1024
 const MAX_STATE_BYTES = 64 * 1024
 
-const ToolCall = z.object({ id, function: z.object({ name: z.string(), arguments: z.string() }) })
+const ToolCall = z.looseObject({ id, function: z.looseObject({ name: z.string(), arguments: z.string() }) })
 
 const ContentPart = z.looseObject({ type: z.string(), text: z.string().optional() })
 export type ContentPart = z.output<typeof ContentPart>
