@@ -25,6 +25,8 @@ export type MountExchange = {
 /** An endpoint of another protocol, for all HTTP methods of its path. */
 export type Mount = {
   path: string
+  /** Whether tokens of end users are accepted; otherwise they are no valid credential. */
+  endUsers?: boolean
   serve(services: Services, exchange: MountExchange): Promise<void>
 }
 
