@@ -18,7 +18,7 @@ import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
-import { findSessionByKey, insertSessionKey, lockSessionKey } from './session-keys.ts'
+import { findSessionByKey, insertSessionKey, lockSessionKey, moveSessionKey } from './session-keys.ts'
 import { copyMessages, hasMessageAt, insertSession, listOpenSessions, lockPair, type SessionValues } from './store.ts'
 
 /**
@@ -127,7 +127,8 @@ export async function createSession(
   if (key) {
     await lockSessionKey(tx, key)
     const existing = await findSessionByKey(tx, key)
-    if (existing) return existing
+    // A session that its end user has deleted gives up the key.
+    if (existing?.hidden_at === null) return existing
   }
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await insertSessionWithConversation(tx, {
@@ -142,7 +143,7 @@ export async function createSession(
     tool_context,
     knowledge_config: body.knowledge_config ?? null,
   })
-  if (key) await insertSessionKey(tx, key, session.id)
+  if (key && !(await insertSessionKey(tx, key, session.id))) await moveSessionKey(tx, key, session.id)
   emitCreated(tx, session, conversation)
   return session
 }

@@ -1,6 +1,7 @@
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { raise } from '../../core/api/errors.ts'
 import { canSeeProject, requirePermitted } from '../../core/iam/access.ts'
+import { endUserLimits } from '../../core/invoke/hooks.ts'
 import { agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
 import type { AgUiRequest } from './call.ts'
@@ -18,8 +19,10 @@ export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId:
     (agent.project_id === project_id
       ? canSeeProject(caller, project_id)
       : (await findGrantingShares(services.pool, 'agent', project_id, [agentId])).has(agentId))
-  if (!isVisible) return raise(agentKind.notFound, { meta: { id: agentId } })
+  const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
+  if (!isVisible || !isOpen) return raise(agentKind.notFound, { meta: { id: agentId } })
   requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, project_id })
+  if (caller.end_user) await endUserLimits.only()?.(services, caller.end_user, {})
   return {
     identity: { name: agent.name ?? undefined, type: 'agent' },
     transport: { streaming: true, websocket: false, httpBinary: false, pushNotifications: false, resumable: true },

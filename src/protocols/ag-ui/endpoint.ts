@@ -1,4 +1,5 @@
 import { Readable } from 'node:stream'
+import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
@@ -14,7 +15,7 @@ import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, Tu
 import { readFrames } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
-import { approvalReads, callReads, usageReads } from './reads.ts'
+import { approvalReads, callReads, cancelReads, usageReads } from './reads.ts'
 import { beginRun, type Run } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
@@ -41,8 +42,11 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
   exchange.stream(200, 'text/event-stream', Readable.from(await runEvents(run), { objectMode: false }))
 }
 
-/** Returns the end user that a key names in a header, or null. */
-function namedActor({ services, exchange }: AgUiRequest): { external_id: string } | null {
+type Actor = { id: string } | { external_id: string }
+
+/** Returns the end user of the token, or one that another credential names in a header; null for none. */
+function actorOf({ services, exchange, caller }: AgUiRequest): Actor | null {
+  if (caller.end_user) return { id: caller.end_user.actor_id }
   const name = exchange.req.headers[`${services.config.HEADER_PREFIX}Actor`.toLowerCase()]
   return typeof name === 'string' && name !== '' ? { external_id: name } : null
 }
@@ -54,7 +58,7 @@ function namedActor({ services, exchange }: AgUiRequest): { external_id: string 
  */
 async function openRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<Run> {
   const { services, caller } = request
-  const actor = namedActor(request)
+  const actor = actorOf(request)
   const ids = input.messages.map(({ id }) => id)
   const thread = await findThread(services.pool, {
     agent_id: agentId,
@@ -65,7 +69,8 @@ async function openRun(request: AgUiRequest, agentId: string, input: RunInput): 
     message_ids: ids,
     generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
   })
-  if (!thread || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
+  const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
+  if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
     return raise(agentKind.notFound, { meta: { id: agentId } })
   await countKeyRequest(services, caller, thread)
   const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
@@ -80,12 +85,12 @@ async function createSession(
   request: AgUiRequest,
   agent_id: string,
   threadId: string,
-  actor: { external_id: string } | null,
+  actor: Actor | null,
 ): Promise<string> {
   if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
   try {
     const { body } = await callOperation(request, 'createSession', {
-      body: { agent_id, ...(actor && { actor: { ...actor, name: actor.external_id } }) },
+      body: { agent_id, ...(actor && 'external_id' in actor && { actor: { ...actor, name: actor.external_id } }) },
       client: { session_key: THREAD_KEY_PREFIX + threadId },
     })
     return (body as { id: string }).id
@@ -103,7 +108,7 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
   const ids = { threadId: run.input.threadId, runId: run.input.runId }
   return (async function* (): AsyncGenerator<string, void> {
     yield message(startedRun(ids))
-    if ('refused' in outcome) return yield message(runError(outcome.refused))
+    if ('refused' in outcome) return yield message(runError(shownError(run, outcome.refused)))
     const state = new ClientState(run.input)
     if (!run.thread.run && !replacesState(run.thread, run.input))
       for (const event of state.sync(run.thread.state)) yield message(event)
@@ -122,10 +127,11 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
     const { generation_id, stream } = outcome.turn
     const translation = new TurnTranslation(
       ids,
-      { generation_id, detailed: seesSteps(run), messages },
+      { generation_id, detailed: seesSteps(run), labelled: run.request.caller.end_user !== undefined, messages },
       {
         calls: callReads(run.request),
         usage: usageReads(run.request),
+        isCancelled: cancelReads(run.request),
         approvals: approvalReads(run.request),
         stateChange: delta => state.change(delta),
         stateAtEnd: async () =>
@@ -139,8 +145,11 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
   })()
 }
 
+const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>
+  caller.end_user ? endUserError(error) : error
+
 /** Whether the caller may read turns of the project, and so sees steps and calls on the server. */
 const seesSteps = ({ request: { caller }, thread: { project_id } }: Run): boolean =>
-  isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })
+  !caller.end_user && isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })
 
 const message = (event: AgUiEvent): string => `data: ${JSON.stringify(event)}\n\n`

@@ -16,6 +16,8 @@ export type TurnReads = {
   calls(generationId: string): Promise<ReadonlyMap<string, SettledCall> | null>
   /** Tokens of the turn; undefined if the caller may not read them. */
   usage(generationId: string): Promise<Json[] | undefined>
+  /** Whether the turn was cancelled, if its failure does not say it. */
+  isCancelled(generationId: string): Promise<boolean>
   /** Returns the events of a change of the state by the agent. */
   stateChange(delta: readonly PatchOperation[]): AgUiEvent[]
   /** Returns a snapshot of the state, unless the client has it. */
@@ -64,13 +66,15 @@ export class TurnTranslation {
   private readonly reads: TurnReads
   /** Whether the caller sees steps and calls on the server. */
   private readonly detailed: boolean
+  /** Whether the caller sees only tools with a label. */
+  private readonly labelled: boolean
   /** The messages that the client has, and those of this run. */
   private readonly messages: Message[]
   private generation: string
   private step = 1
   private restarts = 0
   private text: OpenText | null = null
-  /** The text of the running step, after its message ended. */
+  /** The last text whose message ended. */
   private sent: OpenText | null = null
   private stepName: string | null = null
   /** Calls on the server whose arguments and results are not sent yet, by id: whether they succeeded. */
@@ -79,12 +83,13 @@ export class TurnTranslation {
 
   constructor(
     run: Run,
-    turn: { generation_id: string; detailed: boolean; messages: readonly Message[] },
+    turn: { generation_id: string; detailed: boolean; labelled: boolean; messages: readonly Message[] },
     reads: TurnReads,
   ) {
     this.run = run
     this.reads = reads
     this.detailed = turn.detailed
+    this.labelled = turn.labelled
     this.messages = [...turn.messages]
     this.generation = turn.generation_id
     const known = turn.messages.findLast(message => turnOfMessage(message.id) === turn.generation_id) as
@@ -108,7 +113,7 @@ export class TurnTranslation {
         return this.startCall(data)
       case 'tool_result':
         return this.endCall(data)
-      case 'step':
+      case 'step_settled':
         return this.endStep(data.step)
       case 'step_restarted':
         return this.restart(data.step)
@@ -168,7 +173,7 @@ export class TurnTranslation {
 
   /** Returns the message to which calls of the running step belong, which the client creates if it has no text. */
   private callingMessage(): Json {
-    const id = this.sent?.id ?? this.messageId()
+    const id = this.sent && stepOfMessage(this.sent.id) === this.step ? this.sent.id : this.messageId()
     const existing = this.messages.find(message => message.id === id) as Json | undefined
     if (existing) return existing
     const made = { id, role: 'assistant' as const }
@@ -193,20 +198,26 @@ export class TurnTranslation {
     ]
   }
 
-  private activity(toolCallId: string, content: Json): AgUiEvent {
-    return {
-      type: 'ACTIVITY_SNAPSHOT',
-      messageId: `act_${this.generation}_${toolCallId}`,
-      activityType: 'svc:tool',
-      content,
-    }
+  private activity(toolCallId: string, label: string | undefined, content: Json): AgUiEvent[] {
+    if (this.labelled && label === undefined) return []
+    return [
+      {
+        type: 'ACTIVITY_SNAPSHOT',
+        messageId: `act_${this.generation}_${toolCallId}`,
+        activityType: 'svc:tool',
+        content: { label: label ?? LABEL, ...content },
+      },
+    ]
   }
 
   private readonly callNames = new Map<string, string>()
 
   private startCall({ tool_call_id, tool_name, label }: Json): AgUiEvent[] {
-    const events = [...this.openStep(), ...this.closeText()]
-    events.push(this.activity(tool_call_id, { label: label ?? LABEL, state: 'started' }))
+    const events = [
+      ...this.openStep(),
+      ...this.closeText(),
+      ...this.activity(tool_call_id, label, { state: 'started' }),
+    ]
     if (!this.detailed || this.serverCalls.has(tool_call_id)) return events
     this.serverCalls.set(tool_call_id, null)
     this.callNames.set(tool_call_id, tool_name)
@@ -215,7 +226,7 @@ export class TurnTranslation {
 
   private endCall({ tool_call_id, label, ok }: Json): AgUiEvent[] {
     if (this.serverCalls.has(tool_call_id)) this.serverCalls.set(tool_call_id, ok)
-    return [this.activity(tool_call_id, { label: label ?? LABEL, state: 'ended', ok })]
+    return this.activity(tool_call_id, label, { state: 'ended', ok })
   }
 
   /** Sends arguments and results of the step's calls on the server. */
@@ -238,7 +249,6 @@ export class TurnTranslation {
     const events = [...this.closeText(), ...(await this.settleCalls()), ...this.closeStep()]
     this.step = step + 1
     this.restarts = 0
-    this.sent = null
     return events
   }
 
@@ -257,7 +267,8 @@ export class TurnTranslation {
   private reconcile(stored: string | null): AgUiEvent[] {
     const sent = this.text ?? this.sent
     if (!stored || sent?.text === stored) return this.closeText()
-    if (!sent) return [...this.append(stored), ...this.closeText()]
+    // Of a last step that is settled, or of a turn whose frames are deleted.
+    if (!sent || stepOfMessage(sent.id) < this.step - 1) return [...this.append(stored), ...this.closeText()]
     const events = this.closeText()
     const last = this.messages.find(({ id }) => id === sent.id) as Json
     last.content = stored
@@ -292,7 +303,7 @@ export class TurnTranslation {
 
   private async fail(failure: Json): Promise<AgUiEvent[]> {
     const events = [...this.closeText(), ...(await this.settleCalls()), ...this.closeStep()]
-    return isCancel(failure)
+    return isCancel(failure) || (await this.reads.isCancelled(this.generation))
       ? [...events, finishedRun(this.run, { outcome: { type: 'cancelled' } })]
       : [...events, runError(failure as { code: string; message: string })]
   }

@@ -3,5 +3,5 @@ import { mounts } from '../../core/http/mounts.ts'
 import { serveAgUi } from './endpoint.ts'
 
 export default module('ag-ui', {
-  extensions: [mounts.with({ path: '/ag-ui/:agent_id', serve: serveAgUi })],
+  extensions: [mounts.with({ path: '/ag-ui/:agent_id', endUsers: true, serve: serveAgUi })],
 })

@@ -34,6 +34,15 @@ export const callReads =
     return new Map(calls.map(call => [call.tool_call_id, call]))
   }
 
+/** Whether a turn was cancelled, for an end user, who sees no reason of a failure. */
+export const cancelReads =
+  (request: AgUiRequest): TurnReads['isCancelled'] =>
+  async generation_id => {
+    if (!request.caller.end_user) return false
+    const turn = await readIfAllowed<{ stop_reason: string | null }>(request, 'getGeneration', { generation_id })
+    return turn?.stop_reason === 'cancelled'
+  }
+
 type Usage = { input_tokens?: number; output_tokens?: number; reasoning_tokens?: number }
 
 export const usageReads =

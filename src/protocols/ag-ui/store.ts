@@ -68,7 +68,7 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       select s.id, s.conversation_id, s.state from target cross join end_user join session_keys k
         on k.project_id = target.project_id and k.agent_id = target.id and k.key = ${THREAD_KEY_PREFIX + thread_id}
         and k.actor_id is not distinct from end_user.id and (${externalId}::text is null or end_user.id is not null)
-      join sessions s on s.id = k.session_id
+      join sessions s on s.id = k.session_id and s.hidden_at is null
     ), run as (
       select r.generation_id, r.after_frame, r.created_at from thread
       join ag_ui_runs r on r.session_id = thread.id and r.run = ${sql.binary(runDigest(run_id))}

@@ -131,7 +131,7 @@ async function settleTurn(
   await injectFault(services, 'before_settle')
   // Outcomes of a step in progress are stored, so that a retry does not repeat its calls.
   const step = lastStep ?? interruptedStep(turn)
-  const frames = await turn.buildFrames(events, step, true)
+  const frames = await turn.buildFrames(events, step)
   const steps = step ? [...turn.steps, step] : turn.steps
   // A model answer whose step has not settled is billed too.
   const answered = step ?? turn.lastAnswer

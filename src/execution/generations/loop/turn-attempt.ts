@@ -15,7 +15,7 @@ import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep,
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { Frame } from '../streams/frame-store.ts'
-import { FrameWriter, startedOf } from '../streams/frames.ts'
+import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
@@ -144,15 +144,13 @@ export class TurnAttempt {
     this.frames.text(text)
   }
 
-  /**
-   * Returns the frames of unwritten text, of events and, with a step, of its end. In a conversation the end of the last
-   * step is the end of the turn.
-   */
-  async buildFrames(events: readonly StreamEvent[], step?: JournalStepRow | null, isLast?: boolean): Promise<Frame[]> {
+  /** Returns the frames of unwritten text, of events and, with a step, of its end. */
+  async buildFrames(events: readonly StreamEvent[], step?: JournalStepRow | null): Promise<Frame[]> {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))
-    if (!step || (isLast && this.generation.shape !== 'agent')) return frames
+    if (!step) return frames
+    if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, { step: step.n })]
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }
