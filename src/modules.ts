@@ -26,6 +26,7 @@ import webhooks from './control/webhooks/module.ts'
 import actors from './conversation/actors/module.ts'
 import chats from './conversation/chats/module.ts'
 import conversations from './conversation/conversations/module.ts'
+import feedback from './conversation/feedback/module.ts'
 import sessions from './conversation/sessions/module.ts'
 import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
@@ -102,6 +103,7 @@ export const modules: readonly Module[] = [
   actors,
   conversations,
   sessions,
+  feedback,
   orchestrations,
   runs,
   triggers,

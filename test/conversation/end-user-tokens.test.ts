@@ -170,6 +170,8 @@ describe('end-user tokens', () => {
       const session = expectStatus(await user.post('/sessions', { agent_id: app.agentId, name: 'Mine' }), 201)
       assert.deepEqual(Object.keys(session).sort(), [
         'agent_id',
+        'attention',
+        'control',
         'created_at',
         'id',
         'last_activity_at',
@@ -190,11 +192,13 @@ describe('end-user tokens', () => {
       const { data, total } = expectStatus(await user.get(`${path}/messages`), 200)
       assert.deepEqual([contents(data), total], [['hello', turn.content], 2])
       assert.deepEqual(Object.keys(data[1]).sort(), [
+        'author_name',
         'content',
         'created_at',
         'document_id',
         'generation_id',
         'origin',
+        'parts',
         'position',
         'role',
       ])
@@ -265,6 +269,11 @@ describe('end-user tokens', () => {
       assert.deepEqual(expectStatus(await narrow.get(`/agents/${app.agentId}`), 200), {
         id: app.agentId,
         name: 'agent',
+        description: null,
+        avatar_file_id: null,
+        greeting: null,
+        suggestions: null,
+        media: null,
       })
     })
 

@@ -178,9 +178,22 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { max_context_messages: 5 },
       { single_session_per_actor: true },
       { trace_content_mode: 'none' },
+      {
+        context_policy: {
+          max_context_tokens: 8000,
+          strategy: 'summarize',
+          summary_model_route_id: ref('Route'),
+        },
+      },
+      { auto_title: true },
+      { description: 'Help with orders' },
+      { greeting: 'Hello!' },
+      { suggestions: ['Where is my order?'] },
+      { avatar_file_id: ref('Picture') },
     ],
     drift: { max_steps: 4 },
   },
+  Picture: { type: 'file', properties: { filename: 'p.png', content_type: 'image/png', size: 3 } },
   Agent2: { type: 'agent', properties: { name: 'Second', ai_provider_id: ref('Provider2') } },
   Chat: {
     type: 'chat',

@@ -10,6 +10,7 @@ import { parseStructuredOutput, stripCodeFence } from '../../execution/generatio
 import { checkMessagesSize, MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
 import { resolveDocuments, type UnresolvedMessage } from '../../execution/generations/request/message-documents.ts'
 import { admitFiles, attachFiles, readFiles } from '../../execution/generations/request/message-files.ts'
+import { calledModels, handlingOf } from '../../execution/generations/request/message-media.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { chatKind } from './model.ts'
@@ -55,7 +56,7 @@ export async function createCompletion(context: CompletionContext): Promise<Oper
     max_output_tokens: body.max_completion_tokens ?? body.max_tokens ?? null,
   }
   const complete = (signal: AbortSignal, onDelta?: (text: string) => void) =>
-    withFiles(services, project_id, messages, signal, read =>
+    withFiles(services, target, messages, signal, read =>
       runCompletion(services, target, { ...modelRequest, messages: read, signal, ...(onDelta && { onDelta }) }),
     )
   const head = { id: newId('chatcmpl'), created: Math.floor(Date.now() / 1000) }
@@ -87,14 +88,16 @@ async function resolveMessages(
   return read
 }
 
-async function withFiles<T>(
+/** Runs `work` with the files of messages attached. */
+export async function withFiles<T>(
   services: Services,
-  projectId: string,
+  target: CompletionTarget,
   messages: ModelMessage[],
   signal: AbortSignal,
   work: (messages: ModelRequest['messages']) => Promise<T>,
 ): Promise<T> {
-  const files = await readFiles(services, projectId, messages, signal)
+  const handling = handlingOf(calledModels(target, target.model))
+  const files = await readFiles(services, target.project_id, messages, signal, handling)
   try {
     return await work(attachFiles(messages, files))
   } finally {

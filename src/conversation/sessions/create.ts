@@ -14,6 +14,7 @@ import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
 import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { copySummary } from '../summaries/store.ts'
 import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
@@ -140,6 +141,7 @@ export async function createSession(
     auto_generate: body.auto_generate ?? false,
     message_delay_seconds: body.message_delay_seconds ?? null,
     inactivity_ttl_seconds: body.inactivity_ttl_seconds ?? 0,
+    takeover_timeout_seconds: body.takeover_timeout_seconds ?? null,
     tool_context,
     knowledge_config: body.knowledge_config ?? null,
   })
@@ -175,13 +177,16 @@ export async function forkSession(
     auto_generate: false,
     message_delay_seconds: parent.message_delay_seconds,
     inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    takeover_timeout_seconds: parent.takeover_timeout_seconds,
     tool_context: toolContext === undefined ? parent.tool_context : toolContext,
     // Was authorized for the parent's agent only.
     knowledge_config: agentId === parent.agent_id ? parent.knowledge_config : null,
     forked_from_session_id: parent.id,
     forked_from_position: until,
   })
-  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  const copy = { from: parent.conversation_id, to: conversation.id, until }
+  const message_count = await copyMessages(tx, copy)
+  await copySummary(tx, copy)
   emitCreated(tx, session, { ...conversation, message_count })
   return session
 }

@@ -32,6 +32,8 @@ const sessionView = endUserView(
     'inactivity_ttl_seconds',
     'tool_context',
     'knowledge_config',
+    'assigned_to',
+    'takeover_timeout_seconds',
     'generating_at',
     'queued_turns',
     'forked_from_session_id',
@@ -46,6 +48,8 @@ const sessionView = endUserView(
 const storedMessageView = endUserView({
   role: true,
   content: true,
+  // An end user sends no documents.
+  parts: true,
   document_id: true,
   position: true,
   created_at: true,

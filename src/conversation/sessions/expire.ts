@@ -4,6 +4,7 @@ import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { handBackTimedOut } from './handback.ts'
 import { findSession, removeSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import {
@@ -71,10 +72,12 @@ const sessionExpiryQueue = workQueue('session.expire', {
   retry: { limit: 0 },
 })
 
-/** Expires overdue sessions every SESSION_SWEEP_SECONDS. */
+/** Expires overdue sessions and hands back timed-out ones every SESSION_SWEEP_SECONDS. */
 export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
   const expired = await expireOverdueSessions(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
+  const handedBack = await handBackTimedOut(context)
+  if (handedBack > 0) context.log.info({ handed_back: handedBack }, 'sessions handed back after their timeout')
 })
 
 export const sessionExpirySchedule = schedule(

@@ -3,6 +3,7 @@ import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context, OperationResult } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
@@ -10,7 +11,14 @@ import { generationKind } from '../../execution/generations/model.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
 import { createdStatus, respondWithTurn, responseMode } from '../../execution/generations/request/respond.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
-import { cancelTurns, endCancelledTurns, enqueueTurn, findMailboxState, refuseSelfWait } from '../turns/mailbox.ts'
+import {
+  cancelTurns,
+  endCancelledTurns,
+  enqueueTurn,
+  findMailboxState,
+  refuseSelfWait,
+  requireAgentControl,
+} from '../turns/mailbox.ts'
 import type { TurnRow } from '../turns/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockSessionAndConversation, ROLLED_BACK, requireOpen } from './session-locks.ts'
@@ -25,7 +33,7 @@ const MAX_QUEUED = 20
 /**
  * Generates a reply in a session. All refusals are decided under the conversation's lock, so that exactly one of
  * several concurrent calls starts a turn.
- * @throws SESSION_CLOSED, SESSION_EXPIRED, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
+ * @throws SESSION_CLOSED, SESSION_EXPIRED, SESSION_UNDER_OPERATOR, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
  *   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` the failure of the turn
  */
 export async function generateInSession(
@@ -54,6 +62,7 @@ export async function generateInSession(
     const { trace_id } = await services.write(async tx => {
       const { session, conversation } = await lockSessionAndConversation(tx, resource)
       requireOpen(session)
+      requireAgentControl(session)
       await client?.claim?.(tx, { generation_id, after: 0 })
       const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
@@ -71,7 +80,7 @@ export async function generateInSession(
         at: request.receivedAt,
         takeovers: resource.takeovers,
       })
-      const input = turnInput(session, caller, {
+      const input = turnInput(session, principalRecord(caller), {
         generation_id,
         tool_context: turnContext(session, requestContext),
         model: body.model,

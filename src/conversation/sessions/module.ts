@@ -1,4 +1,4 @@
-import { turnContent } from '../../control/retention/erasure.ts'
+import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
@@ -10,6 +10,7 @@ import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } f
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
+import { titleContent, titleWork } from './title.ts'
 
 export default module('sessions', {
   tags: { Sessions: 'Conversations of one end user with one agent.' },
@@ -24,11 +25,13 @@ export default module('sessions', {
     }),
   ],
   operations: sessionOperations,
+  work: [titleWork],
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   sweeps: [{ name: 'ephemeral sessions', when: '42 * * * *', run: sweepEphemeralSessions }],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
     endUserSessions.with(isOwnSession),

@@ -1,7 +1,7 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
@@ -24,10 +24,17 @@ export function turnContext(session: SessionRow, requestContext: ToolContext | n
   return mergeContext(session.tool_context, requestContext, platformContext)
 }
 
+/** Returns the permission that the principal of a reply needs. */
+export const replyPermission = ({ id }: Pick<SessionRow, 'id'>) => ({
+  action: 'sessions:SendSessionMessage',
+  kind: 'session',
+  id,
+})
+
 /** Returns the input of a turn of the session's agent; messages are read when the turn starts. */
 export const turnInput = (
   session: SessionRow,
-  caller: Caller,
+  authority: PrincipalRecord,
   turn: {
     generation_id?: string
     tool_context: ToolContext
@@ -51,8 +58,8 @@ export const turnInput = (
   conversation_id: session.conversation_id,
   session_id: session.id,
   actor_id: session.actor_id,
-  authority: principalRecord(caller),
-  permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
+  authority,
+  permission: replyPermission(session),
   streamed: turn.streamed,
   shape: 'conversation',
   ...nestedTurnFields(turn.origin),

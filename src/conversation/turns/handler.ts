@@ -40,7 +40,7 @@ const endStates: Record<string, Extract<TurnState, 'done' | 'failed'> | undefine
 /**
  * Takes the next turn from a mailbox: the running one (its worker was lost), else the lowest due one. The prompt is
  * read in the same transaction, so that a message is either part of it or finds the turn running and requests another.
- * Returns null if no turn is due, after sending a wake-up for the next start, and `deleted` if the conversation was
+ * Under an operator only the running turn continues. Returns null if no turn is due, after sending a wake-up for the next start, and `deleted` if the conversation was
  * deleted. The conversation's lock ensures that no wake-up is lost.
  */
 async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTurn | 'deleted' | null> {
@@ -55,6 +55,8 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
       await endTurns(tx, conversationId, [turn.seq], end)
       continue
     }
+    // Woken by the handback.
+    if (turn.held && turn.state === 'queued') return null
     if (turn.generation_status === 'in_progress') {
       if (turn.state === 'queued') await startTurn(tx, turn)
       return { conversation, turn, session: null, prompt: null }
@@ -129,7 +131,7 @@ async function abandonNextTurn(services: Services, conversationId: string): Prom
     const conversation = await lockConversation(tx, conversationId)
     if (!conversation) return
     const turn = await findNextTurn(tx, conversationId)
-    if (!turn?.due && turn?.state !== 'running') return
+    if (turn?.state !== 'running' && (!turn?.due || turn.held)) return
     const failure: RecordedFailure = {
       code: 'GENERATION_FAILED',
       message: 'The turn was abandoned after repeated failures of its handler',

@@ -16,6 +16,10 @@ export type SessionFacts = {
   actor_id: string | null
   /** The effective status, expiry included. */
   status: 'open' | 'closed' | 'expired'
+  /** Who answers. */
+  control: 'agent' | 'operator'
+  /** User who took over. */
+  assigned_to: string | null
   /** The stored keys and the keys set by the platform; keys of a request are merged over the stored ones. */
   tool_context: ToolContext | null
   /** Additional knowledge of its turns. */
@@ -34,6 +38,9 @@ export type SettledTurn = {
   /** Of a paused turn with stored content. */
   required_action?: Record<string, unknown> | null
   agent_id: string
+  agent_version?: number | null
+  /** Whether the agent names its sessions. */
+  names_session?: boolean
   /** Text streamed when the turn was ended; null if none or if it completed. */
   partial: string | null
   /** Position of the reply. */

@@ -15,7 +15,7 @@ import { updatePendingTurn } from '../../execution/generations/request/update-pe
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
-import { sessionHooks } from './hooks.ts'
+import { type SessionFacts, sessionHooks } from './hooks.ts'
 import {
   type AgentTurn,
   endTurns,
@@ -293,6 +293,22 @@ export async function requireOpenSession(tx: Tx, conversation: ConversationRow) 
   if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
   if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
   return session
+}
+
+/** Like requireOpenSession, for a request of a reply. @throws SESSION_UNDER_OPERATOR */
+export async function requireAnsweringSession(tx: Tx, conversation: ConversationRow) {
+  const session = await requireOpenSession(tx, conversation)
+  if (session) requireAgentControl(session)
+  return session
+}
+
+/** @throws SESSION_UNDER_OPERATOR */
+export function requireAgentControl({
+  id,
+  control,
+  assigned_to,
+}: Pick<SessionFacts, 'id' | 'control' | 'assigned_to'>) {
+  if (control === 'operator') raise('SESSION_UNDER_OPERATOR', { meta: { session_id: id, assigned_to } })
 }
 
 /**

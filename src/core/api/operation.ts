@@ -252,6 +252,8 @@ export type Operation = {
   internal: boolean
   /** Whether it is available as an MCP tool, which acts for a person or an explicit credential. */
   mcp: boolean
+  /** Parameters that calls by a platform tool take from the tool context of a turn: the key by parameter. */
+  contextParameters: Readonly<Record<string, string>>
   /** The long work that a call starts. */
   starts: Starts | null
   /** Whether an item operation also applies to rows that other projects grant. */
@@ -313,6 +315,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   secretAnswer?: boolean
   internal?: boolean
   mcp?: boolean
+  contextParameters?: Operation['contextParameters']
   starts?: Starts
   granted?: boolean
   endUser?: EndUserAccess
@@ -460,6 +463,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
     mcp: declaration.mcp ?? !declaration.internal,
+    contextParameters: declaration.contextParameters ?? {},
     starts: declaration.starts ?? null,
     granted: declaration.granted ?? false,
     endUser: declaration.endUser ?? null,

@@ -3,7 +3,16 @@ import type { AgentRow } from './model.ts'
 
 /** The face of an agent: what the end users of its chats see. */
 const agentView = endUserView(
-  ['id', 'name', 'description', 'avatar_file_id', 'greeting', 'suggestions', 'media'],
+  {
+    id: true,
+    name: true,
+    description: true,
+    avatar_file_id: true,
+    greeting: true,
+    suggestions: true,
+    // What a client may offer to send.
+    media: media => media && { accept: media.accept ?? null, max_parts_per_turn: media.max_parts_per_turn ?? null },
+  },
   [
     'project_id',
     'instructions',
@@ -30,6 +39,8 @@ const agentView = endUserView(
     'max_context_messages',
     'single_session_per_actor',
     'trace_content_mode',
+    'context_policy',
+    'auto_title',
     'client_instructions',
     'accept_client_tools',
     'request_settings',

@@ -6,6 +6,7 @@ import { agentKind, type ToolBinding } from './model.ts'
 export const agentType = resourceType(agentKind, {
   defaults: {
     single_session_per_actor: false,
+    auto_title: false,
     client_instructions: 'block',
     accept_client_tools: false,
     shared_state: false,

@@ -123,6 +123,7 @@ export async function resolveApproval(
     const found = await resolvePending(tx, row.id, {
       status,
       resolved_by: caller.user.id,
+      resolved_by_actor_id: null,
       reason,
       edited,
       sealed: row.origin === 'node' && status === 'rejected' ? null : sealedCallAfter(services, row, edited),

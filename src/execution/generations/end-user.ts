@@ -7,18 +7,19 @@ import type { GenerationRow } from './model.ts'
 /** What end users see of turns of their sessions. */
 
 export const messageView = endUserView(
-  [
-    'document_id',
-    'role',
-    'origin',
-    'content',
-    'parts',
-    'position',
-    'created_at',
-    'generation_id',
-    'author_name',
-    'feedback',
-  ],
+  {
+    document_id: true,
+    role: true,
+    origin: true,
+    content: true,
+    // Documents are of the team; their texts are in the content.
+    parts: (parts: { type: string }[] | null) => parts?.filter(({ type }) => type !== 'document') ?? null,
+    position: true,
+    created_at: true,
+    generation_id: true,
+    author_name: true,
+    feedback: true,
+  },
   ['conversation_id', 'model', 'actor_id', 'agent_id', 'metadata'],
 )
 

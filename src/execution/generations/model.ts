@@ -209,7 +209,12 @@ export type TurnData = {
   notes: Record<string, unknown>
   /** Recalled knowledge with the message that contains it; null before the search. */
   knowledge: (Knowledge & { block: string | null }) | null
+  /** State of the conversation that bounds the context; null if it has none. */
+  context: PromptContext | null
 }
+
+/** Summary of the messages that precede a prompt, and the bytes of a token in the last turn of the conversation. */
+export type PromptContext = { summary: string | null; bytes_per_token: number | null }
 
 export const generationKind = kind({
   name: 'generation',

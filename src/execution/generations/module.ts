@@ -1,6 +1,8 @@
 import { activeWork } from '../../control/quotas/spend-store.ts'
 import { endUserContent } from '../../control/retention/erasure.ts'
+import { turnVersions } from '../../control/usage/report-store.ts'
 import { module } from '../../core/api/module.ts'
+import { sql } from '../../core/db/sql.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { endUserTurns } from './erase/end-user-traces.ts'
 import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
@@ -35,6 +37,10 @@ export default module('generations', {
   metrics: [turnsTotal],
   extensions: [
     activeWork.with(activeTurnCount),
+    turnVersions.with({
+      join: sql.fragment`left join generations g on g.id = t.generation_id`,
+      version: sql.fragment`g.agent_version`,
+    }),
     endUserContent.with(endUserTurns),
     waitingRows.with({ concern: 'generation', since: oldestPending }),
   ],

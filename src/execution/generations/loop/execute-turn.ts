@@ -4,17 +4,21 @@ import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { mediaRules } from '../../agents/media.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
 import { callModel } from '../../providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
 import { openStepOf, settledStep } from '../journal/step.ts'
 import type { TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
+import { calledModels } from '../request/message-media.ts'
 import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings } from './client-request.ts'
+import { boundHistory, summaryMessages } from './context-bound.ts'
+import { describeMedia } from './describe-media.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
@@ -194,19 +198,26 @@ async function requestStep(
 ): Promise<ModelAnswer> {
   const { agent, generation, services, route } = turn
   const { provider } = turn.loaded
-  const history = newestMessages(data.messages ?? [], agent.max_context_messages)
-  turn.files ??= await readFiles(services, generation.project_id, history, signal)
-  const system = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
+  const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
+  const system = parts.length > 0 ? parts.join('\n\n') : null
+  const reference = [
+    ...knowledgeMessages(data),
+    ...summaryMessages(data),
+    ...clientInstructionMessages(data),
+    ...referenceMessages(data),
+  ]
+  const steps = turn.steps.flatMap(stepMessages)
+  const history = historyOf(turn, data, step, { system, tools: offered.tools, fixed: [...reference, ...steps] })
+  turn.files ??= await readFiles(services, generation.project_id, history, signal, {
+    rules: mediaRules(agent.media),
+    models: calledModels(turn.loaded, data.model ?? agent.model),
+    describe: (part, file) => describeMedia(turn, part, file, signal),
+  })
   const request: ModelRequest = {
-    system: system.length > 0 ? system.join('\n\n') : null,
-    messages: [
-      ...knowledgeMessages(data),
-      ...clientInstructionMessages(data),
-      ...referenceMessages(data),
-      ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
-    ],
+    system,
+    messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
     ...modelSettings(agent, data.overrides),
     ...offered,
     output_schema: outputSchemaOf(agent, data),
@@ -224,6 +235,28 @@ async function requestStep(
   const routing = routingRecorder(route, generation.routing, generation.publisher_project_id)
   turn.generation = { ...generation, routing }
   return callRoute(services, route, request, { step, routing })
+}
+
+/** Returns the messages of the history that fit into the context of a step. */
+function historyOf(
+  turn: TurnAttempt,
+  data: TurnData,
+  step: number,
+  request: Parameters<typeof boundHistory>[2],
+): ModelMessage[] {
+  const { max_context_messages, context_policy } = turn.agent
+  turn.history ??= newestMessages(data.messages ?? [], max_context_messages)
+  if (!context_policy) return turn.history
+  const { history, ...size } = boundHistory(
+    context_policy,
+    turn.history,
+    request,
+    data.context?.bytes_per_token ?? null,
+  )
+  const dropped = history.length < turn.history.length || turn.request?.dropped === true
+  turn.request = { step, ...size, dropped }
+  turn.history = history
+  return history
 }
 
 /** Fails the turn, or stops without settling if the claim was lost. */

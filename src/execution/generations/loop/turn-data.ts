@@ -29,6 +29,7 @@ const EMPTY: Omit<TurnData, 'depth'> = {
   notes: {},
   shared_state: null,
   knowledge: null,
+  context: null,
 }
 
 const isEmpty = (data: TurnData, name: keyof typeof EMPTY): boolean =>

@@ -122,6 +122,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     notes: {},
     shared_state: null,
     knowledge: null,
+    context: null,
   }
   const isDirect = input.authority.via === null
   return {

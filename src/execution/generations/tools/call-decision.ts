@@ -57,7 +57,7 @@ export async function decideCall(input: CallDecisionInput, position: number): Pr
   }
   const { toolArgs, justification } = splitJustification(args as Record<string, unknown>, tool)
   try {
-    await checkArguments(services, tool, toolArgs, input.signal)
+    await checkArguments(input, tool, toolArgs)
     const allowed: CallDecision = { allowed: { position, tool, args: toolArgs } }
     // A started call was allowed before it started.
     return started.has(position)
@@ -81,13 +81,13 @@ function splitJustification(args: Record<string, unknown>, { justificationFields
 
 /** @throws VALIDATION_FAILED for arguments that the call would refuse */
 async function checkArguments(
-  services: Services,
+  { services, data, signal }: CallDecisionInput,
   { callable, action, validationSchema: schema }: TurnTool,
   args: Record<string, unknown>,
-  signal: AbortSignal,
 ): Promise<void> {
   const { limits } = openCall(services, { caller: async () => null, metering: null, signal })
-  const { input } = await prepareCall(services, callable, { action, input: args, limits })
+  const context = data.tool_context ?? {}
+  const { input } = await prepareCall(services, callable, { action, input: args, limits, context })
   if (schema) {
     const presets = callable.preset_parameters ?? {}
     const modelArgs = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
@@ -141,7 +141,7 @@ function proposalOf(
   { generation, data: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'data'>,
   { callable: { id, name, type } }: TurnTool,
   { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: JustificationValues },
-  { policy_version, expires_in, forbid_self_approval }: Extract<Verdict, { decision: 'route_to_approval' }>,
+  verdict: Extract<Verdict, { decision: 'route_to_approval' }>,
 ): Proposal {
   return {
     generation,
@@ -151,9 +151,11 @@ function proposalOf(
     reasoning: stringOrNull(justification.approval_reasoning),
     evidence: objectOrNull(justification.approval_evidence),
     predicted_impact: stringOrNull(justification.approval_predicted_impact),
-    policy_version,
-    expires_in,
-    forbid_self_approval,
+    policy_version: verdict.policy_version,
+    expires_in: verdict.expires_in,
+    forbid_self_approval: verdict.forbid_self_approval,
+    approver: verdict.approver,
+    end_user_arguments: verdict.end_user_arguments,
     tool_context,
     guardrail_context,
   }
