@@ -12,7 +12,8 @@ type Json = Record<string, any>
 
 /** The operations that end users may call, by scope. */
 const OPEN: Record<string, string[]> = {
-  chat: [
+  approvals: ['approveApproval', 'getApproval', 'listApprovals', 'rejectApproval'],
+      chat: [
     'cancelSession',
     'createSession',
     'deleteSession',

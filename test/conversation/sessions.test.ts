@@ -51,6 +51,7 @@ describe('sessions', () => {
         forked_from_session_id: null,
         forked_from_position: null,
         ephemeral: false,
+        state: null,
       })
       assert.deepEqual(await read(session), session)
       const conversation = expectStatus(await app.key.get(`/conversations/${conversation_id}`), 200)

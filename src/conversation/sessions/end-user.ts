@@ -30,6 +30,8 @@ const sessionView = endUserView(
     'auto_generate',
     'message_delay_seconds',
     'inactivity_ttl_seconds',
+    'takeover_timeout_seconds',
+    'assigned_to',
     'tool_context',
     'knowledge_config',
     'assigned_to',
@@ -76,6 +78,10 @@ const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
 /** Whether a session by id belongs to an end user. Primary key. */
 export const isOwnSession = (db: Queryable, endUser: EndUser, id: string): Promise<boolean> =>
   db.exists(voidStatement`select from sessions t where t.id = ${id} and ${ownSessions(endUser)}`)
+
+/** Select of the ids of the sessions of an end user. */
+export const ownSessionIds = (endUser: EndUser): Fragment =>
+  sql.fragment`select t.id from sessions t where ${ownSessions(endUser)}`
 
 /** Access to an operation on an own session that returns the session or nothing. */
 export const sessionAccess = (

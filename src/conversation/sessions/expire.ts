@@ -72,12 +72,12 @@ const sessionExpiryQueue = workQueue('session.expire', {
   retry: { limit: 0 },
 })
 
-/** Expires overdue sessions and hands back timed-out ones every SESSION_SWEEP_SECONDS. */
+/** Expires overdue sessions and ends timed-out takeovers every SESSION_SWEEP_SECONDS. */
 export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
   const expired = await expireOverdueSessions(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
-  const handedBack = await handBackTimedOut(context)
-  if (handedBack > 0) context.log.info({ handed_back: handedBack }, 'sessions handed back after their timeout')
+  const ended = await handBackTimedOut(context)
+  if (ended > 0) context.log.info({ ended }, 'takeovers ended by their timeout')
 })
 
 export const sessionExpirySchedule = schedule(

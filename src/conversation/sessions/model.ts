@@ -43,7 +43,7 @@ const settings = {
     .min(1)
     .max(31_536_000)
     .nullable()
-    .describe('Seconds without an operator message after which the session is handed back to the agent'),
+    .describe('Seconds without an operator message after which the session returns to the agent'),
   knowledge_config: SessionKnowledge.nullable().describe(
     'Additional knowledge of its turns: lists and tags are added to the configuration of the agent, other values replace it. Requires `knowledge:SearchKnowledge` on the additions and `memories:CreateMemoryEntry` on the memory store to write to.',
   ),
@@ -63,7 +63,7 @@ export const SessionState = z
 /** Request for a person. */
 const Attention = z
   .object({
-    reason: z.string(),
+    reason: z.string().nullable().describe('Null if it was erased'),
     urgency: z.enum(URGENCIES),
     since: z.iso.datetime(),
     by: z.object({ type: z.enum(['agent', 'user', 'api_key']), id: z.string() }).describe('Who requested it'),

@@ -4,7 +4,8 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { isOwnSession } from './end-user.ts'
+import { isOwnSession, ownSessionIds } from './end-user.ts'
+import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
@@ -32,8 +33,9 @@ export default module('sessions', {
   extensions: [
     turnContent.with(sessionContent),
     endUserContent.with(titleContent),
+    endUserContent.with(attentionContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
-    endUserSessions.with(isOwnSession),
+    endUserSessions.with({ owns: isOwnSession, ids: ownSessionIds }),
   ],
 })

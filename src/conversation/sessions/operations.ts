@@ -369,7 +369,7 @@ export const sessionOperations: Operation[] = [
   takeoverOperation,
   operatorMessageOperation,
   sessions.action('handback', {
-    summary: 'Hand a session back to its agent',
+    summary: 'Return a session to its agent',
     description:
       'The agent answers again. Turns that waited continue; with auto_generate the agent also answers an end user who wrote last. Not available to background work.',
     action: OPERATE_ACTION,
