@@ -15,3 +15,6 @@ alter table agents add column shared_state boolean not null default false;
 
 -- State that an agent shares with its client.
 alter table sessions add column state jsonb;
+
+-- Loose: the turn that continues after the decision.
+alter table approvals add column continuation_id text;

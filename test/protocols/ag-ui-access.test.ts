@@ -68,6 +68,8 @@ describe('access of AG-UI clients', () => {
     assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, future)), [400, 'VALIDATION_FAILED'])
     const long = run({ context: [{ description: 'd', value: 'x'.repeat(17_000) }] })
     assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, long)), [400, 'VALIDATION_FAILED'])
+    const minimal = run({ state: undefined, forwardedProps: undefined, tools: undefined, context: undefined })
+    assert.equal((await postRun(app, app.key, app.agentId, minimal)).status, 200)
     const newer = run({ protocolVersion: '1.7', invented: true })
     assert.equal((await postRun(app, app.key, app.agentId, newer)).status, 200)
     const nul = run({ messages: [message('a\u0000b')] })

@@ -191,6 +191,11 @@ export const findRequestedTurn = (db: Queryable, conversationId: string, documen
 export const incrementTakeovers = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
 
+/** Erases the states of sessions and returns the sessions that had one. */
+export const eraseStates = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    update sessions t set state = null where t.id = any(${sql.array([...ids], 'text')}) and t.state is not null returning t.id`)
+
 /** Condition on the effective status. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>
   statuses ? sql.fragment`${sessionStatus} = any(${sql.array([...statuses], 'text')})` : null

@@ -4,9 +4,14 @@ import type { Caller } from '../../core/iam/caller.ts'
 import { type ClientInput, callAs } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
+import type { RunInput } from './input.ts'
+import type { Thread } from './store.ts'
 
 /** A request to the mount by an identified caller. */
 export type AgUiRequest = { services: Services; exchange: MountExchange; caller: Caller }
+
+/** A run: the thread's session, and what the client sent. */
+export type Run = { request: AgUiRequest; agentId: string; sessionId: string; thread: Thread; input: RunInput }
 
 type Input = {
   params?: Record<string, string>

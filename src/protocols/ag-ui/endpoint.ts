@@ -9,14 +9,15 @@ import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
-import { type AgUiRequest, callOperation } from './call.ts'
+import { type AgUiRequest, callOperation, type Run } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
 import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
 import { readFrames } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
-import { approvalReads, callReads, cancelReads, usageReads } from './reads.ts'
-import { beginRun, type Run } from './run.ts'
+import { awaitContinuation, filedApprovals } from './interrupts.ts'
+import { callReads, cancelReads, usageReads } from './reads.ts'
+import { attach, beginRun } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
 
@@ -112,10 +113,10 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
     const state = new ClientState(run.input)
     if (!run.thread.run && !replacesState(run.thread, run.input))
       for (const event of state.sync(run.thread.state)) yield message(event)
-    let { messages }: { messages: readonly Message[] } = run.input
+    let messages = [...run.input.messages]
     if (run.thread.lacks_history) {
       const history = await completedHistory(run)
-      messages = history.messages
+      messages = [...history.messages]
       // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
       if (history.known.length < run.input.messages.length) yield message(messagesSnapshot(history.known))
       yield message(messagesSnapshot(messages))
@@ -124,25 +125,73 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
       yield message({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
       return yield message(finishedRun(ids))
     }
-    const { generation_id, stream } = outcome.turn
-    const translation = new TurnTranslation(
-      ids,
-      { generation_id, detailed: seesSteps(run), labelled: run.request.caller.end_user !== undefined, messages },
-      {
-        calls: callReads(run.request),
-        usage: usageReads(run.request),
-        isCancelled: cancelReads(run.request),
-        approvals: approvalReads(run.request),
-        stateChange: delta => state.change(delta),
-        stateAtEnd: async () =>
-          run.thread.shared_state ? state.sync(await readState(run.request.services.pool, run.sessionId)) : [],
-      },
-    )
-    for await (const frame of readFrames(stream)) {
-      if (frame === null) yield ': ping\n\n'
-      else for (const event of await translation.translate(frame.event, frame.data)) yield message(event)
-    }
+    if ('turn' in outcome) yield* turnEvents(run, ids, outcome.turn, messages, state)
+    else yield* continuationEvents(run, ids, outcome.decided, messages, state)
   })()
+}
+
+type Ids = { threadId: string; runId: string }
+
+/**
+ * Yields the events of a turn and adds its messages. Returns whether the run has ended with it: a turn before the last one
+ * ends it by a failure only.
+ */
+async function* turnEvents(
+  run: Run,
+  ids: Ids,
+  { generation_id, stream }: { generation_id: string; stream: Readable },
+  messages: Message[],
+  state: ClientState,
+  isLast = true,
+): AsyncGenerator<string, boolean> {
+  const { request, thread, sessionId } = run
+  let isEnded = false
+  const translation = new TurnTranslation(
+    ids,
+    { generation_id, detailed: seesSteps(run), labelled: request.caller.end_user !== undefined, messages },
+    {
+      calls: callReads(request),
+      usage: usageReads(request),
+      isCancelled: cancelReads(request),
+      approvals: filed => filedApprovals(request, thread.project_id, filed),
+      stateChange: delta => state.change(delta),
+      stateAtEnd: async () =>
+        thread.shared_state ? state.sync(await readState(request.services.pool, sessionId)) : [],
+      stateSnapshot: async () => state.snapshot(await readState(request.services.pool, sessionId)),
+    },
+  )
+  for await (const frame of readFrames(stream)) {
+    if (frame === null) yield ': ping\n\n'
+    else
+      for (const event of await translation.translate(frame.event, frame.data)) {
+        isEnded ||= event.type === 'RUN_ERROR' || (isLast && event.type === 'RUN_FINISHED')
+        if (isLast || event.type !== 'RUN_FINISHED') yield message(event)
+      }
+  }
+  return isEnded
+}
+
+/** Yields the outcomes of decided approvals and the turns that continue with them, one after the other. */
+async function* continuationEvents(
+  run: Run,
+  ids: Ids,
+  approvals: readonly string[],
+  messages: Message[],
+  state: ClientState,
+): AsyncGenerator<string, void> {
+  for (const [index, id] of approvals.entries()) {
+    const waiting = awaitContinuation(run, id)
+    let next = await waiting.next()
+    for (; !next.done; next = await waiting.next()) yield ': ping\n\n'
+    const { generation_id, result } = next.value
+    yield message(result)
+    const { messageId, toolCallId, content } = result
+    messages.push({ id: messageId, role: 'tool', toolCallId, content } as Message)
+    if (generation_id === null) continue
+    const turn = { generation_id, stream: await attach(run, generation_id, 0) }
+    if (yield* turnEvents(run, ids, turn, messages, state, index === approvals.length - 1)) return
+  }
+  yield message(finishedRun(ids))
 }
 
 const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>

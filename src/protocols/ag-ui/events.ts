@@ -22,9 +22,17 @@ export type TurnReads = {
   stateChange(delta: readonly PatchOperation[]): AgUiEvent[]
   /** Returns a snapshot of the state, unless the client has it. */
   stateAtEnd(): Promise<AgUiEvent[]>
-  /** Events about approvals filed in the turn, and interrupts for those that the end user decides. */
-  approvals(ids: readonly string[]): Promise<{ events: AgUiEvent[] }>
+  /** Returns a snapshot of the state. */
+  stateSnapshot(): Promise<AgUiEvent>
+  /** Returns the approvals filed in the turn. */
+  approvals(ids: readonly string[]): Promise<FiledApprovals>
 }
+
+/** An approval that the end user decides, with the call as the end user sees it. */
+type Interrupt = { interrupt: Json & { toolCallId: string }; name: string; args: Json }
+
+/** Approvals filed in a turn: events about those that others decide, and interrupts. */
+export type FiledApprovals = { events: AgUiEvent[]; interrupts: Interrupt[] }
 
 type Run = { threadId: string; runId: string }
 
@@ -83,14 +91,14 @@ export class TurnTranslation {
 
   constructor(
     run: Run,
-    turn: { generation_id: string; detailed: boolean; labelled: boolean; messages: readonly Message[] },
+    turn: { generation_id: string; detailed: boolean; labelled: boolean; messages: Message[] },
     reads: TurnReads,
   ) {
     this.run = run
     this.reads = reads
     this.detailed = turn.detailed
     this.labelled = turn.labelled
-    this.messages = [...turn.messages]
+    this.messages = turn.messages
     this.generation = turn.generation_id
     const known = turn.messages.findLast(message => turnOfMessage(message.id) === turn.generation_id) as
       | Json
@@ -291,9 +299,24 @@ export class TurnTranslation {
 
   private async complete({ content }: Json): Promise<AgUiEvent[]> {
     const events = [...this.reconcile(content), ...(await this.settleCalls()), ...this.closeStep()]
+    if (this.approvals.length > 0) {
+      const filed = await this.reads.approvals(this.approvals)
+      events.push(...filed.events)
+      if (filed.interrupts.length > 0) return [...events, ...(await this.interrupt(filed.interrupts))]
+    }
     events.push(...(await this.reads.stateAtEnd()))
-    if (this.approvals.length > 0) events.push(...(await this.reads.approvals(this.approvals)).events)
     return [...events, finishedRun(this.run, { outcome: { type: 'success' }, ...(await this.usage()) })]
+  }
+
+  /** Ends the run with questions to the end user, after everything that the client needs to ask them later. */
+  private async interrupt(interrupts: readonly Interrupt[]): Promise<AgUiEvent[]> {
+    const calls = interrupts.flatMap(({ interrupt: { toolCallId }, name, args }) => [
+      this.openCall(toolCallId, name),
+      ...this.closeCall(toolCallId, name, args),
+    ])
+    const outcome = { type: 'interrupt', interrupts: interrupts.map(({ interrupt }) => interrupt) }
+    const snapshots = [await this.reads.stateSnapshot(), messagesSnapshot(this.messages)]
+    return [...calls, ...snapshots, finishedRun(this.run, { outcome, ...(await this.usage()) })]
   }
 
   private async usage(): Promise<Json> {

@@ -1,7 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
-import { callOperation } from './call.ts'
+import { callOperation, type Run } from './call.ts'
 import { type Message, turnOfMessage } from './input.ts'
-import type { Run } from './run.ts'
 import { listClientIds } from './store.ts'
 
 /** A message as the messages of a session present it. */

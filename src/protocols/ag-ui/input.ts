@@ -48,6 +48,13 @@ const Tool = z.object({
 
 const Context = z.object({ description: z.string(), value: z.string() })
 
+const Resume = z.object({
+  interruptId: z.string().min(1).max(255),
+  status: z.enum(['resolved', 'cancelled']),
+  payload: z.unknown().optional(),
+})
+export type Resume = z.output<typeof Resume>
+
 /** RunAgentInput of the protocol. Unknown fields are ignored. */
 const RunInput = z.object({
   threadId: z
@@ -59,8 +66,9 @@ const RunInput = z.object({
   messages: z.array(Message).max(10_000),
   tools: z.array(Tool).max(128).nullish(),
   context: z.array(Context).max(100).refine(fitsIn(MAX_CONTEXT_BYTES), 'must be at most 16 KiB').nullish(),
-  state: z.unknown().refine(fitsIn(MAX_STATE_BYTES), 'must be at most 64 KiB'),
-  forwardedProps: z.unknown(),
+  state: z.unknown().refine(fitsIn(MAX_STATE_BYTES), 'must be at most 64 KiB').optional(),
+  forwardedProps: z.unknown().optional(),
+  resume: z.array(Resume).max(50).nullish(),
 })
 export type RunInput = z.output<typeof RunInput>
 

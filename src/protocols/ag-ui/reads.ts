@@ -1,6 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
-import type { AgUiEvent, SettledCall, TurnReads } from './events.ts'
+import type { SettledCall, TurnReads } from './events.ts'
 
 /** Reads beside the frames of a turn, with the permissions of the caller. */
 
@@ -57,9 +57,3 @@ export const usageReads =
     const { input_tokens, output_tokens } = turn.usage
     return [{ model: turn.output?.model, inputTokens: input_tokens, outputTokens: output_tokens }]
   }
-
-export const approvalReads =
-  (_request: AgUiRequest): TurnReads['approvals'] =>
-  async ids => ({
-    events: ids.map((id): AgUiEvent => ({ type: 'CUSTOM', name: 'svc:approval_pending', value: { id } })),
-  })

@@ -2,27 +2,27 @@ import type { Readable } from 'node:stream'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import { resolvedName } from '../../execution/tools/actions.ts'
-import { type AgUiRequest, callOperation } from './call.ts'
+import { callOperation, type Run } from './call.ts'
 import {
   contextBlock,
   isUnstreamed,
   type Message,
-  type RunInput,
+  type Resume,
   type SubmittedOutputs,
   submittedOutputs,
   textOf,
   toolOutput,
   type UserMessage,
 } from './input.ts'
+import { resolveInterrupts } from './interrupts.ts'
 import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
-
-/** A run: the thread's session, and what the client sent. */
-export type Run = { request: AgUiRequest; agentId: string; sessionId: string; thread: Thread; input: RunInput }
 
 /** What a run shows: a turn, or the reason why there is none. */
 export type RunOutcome =
   | { turn: { generation_id: string; stream: Readable } }
+  /** Approvals that the end user has decided. */
+  | { decided: readonly string[] }
   /** The session is under an operator: the messages are stored. */
   | { operator: Record<string, unknown> }
   /** A refusal that the client receives in the stream. */
@@ -42,6 +42,7 @@ export async function beginRun(run: Run): Promise<RunOutcome> {
   const taken = takenToolName(run)
   if (taken !== null) return { refused: nameTaken(taken) }
   try {
+    if (run.input.resume?.length) return await resumeInterrupts(run, run.input.resume)
     if (outputs) return await resumeTurn(run, outputs)
     await storeMessages(run)
     return await startTurn(run)
@@ -93,7 +94,7 @@ async function showRecorded(run: Run, { generation_id, after_frame }: NonNullabl
 }
 
 /** Streams a turn of the session from a frame on. */
-async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
+export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
   const { stream } = await callOperation(request, 'generateSessionReply', {
     params: { session_id: sessionId },
     body: { stream: true },
@@ -104,15 +105,17 @@ async function attach({ request, sessionId }: Run, generation_id: string, after:
 
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
 
-/** Stores the messages of the end user that the session does not have, in their order. */
-async function storeMessages({ request, sessionId, thread, input }: Run): Promise<void> {
+/** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
+async function storeMessages({ request, sessionId, thread, input }: Run): Promise<number> {
   const stored = new Set(thread.stored_ids)
   const last = input.messages.findLastIndex(({ id }) => stored.has(id))
-  for (const message of input.messages.slice(last + 1).filter(isUser))
+  const messages = input.messages.slice(last + 1).filter(isUser)
+  for (const message of messages)
     await callOperation(request, 'sendSessionMessage', {
       params: { session_id: sessionId },
       body: { message: textOf(message.content), idempotency_key: message.id },
     })
+  return messages.length
 }
 
 /** Starts a turn; one that an agent's output schema does not allow to be streamed is shown when it ends. */
@@ -164,6 +167,16 @@ async function startUnstreamed(run: Run): Promise<RunOutcome> {
   })
   const { generation_id } = body as { generation_id: string }
   return { turn: { generation_id, stream: await attach(run, generation_id, 0) } }
+}
+
+/**
+ * Resolves interrupts; new messages of the end user are stored after it. A cancelled interrupt that has expired leads to no
+ * turn, and a new message to one.
+ */
+async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<RunOutcome> {
+  const decided = await resolveInterrupts(run, resume)
+  const count = await storeMessages(run)
+  return decided.length === 0 && count > 0 ? startTurn(run) : { decided }
 }
 
 /** Submits the outputs of a paused turn; new messages of the end user are stored after it. */

@@ -47,6 +47,12 @@ export class ClientState {
     return [stateSnapshot(this.current)]
   }
 
+  /** Returns a snapshot of the session's state. */
+  snapshot(state: unknown): AgUiEvent {
+    this.current = state ?? {}
+    return stateSnapshot(this.current)
+  }
+
   /** Returns a change of the session's state by the agent. */
   change(delta: readonly PatchOperation[]): AgUiEvent[] {
     try {

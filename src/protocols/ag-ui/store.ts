@@ -112,6 +112,41 @@ export const findRun = (db: Queryable, { session_id, run_id }: RunKey) =>
     select generation_id, after_frame from ag_ui_runs
     where session_id = ${session_id} and run = ${sql.binary(runDigest(run_id))}`)
 
+const ThreadApproval = z.object({
+  id: z.string(),
+  status: z.enum(['pending', 'approved', 'rejected', 'expired']),
+  is_open: z.boolean(),
+})
+/** An approval of a session that its end user decides. */
+export type ThreadApproval = z.output<typeof ThreadApproval>
+const approvalRow = sql.type(ThreadApproval)
+
+/** Returns the open approvals that a session's end user decides, and those of the given ids. By approvals_session. */
+export const listInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
+  db.any(approvalRow`
+    select a.id, a.status, a.status = 'pending' and a.expires_at > now() as is_open from approvals a
+    where a.session_id = ${sessionId} and a.approver = 'end_user'
+      and (a.status = 'pending' and a.expires_at > now() or a.id = any(${sql.array([...ids], 'text')}))
+    order by a.created_at, a.id`)
+
+const continuationRow = sql.type(
+  z.object({
+    status: z.string(),
+    succeeded: z.boolean(),
+    generation_id: z.string().nullable(),
+    /** Whether the decision is still being followed up. */
+    is_active: z.boolean(),
+  }),
+)
+
+/** Returns how the follow-up of a decided approval stands. Primary keys. */
+export const findContinuation = (db: Queryable, approvalId: string) =>
+  db.one(continuationRow`
+    select a.status, coalesce(a.execution ->> 'status' = 'succeeded', false) as succeeded,
+      a.continuation_id as generation_id,
+      exists (select 1 from approval_attempts f where f.approval_id = a.id) as is_active
+    from approvals a where a.id = ${approvalId}`)
+
 const keyRow = sql.type(z.object({ document_id: z.string(), idempotency_key: z.string() }))
 
 /** Returns the client ids of messages, by document. */
