@@ -201,6 +201,8 @@ const settings = {
     'Name of the host in heartbeats and logs; default HOSTNAME.',
   ),
 
+  AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
+
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),
   MCP_SERVER_NAME: setting('mcp', text, 'platform', 'Server name reported to clients.'),
   MCP_CALL_TIMEOUT_MS: setting(

@@ -2,7 +2,7 @@ import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
-import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
@@ -42,6 +42,8 @@ const sessionView = endUserView(
     'forked_from_session_id',
     'forked_from_position',
     'tags',
+    'ephemeral',
+    'state',
   ],
 )
 
@@ -117,7 +119,7 @@ export const sendAccess = sessionAccess({
   view: storedMessageView,
 })
 
-const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews }
+const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews, mountEvents: mountEventViews }
 export const generateAccess = sessionAccess({ ...turnAccess, fields: ['stream'] })
 export const outputsAccess = sessionAccess({ ...turnAccess, fields: ['generation_id', 'tool_outputs', 'stream'] })
 

@@ -8,7 +8,7 @@ import { sessionHooks } from '../turns/hooks.ts'
 import { isOwnSession, ownSessionIds } from './end-user.ts'
 import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
-import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { deleteOldSessionFrames } from './frame-store.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
@@ -32,6 +32,7 @@ export default module('sessions', {
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   sweeps: [
+    { name: 'ephemeral sessions', when: '42 * * * *', run: sweepEphemeralSessions },
     {
       name: 'session frames',
       when: '33 * * * *',

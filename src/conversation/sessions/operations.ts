@@ -237,7 +237,12 @@ export const sessionOperations: Operation[] = [
         time => sql.fragment`greatest(t.updated_at, t.last_activity_at) > ${time}::timestamptz`,
       ),
       tags: tagsFilter,
+      ephemeral: columnFilter(
+        booleanQuery.optional().describe('Whether to list ephemeral sessions instead of the others. Default false.'),
+        () => null,
+      ),
     },
+    where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
   }),
   sessions.get({ endUser: sessionAccess() }),
   updateOperation,
