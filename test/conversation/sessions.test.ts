@@ -46,6 +46,7 @@ describe('sessions', () => {
         queued_turns: 0,
         forked_from_session_id: null,
         forked_from_position: null,
+        ephemeral: false,
       })
       assert.deepEqual(await read(session), session)
       const conversation = expectStatus(await app.key.get(`/conversations/${conversation_id}`), 200)

@@ -56,6 +56,9 @@ export const Session = record(
     queued_turns: z.int().describe('Number of queued turns'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
+    ephemeral: z
+      .boolean()
+      .describe('Whether it holds the end user of single turns: without messages, deleted after a day'),
   },
   { tags: true },
 )

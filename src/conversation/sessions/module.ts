@@ -4,7 +4,7 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { sessionErrors } from './errors.ts'
-import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
@@ -24,6 +24,7 @@ export default module('sessions', {
   operations: sessionOperations,
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
+  sweeps: [{ name: 'ephemeral sessions', when: '42 * * * *', run: sweepEphemeralSessions }],
   extensions: [
     turnContent.with(sessionContent),
     sessionHooks.with(sessionTurnHooks),

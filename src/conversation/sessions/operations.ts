@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
-import { enumListQuery, listTable, pageOf } from '../../core/api/lists.ts'
+import { booleanQuery, enumListQuery, listTable, pageOf } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
@@ -130,7 +130,12 @@ export const sessionOperations: Operation[] = [
       ),
       name: containsFilter('name'),
       tags: tagsFilter,
+      ephemeral: columnFilter(
+        booleanQuery.optional().describe('Whether to list ephemeral sessions instead of the others. Default false.'),
+        () => null,
+      ),
     },
+    where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
   }),
   sessions.get(),
   updateOperation,
