@@ -142,6 +142,7 @@ describe('conversations', () => {
       assert.deepEqual(rest, {
         conversation_id: id,
         role: 'user',
+        origin: 'end_user',
         actor_id: author,
         agent_id: null,
         generation_id: null,

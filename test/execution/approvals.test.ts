@@ -307,8 +307,13 @@ describe('approvals', () => {
       return data.length === 4 && data
     })
     assert.deepEqual(
-      messages.map(({ role }: any) => role),
-      ['user', 'assistant', 'user', 'assistant'],
+      messages.map(({ role, origin }: any) => [role, origin]),
+      [
+        ['user', 'end_user'],
+        ['assistant', 'agent'],
+        ['user', 'approval'],
+        ['assistant', 'agent'],
+      ],
     )
     assert.match(messages[2].content, /waited for approval .* was approved/)
     assert.equal(messages[2].actor_id, null)

@@ -10,6 +10,7 @@ import { ActorName } from '../actors/model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
+export const MESSAGE_ORIGINS = ['end_user', 'agent', 'operator', 'approval', 'system'] as const
 
 const link = z.string().min(1).max(255)
 
@@ -31,12 +32,19 @@ export const Conversation = record(
   { tags: true },
 )
 
+export const MessageOrigin = z
+  .enum(MESSAGE_ORIGINS)
+  .describe(
+    'Cause of the message: `end_user` — sent by the end user or for them; `agent` — a reply; `operator` — written by a person of the team; `approval` — opening of the turn that continues after an approval; `system` — written by the platform or imported',
+  )
+
 /** A message, identified by its document. */
 export const ConversationMessage = z
   .object({
     document_id: z.string(),
     conversation_id: z.string(),
     role: z.enum(MESSAGE_ROLES),
+    origin: MessageOrigin,
     actor_id: z.string().nullable(),
     agent_id: z.string().nullable(),
     generation_id: z.string().nullable(),

@@ -18,8 +18,11 @@ import { ConversationMessage, type ConversationRow, conversationKind, type Messa
 
 const messageRow = sql.type(ConversationMessage)
 
+/** Expression for the origin of a message `m`. */
+export const messageOrigin = sql.fragment`coalesce(m.origin, case m.role when 'user' then 'end_user' else 'agent' end)`
+
 /** Columns of a message `m` with its text `x`. */
-const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, m.actor_id, m.agent_id, m.generation_id,
+const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, ${messageOrigin} as origin, m.actor_id, m.agent_id, m.generation_id,
   m.position, x.content, m.metadata, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
@@ -39,6 +42,8 @@ export const messageSource = (
 
 export type MessageDraft = MessageSource & {
   role: MessageRow['role']
+  /** Default by role: `end_user` for user messages, `agent` for the others. */
+  origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
   generation_id?: string | null
@@ -139,6 +144,7 @@ const insertMessage = (
 ): Promise<MessageRow> => {
   const isDocument = 'document_id' in draft
   const documentId = isDocument ? draft.document_id : newId(documentKind.prefix)
+  const origin = draft.origin ?? (draft.role === 'user' ? 'end_user' : 'agent')
   const position: Fragment =
     draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
   const parts = [
@@ -156,9 +162,9 @@ const insertMessage = (
     sql.fragment`counted as (
       update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id})`,
     sql.fragment`added as (
-      insert into conversation_messages (conversation_id, document_id, position, role, actor_id, agent_id,
+      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
         generation_id, metadata, idempotency_key)
-      select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${draft.actor_id}, ${draft.agent_id ?? null},
+      select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
         ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
@@ -166,8 +172,8 @@ const insertMessage = (
   ]
   return tx.one(messageRow`
     with ${sql.join(parts, sql.fragment`, `)}
-    select document_id, conversation_id, role, actor_id, agent_id, generation_id, position, null as content, metadata,
-      created_at
+    select document_id, conversation_id, role, origin, actor_id, agent_id, generation_id, position, null as content,
+      metadata, created_at
     from added`)
 }
 

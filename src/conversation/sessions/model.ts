@@ -8,6 +8,7 @@ import { ActorName } from '../actors/model.ts'
 import {
   hasExactlyOneSource,
   idempotencyKey,
+  MessageOrigin,
   messageSourceFields,
   ONE_SOURCE_MESSAGE,
   OVERLAY_DESCRIPTION,
@@ -80,6 +81,7 @@ export type SessionRow = z.output<typeof Session> & z.output<z.ZodObject<typeof 
 export const SessionMessage = z
   .object({
     role: z.enum(['user', 'assistant']),
+    origin: MessageOrigin,
     content: z.string().nullable(),
     document_id: z.string(),
     position: z.int(),

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
+import { messageOrigin } from '../conversations/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { SessionRow, SessionStatus } from './model.ts'
 
@@ -137,7 +138,7 @@ export const listOpenSessions = (db: Queryable, agentId: string, actorId: string
     where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' and not t.ephemeral order by t.id`)
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
-export const messageColumns = sql.fragment`m.role, x.content, m.document_id, m.position, g.output ->> 'model' as model,
+export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, m.document_id, m.position, g.output ->> 'model' as model,
   m.actor_id, m.generation_id, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id`
@@ -154,9 +155,9 @@ export const copyMessages = (
 ): Promise<number> =>
   db.oneFirst(countRow`
     with copied as (
-      insert into conversation_messages (conversation_id, document_id, position, role, actor_id, agent_id, generation_id,
+      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, generation_id,
         metadata, history, created_at)
-      select ${copy.to}, document_id, position, role, actor_id, agent_id, generation_id, metadata, history, created_at
+      select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, generation_id, metadata, history, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
       returning 1

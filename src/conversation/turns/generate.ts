@@ -149,7 +149,7 @@ export const enqueueContinuation: Mailboxes['continue'] = async (tx, services, c
   const conversation = await lockConversation(tx, conversationId)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: conversationId } })
   const session = await requireOpenSession(tx, conversation)
-  await appendMessage(tx, conversation, { role: 'user', content: opening, actor_id: null })
+  await appendMessage(tx, conversation, { role: 'user', origin: 'approval', content: opening, actor_id: null })
   return enqueueTurn(tx, services, conversation, {
     kind: 'continuation',
     speaker_actor_id: input.initiator_generation_id ? await findSpeaker(tx, input.initiator_generation_id) : null,
