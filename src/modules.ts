@@ -56,6 +56,7 @@ import memoryEntries from './memory/entries/module.ts'
 import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
+import openai from './protocols/openai/module.ts'
 
 /** All modules of a process, in the order of the areas, which is also the order of the API. */
 export const modules: readonly Module[] = [
@@ -115,5 +116,6 @@ export const modules: readonly Module[] = [
   evalRuns,
   formations,
   mcp,
+  openai,
   planned,
 ]

@@ -104,6 +104,9 @@ export function createHttp(
         'DPoP-Nonce',
         'Content-Disposition',
         'Content-Range',
+        'x-should-retry',
+        `${config.HEADER_PREFIX}Session-Id`,
+        `${config.HEADER_PREFIX}Ignored-Params`,
       ],
       maxAge: 600,
     }),
@@ -250,8 +253,8 @@ export function createHttp(
   }
 
   /** Returns the handler of a mount. */
-  function mountHandler({ path, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
-    const read = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
+  function mountHandler({ path, serve, bodyLimit }: Mount): (req: Wire, res: Response) => Promise<void> {
+    const read = jsonReader(bodyLimit ?? config.HTTP_JSON_LIMIT_BYTES)
     return async (req, res) => {
       let caller: Caller | undefined
       const noted: Record<string, unknown> = {}

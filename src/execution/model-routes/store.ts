@@ -43,6 +43,12 @@ export const routeOfRow = (alias: string): Fragment => {
   return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
 }
 
+const routeRow = sql.type(z.object({ route: loadedRoute }))
+
+/** Returns a route with everything that a call needs, or null. */
+export const findLoadedRoute = (db: Queryable, id: string): Promise<LoadedRoute | null> =>
+  db.oneFirst(routeRow`select ${routeJson(sql.fragment`${id}::text`, sql.fragment`null::text`)} as route`)
+
 /** Returns the route expression for the default route of a project. */
 export const defaultRouteOf = (projectId: Fragment): Fragment => routeJson(sql.fragment`null::text`, projectId)
 

@@ -14,6 +14,7 @@ import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
+import { clientInstructionMessages, modelSettings } from './client-request.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
@@ -201,15 +202,13 @@ async function requestStep(
     system: system.length > 0 ? system.join('\n\n') : null,
     messages: [
       ...knowledgeMessages(data),
+      ...clientInstructionMessages(data),
       ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
     ],
-    temperature: agent.temperature,
+    ...modelSettings(agent, data.overrides),
     ...offered,
     output_schema: outputSchemaOf(agent, data),
     prompt_caching: agent.prompt_caching?.enabled ?? false,
-    max_output_tokens: agent.max_output_tokens,
-    top_p: agent.top_p,
-    seed: agent.seed,
     provider_options: agent.provider_options,
     signal,
     ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
