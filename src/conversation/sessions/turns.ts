@@ -34,14 +34,16 @@ export const turnInput = (
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
-  },
+  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape'>,
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
   agent_id: session.agent_id,
   messages: null,
   model: turn.model ?? null,
-  overrides: turn.knowledge_config ? { knowledge_config: turn.knowledge_config } : {},
+  overrides: { ...turn.overrides, ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }) },
+  system_extra: turn.system_extra,
+  metadata: turn.metadata,
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,
@@ -49,7 +51,7 @@ export const turnInput = (
   authority: principalRecord(caller),
   permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
   streamed: turn.streamed,
-  shape: 'conversation',
+  shape: turn.shape ?? 'conversation',
   ...nestedTurnFields(turn.origin),
 })
 

@@ -8,6 +8,7 @@ import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
+import { replyHashCtes } from './reply-hash.ts'
 import { endedTurns, endTurns, findOpenTurn, type OpenTurn, type TurnRow } from './store.ts'
 
 /** A turn that was taken from the mailbox to be executed. */
@@ -21,6 +22,9 @@ export type ClaimedTurn = {
   /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
   alone?: boolean
 }
+
+/** Whether the turn was requested by a client that receives the result of the agent, with all its steps. */
+const isAgentShaped = ({ shape }: { shape: 'agent' | 'conversation' }): boolean => shape === 'agent'
 
 export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
   (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
@@ -80,7 +84,10 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           agent_id,
           generation_id,
           position: reply_position,
-          extraCtes: [sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`],
+          extraCtes: [
+            sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`,
+            ...(isAgentShaped(generation) ? replyHashCtes(generation_id, outcome.texts) : []),
+          ],
         })
         const ref = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
@@ -106,7 +113,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           reply_position,
           session: turn.session,
         })
-      return { result }
+      return { result: isAgentShaped(generation) ? null : result }
     },
 
     async pause(tx, generation, { required_action, text, model }) {
@@ -136,7 +143,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
         trace_id,
         required_action,
       }
-      return { result }
+      return { result: isAgentShaped(generation) ? null : result }
     },
   }
 }

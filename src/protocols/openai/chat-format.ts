@@ -13,7 +13,6 @@ export type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' |
 const REASONS: Record<string, string> = {
   length: 'length',
   'content-filter': 'content_filter',
-  'tool-calls': 'tool_calls',
 }
 const reasonOf = ({ finish_reason, tool_calls }: ChatAnswer): string =>
   tool_calls.length > 0 ? 'tool_calls' : (REASONS[finish_reason] ?? 'stop')
@@ -86,7 +85,7 @@ export function chatChunks(
   firstModel: string,
   visible: Visibility,
   options: { include_usage: boolean; failed(error: unknown): object | null },
-): CompletionFrames {
+): Omit<CompletionFrames, 'end'> & { end(answer: ChatAnswer): Iterable<string> } {
   let model = firstModel
   let first = true
   const chunk = (choices: object[], more: object = {}) =>

@@ -7,6 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion } from './chat-completions.ts'
 import { openAiError } from './error-body.ts'
 import { findModel, listModels, presentModel } from './models.ts'
+import { sendJson } from './response.ts'
 import { isEndUser, type OpenAiSession, serviceHeader } from './session.ts'
 
 const BASE = '/openai/v1'
@@ -14,19 +15,16 @@ const BASE = '/openai/v1'
 type Handler = (session: OpenAiSession, match: RegExpExecArray) => Promise<void>
 type Route = { method: string; path: RegExp; handle: Handler }
 
-const json = (session: OpenAiSession, body: unknown, status = 200): void =>
-  session.exchange.end(status, JSON.stringify(body))
-
 const routes: Route[] = [
   {
     method: 'GET',
     path: /^\/models$/,
-    handle: async session => json(session, { object: 'list', data: (await listModels(session)).map(presentModel) }),
+    handle: async session => sendJson(session, { object: 'list', data: (await listModels(session)).map(presentModel) }),
   },
   {
     method: 'GET',
     path: /^\/models\/(.+)$/,
-    handle: async (session, [, id]) => json(session, await findModel(session, id)),
+    handle: async (session, [, id]) => sendJson(session, await findModel(session, id)),
   },
   { method: 'POST', path: /^\/chat\/completions$/, handle: createChatCompletion },
 ]

@@ -79,9 +79,10 @@ const listOperation = operation({
   summary: 'List models',
   tag: 'OpenAI',
   gate: 'any',
+  query: z.object({ project_id: z.string().optional() }),
   answers: { 200: null },
   run: ({ caller, db, query }) => {
-    const project = (query as { project?: string }).project ?? caller.project_id
+    const project = query.project_id ?? caller.project_id
     const open = completable(caller, project)
     return db.any(modelRow`
       (select t.id, t.name, 'agent' as kind, ${created} from agents t where ${runnable(caller, project)}
@@ -108,9 +109,7 @@ export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
   const key = `${type} ${id} ${project}`
   const cached = cache.get(key)
   if (cached && cached.until > Date.now()) return cached.models
-  const models = invokeOperation(session, listOperation, { query: project === null ? {} : { project } }).then(
-    ({ body }) => body as readonly Model[],
-  )
+  const models = invokeOperation(session, listOperation, {}).then(({ body }) => body as readonly Model[])
   models.catch(() => cache.delete(key))
   if (cache.size >= MAX_CACHED) cache.clear()
   cache.set(key, { until: Date.now() + CACHE_MS, models })

@@ -36,11 +36,12 @@ type Input = {
 
 /** Invokes an operation with the permissions of the request. @throws errors of the operation */
 export function invokeOperation(session: OpenAiSession, operation: Operation, input: Input): Promise<OperationResult> {
-  const { services, exchange, caller } = session
+  const { services, exchange, caller, project } = session
   let isFirst = true
   const call = callAs(caller, 'openai', input)
   return invoke(services, operation, {
     ...call,
+    query: { ...call.query, ...(caller.project_id === null && project !== null && { project_id: project }) },
     path: exchange.req.path,
     request: exchange.request,
     isCounted: caller.project_id !== null,

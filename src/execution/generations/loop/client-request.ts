@@ -49,7 +49,7 @@ export const clientToolsOf = ({ client }: TurnData['overrides'], projectId: stri
   (client?.tools ?? []).map(({ name, description, parameters }) => ({
     name,
     description,
-    schema: parameters,
+    schema: parameters as Record<string, unknown>,
     validationSchema: null,
     callable: {
       ...withToolDefaults({ name, description, type: 'client' }),

@@ -1,0 +1,43 @@
+import type { OperationResult } from '../../core/api/operation.ts'
+import { type AgentTurnCall, agentTurnOperation, sessionTurnOperation, type TurnReport } from './agent-turn.ts'
+import type { ClientChatRequest } from './client-request.ts'
+import { conversationKeyOf, endUserOf } from './identity.ts'
+import { findAgentByName, type ModelRef } from './models.ts'
+import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
+import type { TurnAnswer } from './turn-answer.ts'
+import { requestIdentity } from './turn-requests.ts'
+
+export type AgentModel = Extract<ModelRef, { kind: 'agent' | 'agent_name' }>
+
+/** Runs an agent for a request, by the operation for its end user and its conversation. @throws errors of the turn */
+export async function runAgent(
+  session: OpenAiSession,
+  model: AgentModel,
+  request: ClientChatRequest,
+  stream: AgentTurnCall['stream'],
+): Promise<{ answer: OperationResult; report: TurnReport }> {
+  const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
+  const end_user = endUserOf(session, request)
+  const key = conversationKeyOf(session, request)
+  const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
+  const report: TurnReport = { session_id: null, ignored: [] }
+  const call: AgentTurnCall = {
+    agent_id,
+    request,
+    isEndUser: isEndUser(session),
+    end_user,
+    key,
+    identity: requestIdentity(session.caller, agent_id, end_user, key, request),
+    isRetry: retries >= 1,
+    stream,
+    report,
+  }
+  const isSession = end_user !== null || key !== null
+  const answer = isSession
+    ? await invokeOperation(session, sessionTurnOperation, { body: call })
+    : await invokeOperation(session, agentTurnOperation, { params: { agent_id }, body: call })
+  return { answer, report }
+}
+
+/** Returns the answer of a turn that was not streamed. */
+export const turnAnswerOf = ({ body }: OperationResult): TurnAnswer => body as TurnAnswer
