@@ -115,6 +115,18 @@ const settings = {
     'Number of trusted proxies that set X-Forwarded-For; `true` trusts all.',
   ),
   CORS_ALLOWED_ORIGINS: setting('process', list, '*', 'Allowed CORS origins, comma-separated; `*` allows any.'),
+  ACTOR_TOKEN_MAX_TTL_SECONDS: setting(
+    'process',
+    integer(60, 86_400),
+    '86400',
+    'Maximum lifetime of an end-user token.',
+  ),
+  ACTORS_CREATED_PER_HOUR: setting(
+    'process',
+    integer(1),
+    '10000',
+    'Maximum number of actors that a key creates per hour for tokens and chat clients.',
+  ),
   HTTP_JSON_LIMIT_BYTES: setting(
     'process',
     integer(1024),

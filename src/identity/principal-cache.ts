@@ -3,7 +3,7 @@ import { withoutTenantLimit } from '../core/db/tenant-context.ts'
 import type { Tx } from '../core/db/writer.ts'
 
 /** Row from which a principal was resolved, as `<kind>:<id>`. A change of it makes the principal stale. */
-export type PrincipalSource = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project'}:${string}`
+export type PrincipalSource = `${'user' | 'key' | 'grant' | 'client' | 'policy' | 'project' | 'actor'}:${string}`
 
 export const principalChannel = 'muster_principals'
 
@@ -85,7 +85,7 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
 /**
  * Announces changes in this transaction that affect resolved credentials: of a user (name, role, password, disabled,
  * attachments), a key (binding, policies, rotation, deletion), an OAuth grant (scopes, end), a client (deletion), a
- * policy (document) or a project (deletion, with its bound keys and grants). Other processes are notified on commit;
+ * policy (document), a project (deletion, with its bound keys and grants) or an actor (deletion, revoked tokens). Other processes are notified on commit;
  * this process drops its entries before it responds.
  */
 export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: PrincipalSource[]): void {

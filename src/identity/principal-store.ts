@@ -1,5 +1,7 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../core/db/sql.ts'
+import { extensionPoint } from '../core/declarations.ts'
+import type { PrincipalRef } from '../core/iam/caller.ts'
 
 /** Attached policy. Lists are in attachment order. */
 const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
@@ -77,6 +79,31 @@ export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     from project_keys k join users u on u.id = k.user_id
     where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
+
+/** Returns the expression of the record of an actor by id: null if it does not exist. Contributed by the module of actors. */
+export const actorRecord = extensionPoint<(id: string) => Fragment>('actor record of principals')
+
+const PrincipalActor = z.object({
+  id: z.string(),
+  project_id: z.string(),
+  tags: z.record(z.string(), z.string()),
+  token_version: z.int(),
+})
+export type PrincipalActor = z.output<typeof PrincipalActor>
+
+const keyAndActorRow = sql.type(KeyAndOwner.extend({ actor: PrincipalActor.nullable() }))
+const userAndActorRow = sql.type(z.object({ user: PrincipalUser, actor: PrincipalActor.nullable() }))
+
+/** Returns an actor with the key or user that issued a token for it, in one statement. Primary keys. */
+export const findActorPrincipal = (db: Queryable, actorId: string, issuer: PrincipalRef) => {
+  const actor = actorRecord.only()?.(actorId) ?? sql.fragment`null::jsonb`
+  return issuer.type === 'user'
+    ? db.maybeOne(userAndActorRow`
+        select ${userRecord} as user, ${actor} as actor from users u where u.id = ${issuer.id}`)
+    : db.maybeOne(keyAndActorRow`
+        select ${keyRecord} as key, ${userRecord} as user, ${actor} as actor
+        from project_keys k join users u on u.id = k.user_id where k.id = ${issuer.id}`)
+}
 
 const grantAndUserRow = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
 

@@ -1,10 +1,13 @@
 import ipaddr from 'ipaddr.js'
-import { isIdOf } from '../core/api/kind.ts'
+import { raise } from '../core/api/errors.ts'
+import { isIdOf, kinds } from '../core/api/kind.ts'
+import { isAllowed } from '../core/iam/access.ts'
 import { narrowAuthority } from '../core/iam/authority.ts'
 import {
   type Bound,
   type Caller,
   type CallerDefinition,
+  type EndUser,
   type PrincipalRecord,
   type PrincipalRef,
   principalRecord,
@@ -24,6 +27,7 @@ import { recordGrantUse } from './oauth/store.ts'
 import { policyLayer } from './policy-layer.ts'
 import { PrincipalCache, type PrincipalSource, principalChannel, registerCache } from './principal-cache.ts'
 import {
+  findActorPrincipal,
   findAttachedPolicy,
   findGrantPrincipal,
   findKeyPrincipal,
@@ -243,14 +247,68 @@ async function callerByGrant(
   })
 }
 
+/** Claims of an end-user token: its project, issuer and limits. */
+export type ActorClaims = Claims & {
+  jti: string
+  prj: string
+  key?: string
+  usr?: string
+  ver: number
+  agt: string[]
+  ses: string[] | null
+  scp: EndUser['scopes']
+  org: string[] | null
+  lim: EndUser['limits']
+}
+
+/** Action that the issuer of an end-user token must still be allowed on the actor. */
+export const ISSUE_TOKENS = 'actors:CreateActorToken'
+
+/**
+ * Returns the end user of a token, with the permissions of its issuer; null if the actor or the issuer is deleted, the
+ * tokens are revoked, or the issuer is expired, disabled or no longer allowed to issue tokens.
+ * @throws FORBIDDEN for a page of an origin that the token does not list
+ */
+async function callerByActorToken(
+  services: Services,
+  claims: ActorClaims,
+  { proof, origin }: PresentedCredential,
+): Promise<Caller | null> {
+  if (proof) return null
+  const { sub, prj, key: keyId, usr, ver, agt, ses, scp, org, lim, jti, exp } = claims
+  const issuer: PrincipalRef =
+    keyId === undefined ? { type: 'user', id: usr as string } : { type: 'api_key', id: keyId }
+  const found = await resolverOf(services).resolve(`actor ${sub} of ${issuer.id}`, async () => {
+    const row = await findActorPrincipal(services.pool, sub, issuer)
+    if (!row?.actor) return null
+    const principal = principalOf(row, services.log)
+    const { actor } = row
+    const facts = { principal: issuer, layers: principal.layers, credential: issuer }
+    const mayIssue = isAllowed(facts, ISSUE_TOKENS, { kind: kinds.get('actor'), row: actor })
+    return { ...principal, actor, mayIssue, sources: [...principal.sources, `actor:${actor.id}` as const] }
+  })
+  if (!found?.mayIssue || found.user.disabled_at !== null) return null
+  const { actor, key } = found
+  if (actor.project_id !== prj || actor.token_version !== ver) return null
+  if (key && (key.project_id !== prj || isPast(key.expires_at, services.clock.now()))) return null
+  if (org && origin !== undefined && !org.includes(origin)) raise('FORBIDDEN')
+  return callerOf(found, {
+    credential: { type: 'actor_token', id: actor.id, expires_at: new Date(exp * 1000).toISOString(), scopes: null },
+    principal: issuer,
+    project_id: prj,
+    end_user: { actor_id: actor.id, agent_ids: agt, session_ids: ses, scopes: scp, limits: lim, jti },
+  })
+}
+
 async function callerByToken(
   services: Services,
   token: string,
   presented: PresentedCredential,
 ): Promise<Caller | null> {
   const { pool, log } = services
-  const claims = await verifyToken(services, ['user', 'oauth'], token)
+  const claims = await verifyToken(services, ['user', 'oauth', 'actor'], token)
   if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
+  if (claims?.typ === 'actor') return callerByActorToken(services, claims as unknown as ActorClaims, presented)
   if (!claims || presented.proof || !isIdOf(userKind, claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
     const row = await findUserPrincipal(pool, claims.sub)
@@ -393,6 +451,8 @@ export async function effectiveCaller(
   return {
     ...caller,
     credential: { ...caller.credential, type: 'run' },
+    // Definitions act with the permissions of the issuer, as in turns.
+    end_user: undefined,
     project_id: projectId,
     layers: [...caller.layers, ...added],
     bounds,

@@ -187,7 +187,7 @@ export const RunRow = z.object({
 export type RunRow = z.output<typeof RunRow>
 
 const starterOf = ({ via, ...principal }: PrincipalRecord): z.output<typeof Starter> =>
-  via ? { kind: via.type, id: via.id } : { kind: principal.type, id: principal.id }
+  via && via.type !== 'actor_token' ? { kind: via.type, id: via.id } : { kind: principal.type, id: principal.id }
 
 /** Returns the state that expressions read. Nodes cannot write the keys `input` and `nodes`. */
 export const longWorkState = ({ input, outcomes, written }: Pick<RunRow, 'input' | 'outcomes' | 'written'>) => ({

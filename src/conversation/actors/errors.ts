@@ -7,6 +7,11 @@ export const actorErrors = {
     message: 'The actor has written {message_count} messages and cannot be deleted',
     hint: 'Merge the actor into another one with POST /actors/{actor_id}/merge, or erase its content with POST /actors/{actor_id}/purge-content.',
   },
+  ACTOR_LIMIT_EXCEEDED: {
+    status: 429,
+    description: 'A limit of an end-user token, or of the actors that a key creates, is spent',
+    message: 'The limit {limit} of {max} is exceeded',
+  },
   ACTOR_NOT_FOUND: {
     status: 400,
     description: 'Referenced actor missing',

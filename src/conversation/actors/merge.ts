@@ -4,6 +4,7 @@ import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { moveTurnsOfActor } from '../../execution/generations/store.ts'
+import { principalsChanged } from '../../identity/principal-cache.ts'
 import { moveMemories } from '../../memory/memories/ownership.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { requireNotPurging } from './purge.ts'
@@ -40,6 +41,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   await moveTurnsOfActor(tx, from.id, to.id)
   await reassignActor(tx, from.id, to.id)
   await actorKind.delete(tx, from.id)
+  principalsChanged(tx, `actor:${from.id}`)
   tx.emit(actorKind, 'deleted', from)
   tx.emit(actorKind, 'updated', to)
   return actorKind.present(to)

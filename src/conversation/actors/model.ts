@@ -52,6 +52,7 @@ export const actorKind = kind({
     { kind: 'chat', column: 'chat_id', on_delete: 'null' },
   ],
   record: Actor,
+  hidden: { token_version: z.int() },
   events: ['created', 'updated', 'deleted'],
   unique: {
     actors_external_id: () =>

@@ -1,15 +1,21 @@
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { endUserLimits } from '../../core/invoke/hooks.ts'
+import { actorRecord } from '../../identity/principal-store.ts'
 import { actorErrors } from './errors.ts'
+import { countCall, pruneLimits } from './limits.ts'
 import { actorKind } from './model.ts'
 import { actorOperations } from './operations.ts'
 import { purgeWork } from './purge.ts'
+import { actorOfToken, tokenOperations } from './tokens.ts'
 
 export default module('actors', {
   tags: { Actors: 'End users and personas of conversations.' },
   errors: actorErrors,
   kinds: [actorKind],
   resourceTypes: [resourceType(actorKind)],
-  operations: actorOperations,
+  operations: [...actorOperations, ...tokenOperations],
   work: [purgeWork],
+  sweeps: [{ name: 'actor limits', when: '51 * * * *', run: pruneLimits }],
+  extensions: [actorRecord.with(actorOfToken), endUserLimits.with(countCall)],
 })

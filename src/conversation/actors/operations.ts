@@ -2,16 +2,15 @@ import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import type { Operation } from '../../core/api/operation.ts'
-import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
+import { principalsChanged } from '../../identity/principal-cache.ts'
 import { deleteMemoriesOf } from '../../memory/memories/ownership.ts'
 import { refuseEndUserBound } from '../../memory/reach.ts'
 import { actorDeleteHooks, mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
+import { actors } from './resource.ts'
 import { countMessages, findOrCreateActor } from './store.ts'
-
-const actors = resource(actorKind, { path: '/actors', tag: 'Actors' })
 
 /** @throws AGENT_AND_CHAT_EXCLUSIVE if both links are set */
 function checkLinks(links: { agent_id?: string | null; chat_id?: string | null }): void {
@@ -74,6 +73,7 @@ export const actorOperations: Operation[] = [
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
       audit.detail.counts = await deleteMemoriesOf(tx, id)
       for (const onDelete of actorDeleteHooks.all()) await onDelete(tx, row)
+      principalsChanged(tx, `actor:${id}`)
     },
   }),
   ...actors.tags(),

@@ -14,6 +14,7 @@ import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
 import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
@@ -118,7 +119,9 @@ export async function createSession(
   const agent = await findSessionAgent(tx, project_id, body.agent_id)
   if (!agent) return refuseAgent(tx, caller, body.agent_id)
   if (body.knowledge_config) await checkOverlay(context, agent, project_id, body.knowledge_config)
-  let actor_id = body.actor_id ?? null
+  const { end_user } = caller
+  let actor_id = end_user?.actor_id ?? body.actor_id ?? null
+  if (end_user) await requireNewSession(tx, end_user, agent.id)
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
     const actor = await findOrCreateActor(tx, { ...body.actor, project_id })

@@ -72,6 +72,8 @@ export const sessionHidden = {
   takeovers: z.int(),
   /** External id of the end user. */
   actor_external_id: z.string().nullable(),
+  /** Set when the end user deleted it. */
+  hidden_at: z.iso.datetime().nullable(),
 }
 
 /** A row with the effective `status`, expiry included. */

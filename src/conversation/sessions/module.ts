@@ -1,8 +1,10 @@
 import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
+import { isOwnSession } from './end-user.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
@@ -29,5 +31,6 @@ export default module('sessions', {
     turnContent.with(sessionContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
+    endUserSessions.with(isOwnSession),
   ],
 })

@@ -3,7 +3,7 @@ import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
 import { booleanQuery, enumListQuery, listTable, pageOf } from '../../core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -13,12 +13,24 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
-import { messagePage } from '../conversations/store.ts'
+import { messageOrigin, messagePage } from '../conversations/store.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { changeSession } from './change.ts'
 import { createSession, forkSession, projectOfAgent } from './create.ts'
+import {
+  createAccess,
+  generateAccess,
+  listAccess,
+  messagesAccess,
+  outputsAccess,
+  patchAccess,
+  sendAccess,
+  sessionAccess,
+  shownOrigins,
+} from './end-user.ts'
 import { generateInSession } from './generate.ts'
+import { hideSession } from './hide.ts'
 import { sessionKind } from './kind.ts'
 import { replaySendMessage, sendMessage } from './message.ts'
 import {
@@ -53,6 +65,7 @@ const createOperation = operation({
   action: 'sessions:CreateSession',
   alsoActions: ['actors:CreateActor'],
   creates: sessionKind,
+  endUser: createAccess,
   projectOf: projectOfAgent,
   body: SessionInput,
   answers: { 201: Session },
@@ -69,6 +82,7 @@ const updateOperation = itemOperation(sessionKind, {
     'Changes settings, closes or reopens the session. Closing cancels queued turns and aborts the running one.',
   tag,
   action: 'sessions:UpdateSession',
+  endUser: patchAccess,
   body: SessionPatch,
   answers: { 200: Session },
   raises: ['INVALID_TOOL_CONTEXT_KEY', 'SESSION_EXPIRED', 'SINGLE_SESSION_CONFLICT'],
@@ -83,6 +97,7 @@ const listMessages = itemOperation(sessionKind, {
   description: 'Oldest first, including replies of the agent.',
   tag,
   action: 'sessions:ListSessionMessages',
+  endUser: messagesAccess,
   paged: true,
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
@@ -92,7 +107,10 @@ const listMessages = itemOperation(sessionKind, {
     messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
       columns: messageColumns,
       from: messageTables,
-      filters: [context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`],
+      filters: [
+        context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
+        context.caller.end_user && sql.fragment`${messageOrigin} = any(${sql.array([...shownOrigins], 'text')})`,
+      ],
     }),
 })
 
@@ -117,10 +135,18 @@ const listForks = itemOperation(sessionKind, {
     }),
 })
 
+/** Returns the removal of sessions, by which an end user hides a session. */
+const hidesForEndUsers = (remove: Operation): Operation => ({
+  ...remove,
+  run: (context: Context<never, never, never, never>) =>
+    (context as Context).caller.end_user ? hideSession(context as never) : remove.run(context),
+})
+
 export const sessionOperations: Operation[] = [
   createOperation,
   // Order by sessions_project; filters by sessions_agent, sessions_actor and sessions_tags.
   sessions.list({
+    endUser: listAccess,
     filters: {
       agent_id: equalsFilter('agent_id'),
       actor_id: equalsFilter('actor_id'),
@@ -137,20 +163,23 @@ export const sessionOperations: Operation[] = [
     },
     where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
   }),
-  sessions.get(),
+  sessions.get({ endUser: sessionAccess() }),
   updateOperation,
-  sessions.remove({
-    summary: 'Delete a session',
-    description:
-      'Deletes the session with its conversation, messages and turns. Open turns fail with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks are retained.',
-    check: ({ id, conversation_id, project_id }, { tx, services }) =>
-      clearMailbox(
-        tx,
-        services,
-        { id: conversation_id, project_id },
-        sessionFailure('RESOURCE_NOT_FOUND', undefined, { id }),
-      ),
-  }),
+  hidesForEndUsers(
+    sessions.remove({
+      endUser: sessionAccess(),
+      summary: 'Delete a session',
+      description:
+        'Deletes the session with its conversation, messages and turns. Open turns fail with RESOURCE_NOT_FOUND. Its end user, generations, traces and forks are retained. For an end user, the session is closed and hidden instead.',
+      check: ({ id, conversation_id, project_id }, { tx, services }) =>
+        clearMailbox(
+          tx,
+          services,
+          { id: conversation_id, project_id },
+          sessionFailure('RESOURCE_NOT_FOUND', undefined, { id }),
+        ),
+    }),
+  ),
   listMessages,
   sessions.action('messages', {
     id: 'sendSessionMessage',
@@ -160,6 +189,7 @@ export const sessionOperations: Operation[] = [
     description:
       'Stores a message of the end user. With auto_generate, also requests a reply. Concurrent messages of a session are answered in the order in which they are stored.',
     action: 'sessions:SendSessionMessage',
+    endUser: sendAccess,
     transaction: false,
     waiting: turnWaiting(false),
     query: WaitQuery,
@@ -190,6 +220,7 @@ export const sessionOperations: Operation[] = [
     description:
       'Generates a reply of the agent, in the background unless `wait` or `stream` is set. Turns of a session run in sequence; `on_busy` determines what happens while another turn runs.',
     action: 'sessions:SendSessionMessage',
+    endUser: generateAccess,
     transaction: false,
     query: WaitQuery,
     body: SessionGenerateInput,
@@ -226,6 +257,7 @@ export const sessionOperations: Operation[] = [
     description:
       'Submits the outputs of the client tool calls of a paused turn and resumes it after the open turns of the session. Waits for the turn unless `wait=false`.',
     action: 'sessions:SubmitSessionToolOutputs',
+    endUser: outputsAccess,
     transaction: false,
     query: WaitQuery,
     body: SessionToolOutputs,
@@ -254,6 +286,7 @@ export const sessionOperations: Operation[] = [
     summary: 'Cancel the running turn of a session',
     description: 'Aborts the running turn and cancels queued automatic turns. The session stays open.',
     action: 'sessions:SendSessionMessage',
+    endUser: sessionAccess(),
     answers: { 200: Session },
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),

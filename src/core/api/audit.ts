@@ -37,6 +37,7 @@ export const auditText = (text: string, max = 200): string => storableText(text.
 export function auditDetail(draft: AuditDraft, caller: Caller): Record<string, unknown> | null {
   const detail: Record<string, unknown> = { ...draft.detail }
   if (draft.additional_checks.length > 0) detail.additional_checks = draft.additional_checks
+  if (caller.end_user) Object.assign(detail, { actor_id: caller.end_user.actor_id, jti: caller.end_user.jti })
   if (caller.credential.type === 'run') detail.run_as = caller.principal
   else if (caller.credential.client_id !== undefined) detail.oauth_client_id = caller.credential.client_id
   return Object.keys(detail).length > 0 ? detail : null

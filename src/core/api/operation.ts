@@ -10,6 +10,7 @@ import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
+import type { EndUserAccess } from './end-user.ts'
 import type { ErrorCode } from './errors.ts'
 import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
@@ -253,6 +254,8 @@ export type Operation = {
   starts: Starts | null
   /** Whether an item operation also applies to rows that other projects grant. */
   granted: boolean
+  /** What end users may do with it by their tokens; null refuses them. */
+  endUser: EndUserAccess | null
   /** Does slow work that needs no connection, such as hashing, before the transaction of `run`. */
   prepare: ((context: Context<never, never, never, never>) => Promise<unknown>) | null
   run(context: Context<never, never, never, never>): Promise<unknown>
@@ -310,6 +313,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   mcp?: boolean
   starts?: Starts
   granted?: boolean
+  endUser?: EndUserAccess
 }
 
 type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
@@ -413,6 +417,8 @@ export function operation<
 function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodType | undefined>) {
   const gate = declaration.gate ?? 'policy'
   const reads = declaration.reads ?? declaration.method === 'get'
+  if (declaration.endUser && gate !== 'policy')
+    throw new Error(`operation ${declaration.id} is open to end users without a policy`)
   if (gate === 'policy' && !declaration.action) throw new Error(`operation ${declaration.id} declares no action`)
   return {
     id: declaration.id,
@@ -454,6 +460,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     mcp: declaration.mcp ?? !declaration.internal,
     starts: declaration.starts ?? null,
     granted: declaration.granted ?? false,
+    endUser: declaration.endUser ?? null,
   }
 }
 

@@ -6,6 +6,7 @@ import { requireVersion, versionAuthor } from '../versions/version.ts'
 import type { Versions } from '../versions/versioned.ts'
 import { authorColumn, authorOf } from './authors.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
+import type { EndUserAccess } from './end-user.ts'
 import type { ErrorCode } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import type { Made } from './idempotency.ts'
@@ -42,6 +43,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'granted'
     | 'secretAnswer'
   > & {
+    endUser?: EndUserAccess
     raises?: ErrorCode[]
     answers?: Operation['answers']
   }

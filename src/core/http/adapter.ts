@@ -1,9 +1,9 @@
 import type { ServerResponse } from 'node:http'
 import { pipeline } from 'node:stream'
-import cors from 'cors'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
+import { endUserError } from '../api/end-user.ts'
 import { AppError, errorBody, raise } from '../api/errors.ts'
 import type { Operation, OperationResult } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
@@ -18,6 +18,7 @@ import { httpRequests, requestDuration } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
+import { crossOrigin } from './cors.ts'
 import { type Mount, type MountExchange, mounts } from './mounts.ts'
 import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
 
@@ -92,25 +93,7 @@ export function createHttp(
     res.setHeader('X-Request-Id', wire.requestId)
     next()
   })
-  app.use(
-    cors({
-      origin: config.CORS_ALLOWED_ORIGINS.includes('*') ? '*' : config.CORS_ALLOWED_ORIGINS,
-      exposedHeaders: [
-        'ETag',
-        'Retry-After',
-        'X-Request-Id',
-        'Idempotency-Replayed',
-        'WWW-Authenticate',
-        'DPoP-Nonce',
-        'Content-Disposition',
-        'Content-Range',
-        'x-should-retry',
-        `${config.HEADER_PREFIX}Session-Id`,
-        `${config.HEADER_PREFIX}Ignored-Params`,
-      ],
-      maxAge: 600,
-    }),
-  )
+  app.use(crossOrigin(config))
   mount(app)
 
   const bearer = bearerTokenReader()
@@ -121,6 +104,7 @@ export function createHttp(
     if (token === null || !authenticate) return Promise.resolve(null)
     return authenticate(services, token, {
       ip: req.ip ?? null,
+      origin: req.headers.origin,
       ...(bound !== undefined && { proof: proofOf(req) }),
     })
   }
@@ -174,7 +158,8 @@ export function createHttp(
     res: Response,
     { route, operation, caller }: { route: string; operation?: string; caller?: Caller },
   ) {
-    const refusal = httpLayerError(error)
+    const thrown = httpLayerError(error)
+    const refusal = caller?.end_user ? endUserError(thrown) : thrown
     if (refusal.code === 'INTERNAL_ERROR' && config.ERROR_LOGS_ENABLED) {
       const path = redactedPath(req.path)
       const err = refusal.cause ?? error
@@ -217,6 +202,7 @@ export function createHttp(
         status,
         ms: Math.round(ms * 10) / 10,
         principal_id: caller?.principal.id,
+        actor_id: caller?.end_user?.actor_id,
         ...noted,
       },
       'request',
@@ -253,7 +239,7 @@ export function createHttp(
   }
 
   /** Returns the handler of a mount. */
-  function mountHandler({ path, serve, bodyLimit }: Mount): (req: Wire, res: Response) => Promise<void> {
+  function mountHandler({ path, endUsers, bodyLimit, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
     const read = jsonReader(bodyLimit ?? config.HTTP_JSON_LIMIT_BYTES)
     return async (req, res) => {
       let caller: Caller | undefined
@@ -264,7 +250,8 @@ export function createHttp(
         request: factsOf(req, res),
         noted,
         async identify() {
-          const identified = await resolve(req)
+          const resolved = await resolve(req)
+          const identified = resolved?.end_user && !endUsers ? null : resolved
           caller = identified ?? undefined
           return identified
         },

@@ -27,6 +27,8 @@ export type Mount = {
   path: string
   /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
   bodyLimit?: number
+  /** Whether tokens of end users are accepted; otherwise they are no valid credential. */
+  endUsers?: boolean
   serve(services: Services, exchange: MountExchange): Promise<void>
 }
 

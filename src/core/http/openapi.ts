@@ -15,6 +15,7 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   const codes: ErrorCode[] = ['INTERNAL_ERROR', 'SERVICE_NOT_READY', 'VALIDATION_FAILED']
   if (operation.gate === 'public') return codes
   codes.push('UNAUTHORIZED', 'FORBIDDEN', 'QUOTA_EXCEEDED')
+  if (operation.endUser) codes.push('ACTOR_LIMIT_EXCEEDED' as ErrorCode)
   if (operation.shape === 'item' && operation.kind) codes.push(operation.kind.notFound)
   if (operation.path.includes('{')) codes.push('RESOURCE_NOT_FOUND')
   codes.push('API_KEY_PROJECT_SCOPE')

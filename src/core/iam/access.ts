@@ -87,6 +87,10 @@ const withoutGrants = <C extends CallerFacts>(caller: C): C => ({
   layers: caller.layers.filter(({ kind }) => kind !== 'grant'),
 })
 
+/** Whether an action could be allowed on a resource of a project, for a credential that may be unbound. */
+export const couldAllowIn = (caller: CallerFacts, action: string, projectId: string): boolean =>
+  caller.layers.every(layer => layerCouldAllow(layer, action, projectId))
+
 const couldAllowInProject = (caller: CallerFacts, action: string): boolean =>
   caller.layers.every(layer => layerCouldAllow(layer, action, caller.project_id ?? undefined))
 

@@ -6,7 +6,8 @@ export type Caller = {
   /** The user responsible for the credential: key owner, consenting user, creator of the work. */
   user: { id: string; username: string; role: 'admin' | 'user' }
   credential: {
-    type: 'user' | 'api_key' | 'oauth_token' | 'run'
+    type: 'user' | 'api_key' | 'oauth_token' | 'run' | 'actor_token'
+    /** Of an actor token the actor, so that a repeat with the next token is the same request. */
     id: string
     expires_at: string | null
     /** Of an OAuth token. */
@@ -26,6 +27,35 @@ export type Caller = {
   starters?: readonly PrincipalRef[]
   /** Set only for background work. */
   run?: RunAs
+  /** Set only for the token of an end user; the principal is then its issuer. */
+  end_user?: EndUser
+}
+
+/** What an end-user token may open. */
+export const END_USER_SCOPES = ['chat', 'files', 'feedback', 'approvals', 'memories'] as const
+export type EndUserScope = (typeof END_USER_SCOPES)[number]
+
+/** Limits of an end-user token, counted by actor. */
+export type EndUserLimits = {
+  requests_per_minute: number
+  messages_per_hour: number
+  open_sessions: number
+  streams: number
+  message_chars: number
+  upload_bytes_per_day: number
+}
+
+/** An end user who calls by a separate token. */
+export type EndUser = {
+  actor_id: string
+  /** The agents that it may talk to. */
+  agent_ids: readonly string[]
+  /** The sessions that it may use, without new ones; null for all of its sessions with these agents. */
+  session_ids: readonly string[] | null
+  scopes: readonly EndUserScope[]
+  limits: EndUserLimits
+  /** Id of the token. */
+  jti: string
 }
 
 /** The background work. `policy_id` is the boundary policy of the trigger that started it, `chain` its trigger chain. */
@@ -57,7 +87,7 @@ export type MemoryBound = { actor_id: string | null; shared: boolean }
 
 /** The authority stored with work that runs later; never contains a token. */
 export type PrincipalRecord = PrincipalRef & {
-  via: null | { type: 'oauth_grant'; id: string } | TriggerScope
+  via: null | { type: 'oauth_grant' | 'actor_token'; id: string } | TriggerScope
   /** Absent if there are none. */
   bounds?: readonly Bound[]
   /** Other principals involved in starting the work, such as the requester of a manual firing or of a retry. */
@@ -81,7 +111,7 @@ export type CallerDefinition = {
 export type TriggerScope = { type: 'trigger'; id: string; policy_id: string | null; chain: readonly string[] }
 
 /** The part of a caller used for decisions. */
-export type CallerFacts = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run'> & {
+export type CallerFacts = Pick<Caller, 'principal' | 'layers' | 'bounds' | 'starters' | 'run' | 'end_user'> & {
   credential: Pick<Caller['credential'], 'type' | 'id'>
   project_id?: string | null
 }
@@ -94,9 +124,10 @@ export const principalRecord = (caller: CallerFacts): PrincipalRecord => ({
   ...(caller.starters?.length ? { starters: caller.starters } : {}),
 })
 
-function scopeOf({ credential, run }: CallerFacts): PrincipalRecord['via'] {
+function scopeOf({ credential, run, end_user }: CallerFacts): PrincipalRecord['via'] {
   if (run && run.trigger_id !== null)
     return { type: 'trigger', id: run.trigger_id, policy_id: run.policy_id, chain: run.chain }
+  if (end_user) return { type: 'actor_token', id: end_user.jti }
   return credential.type === 'oauth_token' ? { type: 'oauth_grant', id: credential.id } : null
 }
 
@@ -107,7 +138,8 @@ export const triggerChainOf = ({ via }: PrincipalRecord): readonly string[] =>
 export const principalFacts = (caller: CallerFacts): PrincipalFacts => ({
   principal_id: caller.principal.id,
   principal_type: caller.principal.type,
-  credential_type: caller.credential.type,
+  // Policies see the credential of the issuer, whose permissions apply.
+  credential_type: caller.credential.type === 'actor_token' ? caller.principal.type : caller.credential.type,
 })
 
 /** Whether the call is made by background work. */

@@ -1,6 +1,6 @@
 import type { AuditEntry } from '../api/audit.ts'
 import { extensionPoint } from '../declarations.ts'
-import type { Caller } from '../iam/caller.ts'
+import type { Caller, EndUser } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 
 /** A proof of possession sent with a token of the DPoP scheme (RFC 9449). */
@@ -14,8 +14,8 @@ export type Proof = {
   accepted: boolean
 }
 
-/** The context of a presented credential; `proof` is set for the DPoP scheme. */
-export type PresentedCredential = { ip: string | null; proof?: Proof }
+/** The context of a presented credential; `proof` is set for the DPoP scheme, `origin` by browsers. */
+export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof }
 
 /** Resolves a token to a caller, or null for 401. */
 export const authentication =
@@ -31,6 +31,13 @@ export const requestCounting =
 export async function countRequest(services: Services, caller: Caller, projectId: string): Promise<void> {
   for (const count of requestCounting.all()) await count(services, caller, projectId)
 }
+
+/** What a call spends of the limits of an end-user token, besides a request. */
+export type EndUserSpend = { messages?: number; chars?: number }
+
+/** Counts a call against the limits of an end-user token. Raises ACTOR_LIMIT_EXCEEDED. */
+export const endUserLimits =
+  extensionPoint<(services: Services, endUser: EndUser, spend: EndUserSpend) => Promise<void>>('end user limits')
 
 export type ReadAudit = {
   /** Whether reads of the project are audited. */

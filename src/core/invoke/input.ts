@@ -5,11 +5,12 @@ import type { Kind, KindRow } from '../api/kind.ts'
 import { parsePage } from '../api/lists.ts'
 import type { Context } from '../api/operation.ts'
 import { parse, storabilityProblem } from '../api/validate.ts'
-import { sql } from '../db/sql.ts'
+import { allOf, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { isAllowed, listTargetOf, raiseForbidden, requirePermitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { auditEntry } from './audit-trail.ts'
+import { ownRows } from './end-user.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: validates the input of a call and builds the context of the operation. */
@@ -78,7 +79,11 @@ export function operationContext(
     project: inv.project,
     grant: inv.grant,
     page,
-    visible: columns => visibleRows(caller, listTarget, { ...parent, ...columns }),
+    visible: columns => {
+      const permitted = visibleRows(caller, listTarget, { ...parent, ...columns })
+      if (!caller.end_user) return permitted
+      return { rows: allOf([permitted.rows, ownRows(operation, caller.end_user)]), all: false }
+    },
     db,
     tx: undefined as unknown as Tx,
     services,

@@ -1,3 +1,4 @@
+import { endUserError } from '../api/end-user.ts'
 import { AppError } from '../api/errors.ts'
 import type { Kind } from '../api/kind.ts'
 import type { Operation, OperationResult, StreamedBody } from '../api/operation.ts'
@@ -11,6 +12,7 @@ import type { Services } from '../process/services.ts'
 import { auditRefusal } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
 import type { Call } from './call.ts'
+import { countEndUserCall, endUserResult } from './end-user.ts'
 import { countRequest } from './hooks.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
 import { operationContext, requireObject } from './input.ts'
@@ -39,13 +41,14 @@ export const executeInvocation = (inv: Invocation): Promise<OperationResult> =>
 
 async function runGuarded(inv: Invocation): Promise<OperationResult> {
   try {
-    return await runSteps(inv)
+    const response = await runSteps(inv)
+    return inv.caller?.end_user ? endUserResult(inv, response) : response
   } catch (error) {
     // The caller's transaction is rerun together with this call.
     if (inv.call.tx && isPlanStale(error)) throw error
     const refusal = withChallenge(inv, await refusalOf(inv, error))
     await auditRefusal(inv, refusal)
-    throw refusal
+    throw inv.caller?.end_user && !inv.operation.endUser?.presented ? endUserError(refusal) : refusal
   } finally {
     const { log } = inv.services
     await inv.received
@@ -91,6 +94,7 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
 async function admit(inv: Invocation): Promise<void> {
   const { operation } = inv
   const caller = await authenticateCaller(inv)
+  if (caller.end_user) await countEndUserCall(inv, caller.end_user)
   await countKeyRequest(inv, caller.project_id)
   requireStorableParams(inv)
   if (operation.receive && operation.shape !== 'item') {

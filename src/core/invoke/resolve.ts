@@ -9,15 +9,17 @@ import { idStatement } from '../db/sql.ts'
 import { canSeeProject, requireBoundProject, targetName } from '../iam/access.ts'
 import { type Caller, isAdmin } from '../iam/caller.ts'
 import { processSingleton } from '../process/process-singleton.ts'
+import { isOwnItem, requireEndUserAccess } from './end-user.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: resolves the caller, row and project of a call. */
 
-/** Returns the current caller. Raises UNAUTHORIZED. */
+/** Returns the current caller. Raises UNAUTHORIZED, and FORBIDDEN for an end user. */
 export async function authenticateCaller(inv: Invocation): Promise<Caller> {
   const caller = (await inv.call.identify()) ?? raise('UNAUTHORIZED')
   inv.caller = caller
   inv.tenancy.tenant = caller.project_id ?? `user:${caller.user.id}`
+  if (caller.end_user) requireEndUserAccess(inv, caller.end_user)
   return caller
 }
 
@@ -55,7 +57,7 @@ export async function loadItem(inv: Invocation, caller: Caller): Promise<KindRow
   inv.audit.resource_public_id = id
   const row = await findItem(inv)
   const grant = row && (inv.grant ?? (await findGrant(inv, caller, row)))
-  if (!row || !grant || (grant === 'none' && !isVisible(inv, caller, row)))
+  if (!row || !grant || (grant === 'none' && !isVisible(inv, caller, row)) || !(await isOwnItem(inv, caller, row)))
     return raise(kind.notFound, { meta: { id } })
   const target = grant === 'none' ? row : { ...row, project_id: grant.project_id }
   setItem(inv, target)

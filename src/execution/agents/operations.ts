@@ -11,6 +11,7 @@ import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
 import { refuseBoundedCaller } from './bounds.ts'
 import { agentRefusals, checkConfig, compileSchemas, referencePermissions, requireValidAgentConfig } from './check.ts'
+import { agentAccess } from './end-user.ts'
 import {
   Agent,
   AgentInput,
@@ -92,6 +93,7 @@ export const agentOperations: Operation[] = [
   agents.get({
     description: 'Projects that the agent is shared with get its ID and name only.',
     granted: true,
+    endUser: agentAccess,
     answers: { 200: z.union([Agent, AgentProjection]) },
     present: async ({ resource: agent, grant }) =>
       grant ? { id: agent.id, name: agent.name } : agentKind.present(agent),

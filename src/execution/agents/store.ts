@@ -1,3 +1,4 @@
+import { z } from 'zod'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type AgentRow, agentKind } from './model.ts'
@@ -23,6 +24,32 @@ export const listDefaultRouteReleases: DefaultRouteUsers = {
     where a.project_id = ${project} and a.active_release is not null
       and v.config ->> 'ai_provider_id' is null and v.config ->> 'model_route_id' is null`,
 }
+
+const tokenAgentRow = sql.type(z.object({ id: z.string(), unbounded: z.boolean() }))
+
+/**
+ * Returns agents of a project. `unbounded`: the configuration or a version of the release has platform tools, possibly as
+ * steps of a pipeline, and no boundary policy. By the primary keys.
+ */
+export const findTokenAgents = (db: Queryable, projectId: string, ids: readonly string[]) =>
+  db.any(tokenAgentRow`
+    with chosen as (
+      select id, tool_bindings::jsonb as bindings, boundary_policy is null as free, active_release from agents
+      where project_id = ${projectId} and id = any(${sql.array([...new Set(ids)], 'text')})),
+    configs as (
+      select id, bindings, free from chosen
+      union all
+      select c.id, v.config::jsonb -> 'tool_bindings', coalesce(v.config ->> 'boundary_policy', '') = ''
+      from chosen c join agent_versions v on v.agent_id = c.id
+        and v.version in ((c.active_release ->> 'stable_version')::int, (c.active_release ->> 'canary_version')::int))
+    select id, bool_or(free and exists (
+        select from jsonb_array_elements(case jsonb_typeof(bindings) when 'array' then bindings else '[]' end) b
+        left join tools o on o.id = b ->> 'tool_id'
+        left join lateral jsonb_array_elements(coalesce(o.pipeline::jsonb -> 'steps', '[]')) s on true
+        left join tools p on p.id = s ->> 'tool_id'
+        where 'platform' in (b -> 'tool' ->> 'type', o.type, s -> 'tool' ->> 'type', p.type)
+      )) as unbounded
+    from configs group by id`)
 
 /** Records the eval run that promoted a version, unless one is recorded. */
 export const setEvalRun = (db: Queryable, agentId: string, version: number, runId: string): Promise<unknown> =>

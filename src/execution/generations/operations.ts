@@ -12,6 +12,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { reachOf } from '../../core/iam/authority.ts'
 import { MemoryEntry, memoryEntryKind } from '../../memory/entries/model.ts'
 import { canReachMemory } from '../../memory/reach.ts'
+import { generationAccess } from './end-user.ts'
 import { dryRun, purgeGeneration, purgeTraces } from './erase/purge.ts'
 import {
   GENERATION_STATUSES,
@@ -293,6 +294,7 @@ export const generationOperations: Operation[] = [
     },
   }),
   generations.get({
+    endUser: generationAccess,
     answers: { 200: GenerationRead },
     present: async ({ caller, resource, db }) => ({
       ...generationKind.present(resource),
@@ -305,6 +307,7 @@ export const generationOperations: Operation[] = [
   generations.action('stream', {
     method: 'get',
     summary: 'Stream generation events',
+    endUser: generationAccess,
     description:
       'Resumes after the event given in the Last-Event-ID header. A settled turn returns its last event. Every reader gets the same events, regardless of who started the turn.',
     action: 'generations:GetGeneration',

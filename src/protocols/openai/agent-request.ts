@@ -19,7 +19,8 @@ export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEn
     if (agent.accept_client_tools) {
       client.tools = request.tools
       // A forced choice in every step would never end the turn.
-      if (request.tool_choice !== null) overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
+      if (request.tool_choice !== null && !isEndUser)
+        overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
     } else ignored.push('tools')
   }
   const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))

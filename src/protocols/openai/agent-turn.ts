@@ -3,6 +3,7 @@ import { findByExternalId } from '../../conversation/actors/store.ts'
 import type { ConversationRow } from '../../conversation/conversations/model.ts'
 import { appendMessage } from '../../conversation/conversations/store.ts'
 import { branchSession, createClientSession } from '../../conversation/sessions/create.ts'
+import { ownsSession, requireNewSession, requireUsableAgent } from '../../conversation/sessions/end-user.ts'
 import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
 import type { SessionRow } from '../../conversation/sessions/model.ts'
 import {
@@ -52,6 +53,8 @@ export type TurnReport = { session_id: string | null; ignored: string[] }
 
 export type AgentTurnCall = {
   agent_id: string
+  /** Text that the user adds, by which limits count it. */
+  message: string
   request: ClientChatRequest
   isEndUser: boolean
   end_user: EndUserRef | null
@@ -64,6 +67,11 @@ export type AgentTurnCall = {
   stream: ((generationId: string, state: { started: boolean }) => TurnChunks) | null
   report: TurnReport
 }
+
+const callFields: (keyof AgentTurnCall)[] = [
+  ...(['agent_id', 'message', 'request', 'isEndUser', 'end_user'] as const),
+  ...(['key', 'identity', 'isRetry', 'stream', 'report'] as const),
+]
 
 type TurnContext = Pick<
   Context<unknown, AgentTurnCall>,
@@ -99,6 +107,7 @@ export const sessionTurnOperation = operation({
   about: sessionKind,
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
+  endUser: { scope: 'chat', fields: callFields, sends: true, presented: true },
   transaction: false,
   run: runInSession,
 })
@@ -199,6 +208,7 @@ async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn):
   const { services, caller, body } = context
   const { project_id, actor_id, generation_id } = turn
   context.allow(SEND, { kind: sessionKind, project_id })
+  if (caller.end_user) requireUsableAgent(caller.end_user, body.agent_id)
   const agent = await admitTurn(tx, services, { project_id, agent_id: body.agent_id, actor_id })
   const { session } = await createClientSession(tx, agent, { project_id, actor_id, ephemeral: true })
   return createTurn(tx, services, {
@@ -278,12 +288,13 @@ const append = (
 /** Creates the session of a new key, with the texts of the request before the last one of the user as its history. */
 async function createForKey(
   tx: Tx,
-  { body, allow }: TurnContext,
+  { body, allow, caller }: TurnContext,
   key: SessionKey,
   spoken: readonly Spoken[],
 ): Promise<Located> {
   const { project_id, agent_id, actor_id } = key
   allow(SEND, { kind: sessionKind, project_id })
+  if (caller.end_user) await requireNewSession(tx, caller.end_user, agent_id)
   const agent = await requireAgent(tx, key)
   const { session, conversation } = await createClientSession(tx, agent, { project_id, actor_id })
   // A concurrent request has created the session: the client repeats this one.
@@ -312,7 +323,9 @@ async function locate(
   found: SessionRow,
   spoken: readonly Spoken[],
 ): Promise<Located | null> {
+  const { end_user } = context.caller
   context.allow(SEND, { kind: sessionKind, row: found })
+  if (end_user && !ownsSession(found, end_user)) throw modelNotFound(key.agent_id)
   const { session, conversation } = await lockSessionAndConversation(tx, found)
   const current = await findSessionByKey(tx, key)
   if (current && current.id !== found.id) return locate(tx, context, key, current, spoken)
@@ -323,6 +336,7 @@ async function locate(
   const { added } = aligned
   if (aligned.type === 'append') return { session, conversation, added, history: [] }
   const agent = await requireAgent(tx, key)
+  if (end_user) await requireNewSession(tx, end_user, key.agent_id)
   if (aligned.type === 'fork') {
     const fork = await branchSession(tx, session, agent, aligned.position)
     await moveSessionKey(tx, key, fork.session.id)
@@ -405,6 +419,8 @@ async function resumeTurn(context: TurnContext, generation: GenerationRow): Prom
   const { session_id, project_id, step_count } = generation
   const session = session_id === null ? null : await findSession(services.pool, session_id)
   if (session) context.allow(SEND, { kind: sessionKind, row: session })
+  const { end_user } = context.caller
+  if (end_user && !(session && ownsSession(session, end_user))) throw modelNotFound(generation.agent_id)
   body.report.session_id = session_id
   Object.assign(context.audit, { project_id })
   // The paused step has been presented already.

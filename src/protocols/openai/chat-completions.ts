@@ -4,7 +4,7 @@ import { type ChatHeader, chatChunks, chatCompletion } from './chat-format.ts'
 import { parseChatRequest } from './chat-request.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation, type StreamFormat } from './completion.ts'
-import { parseModelId } from './models.ts'
+import { modelNotFound, parseModelId } from './models.ts'
 import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
@@ -17,6 +17,8 @@ export async function createChatCompletion(session: OpenAiSession): Promise<void
   const { request, ...options } = parseChatRequest(await session.exchange.readJson())
   const model = parseModelId(request.model)
   if (model.kind === 'agent' || model.kind === 'agent_name') return completeByAgent(session, model, request, options)
+  // End users use agents only.
+  if (isEndUser(session)) throw modelNotFound(request.model)
   const visible = visibilityFor(session)
   const head: ChatHeader = { ...newCompletionHeader(), system_fingerprint: null }
   const stream: StreamFormat | null = request.stream

@@ -1,3 +1,4 @@
+import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, type ErrorCode, errorBody, type Problem } from '../../core/api/errors.ts'
 
 /**
@@ -90,30 +91,18 @@ function paramOf(error: AppError, vendor: VendorError): string | null {
   return problems?.[0]?.path || textOrNull(error.meta?.param)
 }
 
-const HIDDEN_MESSAGE = 'The answer could not be produced.'
-
-/** Returns an error without what an end user must not see: texts and details of failures of the platform or a vendor. */
-function withoutDetails(error: AppError): AppError {
-  const { code, headers, meta } = error
-  const isFailure = error.status >= 500 || code === 'AI_PROVIDER_ERROR'
-  const generation_id = meta?.generation_id
-  const visible = code === 'VALIDATION_FAILED' ? meta : generation_id === undefined ? undefined : { generation_id }
-  const options = { message: isFailure ? HIDDEN_MESSAGE : error.message, meta: visible, headers, status: error.status }
-  return error instanceof UnrepeatableTurnError ? new UnrepeatableTurnError(code, options) : new AppError(code, options)
-}
-
 export type OpenAiError = { status: number; headers: Record<string, string>; body: { error: Record<string, unknown> } }
 
 /** Returns the response of an error. @param hidesDetails whether the caller is an end user */
 export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails = false): OpenAiError {
   const { status, type, retry, retryAfterSeconds } = classOf(error)
-  const shown = hidesDetails ? withoutDetails(error) : error
+  const shown = hidesDetails ? endUserError(error) : error
   const vendor = hidesDetails ? {} : vendorError(error)
   const { code, message, ...rest } = errorBody(shown, docsBaseUrl).error
   return {
     status,
     headers: {
-      ...error.headers,
+      ...shown.headers,
       'x-should-retry': String(retry),
       ...(retryAfterSeconds !== undefined && { 'Retry-After': String(retryAfterSeconds) }),
     },

@@ -29,7 +29,7 @@ export type EndUserRef = { actor_id: string } | { external_id: string }
 
 /** Returns the end user of a request; null for none. An end user's token names its own. */
 export function endUserOf(session: OpenAiSession, { user }: Pick<ClientChatRequest, 'user'>): EndUserRef | null {
-  const own = (session.caller as { end_user?: { actor_id: string } }).end_user
+  const own = session.caller.end_user
   if (own) return { actor_id: own.actor_id }
   const external_id = firstHeader(session, 'Actor', session.services.config.OPENAI_ACTOR_HEADERS) ?? user
   return external_id === null ? null : { external_id }

@@ -56,7 +56,7 @@ const usable = (caller: Caller, project: string | null, action: string, type: st
 
 /** Returns the condition of the rows `t` whose projects allow completions without a chat. */
 function completable(caller: Caller, project: string | null): Fragment {
-  if (project === null) return sql.fragment`false`
+  if (project === null || caller.end_user) return sql.fragment`false`
   const target = { kind: chatKind, project_id: project }
   return isAllowed(caller, COMPLETE_ACTION, target) ? sql.fragment`t.project_id = ${project}` : sql.fragment`false`
 }
@@ -65,6 +65,7 @@ const created = sql.fragment`extract(epoch from t.created_at)::int as created`
 
 /** Returns the condition of agents `t` that the caller may run, in sessions or without one. */
 function runnable(caller: Caller, project: string | null): Fragment {
+  if (caller.end_user) return sql.fragment`t.id = any(${sql.array([...caller.end_user.agent_ids], 'text')})`
   const inSessions = { kind: sessionKind, project_id: project }
   return project !== null && isAllowed(caller, 'sessions:SendSessionMessage', inSessions)
     ? sql.fragment`t.project_id = ${project}`
@@ -81,6 +82,7 @@ const listOperation = operation({
   gate: 'any',
   query: z.object({ project_id: z.string().optional() }),
   answers: { 200: null },
+  endUser: { scope: 'chat', presented: true },
   run: ({ caller, db, query }) => {
     const project = query.project_id ?? caller.project_id
     const open = completable(caller, project)
@@ -88,7 +90,7 @@ const listOperation = operation({
       (select t.id, t.name, 'agent' as kind, ${created} from agents t where ${runnable(caller, project)}
         order by t.created_at desc, t.id desc limit ${MAX_MODELS})
       union all (select t.id, t.name, 'chat', ${created} from chats t
-        where ${usable(caller, project, COMPLETE_ACTION, chatKind.name)}
+        where ${caller.end_user ? sql.fragment`false` : usable(caller, project, COMPLETE_ACTION, chatKind.name)}
         order by t.created_at desc, t.id desc limit ${MAX_MODELS})
       union all (select t.id, t.name, 'route', ${created} from model_routes t where ${open}
         order by t.id limit ${MAX_MODELS})

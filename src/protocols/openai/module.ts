@@ -13,6 +13,7 @@ export default module('openai', {
       path: '/openai/v1{/*route}',
       // Messages may contain images.
       bodyLimit: 32 * MEGABYTE,
+      endUsers: true,
       serve: async (...request) => (await endpoint()).serveOpenAi(...request),
     }),
   ],

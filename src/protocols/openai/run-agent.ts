@@ -1,5 +1,7 @@
+import { raiseInvalid } from '../../core/api/errors.ts'
 import type { OperationResult } from '../../core/api/operation.ts'
 import { type AgentTurnCall, agentTurnOperation, sessionTurnOperation, type TurnReport } from './agent-turn.ts'
+import { spokenTexts } from './align.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { conversationKeyOf, endUserOf } from './identity.ts'
 import { findAgentByName, type ModelRef } from './models.ts'
@@ -21,8 +23,10 @@ export async function runAgent(
   const key = conversationKeyOf(session, request)
   const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
   const report: TurnReport = { session_id: null, ignored: [] }
+  if (isEndUser(session)) requireOwnContent(request)
   const call: AgentTurnCall = {
     agent_id,
+    message: textAdded(request),
     request,
     isEndUser: isEndUser(session),
     end_user,
@@ -37,6 +41,20 @@ export async function runAgent(
     ? await invokeOperation(session, sessionTurnOperation, { body: call })
     : await invokeOperation(session, agentTurnOperation, { params: { agent_id }, body: call })
   return { answer, report }
+}
+
+/** Returns the text of the user after the last message of the assistant. */
+const textAdded = ({ messages }: ClientChatRequest): string =>
+  spokenTexts(messages.slice(messages.findLastIndex(({ role }) => role === 'assistant') + 1))
+    .map(({ text }) => text)
+    .join('\n')
+
+/** Refuses files of the project in a request of an end user. @throws VALIDATION_FAILED */
+function requireOwnContent({ messages }: ClientChatRequest): void {
+  const hasFile = messages.some(
+    ({ role, content }) => role === 'user' && typeof content !== 'string' && content.some(part => part.type === 'file'),
+  )
+  if (hasFile) raiseInvalid({ code: 'INVALID_VALUE', path: 'messages', message: 'must not refer to files by ID' })
 }
 
 /** Returns the answer of a turn that was not streamed. */

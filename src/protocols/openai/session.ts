@@ -15,8 +15,7 @@ export type OpenAiSession = {
 }
 
 /** Whether the caller is an end user, who sees no usage, reasoning and details of failures. */
-export const isEndUser = ({ caller }: Pick<OpenAiSession, 'caller'>): boolean =>
-  (caller as { end_user?: unknown }).end_user !== undefined
+export const isEndUser = ({ caller }: Pick<OpenAiSession, 'caller'>): boolean => caller.end_user !== undefined
 
 /** Returns the value of a header with the prefix of the deployment. */
 export function serviceHeader({ services, exchange }: Pick<OpenAiSession, 'services' | 'exchange'>, name: string) {
@@ -44,7 +43,8 @@ export function invokeOperation(session: OpenAiSession, operation: Operation, in
     query: { ...call.query, ...(caller.project_id === null && project !== null && { project_id: project }) },
     path: exchange.req.path,
     request: exchange.request,
-    isCounted: caller.project_id !== null,
+    // Calls of end users are counted by the operation.
+    isCounted: caller.project_id !== null && !caller.end_user,
     upload: operation.receive ? exchange.req : undefined,
     // Identified again during long responses.
     identify: () => {

@@ -1,0 +1,140 @@
+import { Transform } from 'node:stream'
+import type { EndUserAccess, EndUserView } from '../api/end-user.ts'
+import { endUserError, endUserFailure, showToEndUser } from '../api/end-user.ts'
+import { AppError, errorBody, raise } from '../api/errors.ts'
+import type { KindRow } from '../api/kind.ts'
+import { type Operation, type OperationResult, result } from '../api/operation.ts'
+import type { Fragment } from '../db/sql.ts'
+import type { Caller, EndUser } from '../iam/caller.ts'
+import { type EndUserSpend, endUserLimits } from './hooks.ts'
+import type { Invocation } from './invocation.ts'
+
+/**
+ * Step: narrows a call by an end user to what the operation opens to end users: its fields, its rows, and what the response
+ * shows. The permissions of the principal that issued the token are decided as for any call.
+ */
+
+const PAGING = ['limit', 'offset', 'from', 'to']
+
+/** Refuses a call that its token does not open, before anything is read. Raises FORBIDDEN. */
+export function requireEndUserAccess({ operation, call, body }: Invocation, endUser: EndUser): void {
+  const access = operation.endUser
+  if (!access) raise('FORBIDDEN')
+  if (!endUser.scopes.includes(access.scope)) raise('FORBIDDEN', { meta: { scope: access.scope } })
+  const parameters = [...(access.query ?? []), ...(operation.paged ? PAGING : [])]
+  for (const parameter of Object.keys(call.query))
+    if (!parameters.includes(parameter)) raise('FORBIDDEN', { meta: { parameter } })
+  const field = refusedField(access, (body ?? {}) as Record<string, unknown>)
+  if (field !== undefined) raise('FORBIDDEN', { meta: { field } })
+}
+
+const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<string, unknown>): string | undefined =>
+  Object.keys(body).find(name => !fields.includes(name)) ?? refuses?.(body)
+
+/** Counts a call against the limits of the token. Raises ACTOR_LIMIT_EXCEEDED. */
+export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
+  const { operation, body, services, call } = inv
+  if (call.isCounted) return
+  const spend: EndUserSpend = operation.endUser?.sends
+    ? { messages: 1, chars: textLength((body ?? {}) as Record<string, unknown>) }
+    : {}
+  await endUserLimits.only()?.(services, endUser, spend)
+}
+
+/** Returns the number of characters of the texts of a message. */
+function textLength({ message, parts }: Record<string, unknown>): number {
+  const texts = Array.isArray(parts) ? parts.map(part => (part as { text?: unknown } | null)?.text) : []
+  return [message, ...texts].reduce((sum: number, text) => sum + (typeof text === 'string' ? text.length : 0), 0)
+}
+
+/** Whether an item belongs to the end user of a call; true for other callers. */
+export async function isOwnItem({ operation, db }: Invocation, { end_user }: Caller, row: KindRow): Promise<boolean> {
+  if (!end_user) return true
+  return (await operation.endUser?.owns?.(row, end_user, db)) ?? false
+}
+
+/** Returns the condition of the own rows of a list. */
+export const ownRows = ({ id, endUser }: Operation, caller: EndUser): Fragment =>
+  endUser?.rows?.(caller) ?? fail(`operation ${id} declares no rows for end users`)
+
+const fail = (message: string): never => {
+  throw new Error(message)
+}
+
+const SHOWN_HEADERS: ReadonlySet<string> = new Set([
+  'accept-ranges',
+  'cache-control',
+  'content-disposition',
+  'content-length',
+  'content-range',
+  'content-security-policy',
+  'idempotency-replayed',
+  'retry-after',
+  'x-content-type-options',
+])
+
+/** Returns a response as the end user of the call sees it. */
+export function endUserResult({ operation, services }: Invocation, response: OperationResult): OperationResult {
+  const { status, body, stream, contentType } = response
+  const access = operation.endUser as EndUserAccess
+  const headers = Object.fromEntries(
+    Object.entries(response.headers ?? {}).filter(([name]) => SHOWN_HEADERS.has(name.toLowerCase())),
+  )
+  if (access.presented) return { ...response, headers }
+  if (stream) {
+    if (contentType !== 'text/event-stream') {
+      if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)
+      return { ...response, headers }
+    }
+    const events = projectEvents(access.events ?? {})
+    stream.on('error', error => events.destroy(error))
+    events.on('close', () => stream.destroy())
+    return { ...response, headers, stream: stream.pipe(events) }
+  }
+  // A stored refusal of an earlier request with the same key.
+  if (status >= 400) return result(status, shownErrorBody(body, services.config.DOCS_BASE_URL), headers)
+  if (body === undefined || body === null) return result(status, body, headers)
+  if (!access.view) throw new Error(`operation ${operation.id} declares no view for end users`)
+  return result(status, operation.paged ? shownPage(access.view, body) : showToEndUser(access.view, body), headers)
+}
+
+function shownPage(view: EndUserView, body: unknown): object {
+  const { data, total, limit, offset } = body as { data: object[]; total: number; limit: number; offset: number }
+  return { data: data.map(record => showToEndUser(view, record)), total, limit, offset }
+}
+
+function shownErrorBody(body: unknown, docsBaseUrl: string): object {
+  const { code, message, meta } = (body as ReturnType<typeof errorBody>).error
+  return errorBody(endUserError(new AppError(code, { message, meta })), docsBaseUrl)
+}
+
+/** Converts server-sent events one by one. Omits events without a view; comments pass. */
+function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
+  let pending = ''
+  return new Transform({
+    decodeStrings: false,
+    transform(chunk: Buffer | string, _encoding, done) {
+      pending += chunk.toString()
+      const messages = pending.split('\n\n')
+      pending = messages.pop() as string
+      const shown = messages.flatMap(message => shownMessage(views, message) ?? [])
+      done(null, shown.length === 0 ? undefined : shown.map(message => `${message}\n\n`).join(''))
+    },
+  })
+}
+
+const DATA = 'data: '
+const EVENT = 'event: '
+
+function shownMessage(views: NonNullable<EndUserAccess['events']>, message: string): string | null {
+  if (message.startsWith(':')) return message
+  const lines = message.split('\n')
+  const event = lines.find(line => line.startsWith(EVENT))?.slice(EVENT.length)
+  const at = lines.findIndex(line => line.startsWith(DATA))
+  if (event === undefined || at < 0) return null
+  const view = Object.hasOwn(views, event) ? views[event] : undefined
+  if (!view && event !== 'error') return null
+  const data = JSON.parse(lines[at].slice(DATA.length))
+  const shown = view ? showToEndUser(view, data) : endUserFailure(data)
+  return lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
+}

@@ -1,0 +1,44 @@
+import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
+import type { AgentRow } from './model.ts'
+
+/** The face of an agent: what the end users of its chats see. */
+const agentView = endUserView(
+  ['id', 'name', 'description', 'avatar_file_id', 'greeting', 'suggestions', 'media'],
+  [
+    'project_id',
+    'instructions',
+    'ai_provider_id',
+    'model_route_id',
+    'model',
+    'tool_bindings',
+    'active_tool_ids',
+    'tool_choice',
+    'stop_conditions',
+    'step_rules',
+    'knowledge_config',
+    'boundary_policy',
+    'guardrail_ids',
+    'on_approval_expiry',
+    'max_steps',
+    'temperature',
+    'max_output_tokens',
+    'top_p',
+    'seed',
+    'provider_options',
+    'output_schema',
+    'prompt_caching',
+    'max_context_messages',
+    'single_session_per_actor',
+    'trace_content_mode',
+    'version',
+    'active_release',
+    'created_at',
+    'updated_at',
+  ],
+)
+
+export const agentAccess: EndUserAccess<AgentRow> = {
+  scope: 'chat',
+  owns: ({ id }, { agent_ids }) => agent_ids.includes(id),
+  view: agentView,
+}

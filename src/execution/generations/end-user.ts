@@ -1,0 +1,107 @@
+import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '../../core/api/end-user.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import type { EndUser } from '../../core/iam/caller.ts'
+import type { GenerationRow } from './model.ts'
+
+/** What end users see of turns of their sessions. */
+
+export const messageView = endUserView(
+  [
+    'document_id',
+    'role',
+    'origin',
+    'content',
+    'parts',
+    'position',
+    'created_at',
+    'generation_id',
+    'author_name',
+    'feedback',
+  ],
+  ['conversation_id', 'model', 'actor_id', 'agent_id', 'metadata'],
+)
+
+/** Result of a turn, and the response to a request that does not wait for it. Only client tools have pending calls. */
+export const turnResultView = endUserView(
+  {
+    status: true,
+    session_id: true,
+    generation_id: true,
+    content: true,
+    message: message => message && showToEndUser(messageView, message),
+    required_action: true,
+  },
+  ['conversation_id', 'model', 'trace_id'],
+)
+
+export const turnEventViews = {
+  started: endUserView(['generation_id'], ['trace_id', 'agent_version']),
+  delta: endUserView(['choices']),
+  step_restarted: endUserView([], ['step']),
+  requires_action: turnResultView,
+  completed: turnResultView,
+}
+
+const generationView = endUserView(
+  {
+    id: true,
+    session_id: true,
+    status: true,
+    stop_reason: true,
+    created_at: true,
+    completed_at: true,
+    error: endUserFailure,
+  },
+  [
+    'project_id',
+    'agent_id',
+    'trace_id',
+    'agent_version',
+    'initiator_generation_id',
+    'chain_id',
+    'conversation_id',
+    'actor_id',
+    'started_by_principal_type',
+    'started_by_principal_id',
+    'usage',
+    'routing',
+    'tool_surface',
+    'extraction',
+    'step_count',
+    'action_id',
+    'trigger_id',
+    'orchestration_run_id',
+    'node_id',
+    'node_attempt',
+    'source',
+    'publisher_project_id',
+    'metadata',
+    'content_redacted_at',
+    'content_redacted_by_principal_type',
+    'content_redacted_by_principal_id',
+    'started_at',
+    'last_activity_at',
+    'output',
+    'required_action',
+    'memory_entries',
+    'updated_at',
+  ],
+)
+
+/** Whether a session belongs to an end user. Contributed by the module of sessions. */
+export const endUserSessions =
+  extensionPoint<(db: Queryable, endUser: EndUser, sessionId: string) => Promise<boolean>>('sessions of end users')
+
+const ownsGeneration = async (
+  { session_id }: Pick<GenerationRow, 'session_id'>,
+  endUser: EndUser,
+  db: Queryable,
+): Promise<boolean> => session_id !== null && ((await endUserSessions.only()?.(db, endUser, session_id)) ?? false)
+
+export const generationAccess: EndUserAccess<GenerationRow> = {
+  scope: 'chat',
+  owns: ownsGeneration,
+  view: generationView,
+  events: turnEventViews,
+}
