@@ -30,12 +30,16 @@ describe('the OpenAI mount: agents', () => {
     key = app.key.token as string
     openai = app.openai(key)
   })
+  afterEach(() => {
+    for (const line of app.logs.splice(0)) if (line.includes('request failed')) console.log(line)
+  })
   after(() => app?.close())
 
   const ask = (model: string, messages: Json[], headers: Record<string, string> = {}, more: Json = {}) =>
     app.send('/chat/completions', { model, messages, ...more }, { headers })
   const read = async (response: Response, status = 200): Promise<Json> => {
     const text = await response.text()
+    if (response.status === 500) console.log(app.logs.filter(line => line.includes('request failed')).at(-1))
     assert.equal(response.status, status, text)
     return JSON.parse(text)
   }
@@ -318,11 +322,9 @@ describe('the OpenAI mount: agents', () => {
       const quota = await app.admin.post('/quotas', {
         project_id: app.projectId,
         scope: 'actor',
-        ref: null,
         metric: 'tokens',
         limit: 60,
-        window: 'day',
-        mode: 'enforce',
+        window: 'rolling_24h',
       })
       assert.equal(quota.status, 201, JSON.stringify(quota.body))
       await read(await ask(agentId, [user('a')], {}, { user: 'u1' }))

@@ -40,13 +40,12 @@ import { awaitFirstChunk } from './first-chunk.ts'
 import { type EndUserRef, requireActor } from './identity.ts'
 import { modelNotFound } from './models.ts'
 import { findPausedTurn, trailingResults } from './paused-turn.ts'
+import { SEND_ACTION } from './session.ts'
 import { readTurnAnswer } from './turn-answer.ts'
 import { type TurnChunks, turnFormat } from './turn-format.ts'
 import { findTurnRequest, type RequestIdentity, recordTurnRequest, type TurnRequest } from './turn-requests.ts'
 
 /** Turns of agents: outside of sessions, in ephemeral sessions of an end user, and in sessions found by a key. */
-
-const SEND = 'sessions:SendSessionMessage'
 
 /** What a turn did besides its answer. */
 export type TurnReport = { session_id: string | null; ignored: string[] }
@@ -102,7 +101,7 @@ export const sessionTurnOperation = operation({
   path: '/openai/v1/sessions',
   summary: 'Run an agent in a session',
   tag: 'OpenAI',
-  action: SEND,
+  action: SEND_ACTION,
   alsoActions: ['actors:CreateActor', 'files:DownloadFile'],
   about: sessionKind,
   body: z.custom<AgentTurnCall>(),
@@ -207,7 +206,7 @@ type Ids = { generation_id: string; trace_id: string }
 async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn): Promise<Ids> {
   const { services, caller, body } = context
   const { project_id, actor_id, generation_id } = turn
-  context.allow(SEND, { kind: sessionKind, project_id })
+  context.allow(SEND_ACTION, { kind: sessionKind, project_id })
   if (caller.end_user) requireUsableAgent(caller.end_user, body.agent_id)
   const agent = await admitTurn(tx, services, { project_id, agent_id: body.agent_id, actor_id })
   const { session } = await createClientSession(tx, agent, { project_id, actor_id, ephemeral: true })
@@ -293,7 +292,7 @@ async function createForKey(
   spoken: readonly Spoken[],
 ): Promise<Located> {
   const { project_id, agent_id, actor_id } = key
-  allow(SEND, { kind: sessionKind, project_id })
+  allow(SEND_ACTION, { kind: sessionKind, project_id })
   if (caller.end_user) await requireNewSession(tx, caller.end_user, agent_id)
   const agent = await requireAgent(tx, key)
   const { session, conversation } = await createClientSession(tx, agent, { project_id, actor_id })
@@ -324,7 +323,7 @@ async function locate(
   spoken: readonly Spoken[],
 ): Promise<Located | null> {
   const { end_user } = context.caller
-  context.allow(SEND, { kind: sessionKind, row: found })
+  context.allow(SEND_ACTION, { kind: sessionKind, row: found })
   if (end_user && !ownsSession(found, end_user)) throw modelNotFound(key.agent_id)
   const { session, conversation } = await lockSessionAndConversation(tx, found)
   const current = await findSessionByKey(tx, key)
@@ -418,7 +417,7 @@ async function resumeTurn(context: TurnContext, generation: GenerationRow): Prom
   const { services, body } = context
   const { session_id, project_id, step_count } = generation
   const session = session_id === null ? null : await findSession(services.pool, session_id)
-  if (session) context.allow(SEND, { kind: sessionKind, row: session })
+  if (session) context.allow(SEND_ACTION, { kind: sessionKind, row: session })
   const { end_user } = context.caller
   if (end_user && !(session && ownsSession(session, end_user))) throw modelNotFound(generation.agent_id)
   body.report.session_id = session_id

@@ -4,7 +4,7 @@ import { chatKind } from '../../conversation/chats/model.ts'
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { operation } from '../../core/api/operation.ts'
+import { type Context, operation } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { isAllowed, visibleRows } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -12,7 +12,7 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { modelRouteKind } from '../../execution/model-routes/model.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
-import { invokeOperation, type OpenAiSession } from './session.ts'
+import { invokeOperation, type OpenAiSession, SEND_ACTION } from './session.ts'
 
 /** Most models in the list. */
 const MAX_MODELS = 1000
@@ -67,38 +67,48 @@ const created = sql.fragment`extract(epoch from t.created_at)::int as created`
 function runnable(caller: Caller, project: string | null): Fragment {
   if (caller.end_user) return sql.fragment`t.id = any(${sql.array([...caller.end_user.agent_ids], 'text')})`
   const inSessions = { kind: sessionKind, project_id: project }
-  return project !== null && isAllowed(caller, 'sessions:SendSessionMessage', inSessions)
+  return project !== null && isAllowed(caller, SEND_ACTION, inSessions)
     ? sql.fragment`t.project_id = ${project}`
     : usable(caller, project, 'agents:CreateAgentGeneration', agentKind.name)
 }
 
-/** Lists agents, chats, routes and default models of providers, newest first. By the indexes of their projects. */
-const listOperation = operation({
-  id: 'listOpenAiModels',
+const list = {
   method: 'get',
   path: '/openai/v1/models',
   summary: 'List models',
   tag: 'OpenAI',
-  gate: 'any',
   query: z.object({ project_id: z.string().optional() }),
   answers: { 200: null },
+} as const
+
+/** Lists agents, chats, routes and default models of providers, newest first. By the indexes of their projects. */
+const listOperation = operation({ ...list, id: 'listOpenAiModels', gate: 'any', run: selectModels })
+
+/** Lists the agents of an end user's token. */
+const endUserListOperation = operation({
+  ...list,
+  id: 'listOpenAiModelsOfEndUser',
+  action: SEND_ACTION,
+  about: sessionKind,
   endUser: { scope: 'chat', presented: true },
-  run: ({ caller, db, query }) => {
-    const project = query.project_id ?? caller.project_id
-    const open = completable(caller, project)
-    return db.any(modelRow`
-      (select t.id, t.name, 'agent' as kind, ${created} from agents t where ${runnable(caller, project)}
-        order by t.created_at desc, t.id desc limit ${MAX_MODELS})
-      union all (select t.id, t.name, 'chat', ${created} from chats t
-        where ${caller.end_user ? sql.fragment`false` : usable(caller, project, COMPLETE_ACTION, chatKind.name)}
-        order by t.created_at desc, t.id desc limit ${MAX_MODELS})
-      union all (select t.id, t.name, 'route', ${created} from model_routes t where ${open}
-        order by t.id limit ${MAX_MODELS})
-      union all (select t.id || '/' || t.default_model, t.name, 'model', ${created} from ai_providers t where ${open}
-        order by t.id limit ${MAX_MODELS})
-      limit ${MAX_MODELS}`)
-  },
+  run: selectModels,
 })
+
+function selectModels({ caller, db, query }: Pick<Context<{ project_id?: string }>, 'caller' | 'db' | 'query'>) {
+  const project = query.project_id ?? caller.project_id
+  const open = completable(caller, project)
+  const chats = caller.end_user ? sql.fragment`false` : usable(caller, project, COMPLETE_ACTION, chatKind.name)
+  return db.any(modelRow`
+    (select t.id, t.name, 'agent' as kind, ${created} from agents t where ${runnable(caller, project)}
+      order by t.created_at desc, t.id desc limit ${MAX_MODELS})
+    union all (select t.id, t.name, 'chat', ${created} from chats t where ${chats}
+      order by t.created_at desc, t.id desc limit ${MAX_MODELS})
+    union all (select t.id, t.name, 'route', ${created} from model_routes t where ${open}
+      order by t.id limit ${MAX_MODELS})
+    union all (select t.id || '/' || t.default_model, t.name, 'model', ${created} from ai_providers t where ${open}
+      order by t.id limit ${MAX_MODELS})
+    limit ${MAX_MODELS}`)
+}
 
 type Cached = { until: number; models: Promise<readonly Model[]> }
 const cachedModels = processSingleton(() => new Map<string, Cached>())
@@ -108,10 +118,12 @@ export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
   const { services, caller, project } = session
   const { type, id } = caller.credential
   const cache = cachedModels(services)
-  const key = `${type} ${id} ${project}`
+  const key = `${type} ${id} ${caller.end_user?.jti} ${project}`
   const cached = cache.get(key)
   if (cached && cached.until > Date.now()) return cached.models
-  const models = invokeOperation(session, listOperation, {}).then(({ body }) => body as readonly Model[])
+  const models = invokeOperation(session, caller.end_user ? endUserListOperation : listOperation, {}).then(
+    ({ body }) => body as readonly Model[],
+  )
   models.catch(() => cache.delete(key))
   if (cache.size >= MAX_CACHED) cache.clear()
   cache.set(key, { until: Date.now() + CACHE_MS, models })

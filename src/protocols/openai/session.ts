@@ -5,6 +5,9 @@ import { callAs } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
 
+/** Action of turns in sessions. */
+export const SEND_ACTION = 'sessions:SendSessionMessage'
+
 /** Context of one request to the mount. */
 export type OpenAiSession = {
   services: Services
