@@ -30,16 +30,12 @@ describe('the OpenAI mount: agents', () => {
     key = app.key.token as string
     openai = app.openai(key)
   })
-  afterEach(() => {
-    for (const line of app.logs.splice(0)) if (line.includes('request failed')) console.log(line)
-  })
   after(() => app?.close())
 
   const ask = (model: string, messages: Json[], headers: Record<string, string> = {}, more: Json = {}) =>
     app.send('/chat/completions', { model, messages, ...more }, { headers })
   const read = async (response: Response, status = 200): Promise<Json> => {
     const text = await response.text()
-    if (response.status === 500) console.log(app.logs.filter(line => line.includes('request failed')).at(-1))
     assert.equal(response.status, status, text)
     return JSON.parse(text)
   }
@@ -400,7 +396,7 @@ describe('the OpenAI mount: agents', () => {
       const last = (await requests()).at(-1)?.body.messages
       assert.deepEqual(
         last.map(({ content }: Json) => content),
-        ['one'],
+        ['[ow]: one'],
       )
     })
 
@@ -452,7 +448,7 @@ describe('the OpenAI mount: agents', () => {
       ])
       assert.deepEqual(
         (await requests()).at(-1)?.body.messages.map(({ content }: Json) => content),
-        ['x', 'never said', 'y'],
+        ['[ow]: x', 'never said', '[ow]: y'],
       )
     })
 

@@ -5,7 +5,9 @@ import type { MountExchange } from '../../core/http/mounts.ts'
 import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion } from './chat-completions.ts'
+import { createEmbeddings } from './embeddings.ts'
 import { openAiError } from './error-body.ts'
+import { deleteFile, downloadFile, getFile, listFiles, uploadFile } from './files.ts'
 import { findModel, listModels, presentModel } from './models.ts'
 import { sendJson } from './response.ts'
 import { isEndUser, type OpenAiSession, serviceHeader } from './session.ts'
@@ -27,6 +29,12 @@ const routes: Route[] = [
     handle: async (session, [, id]) => sendJson(session, await findModel(session, id)),
   },
   { method: 'POST', path: /^\/chat\/completions$/, handle: createChatCompletion },
+  { method: 'POST', path: /^\/embeddings$/, handle: createEmbeddings },
+  { method: 'POST', path: /^\/files$/, handle: uploadFile },
+  { method: 'GET', path: /^\/files$/, handle: listFiles },
+  { method: 'GET', path: /^\/files\/([^/]+)$/, handle: getFile },
+  { method: 'DELETE', path: /^\/files\/([^/]+)$/, handle: deleteFile },
+  { method: 'GET', path: /^\/files\/([^/]+)\/content$/, handle: downloadFile },
 ]
 
 /** Returns the path below the mount, decoded. */
