@@ -34,7 +34,7 @@ export const turnInput = (
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
-  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape'>,
+  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored'>,
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
@@ -44,6 +44,7 @@ export const turnInput = (
   overrides: { ...turn.overrides, ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }) },
   system_extra: turn.system_extra,
   metadata: turn.metadata,
+  unstored: turn.unstored,
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,

@@ -64,12 +64,16 @@ export type AgentTurnCall = {
   isRetry: boolean
   /** Formats a stream; null for the answer as the body of the result. `state.started` is set with the first bytes. */
   stream: ((generationId: string, state: { started: boolean }) => TurnChunks) | null
+  /** Whether the content of the turn is stored. */
+  store: boolean
+  /** Whether the response does not wait for the turn. */
+  background: boolean
   report: TurnReport
 }
 
 const callFields: (keyof AgentTurnCall)[] = [
   ...(['agent_id', 'message', 'request', 'isEndUser', 'end_user'] as const),
-  ...(['key', 'identity', 'isRetry', 'stream', 'report'] as const),
+  ...(['key', 'identity', 'isRetry', 'stream', 'store', 'background', 'report'] as const),
 ]
 
 type TurnContext = Pick<
@@ -139,8 +143,9 @@ async function runWithoutSession(
       messages: request.messages,
       ...settings,
       authority: principalRecord(caller),
-      streamed: body.stream !== null,
+      streamed: body.stream !== null || body.background,
       shape: 'agent',
+      unstored: !body.store,
     }
     const addWrites = (outbox: Outbox) => recordTurn(context, outbox, { generation_id, after_step: 0, after_frame: 0 })
     if (!context.grant) return createTurnInOneStatement(services, input, agent, addWrites)
@@ -214,9 +219,10 @@ async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn):
     ...turnInput(session, caller, {
       generation_id,
       tool_context: turnContext(session, null),
-      streamed: body.stream !== null,
+      streamed: body.stream !== null || body.background,
       origin: null,
       shape: 'agent',
+      unstored: !body.store,
       ...settingsIn(context, session, agent),
     }),
     agent_version: agent.version,
@@ -263,9 +269,10 @@ async function enqueueInConversation(
     input: turnInput(session, caller, {
       generation_id,
       tool_context: turnContext(session, null),
-      streamed: body.stream !== null,
+      streamed: body.stream !== null || body.background,
       origin: null,
       shape: 'agent',
+      unstored: !body.store,
       ...settingsIn(context, session, agent),
     }),
   })
@@ -394,6 +401,10 @@ async function presentTurn(
     await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
     state.started = true
     return streamed
+  }
+  if (body.background && isNew) {
+    await make(generationId)
+    return result(200, { queued: generationId })
   }
   const subscription = subscribeTurn(services, generationId)
   try {

@@ -12,6 +12,17 @@ export class HistoryBuilder {
   private readonly messages: ModelMessage[] = []
   private readonly open = new Map<string, string>()
 
+  /** Adds messages that precede the request; calls of the last one may be answered by the request. */
+  addAll(messages: readonly ModelMessage[]): void {
+    this.messages.push(...messages)
+    for (const message of messages) {
+      this.open.clear()
+      if (message.role !== 'assistant' || typeof message.content === 'string') continue
+      for (const part of message.content)
+        if (part.type === 'tool_call') this.open.set(part.tool_call_id, part.tool_name)
+    }
+  }
+
   addUser(content: Extract<ModelMessage, { role: 'user' }>['content']): void {
     this.closeCalls()
     this.messages.push({ role: 'user', content })

@@ -17,10 +17,12 @@ export async function runAgent(
   model: AgentModel,
   request: ClientChatRequest,
   stream: AgentTurnCall['stream'],
+  options: { key?: string | null; store?: boolean; background?: boolean } = {},
 ): Promise<{ answer: OperationResult; report: TurnReport }> {
   const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
   const end_user = endUserOf(session, request)
-  const key = conversationKeyOf(session, request)
+  const { store = true, background = false } = options
+  const key = options.key ?? conversationKeyOf(session, request)
   const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
   const report: TurnReport = { session_id: null, ignored: [] }
   if (isEndUser(session)) requireOwnContent(request)
@@ -34,6 +36,8 @@ export async function runAgent(
     identity: requestIdentity(session.caller, agent_id, end_user, key, request),
     isRetry: retries >= 1,
     stream,
+    store,
+    background,
     report,
   }
   const isSession = end_user !== null || key !== null

@@ -5,6 +5,8 @@ import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult } from '
 /** Formats the parts of a streamed turn for a client. */
 export type TurnChunks = {
   text(delta: string): string
+  /** Ends the text of a step; without it, a blank line separates the texts of steps. */
+  step?(): Iterable<string>
   end(answer: TurnAnswer): Iterable<string>
   /** Null before the first bytes: the error is then the response. */
   failed(error: unknown): string | null
@@ -33,7 +35,7 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
       switch (event) {
         case 'delta': {
           const { content } = (JSON.parse(data) as Delta).choices[0].delta
-          const separator = current === '' && texts.some(text => text !== '') ? '\n\n' : ''
+          const separator = !out.step && current === '' && texts.some(text => text !== '') ? '\n\n' : ''
           current += content
           yield out.text(`${separator}${content}`)
           break
@@ -41,6 +43,7 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
         case 'step':
           texts.push(current)
           current = ''
+          if (out.step) yield* out.step()
           break
         case 'tool_call':
           calledTools = true
