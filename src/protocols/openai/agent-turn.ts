@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { findByExternalId } from '../../conversation/actors/store.ts'
-import type { ConversationRow } from '../../conversation/conversations/model.ts'
+import { type ConversationRow, conversationKind } from '../../conversation/conversations/model.ts'
 import { appendMessage } from '../../conversation/conversations/store.ts'
 import { branchSession, createClientSession } from '../../conversation/sessions/create.ts'
 import { ownsSession, requireNewSession, requireUsableAgent } from '../../conversation/sessions/end-user.ts'
@@ -18,6 +18,7 @@ import { turnContext, turnInput } from '../../conversation/sessions/turns.ts'
 import { enqueueTurn, findMailboxState } from '../../conversation/turns/mailbox.ts'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
+import { isIdOf } from '../../core/api/kind.ts'
 import { type Context, itemOperation, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
@@ -33,7 +34,7 @@ import { subscribeTurn, type TurnEndState } from '../../execution/generations/re
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import { requireContext } from '../../execution/generations/tools/toolbox.ts'
 import { turnSettingsOf } from './agent-request.ts'
-import { alignTexts, listStoredTexts, type Spoken, spokenTexts } from './align.ts'
+import { type Alignment, alignTexts, listStoredTexts, type Spoken, spokenTexts } from './align.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
 import { awaitFirstChunk } from './first-chunk.ts'
@@ -59,11 +60,13 @@ export type AgentTurnCall = {
   end_user: EndUserRef | null
   /** Key of the conversation; null for a single turn. */
   key: string | null
+  /** Whether the request has only what is added to the conversation, not its history. */
+  appends: boolean
   identity: RequestIdentity
   /** Whether the client repeats a request, which then attaches to its turn. */
   isRetry: boolean
   /** Formats a stream; null for the answer as the body of the result. `state.started` is set with the first bytes. */
-  stream: ((generationId: string, state: { started: boolean }) => TurnChunks) | null
+  stream: ((generationId: string, state: { started: boolean }, afterStep: number) => TurnChunks) | null
   /** Whether the content of the turn is stored. */
   store: boolean
   /** Whether the response does not wait for the turn. */
@@ -73,7 +76,7 @@ export type AgentTurnCall = {
 
 const callFields: (keyof AgentTurnCall)[] = [
   ...(['agent_id', 'message', 'request', 'isEndUser', 'end_user'] as const),
-  ...(['key', 'identity', 'isRetry', 'stream', 'store', 'background', 'report'] as const),
+  ...(['key', 'appends', 'identity', 'isRetry', 'stream', 'store', 'background', 'report'] as const),
 ]
 
 type TurnContext = Pick<
@@ -253,7 +256,7 @@ async function enqueueInConversation(
   const { services, caller, body, audit } = context
   const ref: SessionKey = { project_id, agent_id: body.agent_id, actor_id, key }
   const spoken = spokenTexts(body.request.messages)
-  const found = await findSessionByKey(tx, ref)
+  const found = isIdOf(conversationKind, key) ? await requireSessionOf(tx, ref) : await findSessionByKey(tx, ref)
   const located = found ? await locate(tx, context, ref, found, spoken) : await createForKey(tx, context, ref, spoken)
   if (!located) return null
   const { session, conversation, added, history } = located
@@ -321,6 +324,15 @@ async function requireAgent(tx: Tx, { agent_id }: SessionKey): Promise<AgentRow>
   return agent
 }
 
+/** Returns the session of a conversation by its ID. @throws RESOURCE_NOT_FOUND unless agent and end user are its own */
+async function requireSessionOf(tx: Tx, { key, project_id, agent_id, actor_id }: SessionKey): Promise<SessionRow> {
+  const conversation = await conversationKind.find(tx, key)
+  const session = conversation?.session_id ? await findSession(tx, conversation.session_id) : null
+  const isOwn = session?.project_id === project_id && session.agent_id === agent_id && session.actor_id === actor_id
+  if (!session || !isOwn) return raise('RESOURCE_NOT_FOUND', { meta: { id: key, param: 'conversation' } })
+  return session
+}
+
 /** Aligns a request with the session of its key, which may move the key to a fork or to a new session. */
 async function locate(
   tx: Tx,
@@ -333,10 +345,12 @@ async function locate(
   context.allow(SEND_ACTION, { kind: sessionKind, row: found })
   if (end_user && !ownsSession(found, end_user)) throw modelNotFound(key.agent_id)
   const { session, conversation } = await lockSessionAndConversation(tx, found)
-  const current = await findSessionByKey(tx, key)
+  const current = isIdOf(conversationKind, key.key) ? found : await findSessionByKey(tx, key)
   if (current && current.id !== found.id) return locate(tx, context, key, current, spoken)
   requireOpen(session)
-  const aligned = alignTexts(spoken, await listStoredTexts(tx, conversation.id))
+  const aligned: Alignment = context.body.appends
+    ? { type: 'append', added: textsOfUser(spoken) }
+    : alignTexts(spoken, await listStoredTexts(tx, conversation.id))
   if (aligned.type === 'ephemeral') return null
   await requireIdle(tx, conversation.id)
   const { added } = aligned
@@ -396,7 +410,7 @@ async function presentTurn(
   if (body.stream) {
     const after = isNew ? await make(generationId) : make.after_frame
     const state = { started: false }
-    const format = turnFormat(body.stream(generationId, state), presented)
+    const format = turnFormat(body.stream(generationId, state, afterStep), presented)
     const streamed = streamTurn(context, { id: generationId }, after, format)
     await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
     state.started = true

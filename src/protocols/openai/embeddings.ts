@@ -16,7 +16,7 @@ const EmbeddingsRequest = z.object({
   input: z.union([text, z.array(text).min(1).max(2048)], 'must be a text or a list of texts'),
   encoding_format: z.enum(['float', 'base64']).nullish(),
   dimensions: z.int().nullish(),
-  user: z.unknown(),
+  user: z.unknown().optional(),
 })
 
 type Embedded = { embeddings: number[][]; model: string; dimensions: number }

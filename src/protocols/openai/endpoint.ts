@@ -10,6 +10,7 @@ import { openAiError } from './error-body.ts'
 import { deleteFile, downloadFile, getFile, listFiles, uploadFile } from './files.ts'
 import { findModel, listModels, presentModel } from './models.ts'
 import { sendJson } from './response.ts'
+import { cancelResponse, createResponse, deleteResponse, getResponse, listInputItems } from './responses.ts'
 import { isEndUser, type OpenAiSession, serviceHeader } from './session.ts'
 
 const BASE = '/openai/v1'
@@ -29,6 +30,11 @@ const routes: Route[] = [
     handle: async (session, [, id]) => sendJson(session, await findModel(session, id)),
   },
   { method: 'POST', path: /^\/chat\/completions$/, handle: createChatCompletion },
+  { method: 'POST', path: /^\/responses$/, handle: createResponse },
+  { method: 'GET', path: /^\/responses\/([^/]+)$/, handle: getResponse },
+  { method: 'DELETE', path: /^\/responses\/([^/]+)$/, handle: deleteResponse },
+  { method: 'POST', path: /^\/responses\/([^/]+)\/cancel$/, handle: cancelResponse },
+  { method: 'GET', path: /^\/responses\/([^/]+)\/input_items$/, handle: listInputItems },
   { method: 'POST', path: /^\/embeddings$/, handle: createEmbeddings },
   { method: 'POST', path: /^\/files$/, handle: uploadFile },
   { method: 'GET', path: /^\/files$/, handle: listFiles },

@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import {
   checkedChoice,
   joinTexts,
@@ -14,6 +14,7 @@ import {
   userFields,
   userOf,
 } from './chat-request.ts'
+import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
 
@@ -99,10 +100,15 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
   const tools = (parsed.tools ?? []).flatMap(tool => ('name' in tool ? toolOf(tool) : []))
   const { tool_choice: choice, text, reasoning, conversation } = parsed
   const format: OutputFormat = text?.format ?? { type: 'text' }
+  if (parsed.previous_response_id && conversation)
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'conversation',
+      message: 'cannot be combined with previous_response_id',
+    })
   const hosted = (parsed.tools ?? []).some(tool => !('name' in tool))
   return {
-    items:
-      typeof parsed.input === 'string' ? [{ role: 'user' as const, content: parsed.input }] : parsed.input,
+    items: typeof parsed.input === 'string' ? [{ role: 'user' as const, content: parsed.input }] : parsed.input,
     request: {
       model: parsed.model,
       tools,
@@ -127,10 +133,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     conversation: (typeof conversation === 'string' ? conversation : conversation?.id) || null,
     store: parsed.store ?? true,
     background: parsed.background ?? false,
-    ignored: [
-      ...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }),
-      ...(hosted ? ['tools'] : []),
-    ],
+    ignored: [...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }), ...(hosted ? ['tools'] : [])],
   }
 }
 

@@ -33,6 +33,7 @@ export async function runAgent(
     isEndUser: isEndUser(session),
     end_user,
     key,
+    appends: options.key != null,
     identity: requestIdentity(session.caller, agent_id, end_user, key, request),
     isRetry: retries >= 1,
     stream,

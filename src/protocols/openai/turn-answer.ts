@@ -2,13 +2,12 @@ import { countsOf, type UsageSums } from '../../control/usage/totals.ts'
 import { joinedTexts } from '../../conversation/turns/reply-hash.ts'
 import { AppError, isErrorCode, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import { readJournal } from '../../execution/generations/journal/store.ts'
-import { loadTurn } from '../../execution/generations/loop/turn-store.ts'
 import type { GenerationRow } from '../../execution/generations/model.ts'
 import type { TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import { raiseFailure, raiseRecorded } from '../../execution/generations/request/wait-for-turn.ts'
 import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
+import { readStoredSteps } from './stored-steps.ts'
 
 /** The result of an agent's turn, as its last frame contains it. */
 export type TurnResult = {
@@ -23,6 +22,8 @@ export type TurnAnswer = Omit<ModelAnswer, 'ai_provider_id'> & {
   generation_id: string
   agent_version: number | null
   texts: string[]
+  /** Steps of the turn before the request. */
+  afterStep: number
 }
 
 /** Returns the texts of steps by the messages of a turn. */
@@ -39,8 +40,10 @@ export const answerOfResult = (
   model: string,
   { agent_version, output, required_action, usage }: TurnResult,
   texts: string[],
+  afterStep: number,
 ): TurnAnswer => ({
   generation_id,
+  afterStep,
   agent_version,
   model,
   texts,
@@ -64,20 +67,11 @@ export async function readTurnAnswer(
   const result = ended.result as TurnResult
   const texts =
     ended.status === 'requires_action'
-      ? await pausedTexts(services, ended)
+      ? (await readStoredSteps(services, ended)).map(({ text }) => text ?? '')
       : result.output?.response_messages
         ? textsOf(result.output.response_messages)
         : [result.output?.content ?? '']
-  return answerOfResult(ended.id, model, result, texts.slice(Math.min(afterStep, texts.length)))
-}
-
-/** Returns the texts of a paused turn, whose last step is in the journal. */
-async function pausedTexts(services: Services, generation: GenerationRow): Promise<string[]> {
-  const turn = await loadTurn(services.pool, generation.id)
-  if (!turn) return []
-  const { open, settled } = readJournal(services, generation, turn.journal, generation.step_count)
-  const steps = turn.steps.map(step => settled.get(step.n) ?? step)
-  return [...steps, ...(open ? [open.step] : [])].map(({ text }) => text ?? '')
+  return answerOfResult(ended.id, model, result, texts.slice(afterStep), afterStep)
 }
 
 const INVALID_ANSWER = ['OUTPUT_SCHEMA_VALIDATION_FAILED', 'TEXT_ENCODED_TOOL_CALL']

@@ -61,7 +61,9 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
           break
         case 'completed':
         case 'requires_action':
-          yield* out.end(answerOfResult(generation_id, model, JSON.parse(data) as TurnResult, [...texts, current]))
+          yield* out.end(
+            answerOfResult(generation_id, model, JSON.parse(data) as TurnResult, [...texts, current], afterStep),
+          )
           break
         case 'error':
           yield failWith(frameFailure(JSON.parse(data) as RecordedFailure, generation_id, calledTools))
