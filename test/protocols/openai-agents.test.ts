@@ -354,7 +354,7 @@ describe('the OpenAI mount: agents', () => {
     const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
     const chatHeaders = (chat: string) => ({ 'x-openwebui-user-id': 'ow', 'x-openwebui-chat-id': chat })
 
-    it('of a key are one session: turns, a regenerate, an edit, and a title task beside them', async () => {
+    it('of a key are one session: turns, a regenerate, an edit, and a title task outside of it', async () => {
       const { agentId, requests } = await app.scripted([
         { when: { user: 'one' }, reply: { text: 'first' } },
         { when: { user: 'two' }, reply: { text: 'second' } },
@@ -432,7 +432,7 @@ describe('the OpenAI mount: agents', () => {
       await receiver.close()
     })
 
-    it('with another history start anew with it, and the key moves', async () => {
+    it('with another history start a new session with it, and the key moves', async () => {
       const { agentId, requests } = await app.scripted(echo)
       const headers = chatHeaders('chat-import')
       const first = await ask(agentId, [user('a')], headers)
@@ -470,7 +470,7 @@ describe('the OpenAI mount: agents', () => {
       assert.equal(sessions.size, 5)
     })
 
-    it('accept one of two requests at once; the other is asked to repeat', async () => {
+    it('accept one of two concurrent requests; the other gets 409 with Retry-After', async () => {
       const { agentId } = await app.scripted([{ reply: { text: 'slow', gate: 'busy-key' } }])
       const headers = chatHeaders('chat-busy')
       const both = [1, 2].map(() => ask(agentId, [user('a')], headers))
@@ -492,7 +492,7 @@ describe('the OpenAI mount: agents', () => {
       assert.deepEqual(await contentsOf(sessionOf(response)), ['a', 'now'])
     })
 
-    it('of a closed session are refused for good', async () => {
+    it('of a closed session are refused permanently', async () => {
       const { agentId } = await app.scripted(echo)
       const headers = chatHeaders('chat-closed')
       const first = await ask(agentId, [user('a')], headers)

@@ -74,7 +74,7 @@ describe('the OpenAI mount: models and completions', () => {
   })
 
   describe('completions', () => {
-    it('pass system texts, settings and effort to the model, and name what they ignore', async () => {
+    it('pass system texts, settings and effort to the model, and name ignored fields', async () => {
       await put('settings', { reply: { text: 'ok' } })
       const chat = await chatOn('settings', { instructions: 'Stored' })
       const response = await app.send('/chat/completions', {
@@ -201,12 +201,12 @@ describe('the OpenAI mount: models and completions', () => {
       }
     })
 
-    it('pass images to the model, and refuse what is no image', async () => {
+    it('pass images to the model, and refuse other files as images', async () => {
       await put('images', { reply: { text: 'a pixel' } })
       const chat = await chatOn('images')
       const pixel = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
       const image = (url: string) => [
-        { type: 'text', text: 'What is it?' },
+        { type: 'text', text: 'Describe it' },
         { type: 'image_url', image_url: { url, detail: 'low' } },
       ]
       const good = await app.send('/chat/completions', {
@@ -350,7 +350,7 @@ describe('the OpenAI mount: models and completions', () => {
       assert.ok(OpenAI.RateLimitError)
     })
 
-    it('of a vendor without a Retry-After ask for five seconds', async () => {
+    it('of a vendor without a Retry-After get one of five seconds', async () => {
       await put('busy', { reply: { error: { status: 429 } } })
       const chat = await chatOn('busy')
       const response = await app.send('/chat/completions', { model: chat.id, messages: [user('a')] })

@@ -60,7 +60,7 @@ export type AgentTurnCall = {
   end_user: EndUserRef | null
   /** Key of the conversation; null for a single turn. */
   key: string | null
-  /** Whether the request has only what is added to the conversation, not its history. */
+  /** Whether the request contains only additions to the conversation, not its history. */
   appends: boolean
   identity: RequestIdentity
   /** Whether the client repeats a request, which then attaches to its turn. */

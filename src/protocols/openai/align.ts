@@ -93,7 +93,7 @@ export function alignTexts(spoken: readonly Spoken[], stored: readonly Stored[])
   return { type: 'import', history: spoken.slice(0, Math.max(last, 0)), added: last < 0 ? [] : [spoken[last].text] }
 }
 
-/** Returns the texts without the first ones that the conversation has already after its last reply. */
+/** Returns the texts without the leading texts that the conversation already has after its last reply. */
 function withoutStored(added: readonly string[], stored: readonly Stored[], after: number): string[] {
   const waiting = stored.filter(({ role, position }) => role === 'user' && position > after)
   const isRepeat = waiting.length <= added.length && waiting.every(({ content }, index) => content === added[index])

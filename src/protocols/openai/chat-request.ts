@@ -99,7 +99,7 @@ const ChatRequest = z.object({
 })
 type Body = z.output<typeof ChatRequest>
 
-/** Returns the names of the fields that the mount does not know. */
+/** Returns the names of the fields that the mount does not support. */
 export const unknownFields = (body: unknown, known: object): string[] =>
   Object.keys((body ?? {}) as object).filter(field => !Object.hasOwn(known, field))
 

@@ -13,7 +13,7 @@ export class UnrepeatableTurnError extends AppError {}
 
 const VENDOR_RETRY_SECONDS = 5
 const BUSY_RETRY_SECONDS = 2
-/** Longest wait for the reset of a quota that clients are asked to make. */
+/** Longest wait for the reset of a quota after which clients repeat a request. */
 const MAX_RESET_SECONDS = 60
 
 const refused = (status: number, type = 'invalid_request_error'): ErrorClass => ({ status, type, retry: false })

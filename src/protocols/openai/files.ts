@@ -23,7 +23,7 @@ const presentFile = ({ id, filename, size, created_at, metadata }: FileRecord) =
   status: 'processed',
 })
 
-/** The upload of a form with `file` and `purpose`; each file has a directory of its own, because names may be equal. */
+/** The upload of a form with `file` and `purpose`; each file has a separate directory, because names may be equal. */
 function uploadOperation(): Operation {
   const upload = operations.get('uploadFile')
   const receive = upload.receive as NonNullable<Operation['receive']>

@@ -154,7 +154,8 @@ async function resolveReferences(
   const generationId = generationOfResponse(previous_response_id)
   if (!generationId) throw notFound('previous_response_id', previous_response_id)
   const { generation, steps: own } = await read(generationId, 'previous_response_id', previous_response_id)
-  const { input } = generation
+  // The input of a paused turn is not in its record; only results of its calls continue it.
+  const input = generation.input ?? (generation.status === 'requires_action' ? [] : null)
   if (!input) throw notFound('previous_response_id', previous_response_id)
   return { previous: [...input, ...own.flatMap(stepMessages)], references }
 }

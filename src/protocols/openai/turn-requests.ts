@@ -12,7 +12,7 @@ const TurnRequest = z.object({ generation_id: z.string(), after_step: z.int(), a
 export type TurnRequest = z.output<typeof TurnRequest>
 const turnRequestRow = sql.type(TurnRequest)
 
-/** A request by who sent it and what it says. */
+/** A request by its credential and the hash of its content. */
 export type RequestIdentity = { credential_id: string; body_hash: Buffer }
 
 export const requestIdentity = ({ credential }: Caller, ...parts: unknown[]): RequestIdentity => ({
