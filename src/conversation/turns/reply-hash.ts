@@ -4,7 +4,7 @@ import { type Fragment, sql } from '../../core/db/sql.ts'
 /** Blocks that clients add to texts of assistants, such as reasoning. */
 const DETAILS = /<details\b[^>]*>[\s\S]*?<\/details>/gi
 
-/** Returns a text of an assistant as it is compared: without what clients add. */
+/** Returns a text of an assistant for comparisons, without blocks that clients add. */
 export const comparedText = (text: string): string => text.replace(DETAILS, '').trim()
 
 /** Returns the texts of a turn's steps as one text. */
