@@ -26,6 +26,7 @@ import webhooks from './control/webhooks/module.ts'
 import actors from './conversation/actors/module.ts'
 import chats from './conversation/chats/module.ts'
 import conversations from './conversation/conversations/module.ts'
+import feedback from './conversation/feedback/module.ts'
 import sessions from './conversation/sessions/module.ts'
 import type { Module } from './core/api/module.ts'
 import core from './core/module.ts'
@@ -56,6 +57,7 @@ import memoryEntries from './memory/entries/module.ts'
 import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
+import agUi from './protocols/ag-ui/module.ts'
 import openai from './protocols/openai/module.ts'
 
 /** All modules of a process, in the order of the areas, which is also the order of the API. */
@@ -102,6 +104,7 @@ export const modules: readonly Module[] = [
   actors,
   conversations,
   sessions,
+  feedback,
   orchestrations,
   runs,
   triggers,
@@ -116,6 +119,7 @@ export const modules: readonly Module[] = [
   evalRuns,
   formations,
   mcp,
+  agUi,
   openai,
   planned,
 ]

@@ -231,6 +231,37 @@ describe('memory of end users in turns', function () {
     }
   })
 
+  it('is that of its own end user in a session which a turn of another one starts', async () => {
+    const storeId = await store()
+    const [ann, bob] = [await actor(), await actor()]
+    await fact(storeId, 'Bob has the code 4711', bob)
+    await fact(storeId, 'Ann has the code 1234', ann)
+    const tool = await made(app.key, {
+      type: 'platform',
+      actions: ['send-session-message', 'generate-session-reply'],
+    } as never)
+    // Neither does the sharing agent outside widen what the one inside reads.
+    const below = await agent(both(storeId), writes('Bob was asked'))
+    const above = await agent({ share_between_actors: true }, [], { tool_bindings: [{ tool_id: tool.id }] })
+    const bobs = await session(below.id, bob)
+    const calls = [
+      { name: 'tool_send-session-message', args: { session_id: bobs, message: 'Which codes are there?' } },
+      { name: 'tool_generate-session-reply', args: { session_id: bobs } },
+    ]
+    await double.put(above.lane, {
+      rules: [{ replies: [...calls.map(call => ({ tool_calls: [call] })), { text: 'done' }] } as never],
+    })
+    await says(await session(above.id, ann), 'Ask Bob')
+    await eventually(async () => (await double.requests(below.lane)).length === 2)
+    const text = await shown(below.lane)
+    assert.ok(text.includes('4711') && !text.includes('1234'), text)
+    const [entry] = await eventually(async () => {
+      const { data } = (await app.key.get(`/memory-entries?memory_store_id=${storeId}`)).body
+      return data[0].mechanism === 'tool' ? data : null
+    })
+    assert.deepEqual([entry.content, entry.actor_id], ['Bob was asked', bob])
+  })
+
   it('is marked by rules, whose handlers read what the turn read', async () => {
     const [kept, facts] = [await store(), await store()]
     const [ann, bob] = [await actor(), await actor()]

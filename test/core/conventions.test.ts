@@ -375,7 +375,8 @@ describe('conventions', () => {
         ({ id, method, operation }) =>
           method === 'GET' &&
           /^get/.test(id) &&
-          id !== 'getMe' &&
+          // A conversation has no summary until it is long.
+          !['getMe', 'getConversationSummary'].includes(id) &&
           !operation.parameters?.some((parameter: Json) => parameter.in === 'query' && parameter.required),
       ))
         assert.equal((await call(app.admin, described)).status, 200, described.id)

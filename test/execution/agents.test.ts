@@ -65,6 +65,11 @@ describe('agents', () => {
     max_context_messages: 12,
     single_session_per_actor: true,
     trace_content_mode: 'full',
+    context_policy: { max_context_tokens: 8000, strategy: 'summarize', keep_last_messages: 4 },
+    auto_title: true,
+    description: 'Help with orders',
+    greeting: 'Hello!',
+    suggestions: ['Where is my order?', 'Return an order'],
   }
 
   it('are created with a provider alone', async () => {
@@ -98,6 +103,12 @@ describe('agents', () => {
       max_context_messages: null,
       single_session_per_actor: false,
       trace_content_mode: null,
+      context_policy: null,
+      auto_title: false,
+      description: null,
+      avatar_file_id: null,
+      greeting: null,
+      suggestions: null,
       version: 1,
       active_release: null,
       created_at: record.created_at,
@@ -150,12 +161,43 @@ describe('agents', () => {
       ['provider_options', []],
       ['max_context_messages', 0],
       ['single_session_per_actor', null],
+      ['auto_title', null],
+      ['suggestions', ['1', '2', '3', '4', '5', '6', '7']],
+      ['greeting', 'x'.repeat(4001)],
+      ['description', 'x'.repeat(2001)],
       ['prompt_caching', true],
     ]
     for (const [path, value] of wrong) refusedAt(await create({ [path]: value }), path)
+    refusedAt(await create({ suggestions: ['Hello', ' '] }), 'suggestions[1]')
     refusedAt(await create({ prompt_caching: { enabled: 'yes' } }), 'prompt_caching.enabled')
     refusedAt(await create({ prompt_caching: { enabled: true, ttl: 1 } }), 'prompt_caching.ttl')
     refusedAt(await create({ provider_options: { openai: 1 } }), 'provider_options.openai')
+  })
+
+  it('have an image as avatar that the writer may download, and that is not deleted while they use it', async () => {
+    const upload = async (filename: string, content_type: string) => {
+      const body = { project_id: project.id, filename, content_type, content: Buffer.from('x').toString('base64') }
+      const reply = await app.admin.post('/files/upload/base64', body)
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+      return reply.body.id as string
+    }
+    const picture = await upload('a.png', 'image/png')
+    refusedAt(await create({ avatar_file_id: await upload('a.svg', 'image/svg+xml') }), 'avatar_file_id')
+    const missing = await create({ avatar_file_id: 'file_00000000000000000000000000' })
+    assert.deepEqual([missing.status, missing.body.error.code], [400, 'FILE_NOT_FOUND'])
+    const statement = [{ effect: 'Allow', action: ['agents:*'], resource: [`srn:${project.id}:*:*`] }]
+    const narrow = await app.user(undefined, [{ statement }])
+    const body = { project_id: project.id, ai_provider_id, avatar_file_id: picture }
+    assert.equal((await narrow.post('/agents', body)).status, 403)
+    const agent = await made({ avatar_file_id: picture })
+    // An avatar that is there already takes no permission.
+    assert.equal((await narrow.patch(`/agents/${agent.id}`, { avatar_file_id: picture, greeting: 'Hi' })).status, 200)
+    const kept = await app.admin.delete(`/files/${picture}`)
+    assert.deepEqual([kept.status, kept.body.error.code], [409, 'FILE_HAS_DEPENDENTS'])
+    assert.equal((await key.patch(`/agents/${agent.id}`, { avatar_file_id: null })).status, 200)
+    assert.equal((await app.admin.delete(`/files/${picture}`)).status, 204)
+    const restored = await key.post(`/agents/${agent.id}/versions/1/restore`)
+    assert.deepEqual([restored.status, restored.body.error.code], [400, 'FILE_NOT_FOUND'])
   })
 
   it('refuse fields they do not know', async () => {

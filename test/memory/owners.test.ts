@@ -115,6 +115,34 @@ describe('memories of end users', () => {
     }
   })
 
+  it('are found exactly, however many nearer facts others have', async () => {
+    const wide = await createStore(key, { duplicate_threshold: 1, supersede_threshold: 0.99999 })
+    const actors = await Promise.all(Array.from({ length: 8 }, () => actor()))
+    // Facts of an end user differ by two degrees; each end user starts further from the query than the previous one.
+    const degrees = (index: number, fact: number) => index * 5 + 0.5 * index + fact * 2
+    await Promise.all(
+      actors.map(async (actor_id, index) => {
+        for (let fact = 0; fact < 50; fact++) {
+          const { action } = await state(key, wide, at(degrees(index, fact), 'sights'), { actor_id })
+          assert.equal(action, 'created')
+        }
+      }),
+    )
+    for (const [index, actor_id] of actors.entries()) {
+      const body = { query: at(0, 'sights'), memory_store_ids: [wide], actor_id, min_score: 0, limit: 50 }
+      const { results } = (await key.post('/knowledge/search', body)).body
+      assert.ok(results.every((result: any) => result.actor_id === actor_id))
+      const nearest = results
+        .filter(({ signals }: any) => signals.vector <= 5)
+        .sort((left: any, right: any) => left.signals.vector - right.signals.vector)
+        .map(({ content }: any) => content)
+      assert.deepEqual(
+        nearest,
+        [0, 1, 2, 3, 4].map(fact => at(degrees(index, fact), 'sights')),
+      )
+    }
+  })
+
   it('are limited in each store, and one more retires the oldest', async () => {
     const limited = await createStore(key, { actor_memory_limit: 2 })
     const [ann, bob] = [await actor(), await actor()]

@@ -24,6 +24,8 @@ export async function propose(
     policy_version: 'guard_1@1',
     expires_in: 3600,
     forbid_self_approval: false,
+    approver: 'operator',
+    end_user_arguments: [],
     tool_context: null,
     guardrail_context: null,
     ...more,

@@ -71,6 +71,13 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
   ids.own.chain = [await chainOf(app, generation.id)]
   const acceptance = await send(`/shares/${one('shr')}/accept`, { project_id: guest })
   const message = await send(`/conversations/${one('conv')}/messages`, { role: 'user', message: 'hello' })
+  const session = (await app.admin.get(`/sessions/${one('sess')}`)).body
+  const reply = await send(`/conversations/${session.conversation_id}/messages`, {
+    role: 'assistant',
+    message: 'hello',
+  })
+  const rated = await app.admin.put(`/sessions/${session.id}/messages/${reply.document_id}/feedback`, { rating: 1 })
+  ids.own.fb = [rated.body.id]
 
   const inCase = `/cases/${one('case')}`
   ids.own.case_evd = [(await send(`${inCase}/evidence`, { name: 'N', kind: 'note', content: 'x' })).id]

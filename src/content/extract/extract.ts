@@ -54,13 +54,36 @@ export async function extractPdf(
   return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
     const bytes = await load()
     signal?.throwIfAborted()
-    return readPdf(bytes, limits, timeoutMs, signal)
+    return readPdf(bytes, requestOf(bytes, limits, false), timeoutMs, signal)
   })
 }
 
+/**
+ * Returns the number of pages of a PDF, or null if it cannot be read within the limits of time and memory. Runs like
+ * extractPdf.
+ */
+export async function countPdfPages(
+  load: () => Promise<PdfBytes>,
+  limits: Limits,
+  { project, timeoutMs, signal }: { project: string; timeoutMs: number; signal?: AbortSignal },
+): Promise<number | null> {
+  return slotsFor(limits.INGESTION_PDF_PROCESSES).use(project, 1, signal, async () => {
+    const bytes = await load()
+    const counted = await readPdf(bytes, requestOf(bytes, limits, true), timeoutMs, signal)
+    return counted.ok ? counted.total_pages : null
+  })
+}
+
+const requestOf = ({ size }: PdfBytes, limits: Limits, countOnly: boolean): PdfRequest => ({
+  size,
+  maxPages: limits.INGESTION_MAX_PAGES,
+  maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
+  countOnly,
+})
+
 async function readPdf(
   bytes: PdfBytes,
-  limits: Limits,
+  request: PdfRequest,
   timeoutMs: number,
   signal: AbortSignal | undefined,
 ): Promise<Extraction> {
@@ -115,11 +138,6 @@ async function readPdf(
     reader.child.once('exit', onExit)
     reader.child.once('error', onError)
     signal?.addEventListener('abort', onAbort)
-    const request: PdfRequest = {
-      size: bytes.size,
-      maxPages: limits.INGESTION_MAX_PAGES,
-      maxTextBytes: limits.INGESTION_MAX_TEXT_BYTES,
-    }
     reader.child.send(request)
     const { signal: stopSending } = sending
     sendPieces(bytes.pieces, reader.child.stdin as Writable, stopSending).then(

@@ -6,7 +6,8 @@ import { Worker } from 'node:worker_threads'
  * Program that parses PDFs, one after the other. extract.ts starts it, sends a PdfRequest and writes the bytes to its
  * standard input; it sends back the pages one by one. It has no secrets and may be killed at any time.
  */
-export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number }
+/** `countOnly`: the pages are counted and not read. */
+export type PdfRequest = { size: number; maxPages: number; maxTextBytes: number; countOnly: boolean }
 export type PdfAnswer =
   | { page: { number: number; text: string } }
   | { end: ({ ok: true; total_pages: number } | Failure) & { reusable: boolean } }
@@ -38,10 +39,11 @@ const OPTIONS = {
 
 class LimitError extends Error {}
 
-async function extract(bytes: Uint8Array, { maxPages, maxTextBytes }: PdfRequest): Promise<number> {
+async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }: PdfRequest): Promise<number> {
   const pdf = await getDocument({ data: bytes, ...OPTIONS }).promise
   try {
     const total = pdf.numPages
+    if (countOnly) return total
     if (total > maxPages) throw new LimitError(`The PDF has more than ${maxPages} pages (INGESTION_MAX_PAGES)`)
     let left = maxTextBytes
     for (let number = 1; number <= total; number++) {

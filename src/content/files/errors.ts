@@ -18,6 +18,13 @@ export const fileErrors = {
     message: 'The file storage of the deployment is misconfigured',
     hint: 'Have the operator correct the FILES_* settings; muster doctor and the server log show the cause. Retrying does not help.',
   },
+  MEDIA_NOT_ACCEPTED: {
+    status: 400,
+    description:
+      'Image or file refused by its type, size, dimensions or content, or not accepted by the model (meta.reason)',
+    message: 'The file is not accepted',
+    hint: 'Send a PNG, JPEG, WebP or GIF image, a PDF or a text within the limits, or an agent whose model accepts the file; meta.reason names the check.',
+  },
   UPLOAD_TOKEN_EXPIRED: {
     status: 410,
     description: 'Upload token expired',

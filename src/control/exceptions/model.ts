@@ -18,6 +18,7 @@ export const EXCEPTION_KINDS = {
   memory_rule_failed: 'warning',
   webhook_failing: 'warning',
   formation_drift: 'warning',
+  human_requested: 'warning',
 } as const satisfies Record<string, Severity>
 export type ExceptionKind = keyof typeof EXCEPTION_KINDS
 

@@ -1,12 +1,23 @@
 import { z } from 'zod'
 import { timeRangeCondition } from '../../core/api/lists.ts'
 import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { extensionPoint } from '../../core/declarations.ts'
 import { type UsageRow, usageKind } from './model.ts'
 
 const HOUR_MS = 3_600_000
 
 /** A dimension: its expression on events or roll-ups `t`, the columns it reads, and whether roll-ups contain them. */
 type Dimension = { key: Fragment; columns: readonly string[]; rolled: boolean }
+
+/** Join of the turn of a usage event `t`, and the agent version of the turn. Registered by the turns module. */
+export const turnVersions = extensionPoint<{ join: Fragment; version: Fragment }>('agent versions of turns')
+
+/** Returns the ratings of turns of a project by agent version. Registered by the feedback module. */
+export const turnRatings =
+  extensionPoint<(db: Queryable, project: string, turns: Fragment) => Promise<readonly TurnRatings[]>>(
+    'ratings of turns',
+  )
+type TurnRatings = { key: string | null; up: number; down: number }
 
 const column = (name: string, rolled: boolean): Dimension => ({
   key: sql.fragment`nullif(${sql.identifier(['t', name])}, '')`,
@@ -19,6 +30,7 @@ export const DIMENSIONS = {
   model: { ...column('model', true), columns: ['model', 'ai_provider_id'] },
   ai_provider: column('ai_provider_id', true),
   agent: column('agent_id', true),
+  agent_version: column('agent_version', false),
   orchestration_run: column('orchestration_run_id', false),
   day: { key: sql.fragment`to_char(t.at at time zone 'UTC', 'YYYY-MM-DD')`, columns: ['at'], rolled: true },
   meter_type: column('meter_type', true),
@@ -121,11 +133,15 @@ const eventCondition = (selection: UsageSelection): Fragment =>
     selection.visible,
   ])
 
-const fromEvents = (selection: UsageSelection, span: Span): Fragment => sql.fragment`
-  select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
-    t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id, p.*
-  from usage_events t cross join lateral usage_parts(t.components, t.cost_usd) p
-  where ${eventCondition({ ...selection, ...span })}`
+function fromEvents(selection: UsageSelection, span: Span, group: GroupBy | null): Fragment {
+  const turns = group === 'agent_version' ? turnVersions.only() : null
+  return sql.fragment`
+    select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
+      t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id,
+      ${turns ? sql.fragment`${turns.version}::text` : sql.fragment`null::text`} as agent_version, p.*
+    from usage_events t ${turns?.join ?? sql.fragment``} cross join lateral usage_parts(t.components, t.cost_usd) p
+    where ${eventCondition({ ...selection, ...span })}`
+}
 
 /**
  * Returns a select of the roll-ups of a selection, summed by the given columns. Summing first costs a third of
@@ -164,7 +180,7 @@ function usageFacts(selection: UsageSelection, group: GroupBy | null, interval: 
   const read = [...new Set([...columns, ...(interval ? ['at'] : [])])]
   const parts = [
     ...(hours ? [fromRollups(selection, hours, read)] : []),
-    ...edges.map(edge => fromEvents(selection, edge)),
+    ...edges.map(edge => fromEvents(selection, edge, group)),
   ]
   return sql.fragment`${sql.join(
     parts.map(
@@ -260,6 +276,17 @@ export const usageSeries = (
     select s.start, s.whole, s.key, s.ai_provider_id, ${figures} from sums s
     group by s.start, s.whole, s.key, s.ai_provider_id
     order by s.start, s.whole desc, cost_usd desc nulls last, s.key, s.ai_provider_id limit ${limit}`)
+
+/** Returns the ratings of the turns of a selection within a project by agent version. Index usage_events_generation. */
+export const ratingsByVersion = async (
+  db: Queryable,
+  selection: UsageSelection & { project: string },
+): Promise<readonly TurnRatings[]> =>
+  (await turnRatings.only()?.(
+    db,
+    selection.project,
+    sql.fragment`select t.generation_id from usage_events t where ${eventCondition(selection)}`,
+  )) ?? []
 
 export const DistinctCounts = z
   .object({

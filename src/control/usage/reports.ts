@@ -19,6 +19,7 @@ import {
   type Interval,
   listUsageEvents,
   listUsageEventsAfter,
+  ratingsByVersion,
   type Sums,
   USAGE_INTERVALS,
   type UsagePoint,
@@ -122,6 +123,12 @@ const Group = Figures.extend({
   ai_provider_id: z.string().nullable().describe('ID of the AI provider, if grouped by model'),
 })
 
+/** A group of an aggregate. */
+const RatedGroup = Group.extend({
+  up: z.int().optional().describe('Number of ratings of 1 of the turns, if grouped by agent version'),
+  down: z.int().optional().describe('Number of ratings of -1 of the turns, if grouped by agent version'),
+})
+
 const Aggregate = z
   .object({
     project_id: z.string().nullable(),
@@ -132,7 +139,7 @@ const Aggregate = z
       .record(z.string(), z.union([z.string(), z.array(z.string())]).nullable())
       .describe('Values of all filters; null if not set'),
     totals: Figures.extend({ distinct: DistinctCounts.optional() }).describe('Totals over the whole selection'),
-    groups: pageOf(Group).describe('Page of totals by group'),
+    groups: pageOf(RatedGroup).describe('Page of totals by group'),
   })
   .meta({ id: 'UsageAggregate' })
 
@@ -155,7 +162,7 @@ const aggregateUsage = operation({
   path: '/usage/aggregate',
   summary: 'Get aggregated usage',
   description:
-    'Groups are sorted by cost, descending. Events without the dimension form the group `null`, so group totals add up to the overall total. Admins can compare projects with `group_by=project` and no `project_id`.',
+    'Groups are sorted by cost, descending. Versions of several agents are counted together without `agent_id`. Events without the dimension form the group `null`, so group totals add up to the overall total. Admins can compare projects with `group_by=project` and no `project_id`.',
   tag,
   action: 'usage:GetAggregate',
   about: usageKind,
@@ -183,15 +190,27 @@ const aggregateUsage = operation({
     const page = parsePage(query, PAGE)
     const selection = selectionOf(context, { ...page, across: group_by === 'project' })
     const { totals, groups, total } = await aggregateEvents(db, selection, group_by, page)
+    const { project } = selection
+    const ratings =
+      group_by === 'agent_version' && project !== null ? await ratingsByVersion(db, { ...selection, project }) : null
+    const ratingsOf = (version: string | null) => {
+      const { up = 0, down = 0 } = ratings?.find(({ key }) => key === version) ?? {}
+      return ratings ? { up, down } : {}
+    }
     return {
-      project_id: selection.project,
+      project_id: project,
       from: page.from?.toISOString() ?? null,
       to: page.to?.toISOString() ?? null,
       group_by,
       filters: appliedFilters(query),
       totals: { ...figuresOf(totals), ...(include ? { distinct: await countDistinct(db, selection) } : {}) },
       groups: {
-        data: groups.map(group => ({ key: group.key, ai_provider_id: group.ai_provider_id, ...figuresOf(group) })),
+        data: groups.map(group => ({
+          key: group.key,
+          ai_provider_id: group.ai_provider_id,
+          ...figuresOf(group),
+          ...ratingsOf(group.key),
+        })),
         total,
         limit: page.limit,
         offset: page.offset,

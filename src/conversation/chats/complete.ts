@@ -8,6 +8,7 @@ import { parseStructuredOutput, stripCodeFence } from '../../execution/generatio
 import { checkMessagesSize, MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
 import { resolveDocuments, type UnresolvedMessage } from '../../execution/generations/request/message-documents.ts'
 import { admitFiles, attachFiles, readFiles } from '../../execution/generations/request/message-files.ts'
+import { calledModels, handlingOf } from '../../execution/generations/request/message-media.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { type ChatRow, chatKind } from './model.ts'
@@ -65,7 +66,7 @@ export async function prepareCompletion(
   return {
     content_mode,
     async complete(signal, handlers = {}) {
-      const answer = await withFiles(services, project_id, messages, signal, read =>
+      const answer = await withFiles(services, target, messages, signal, read =>
         runCompletion(services, target, { ...request, messages: read, signal, ...handlers }),
       )
       if (!schema || answer.tool_calls.length > 0) return answer
@@ -88,14 +89,16 @@ async function resolveMessages(
   return read
 }
 
-async function withFiles<T>(
+/** Runs `work` with the files of messages attached. */
+export async function withFiles<T>(
   services: Services,
-  projectId: string,
+  target: CompletionTarget,
   messages: ModelMessage[],
   signal: AbortSignal,
   work: (messages: ModelRequest['messages']) => Promise<T>,
 ): Promise<T> {
-  const files = await readFiles(services, projectId, messages, signal)
+  const handling = handlingOf(calledModels(target, target.model))
+  const files = await readFiles(services, target.project_id, messages, signal, handling)
   try {
     return await work(attachFiles(messages, files))
   } finally {

@@ -13,6 +13,7 @@ import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
+import { deleteSummariesOf } from '../summaries/store.ts'
 import { deleteDeletedMessages, listDeletedMessages } from './deleted-messages.ts'
 import { messageEvents } from './model.ts'
 import { eraseHistory, eraseMessages, listMessagesOfEndUser } from './store.ts'
@@ -32,8 +33,8 @@ export const historyContent: TurnContentEraser = {
 
 /**
  * Erases messages in an end user's conversations and its messages in other conversations. Messages keep their position
- * without content; a text shared with a fork is erased there too. Documents used as messages are retained. Copies of
- * messages deleted earlier are erased in events.
+ * without content; a text shared with a fork is erased there too, and summaries that cover it are deleted. Documents used
+ * as messages are retained. Copies of messages deleted earlier are erased in events.
  */
 export const messageContent: EndUserContentEraser = {
   async erase(purge) {
@@ -54,6 +55,7 @@ const eraseContent = ({ services, endUser, write }: EndUserPurge, documentIds: r
   write(async tx => {
     const texts = await lockMessageTexts(tx, sql.fragment`select unnest(${sql.array([...documentIds], 'text')})`)
     const messages = await eraseMessages(tx, endUser.project_id, documentIds)
+    await deleteSummariesOf(tx, endUser.project_id, documentIds)
     await deleteMessageTexts(tx, texts, sql.fragment`false`)
     return { messages, ...(await eraseCopies(tx, services, endUser, documentIds)) }
   })
@@ -64,7 +66,7 @@ const eraseDeletedMessages = ({ services, endUser, write }: EndUserPurge, docume
     return eraseCopies(tx, services, endUser, documentIds)
   })
 
-const without = redactFields('content', 'metadata')
+const without = redactFields('content', 'parts', 'metadata')
 
 /** Erases messages in events and stored responses. */
 const eraseCopies = async (

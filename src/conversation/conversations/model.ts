@@ -5,8 +5,10 @@ import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
+import { sql } from '../../core/db/sql.ts'
 import { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
 import { ActorName } from '../actors/model.ts'
+import { MessageParts, MessageText, PartsInput } from './parts-model.ts'
 
 export const CONVERSATION_STATUSES = ['open', 'closed'] as const
 export const MESSAGE_ROLES = ['user', 'assistant'] as const
@@ -50,6 +52,7 @@ export const ConversationMessage = z
     generation_id: z.string().nullable(),
     position: z.int().describe('Position in the conversation; changes when messages are inserted before it'),
     content: z.string().nullable().describe('Text. Null if it was erased.'),
+    parts: MessageParts,
     metadata: MetadataBag.nullable().describe('Metadata, included in the prompt of the model'),
     created_at: z.iso.datetime(),
   })
@@ -72,19 +75,17 @@ export const ConversationPatch = patchBody(
   { name: 'Order 1042' },
 )
 
-/** Text of a message, at most 262,144 characters. */
-const MessageText = z.string().min(1).max(262_144)
-
-/** Content of a message; a body has exactly one of the two. */
+/** Content of a message; a body has exactly one of the three. */
 export const messageSourceFields = {
   message: MessageText.optional().describe('Text of the message'),
   document_id: link
     .optional()
     .describe('ID of a document of the project whose text is the content. Cannot be combined with message.'),
+  parts: PartsInput.optional(),
 }
-export const hasExactlyOneSource = (body: { message?: string; document_id?: string }): boolean =>
-  (body.message === undefined) !== (body.document_id === undefined)
-export const ONE_SOURCE_MESSAGE = 'exactly one of message and document_id is required'
+export const hasExactlyOneSource = (body: { message?: string; document_id?: string; parts?: unknown }): boolean =>
+  [body.message, body.document_id, body.parts].filter(source => source !== undefined).length === 1
+export const ONE_SOURCE_MESSAGE = 'exactly one of message, document_id and parts is required'
 
 export const idempotencyKey = z
   .string()
@@ -142,8 +143,24 @@ export const conversationKind = kind({
   name: 'conversation',
   prefix: 'conv',
   table: 'conversations',
-  references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
+  references: [
+    { kind: 'actor', column: 'actor_id', on_delete: 'null' },
+    {
+      kind: 'file',
+      column: 'file_ids',
+      field: () => sql.fragment`'parts'::text`,
+      condition: files => sql.fragment`id in (
+        select m.conversation_id from conversation_messages m where m.file_ids && array(${files}))`,
+      on_delete: 'block',
+    },
+  ],
   record: Conversation,
+  hidden: {
+    /** Whether a stream of its session was ever opened. */
+    streamed: z.boolean(),
+    /** Bytes of a token in the last request of a turn with a context policy, by the metered input. */
+    bytes_per_token: z.number().nullable(),
+  },
   events: ['created', 'updated', 'deleted'],
 })
 

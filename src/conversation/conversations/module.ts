@@ -3,6 +3,8 @@ import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { mailboxHooks } from '../../execution/generations/request/cancel-turn.ts'
+import { summaryOperations } from '../summaries/operations.ts'
+import { summaryWork } from '../summaries/summarize.ts'
 import { enqueueContinuation, enqueueRetry } from '../turns/generate.ts'
 import { turnHandlers, turnSchedules } from '../turns/handler.ts'
 import { cancelMailboxTurn, enqueueResumed } from '../turns/mailbox.ts'
@@ -18,7 +20,8 @@ export default module('conversations', {
   kinds: [conversationKind],
   resourceTypes: [resourceType(conversationKind)],
   eventSources: [messageEvents],
-  operations: conversationOperations,
+  operations: [...conversationOperations, ...summaryOperations],
+  work: [summaryWork],
   handlers: [...turnHandlers, expiryHandler],
   schedules: [...turnSchedules, expirySchedule],
   policyActions: [

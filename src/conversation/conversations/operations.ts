@@ -27,6 +27,7 @@ import {
   MessagePatch,
   type MessageRow,
 } from './model.ts'
+import { checkBodyParts, findAnsweringAgent } from './parts.ts'
 import {
   appendMessage,
   findMessage,
@@ -98,12 +99,24 @@ const addMessage = itemOperation(conversationKind, {
   description: 'Adds a message at the end or at a position. No reply is generated.',
   tag,
   action: 'conversations:UpdateConversation',
-  alsoActions: ['documents:GetDocument'],
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
   body: MessageInput,
   answers: { 201: ConversationMessage, 200: ConversationMessage },
-  raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'ACTOR_NOT_FOUND', 'NAME_CONFLICT', 'SESSION_CLOSED', 'SESSION_EXPIRED'],
-  async run({ allow, body, resource, tx }) {
+  raises: [
+    'SYSTEM_MESSAGE_NOT_ALLOWED',
+    'ACTOR_NOT_FOUND',
+    'FILE_NOT_FOUND',
+    'MEDIA_NOT_ACCEPTED',
+    'NAME_CONFLICT',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+  ],
+  async prepare(context) {
+    const { body, resource, services } = context
     if (body.role === 'system') raise('SYSTEM_MESSAGE_NOT_ALLOWED')
+    return checkBodyParts(context, resource.project_id, body, () => findAnsweringAgent(services.pool, resource))
+  },
+  async run({ allow, body, prepared, resource, tx }) {
     // Before the conversation's lock, in the order of an actor's deletion.
     const unknown = body.actor_id != null && !(await actorKind.reference(tx, body.actor_id, resource.project_id))
     const owner = await conversationKind.lock(tx, resource.id)
@@ -116,8 +129,8 @@ const addMessage = itemOperation(conversationKind, {
       raise('ACTOR_NOT_FOUND', { meta: { id: body.actor_id } })
     }
     const { message, created } = await appendMessage(tx, owner, {
-      ...messageSource(body, allow),
-      role: body.role,
+      ...messageSource(body, allow, prepared),
+      role: body.role as MessageRow['role'],
       actor_id: body.actor_id ?? null,
       metadata: body.metadata,
       position: body.position,
@@ -144,7 +157,7 @@ const updateMessage = itemOperation(conversationKind, {
     await requireOpenSession(tx, owner)
     const message = await (body.metadata === undefined
       ? findMessage(tx, owner.id, id)
-      : setMessageMetadata(tx, owner.id, id, body.metadata))
+      : setMessageMetadata(tx, owner, id, body.metadata))
     return message ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })

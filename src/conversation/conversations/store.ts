@@ -13,32 +13,50 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { deletedSummaryCte } from '../summaries/store.ts'
 import { recordDeletedCtes } from './deleted-messages.ts'
+import { addSessionFrame, SESSION_CHANNEL } from './frames.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
+import { type CheckedParts, lockCheckedFiles } from './parts.ts'
 
 const messageRow = sql.type(ConversationMessage)
 
 /** Expression for the origin of a message `m`. */
 export const messageOrigin = sql.fragment`coalesce(m.origin, case m.role when 'user' then 'end_user' else 'agent' end)`
 
+/** Expression for the parts of a message `m`, of which deleted files are marked. By the primary key of files. */
+export const messageParts = sql.fragment`case when m.parts is not null then (
+  select jsonb_agg(case when p.part -> 'file_id' is null or exists (select from files f where f.id = p.part ->> 'file_id')
+    then p.part else jsonb_build_object('type', p.part -> 'type', 'file_id', p.part -> 'file_id', 'gone', true) end order by p.n)
+  from jsonb_array_elements(m.parts) with ordinality as p (part, n)) end`
+
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, ${messageOrigin} as origin, m.actor_id, m.agent_id, m.generation_id,
-  m.position, x.content, m.metadata, m.created_at`
+  m.position, x.content, ${messageParts} as parts, m.metadata, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
 /** Locks a conversation; writes of its messages and turns require this lock. */
 export const lockConversation = (tx: Queryable, id: string): Promise<ConversationRow | null> =>
   conversationKind.find(tx, id, true)
 
-/** Content of a message: a text, or a document that the caller may read. */
-export type MessageSource = { content: string } | { document_id: string; allow: Context['allow'] }
+/** Content of a message: a text, checked parts, or a document that the caller may read. */
+export type MessageSource =
+  | { content: string }
+  | { checked: CheckedParts }
+  | { document_id: string; allow: Context['allow'] }
 
-/** Returns the source in the body of a message, which has exactly one. */
-export const messageSource = (
+/**
+ * Returns the source in the body of a message, which has exactly one.
+ * @param checked result of checkParts for a body with parts
+ */
+export function messageSource(
   body: { message?: string; document_id?: string },
   allow: Context['allow'],
-): MessageSource =>
-  body.document_id === undefined ? { content: body.message as string } : { document_id: body.document_id, allow }
+  checked: CheckedParts | null,
+): MessageSource {
+  if (checked) return { checked }
+  return body.document_id === undefined ? { content: body.message as string } : { document_id: body.document_id, allow }
+}
 
 export type MessageDraft = MessageSource & {
   role: MessageRow['role']
@@ -46,11 +64,15 @@ export type MessageDraft = MessageSource & {
   origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
+  /** ID of the user who wrote an operator message. */
+  operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
+  /** Bytes of a token in the request of the turn that replies; null or absent leaves the stored value. */
+  bytes_per_token?: number | null
   /** Further ctes of the insert. */
   extraCtes?: readonly Fragment[]
 }
@@ -59,7 +81,7 @@ export type MessageDraft = MessageSource & {
  * Appends or inserts a message and emits conversation_messages.created. Returns the first message, unchanged, for an
  * idempotency key used before in the conversation. Requires lockConversation.
  * @throws for a document: RESOURCE_NOT_FOUND, FORBIDDEN, NAME_CONFLICT if the conversation has it already,
- *   VALIDATION_FAILED if it has no text
+ *   VALIDATION_FAILED if it has no text; for parts: FILE_NOT_FOUND
  */
 export async function appendMessage(
   tx: Tx,
@@ -70,9 +92,16 @@ export async function appendMessage(
     const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
     if (first) return { message: first, created: false }
   }
-  const text = 'content' in draft ? draft.content : await requireDocumentText(tx, owner, draft)
+  const text =
+    'document_id' in draft
+      ? await requireDocumentText(tx, owner, draft)
+      : 'checked' in draft
+        ? draft.checked.content
+        : draft.content
+  if ('checked' in draft) await lockCheckedFiles(tx, draft.checked)
   const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message', document_id: row.document_id })
   return { message: row, created: true }
 }
 
@@ -144,13 +173,28 @@ const insertMessage = (
 ): Promise<MessageRow> => {
   const isDocument = 'document_id' in draft
   const documentId = isDocument ? draft.document_id : newId(documentKind.prefix)
+  const { parts: messageParts = null, files = [] } = 'checked' in draft ? draft.checked : {}
+  const fileIds =
+    files.length > 0
+      ? sql.array(
+          files.map(file => file.id),
+          'text',
+        )
+      : sql.fragment`null::text[]`
   const origin = draft.origin ?? (draft.role === 'user' ? 'end_user' : 'agent')
+  const measured =
+    draft.bytes_per_token == null ? sql.fragment`` : sql.fragment`, bytes_per_token = ${draft.bytes_per_token}`
   const position: Fragment =
     draft.position === undefined ? sql.fragment`place.next` : sql.fragment`least(${draft.position}::int, place.next)`
   const parts = [
     sql.fragment`place as (
       select coalesce(max(position) + 1, 0) as next from conversation_messages where conversation_id = ${owner.id})`,
-    ...(draft.position === undefined ? [] : shiftMessagesCtes(owner.id, draft.position)),
+    ...(draft.position === undefined
+      ? []
+      : [
+          ...shiftMessagesCtes(owner.id, draft.position),
+          deletedSummaryCte(owner.id, sql.fragment`${draft.position}::int`),
+        ]),
     ...(isDocument
       ? []
       : messageTextParts({
@@ -160,12 +204,13 @@ const insertMessage = (
           text,
         })),
     sql.fragment`counted as (
-      update conversations set message_count = message_count + 1, updated_at = now() where id = ${owner.id})`,
+      update conversations set message_count = message_count + 1, updated_at = now()${measured}
+      where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        generation_id, metadata, idempotency_key)
+        operator_id, generation_id, parts, file_ids, metadata, idempotency_key)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.generation_id ?? null}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),
@@ -173,7 +218,7 @@ const insertMessage = (
   return tx.one(messageRow`
     with ${sql.join(parts, sql.fragment`, `)}
     select document_id, conversation_id, role, origin, actor_id, agent_id, generation_id, position, null as content,
-      metadata, created_at
+      parts, metadata, created_at
     from added`)
 }
 
@@ -214,6 +259,18 @@ export const messagePage = <Row>(
     present: row => row,
   })
 
+/** Stores the description of an image of a message. Messages that share the text of a fork keep their own. */
+export const setMediaDescription = (
+  db: Queryable,
+  conversationId: string,
+  documentId: string,
+  description: { file_id: string; text: string },
+): Promise<unknown> =>
+  db.query(voidStatement`
+    update conversation_messages
+    set media_descriptions = coalesce(media_descriptions, '{}') || ${jsonb({ [description.file_id]: description.text })}
+    where conversation_id = ${conversationId} and document_id = ${documentId} and parts is not null`)
+
 /** Returns the next messages after a position, in order. By conversation_messages_position. */
 export const messagesAfter = (
   db: Queryable,
@@ -230,18 +287,21 @@ export const findMessage = (db: Queryable, conversationId: string, documentId: s
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
 
-export const setMessageMetadata = (
-  db: Queryable,
-  conversationId: string,
+export async function setMessageMetadata(
+  tx: Tx,
+  owner: ConversationRow,
   documentId: string,
   metadata: Record<string, unknown> | null,
-): Promise<MessageRow | null> =>
-  db.maybeOne(messageRow`
+): Promise<MessageRow | null> {
+  const message = await tx.maybeOne(messageRow`
     with m as (
       update conversation_messages set metadata = ${jsonb(metadata)}
-      where conversation_id = ${conversationId} and document_id = ${documentId} returning *
+      where conversation_id = ${owner.id} and document_id = ${documentId} returning *
     )
     select ${messageColumns} from m ${messageTextJoin}`)
+  if (message) addSessionFrame(tx, owner, { event: 'message_updated', document_id: documentId })
+  return message
+}
 
 /**
  * Deletes a message, and its text unless another message uses it, and emits conversation_messages.deleted. Other
@@ -255,10 +315,12 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     with gone as (
       delete from conversation_messages where conversation_id = ${owner.id} and document_id = ${documentId}
       returning actor_id, document_id),
+    ${deletedSummaryCte(owner.id, sql.fragment`${row.position}::int`)},
     ${recordDeletedCtes(owner)}
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message_deleted', document_id: documentId })
   return true
 }
 
@@ -278,6 +340,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(conversationKind, 'deleted', owner)
+  if (owner.session_id !== null && owner.streamed) tx.notify(SESSION_CHANNEL, owner.session_id)
 }
 
 /** Erases the tool calls of replies and returns the number of replies. By conversation_messages_generation. */
@@ -307,7 +370,7 @@ export const listMessagesOfEndUser = (
       select * from conversation_messages where actor_id = ${endUser.id}) m
     left join documents d on d.id = m.document_id and d.kind = 'message'
     left join generations g on g.id = m.generation_id
-    where (d.id is not null or m.metadata is not null or m.history is not null)
+    where (d.id is not null or m.metadata is not null or m.history is not null or m.parts is not null)
       and least(m.created_at, g.created_at) <= ${until}::timestamptz
     limit ${limit}`)
 
@@ -322,7 +385,8 @@ export const eraseMessages = async (
 ): Promise<number> =>
   (
     await tx.query(voidStatement`
-      update conversation_messages m set metadata = null, history = null
+      update conversation_messages m
+      set metadata = null, history = null, parts = null, media_descriptions = null, file_ids = null
       from conversations c where c.id = m.conversation_id and c.project_id = ${projectId}
         and m.document_id = any(${sql.array([...documentIds], 'text')})`)
   ).rowCount

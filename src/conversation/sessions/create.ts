@@ -14,10 +14,12 @@ import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { actorKind } from '../actors/model.ts'
 import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { copySummary } from '../summaries/store.ts'
 import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
+import { findSessionByKey, insertSessionKey, lockSessionKey, moveSessionKey } from './session-keys.ts'
 import {
   copyMessages,
   hasMessageAt,
@@ -103,14 +105,14 @@ async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<n
 }
 
 /**
- * Creates a session with its conversation.
+ * Creates a session with its conversation; with a key of the client, returns the session that has it.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
  *   project other than the agent's
  */
 export async function createSession(
   context: Pick<
     Context<unknown, z.output<typeof SessionInput>>,
-    'tx' | 'services' | 'body' | 'project' | 'caller' | 'allow'
+    'tx' | 'services' | 'body' | 'project' | 'caller' | 'allow' | 'client'
   >,
 ): Promise<SessionRow> {
   const { tx, services, body, caller } = context
@@ -129,6 +131,14 @@ export async function createSession(
     actor_id = 'existing' in actor ? actor.existing.id : actor.id
   } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
+  const { session_key } = context.client ?? {}
+  const key = session_key === undefined ? null : { project_id, agent_id: agent.id, actor_id, key: session_key }
+  if (key) {
+    await lockSessionKey(tx, key)
+    const existing = await findSessionByKey(tx, key)
+    // A session that its end user has deleted gives up the key.
+    if (existing?.hidden_at === null) return existing
+  }
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await insertSessionWithConversation(tx, {
     project_id,
@@ -139,9 +149,11 @@ export async function createSession(
     auto_generate: body.auto_generate ?? false,
     message_delay_seconds: body.message_delay_seconds ?? null,
     inactivity_ttl_seconds: body.inactivity_ttl_seconds ?? 0,
+    takeover_timeout_seconds: body.takeover_timeout_seconds ?? null,
     tool_context,
     knowledge_config: body.knowledge_config ?? null,
   })
+  if (key && !(await insertSessionKey(tx, key, session.id))) await moveSessionKey(tx, key, session.id)
   emitCreated(tx, session, conversation)
   return session
 }
@@ -161,6 +173,7 @@ export async function createClientSession(
     auto_generate: false,
     message_delay_seconds: null,
     inactivity_ttl_seconds: 0,
+    takeover_timeout_seconds: null,
     tool_context: null,
     knowledge_config: null,
     agent_id: agent.id,
@@ -191,6 +204,7 @@ export async function branchSession(
     auto_generate: false,
     message_delay_seconds: parent.message_delay_seconds,
     inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    takeover_timeout_seconds: parent.takeover_timeout_seconds,
     tool_context: parent.tool_context,
     knowledge_config: parent.knowledge_config,
     forked_from_session_id: parent.id,
@@ -229,13 +243,16 @@ export async function forkSession(
     auto_generate: false,
     message_delay_seconds: parent.message_delay_seconds,
     inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    takeover_timeout_seconds: parent.takeover_timeout_seconds,
     tool_context: toolContext === undefined ? parent.tool_context : toolContext,
     // Was authorized for the parent's agent only.
     knowledge_config: agentId === parent.agent_id ? parent.knowledge_config : null,
     forked_from_session_id: parent.id,
     forked_from_position: until,
   })
-  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  const copy = { from: parent.conversation_id, to: conversation.id, until }
+  const message_count = await copyMessages(tx, copy)
+  await copySummary(tx, copy)
   emitCreated(tx, session, { ...conversation, message_count })
   return session
 }

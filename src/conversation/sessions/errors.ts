@@ -12,6 +12,24 @@ export const sessionErrors = {
     description: 'Session expired by inactivity',
     message: 'Session {session_id} has expired',
   },
+  STREAM_LIMIT_EXCEEDED: {
+    status: 429,
+    description: 'Too many open streams of a project or actor',
+    message: 'The {scope} has {max} open streams',
+    hint: 'Close streams that are no longer read, or open the stream again after the time in Retry-After.',
+  },
+  SESSION_UNDER_OPERATOR: {
+    status: 409,
+    description: 'Session under an operator',
+    message: 'An operator answers in session {session_id}',
+    hint: 'Messages are stored. The agent answers again after POST /sessions/{session_id}/handback.',
+  },
+  SESSION_NOT_UNDER_OPERATOR: {
+    status: 409,
+    description: 'Session not under an operator',
+    message: 'The agent answers in session {session_id}',
+    hint: 'Take the session over first with POST /sessions/{session_id}/takeover.',
+  },
   SINGLE_SESSION_CONFLICT: {
     status: 409,
     description: 'Open session already exists for the actor',

@@ -4,6 +4,8 @@ import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
+import { handBackTimedOut } from './handback.ts'
 import { findSession, removeSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import {
@@ -20,7 +22,10 @@ import {
  */
 export async function expireLockedSessions(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
-  for (const session of expired) tx.emit(sessionKind, 'expired', session)
+  for (const session of expired) {
+    tx.emit(sessionKind, 'expired', session)
+    addSessionFrame(tx, { session_id: session.id }, { event: 'session' })
+  }
   return expired
 }
 
@@ -71,10 +76,12 @@ const sessionExpiryQueue = workQueue('session.expire', {
   retry: { limit: 0 },
 })
 
-/** Expires overdue sessions every SESSION_SWEEP_SECONDS. */
+/** Expires overdue sessions and ends timed-out takeovers every SESSION_SWEEP_SECONDS. */
 export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
   const expired = await expireOverdueSessions(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
+  const ended = await handBackTimedOut(context)
+  if (ended > 0) context.log.info({ ended }, 'takeovers ended by their timeout')
 })
 
 export const sessionExpirySchedule = schedule(

@@ -9,7 +9,9 @@ import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import { INTERRUPTED } from './session-locks.ts'
+import { setSessionState } from './state.ts'
 import { findPairConflict, moveSessions, touchSession } from './store.ts'
+import { requestTitle } from './title.ts'
 import { turnContext } from './turns.ts'
 
 /** Returns a session row from jsonb, with its turn ended. */
@@ -45,15 +47,18 @@ export const sessionTurnHooks: SessionHooks = {
   async load(db, sessionId) {
     const session = await findSession(db, sessionId)
     if (!session) return null
-    const { id, project_id, agent_id, actor_id, status, knowledge_config } = session
+    const { id, project_id, agent_id, actor_id, status, control, assigned_to, knowledge_config, state } = session
     return {
       id,
       project_id,
       agent_id,
       actor_id,
       status,
+      control,
+      assigned_to,
       tool_context: turnContext(session, null),
       knowledge_config,
+      state,
       row: session,
     }
   },
@@ -66,6 +71,9 @@ export const sessionTurnHooks: SessionHooks = {
     if (!session) return
     if (status === 'completed') {
       tx.emit(sessionKind, 'generation_completed', session, { extra: { generation_id, trace_id } })
+      const { agent_id, agent_version, names_session } = turn
+      if (names_session && session.name === null && agent_version != null)
+        await requestTitle(tx, session, { generation_id, agent_id, agent_version })
       return
     }
     if (status === 'requires_action') {
@@ -80,6 +88,12 @@ export const sessionTurnHooks: SessionHooks = {
   },
   async stored(tx, sessionId, message) {
     if (message.role === 'user') touchSession(tx, sessionId)
+  },
+  async changeState(tx, sessionId, change) {
+    const session = await findSession(tx, sessionId)
+    if (!session) return null
+    const { state } = await setSessionState(tx, session, change(session.state))
+    return state
   },
   // The row is deleted with its conversation.
   async remove(tx, sessionId) {

@@ -3,13 +3,17 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
+import { unreadCount } from './unread.ts'
 
 /** Open turns of a session. By conversation_turns_open. */
 const openTurnsClause = sql.fragment`from conversation_turns q
   where q.conversation_id = t.conversation_id and q.state in ('queued', 'running')`
 
-/** Condition that the expiry of a session `t` is due: past its time to live, without open turns, not yet stored. */
-export const overdueCondition = sql.fragment`t.status = 'open' and t.expires_at < now() and not exists (select 1 ${openTurnsClause})`
+/**
+ * Condition that the expiry of a session `t` is due: past its time to live, under its agent, without open turns, not yet
+ * stored.
+ */
+export const overdueCondition = sql.fragment`t.status = 'open' and t.control = 'agent' and t.expires_at < now() and not exists (select 1 ${openTurnsClause})`
 
 /** Expression for the effective status. */
 export const sessionStatus = sql.fragment`case when ${overdueCondition} then 'expired' else t.status end`
@@ -28,7 +32,9 @@ export const sessionKind = kind({
     status: sessionStatus,
     generating_at: sql.fragment`(select q.started_at ${openTurnsClause} and q.state = 'running')`,
     queued_turns: sql.fragment`(select count(*) ${openTurnsClause} and q.state = 'queued')`,
+    unread_count: unreadCount,
     stored_status: sql.fragment`t.status`,
+    operator_timed_out: sql.fragment`coalesce(t.operator_until <= now(), false)`,
     actor_external_id: sql.fragment`(select a.external_id from actors a where a.id = t.actor_id)`,
   },
   events: [
@@ -38,6 +44,9 @@ export const sessionKind = kind({
     'closed',
     'expired',
     'tags_updated',
+    'taken_over',
+    'handed_back',
+    'attention_requested',
     'generation_started',
     'generation_requires_action',
     'generation_completed',
@@ -48,7 +57,8 @@ export const sessionKind = kind({
     generation_requires_action: ['sessions.generation.requires_action'],
     generation_completed: ['sessions.generation.completed'],
   },
-  eventNotes: 'generation_* add generation_id, trace_id and, when they apply, required_action or error',
+  eventNotes:
+    'generation_* add generation_id, trace_id and, when they apply, required_action or error; taken_over adds operator_id and the generation_id of the running turn; handed_back adds reason (operator or timeout), operator_id and the generation_id of the turn that answers',
   find: findSession,
   remove: removeSession,
 })

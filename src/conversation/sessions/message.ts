@@ -7,15 +7,17 @@ import { newId } from '../../core/api/ids.ts'
 import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
+import { principalRecord } from '../../core/iam/caller.ts'
 import { replayWhileContentKept } from '../../execution/generations/erase/purge.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import type { MessageRow } from '../conversations/model.ts'
+import { type CheckedParts, checkBodyParts, findSessionAgent } from '../conversations/parts.ts'
 import { appendMessage, findMessage, messageSource } from '../conversations/store.ts'
 import { mergeAutoTurn, refuseSelfWait } from '../turns/mailbox.ts'
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
 import { findRequestedTurn, recordRequestedTurn, touchSession } from './store.ts'
-import { turnContext, turnInput } from './turns.ts'
+import { replyPermission, turnContext, turnInput } from './turns.ts'
 
 type SendContext = Pick<
   Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,
@@ -24,17 +26,21 @@ type SendContext = Pick<
 
 /**
  * Stores a user message, whether or not a turn is running. With auto_generate it also requests, in the same
- * transaction, a turn that reads the message; `wait` then delays the response of a message without delay until that
+ * transaction and unless an operator has the session, a turn that reads the message; `wait` then delays the response of a message without delay until that
  * turn ends.
- * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage); with `wait` the failure of the turn
+ * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage) or of parts (checkParts); with `wait`
+ *   the failure of the turn
  */
 export async function sendMessage(context: SendContext): Promise<OperationResult> {
   const { services, query, request } = context
   const turnId = newId('gen')
+  const checked = await checkBodyParts(context, context.resource.project_id, context.body, () =>
+    findSessionAgent(services.pool, context.resource),
+  )
   // Subscribes before the turn exists, so that its end is neither missed nor polled.
   const subscription = query.wait ? subscribeTurn(services, turnId) : null
   try {
-    const stored = await storeMessage(context, turnId)
+    const stored = await storeMessage(context, turnId, checked)
     const { generation_id, delayed } = stored
     if (!subscription || generation_id === null || delayed) return responseOf(stored, null)
     const { closed } = request
@@ -67,10 +73,11 @@ type Stored = { message: MessageRow; created: boolean; delayed: boolean; generat
 function responseOf({ message, created, generation_id }: Stored, ended: TurnEndState | null): OperationResult {
   if (ended?.failure) raiseFailure(ended)
   const reply = ended?.result ?? null
-  const { role, content, document_id, position, created_at } = message
+  const { role, content, parts, document_id, position, created_at } = message
   const response = result(created ? 201 : 200, {
     role,
     content,
+    parts,
     document_id,
     position,
     created_at,
@@ -89,7 +96,7 @@ function whileContentStored(documentId: string, generationId: string | null): Re
 }
 
 /** Stores the message and, with auto_generate, requests a turn, which gets `turnId` if it is new. */
-function storeMessage(context: SendContext, turnId: string): Promise<Stored> {
+function storeMessage(context: SendContext, turnId: string, checked: CheckedParts | null): Promise<Stored> {
   const { services, caller, body, resource } = context
   const requestContext = callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX)
   return services.write(async tx => {
@@ -97,7 +104,7 @@ function storeMessage(context: SendContext, turnId: string): Promise<Stored> {
     requireOpen(session)
     if (session.auto_generate && context.query.wait) refuseSelfWait(context.origin, conversation.id)
     const stored = await appendMessage(tx, conversation, {
-      ...messageSource(body, context.allow),
+      ...messageSource(body, context.allow, checked),
       role: 'user',
       actor_id: session.actor_id,
       idempotency_key: body.idempotency_key,
@@ -110,9 +117,12 @@ function storeMessage(context: SendContext, turnId: string): Promise<Stored> {
       return { ...stored, delayed, generation_id }
     }
     if (!stored.created) return recorded(await findRequestedTurn(tx, conversation.id, document_id))
-    touchSession(tx, session.id)
-    if (!session.auto_generate) return recorded(null)
-    const input = turnInput(session, caller, {
+    const authority = principalRecord(caller)
+    const answers = session.auto_generate && session.control === 'agent'
+    const waits = session.auto_generate && !answers
+    touchSession(tx, session.id, waits ? { authority, permission: replyPermission(session) } : undefined)
+    if (!answers) return recorded(null)
+    const input = turnInput(session, authority, {
       generation_id: turnId,
       tool_context: turnContext(session, requestContext),
       streamed: false,

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter, tagsFilter } from '../../core/api/filters.ts'
 import type { Kind } from '../../core/api/kind.ts'
-import { booleanQuery, enumListQuery, listTable, pageOf } from '../../core/api/lists.ts'
+import { booleanQuery, enumListQuery, listTable, pageOf, timeInput } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
@@ -13,9 +13,13 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
+import { MESSAGE_ORIGINS } from '../conversations/model.ts'
+import { checkBodyParts } from '../conversations/parts.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
+import { ownFeedback } from '../feedback/own.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
+import { requestHuman } from './attention.ts'
 import { changeSession } from './change.ts'
 import { createSession, forkSession, projectOfAgent } from './create.ts'
 import {
@@ -30,25 +34,38 @@ import {
   shownOrigins,
 } from './end-user.ts'
 import { generateInSession } from './generate.ts'
+import { handBack } from './handback.ts'
 import { hideSession } from './hide.ts'
 import { sessionKind } from './kind.ts'
 import { replaySendMessage, sendMessage } from './message.ts'
 import {
+  AttentionInput,
+  CONTROLS,
   ForkInput,
+  HandbackInput,
+  HandedBack,
+  OperatorMessageInput,
   SESSION_STATUSES,
   Session,
   SessionGenerateInput,
   SessionInput,
   SessionMessage,
   SessionMessageInput,
+  SessionMessageListed,
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
   SessionToolOutputs,
+  TakeoverInput,
 } from './model.ts'
+import { sendOperatorMessage } from './operator-message.ts'
+import { readOperation } from './read.ts'
 import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
+import { sessionTicketOperation, streamOperation } from './stream.ts'
+import { checkAssignee, OPERATE_ACTION, takeOver } from './takeover.ts'
 import { cancelSession } from './turns.ts'
+import { typingOperation } from './typing.ts'
 
 const tag = 'Sessions'
 const path = '/sessions/{session_id}'
@@ -101,14 +118,16 @@ const listMessages = itemOperation(sessionKind, {
   paged: true,
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
+    origin: enumListQuery(MESSAGE_ORIGINS).describe('Origin of the messages; repeat for several'),
   }),
-  answers: { 200: pageOf(SessionMessage) },
+  answers: { 200: pageOf(SessionMessageListed) },
   run: context =>
-    messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
-      columns: messageColumns,
+    messagePage<z.output<typeof SessionMessageListed>>(context, context.resource.conversation_id, {
+      columns: sql.fragment`${messageColumns}, ${ownFeedback(context.caller)} as feedback`,
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
+        context.query.origin && sql.fragment`${messageOrigin} = any(${sql.array([...context.query.origin], 'text')})`,
         context.caller.end_user && sql.fragment`${messageOrigin} = any(${sql.array([...shownOrigins], 'text')})`,
       ],
     }),
@@ -135,6 +154,54 @@ const listForks = itemOperation(sessionKind, {
     }),
 })
 
+const takeoverOperation = itemOperation(sessionKind, {
+  id: 'takeOverSession',
+  command: ['sessions', 'take-over'],
+  method: 'post',
+  path: `${path}/takeover`,
+  summary: 'Take over a session',
+  description:
+    'A person answers instead of the agent until the handback. Queued replies are cancelled; messages of the end user are stored. A second takeover assigns the session to another user. Not available to background work.',
+  tag,
+  action: OPERATE_ACTION,
+  internal: true,
+  mcp: true,
+  body: TakeoverInput,
+  bodyOptional: true,
+  answers: { 200: Session },
+  raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
+  prepare: checkAssignee,
+  run: async context => sessionKind.present(await takeOver(context)),
+})
+
+const operatorMessageOperation = itemOperation(sessionKind, {
+  id: 'sendOperatorMessage',
+  method: 'post',
+  path: `${path}/operator-messages`,
+  command: ['sessions', 'send-as-operator'],
+  summary: 'Send a message as an operator',
+  description:
+    'Stores a message that the end user sees with the display name of the calling user. The agent reads it after the handback. Not available to background work.',
+  tag,
+  action: OPERATE_ACTION,
+  alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
+  internal: true,
+  mcp: true,
+  body: OperatorMessageInput,
+  answers: { 201: SessionMessage, 200: SessionMessage },
+  raises: [
+    'FILE_NOT_FOUND',
+    'MEDIA_NOT_ACCEPTED',
+    'NAME_CONFLICT',
+    'SESSION_CLOSED',
+    'SESSION_EXPIRED',
+    'SESSION_NOT_UNDER_OPERATOR',
+  ],
+  // No model takes the parts: it reads the text form of the message.
+  prepare: context => checkBodyParts(context, context.resource.project_id, context.body, async () => null),
+  run: sendOperatorMessage,
+})
+
 /** Returns the removal of sessions, by which an end user hides a session. */
 const hidesForEndUsers = (remove: Operation): Operation => ({
   ...remove,
@@ -144,7 +211,8 @@ const hidesForEndUsers = (remove: Operation): Operation => ({
 
 export const sessionOperations: Operation[] = [
   createOperation,
-  // Order by sessions_project; filters by sessions_agent, sessions_actor and sessions_tags.
+  // Order by sessions_project; filters by sessions_agent, sessions_actor, sessions_operated, sessions_assigned,
+  // sessions_attention and sessions_tags.
   sessions.list({
     endUser: listAccess,
     filters: {
@@ -155,6 +223,19 @@ export const sessionOperations: Operation[] = [
         statusCondition,
       ),
       name: containsFilter('name'),
+      control: columnFilter(
+        z.enum(CONTROLS).optional().describe('Who answers'),
+        control => sql.fragment`t.control = ${control}`,
+      ),
+      assigned_to: equalsFilter('assigned_to'),
+      attention: columnFilter(
+        booleanQuery.optional().describe('Whether a person is requested'),
+        isRequested => sql.fragment`(t.attention is not null) = ${isRequested}`,
+      ),
+      updated_after: columnFilter(
+        timeInput.optional().describe('Time after which the session changed or the end user wrote'),
+        time => sql.fragment`greatest(t.updated_at, t.last_activity_at) > ${time}::timestamptz`,
+      ),
       tags: tagsFilter,
       ephemeral: columnFilter(
         booleanQuery.optional().describe('Whether to list ephemeral sessions instead of the others. Default false.'),
@@ -193,7 +274,7 @@ export const sessionOperations: Operation[] = [
     transaction: false,
     waiting: turnWaiting(false),
     query: WaitQuery,
-    alsoActions: ['documents:GetDocument'],
+    alsoActions: ['documents:GetDocument', 'files:DownloadFile'],
     body: SessionMessageInput,
     answers: { 201: SessionMessageStored, 200: SessionMessageStored },
     raises: [
@@ -201,8 +282,10 @@ export const sessionOperations: Operation[] = [
       'AI_PROVIDER_ERROR',
       'AI_PROVIDER_MISCONFIGURED',
       'MODEL_ROUTE_NOT_FOUND',
+      'FILE_NOT_FOUND',
       'GENERATION_FAILED',
       'INVALID_TOOL_CONTEXT_KEY',
+      'MEDIA_NOT_ACCEPTED',
       'OUTPUT_SCHEMA_VALIDATION_FAILED',
       'NAME_CONFLICT',
       'PROJECT_PAUSED',
@@ -242,6 +325,7 @@ export const sessionOperations: Operation[] = [
       ...spendRefusals,
       'SESSION_CLOSED',
       'SESSION_EXPIRED',
+      'SESSION_UNDER_OPERATOR',
     ],
     run: generateInSession,
     again: (context, made) =>
@@ -290,6 +374,46 @@ export const sessionOperations: Operation[] = [
     answers: { 200: Session },
     run: async ({ tx, services, resource }) => sessionKind.present(await cancelSession(tx, services, resource.id)),
   }),
+  takeoverOperation,
+  operatorMessageOperation,
+  sessions.action('handback', {
+    summary: 'Return a session to its agent',
+    description:
+      'The agent answers again. Turns that waited continue; with auto_generate the agent also answers an end user who wrote last. Not available to background work.',
+    action: OPERATE_ACTION,
+    internal: true,
+    mcp: true,
+    body: HandbackInput,
+    bodyOptional: true,
+    answers: { 200: HandedBack },
+    raises: [
+      'AGENT_NOT_FOUND',
+      'AI_PROVIDER_MISCONFIGURED',
+      'MODEL_ROUTE_NOT_FOUND',
+      'PROJECT_PAUSED',
+      ...spendRefusals,
+      'SESSION_CLOSED',
+      'SESSION_EXPIRED',
+      'SESSION_NOT_UNDER_OPERATOR',
+    ],
+    async run(context) {
+      const { session, generation_id } = await handBack(context)
+      return { ...sessionKind.present(session), generation_id }
+    },
+  }),
+  sessions.action('attention', {
+    id: 'requestHuman',
+    command: ['sessions', 'request-human'],
+    summary: 'Request a person for a session',
+    description:
+      'Marks the session for operators and files an exception. The agent continues to answer until a person takes over. Called by a turn of a session, it applies to that session.',
+    action: 'sessions:RequestHuman',
+    contextParameters: { session_id: 'sessionId' },
+    body: AttentionInput,
+    answers: { 200: Session },
+    raises: ['SESSION_CLOSED', 'SESSION_EXPIRED'],
+    run: async context => sessionKind.present(await requestHuman(context)),
+  }),
   sessions.action('fork', {
     summary: 'Fork a session',
     description:
@@ -310,5 +434,9 @@ export const sessionOperations: Operation[] = [
     },
   }),
   listForks,
+  streamOperation,
+  sessionTicketOperation,
+  typingOperation,
+  readOperation,
   ...sessions.tags({ event: 'tags_updated' }),
 ]

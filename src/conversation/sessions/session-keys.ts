@@ -14,6 +14,15 @@ export const findSessionByKey = (db: Queryable, key: SessionKey): Promise<Sessio
   db.maybeOne(sessionKind.sql`
     select ${sessionKind.columns} from session_keys k join sessions t on t.id = k.session_id where ${keyCondition(key)}`)
 
+/** Locks a key until the transaction ends, so that of concurrent creates one makes the session and the others find it. */
+export const lockSessionKey = (
+  db: Queryable,
+  { project_id, agent_id, actor_id, key }: SessionKey,
+): Promise<unknown> => {
+  const name = JSON.stringify(['session key', project_id, agent_id, actor_id, key])
+  return db.query(voidStatement`select from pg_advisory_xact_lock(hashtextextended(${name}, 0))`)
+}
+
 const insertedRow = sql.type(z.object({ session_id: z.string() }))
 
 /** Assigns a new key to a session. Returns false, after waiting for a concurrent transaction, if the key is assigned. */

@@ -2,9 +2,9 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
-import { messageOrigin } from '../conversations/store.ts'
+import { messageOrigin, messageParts } from '../conversations/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
-import type { SessionRow, SessionStatus } from './model.ts'
+import type { ReplyPermit, SessionRow, SessionStatus } from './model.ts'
 
 const { columns } = sessionKind
 const generationIdRow = sql.type(z.object({ id: z.string().nullable() }))
@@ -28,6 +28,7 @@ export type SessionValues = Pick<
   | 'auto_generate'
   | 'message_delay_seconds'
   | 'inactivity_ttl_seconds'
+  | 'takeover_timeout_seconds'
   | 'tool_context'
   | 'knowledge_config'
 > &
@@ -41,11 +42,11 @@ const expiry = (since: Fragment, ttl: Fragment): Fragment =>
 export const insertSession = (db: Queryable, values: SessionValues): Promise<SessionRow> =>
   db.one(sessionKind.sql`
     insert into sessions as t (id, project_id, agent_id, conversation_id, name, actor_id, tags, auto_generate,
-      message_delay_seconds, inactivity_ttl_seconds, tool_context, knowledge_config, forked_from_session_id,
+      message_delay_seconds, inactivity_ttl_seconds, takeover_timeout_seconds, tool_context, knowledge_config, forked_from_session_id,
       forked_from_position, ephemeral, expires_at)
     values (${values.id}, ${values.project_id}, ${values.agent_id}, ${values.conversation_id}, ${values.name},
       ${values.actor_id}, ${jsonb(values.tags)}, ${values.auto_generate}, ${values.message_delay_seconds},
-      ${values.inactivity_ttl_seconds}, ${jsonb(values.tool_context)}, ${jsonb(values.knowledge_config)}, ${values.forked_from_session_id ?? null},
+      ${values.inactivity_ttl_seconds}, ${values.takeover_timeout_seconds}, ${jsonb(values.tool_context)}, ${jsonb(values.knowledge_config)}, ${values.forked_from_session_id ?? null},
       ${values.forked_from_position ?? null}, ${values.ephemeral ?? false}, ${expiry(sql.fragment`now()`, sql.fragment`${values.inactivity_ttl_seconds}::int`)})
     returning ${columns}`)
 
@@ -60,7 +61,9 @@ export type SessionChange = Partial<
     | 'tool_context'
     | 'knowledge_config'
     | 'inactivity_ttl_seconds'
+    | 'takeover_timeout_seconds'
     | 'message_delay_seconds'
+    | 'state'
   >
 > & { reopened?: boolean }
 
@@ -78,8 +81,12 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
     change.auto_generate !== undefined && sql.fragment`auto_generate = ${change.auto_generate}`,
     change.tool_context !== undefined && sql.fragment`tool_context = ${jsonb(change.tool_context)}`,
     change.knowledge_config !== undefined && sql.fragment`knowledge_config = ${jsonb(change.knowledge_config)}`,
+    change.state !== undefined && sql.fragment`state = ${jsonb(change.state)}`,
     change.message_delay_seconds !== undefined && sql.fragment`message_delay_seconds = ${change.message_delay_seconds}`,
     change.inactivity_ttl_seconds !== undefined && sql.fragment`inactivity_ttl_seconds = ${ttl}`,
+    change.takeover_timeout_seconds !== undefined &&
+      sql.fragment`takeover_timeout_seconds = ${change.takeover_timeout_seconds},
+        operator_until = case when t.control = 'operator' then now() + make_interval(secs => ${change.takeover_timeout_seconds}::int) end`,
     change.reopened === true && sql.fragment`last_activity_at = now()`,
     sql.fragment`expires_at = ${expiry(since, ttl)}`,
     sql.fragment`updated_at = now()`,
@@ -91,11 +98,13 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
 
 /**
  * Updates the last activity of a session. Uses the clock, because now() precedes the wait for the conversation's lock.
+ * @param replyPermit of a message that finds the session under an operator
  */
-export const touchSession = (tx: Outbox, id: string): void =>
+export const touchSession = (tx: Outbox, id: string, replyPermit?: ReplyPermit): void =>
   tx.alongside(
     guard => sql.fragment`
-    update sessions t set last_activity_at = c.at, expires_at = ${expiry(sql.fragment`c.at`, sql.fragment`t.inactivity_ttl_seconds`)}
+    update sessions t set last_activity_at = c.at, reply_permit = coalesce(${jsonb(replyPermit)}, t.reply_permit),
+      expires_at = ${expiry(sql.fragment`c.at`, sql.fragment`t.inactivity_ttl_seconds`)}
     from (select clock_timestamp() as at) c where t.id = ${id} and ${guard}`,
   )
 
@@ -138,29 +147,35 @@ export const listOpenSessions = (db: Queryable, agentId: string, actorId: string
     where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' and not t.ephemeral order by t.id`)
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
-export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, m.document_id, m.position, g.output ->> 'model' as model,
-  m.actor_id, m.generation_id, m.created_at`
+export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, ${messageParts} as parts, m.document_id, m.position, g.output ->> 'model' as model,
+  m.actor_id, m.generation_id, u.display_name as author_name, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
-  left join generations g on g.id = m.generation_id`
+  left join generations g on g.id = m.generation_id left join users u on u.id = m.operator_id`
 
 /** Whether a conversation has a message at a position. By conversation_messages_position. */
 export const hasMessageAt = (db: Queryable, conversationId: string, position: number): Promise<boolean> =>
   db.exists(voidStatement`
     select from conversation_messages where conversation_id = ${conversationId} and position = ${position}`)
 
-/** Copies messages up to a position, or all, with shared texts and without idempotency keys. Returns their number. */
+/**
+ * Copies messages up to a position, or all, with shared texts and without idempotency keys; they count as seen by the
+ * end user. Returns their number.
+ */
 export const copyMessages = (
   db: Queryable,
   copy: { from: string; to: string; until: number | null },
 ): Promise<number> =>
   db.oneFirst(countRow`
     with copied as (
-      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, generation_id,
-        metadata, history, created_at)
-      select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, generation_id, metadata, history, created_at
+      insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, operator_id,
+        generation_id, parts, media_descriptions, file_ids, metadata, history, created_at)
+      select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, operator_id, generation_id, parts,
+        media_descriptions, file_ids, metadata, history, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
-      returning 1
+      returning position
+    ), seen as (
+      update sessions set read_position = (select max(position) from copied) where conversation_id = ${copy.to}
     )
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 
@@ -180,6 +195,11 @@ export const findRequestedTurn = (db: Queryable, conversationId: string, documen
 
 export const incrementTakeovers = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
+
+/** Erases the states of sessions and returns the sessions that had one. */
+export const eraseStates = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    update sessions t set state = null where t.id = any(${sql.array([...ids], 'text')}) and t.state is not null returning t.id`)
 
 /** Condition on the effective status. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>

@@ -1,10 +1,11 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { type Caller, principalRecord } from '../../core/iam/caller.ts'
+import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
+import type { ClientRequest } from '../../execution/generations/model.ts'
 import { nestedTurnFields, type TurnInput } from '../../execution/generations/request/create.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { clearMailbox, endCancelledTurns, findMailboxState } from '../turns/mailbox.ts'
@@ -23,14 +24,22 @@ export function turnContext(session: SessionRow, requestContext: ToolContext | n
   return mergeContext(session.tool_context, requestContext, platformContext)
 }
 
+/** Returns the permission that the principal of a reply needs. */
+export const replyPermission = ({ id }: Pick<SessionRow, 'id'>) => ({
+  action: 'sessions:SendSessionMessage',
+  kind: 'session',
+  id,
+})
+
 /** Returns the input of a turn of the session's agent; messages are read when the turn starts. */
 export const turnInput = (
   session: SessionRow,
-  caller: Caller,
+  authority: PrincipalRecord,
   turn: {
     generation_id?: string
     tool_context: ToolContext
     model?: string | null
+    client?: ClientRequest | null
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
@@ -41,7 +50,11 @@ export const turnInput = (
   agent_id: session.agent_id,
   messages: null,
   model: turn.model ?? null,
-  overrides: { ...turn.overrides, ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }) },
+  overrides: {
+    ...turn.overrides,
+    ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }),
+    ...(turn.client && { client: turn.client }),
+  },
   system_extra: turn.system_extra,
   metadata: turn.metadata,
   unstored: turn.unstored,
@@ -49,8 +62,8 @@ export const turnInput = (
   conversation_id: session.conversation_id,
   session_id: session.id,
   actor_id: session.actor_id,
-  authority: principalRecord(caller),
-  permission: { action: 'sessions:SendSessionMessage', kind: 'session', id: session.id },
+  authority,
+  permission: replyPermission(session),
   streamed: turn.streamed,
   shape: turn.shape ?? 'conversation',
   ...nestedTurnFields(turn.origin),

@@ -10,6 +10,7 @@ import { refusalToStart } from '../../execution/generations/loop/prepare-turn.ts
 import { recordTurnFailure } from '../../execution/generations/loop/settle-turn.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { actorKind } from '../actors/model.ts'
+import { withFiles } from '../chats/complete.ts'
 import { type CompletionTarget, runCompletion } from '../chats/run-completion.ts'
 import { findServedTarget } from '../chats/target.ts'
 import { messageEvents } from '../conversations/model.ts'
@@ -87,16 +88,18 @@ async function requestReply(
   await checkSpend(services, { project_id, agent_id: null, actor_id: null }, services.pool, { again: true })
   const target = await findChatTarget(services, turn.chat_id as string, model)
   const system = [target.instructions ?? '', ...prompt.system_extra].map(part => part.trim()).filter(Boolean)
-  return runCompletion(services, target, {
-    system: system.length > 0 ? system.join('\n\n') : null,
-    messages: prompt.messages as never,
-    temperature: null,
-    tools: [],
-    tool_choice: null,
-    output_schema: null,
-    prompt_caching: false,
-    signal,
-  })
+  return withFiles(services, target, prompt.messages, signal, messages =>
+    runCompletion(services, target, {
+      system: system.length > 0 ? system.join('\n\n') : null,
+      messages,
+      temperature: null,
+      tools: [],
+      tool_choice: null,
+      output_schema: null,
+      prompt_caching: false,
+      signal,
+    }),
+  )
 }
 
 /** Appends the reply after the messages that the turn has seen, or records its failure, if the claim is current. */

@@ -21,7 +21,14 @@ import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'
 import { createChatTurn, respondWithChatTurn } from './create-chat-turn.ts'
-import { endCancelledTurns, enqueueTurn, findMailboxState, refuseSelfWait, requireOpenSession } from './mailbox.ts'
+import {
+  endCancelledTurns,
+  enqueueTurn,
+  findMailboxState,
+  refuseSelfWait,
+  requireAnsweringSession,
+  requireOpenSession,
+} from './mailbox.ts'
 import { findSpeaker } from './store.ts'
 
 type Body = z.output<typeof GenerateMessageInput>
@@ -30,7 +37,7 @@ type GenerateContext = Context<{ wait?: boolean }, Body, ConversationRow>
 /**
  * Generates a reply: checks all possible refusals, enqueues the turn in the conversation's mailbox, and responds with
  * its ids, its result or its stream. A disconnect does not affect the turn.
- * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED,
+ * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, PROJECT_PAUSED, SESSION_CLOSED, SESSION_EXPIRED, SESSION_UNDER_OPERATOR,
  *   GENERATION_ALREADY_IN_PROGRESS; with `wait` the failure of the turn
  */
 export async function generateInConversation(context: GenerateContext): Promise<OperationResult> {
@@ -127,7 +134,7 @@ async function replaceAutoTurn(tx: Tx, services: Services, conversation: Convers
 export const enqueueRetry: Mailboxes['retry'] = async (tx, services, failed, input) => {
   const conversation = await lockConversation(tx, failed.conversation_id as string)
   if (!conversation) return raise('RESOURCE_NOT_FOUND', { meta: { id: failed.conversation_id } })
-  const session = await requireOpenSession(tx, conversation)
+  const session = await requireAnsweringSession(tx, conversation)
   if (session) await replaceAutoTurn(tx, services, conversation)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
@@ -184,11 +191,11 @@ async function requireAnsweringAgent(tx: Tx, projectId: string, body: Body): Pro
 }
 
 /**
- * Returns the open session of a conversation.
- * @throws SESSION_CLOSED, SESSION_EXPIRED, VALIDATION_FAILED for another agent
+ * Returns the open session of a conversation, in which its agent answers.
+ * @throws SESSION_CLOSED, SESSION_EXPIRED, SESSION_UNDER_OPERATOR, VALIDATION_FAILED for another agent
  */
 async function requireSessionOfAgent(tx: Tx, conversation: ConversationRow, agentId: string) {
-  const session = await requireOpenSession(tx, conversation)
+  const session = await requireAnsweringSession(tx, conversation)
   if (session && session.agent_id !== agentId)
     raiseInvalid({ code: 'INVALID_VALUE', path: 'agent_id', message: 'must be the agent of the session' })
   return session

@@ -16,10 +16,16 @@ export type SessionFacts = {
   actor_id: string | null
   /** The effective status, expiry included. */
   status: 'open' | 'closed' | 'expired'
+  /** Who answers. */
+  control: 'agent' | 'operator'
+  /** User who took over. */
+  assigned_to: string | null
   /** The stored keys and the keys set by the platform; keys of a request are merged over the stored ones. */
   tool_context: ToolContext | null
   /** Additional knowledge of its turns. */
   knowledge_config: SessionKnowledge | null
+  /** State that the agent may share with its client. */
+  state: unknown
   /** The session's row, for permission checks and events. */
   row: KindRow
 }
@@ -32,6 +38,9 @@ export type SettledTurn = {
   /** Of a paused turn with stored content. */
   required_action?: Record<string, unknown> | null
   agent_id: string
+  agent_version?: number | null
+  /** Whether the agent names its sessions. */
+  names_session?: boolean
   /** Text streamed when the turn was ended; null if none or if it completed. */
   partial: string | null
   /** Position of the reply. */
@@ -52,6 +61,8 @@ export type SessionHooks = {
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
   /** Called after a message was added by the conversation routes. */
   stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
+  /** Changes the state of a session, and returns the new one. Requires lockConversation. */
+  changeState: (tx: Tx, sessionId: string, change: (state: unknown) => unknown) => Promise<unknown>
   /** Emits the session's deletion; its row is deleted with the conversation. */
   remove: (tx: Tx, sessionId: string) => Promise<void>
 }

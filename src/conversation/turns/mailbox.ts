@@ -12,10 +12,11 @@ import { consumeShareForTurn } from '../../execution/generations/request/admissi
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
 import { createTurnWithoutWakeUp, priorityOf, type TurnInput } from '../../execution/generations/request/create.ts'
 import { updatePendingTurn } from '../../execution/generations/request/update-pending-turn.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
-import { sessionHooks } from './hooks.ts'
+import { type SessionFacts, sessionHooks } from './hooks.ts'
 import {
   type AgentTurn,
   endTurns,
@@ -99,6 +100,8 @@ function insertTurn(tx: Tx, services: Services, conversation: ConversationRow, t
     permission: input.permission ?? permissionOf(conversation),
     conversation_id: conversation.id,
     session_id: conversation.session_id,
+    // Readers of the session's stream follow every turn.
+    streamed: input.streamed || (conversation.session_id !== null && conversation.streamed),
   }
   const row = mailboxTurnCte({
     conversation_id: conversation.id,
@@ -213,6 +216,7 @@ export async function cancelTurns(
         reply_position: undefined,
         session: null,
       })
+    addSessionFrame(tx, turn, { event: 'turn_failed', generation_id: turn.generation_id })
   }
 }
 
@@ -293,6 +297,22 @@ export async function requireOpenSession(tx: Tx, conversation: ConversationRow) 
   if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
   if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
   return session
+}
+
+/** Like requireOpenSession, for a request of a reply. @throws SESSION_UNDER_OPERATOR */
+export async function requireAnsweringSession(tx: Tx, conversation: ConversationRow) {
+  const session = await requireOpenSession(tx, conversation)
+  if (session) requireAgentControl(session)
+  return session
+}
+
+/** @throws SESSION_UNDER_OPERATOR */
+export function requireAgentControl({
+  id,
+  control,
+  assigned_to,
+}: Pick<SessionFacts, 'id' | 'control' | 'assigned_to'>) {
+  if (control === 'operator') raise('SESSION_UNDER_OPERATOR', { meta: { session_id: id, assigned_to } })
 }
 
 /**

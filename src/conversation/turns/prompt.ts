@@ -1,10 +1,12 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { PromptContext } from '../../execution/generations/model.ts'
+import type { FilePart, ModelMessage, TextPart } from '../../execution/providers/model-messages.ts'
 import type { ConversationRow } from '../conversations/model.ts'
+import type { MessagePart } from '../conversations/parts-model.ts'
 import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow } from './store.ts'
 
-export type Prompt = { messages: ModelMessage[]; system_extra: string[] }
+export type Prompt = { messages: ModelMessage[]; system_extra: string[]; context: PromptContext | null }
 
 /**
  * Marks a turn as running and returns its prompt: the conversation as of the turn's first claim. The turn speaks to the
@@ -29,7 +31,12 @@ export async function preparePrompt(
     return {
       refuse: { code: 'VALIDATION_FAILED', message: `Conversation ${conversation.id} has no messages to answer` },
     }
-  return { messages, system_extra: systemParts(facts, turn.actor_id, listener) }
+  const { bytes_per_token } = conversation
+  return {
+    messages,
+    system_extra: systemParts(facts, turn.actor_id, listener),
+    context: facts.summary === null && bytes_per_token === null ? null : { summary: facts.summary, bytes_per_token },
+  }
 }
 
 /** Returns the instructions of the speaker and, if different, of the listener, and the name of the speaker. */
@@ -48,7 +55,24 @@ function messagesOf(message: SeenMessage): ModelMessage[] {
   if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.content === null) return []
   if (message.role === 'assistant') return [{ role: 'assistant', content: [{ type: 'text', text: message.content }] }]
+  if (message.parts !== null) return [{ role: 'user', content: partsOf(message, message.parts) }]
   return [{ role: 'user', content: `${labelOf(message)}${message.content}` }]
+}
+
+/** Returns the parts of a message for the model, after its label; a document that does not exist any more is left out. */
+function partsOf(message: SeenMessage, parts: readonly MessagePart[]): (TextPart | FilePart)[] {
+  const { document_id: message_id, descriptions, texts } = message
+  const text = (text: string | undefined): TextPart[] => (text ? [{ type: 'text', text }] : [])
+  return [
+    ...text(labelOf(message).trimEnd()),
+    ...parts.flatMap((part): (TextPart | FilePart)[] => {
+      if (part.type === 'text') return text(part.text)
+      if (part.type === 'document') return text(texts?.[part.document_id])
+      const alt = (part.type === 'image' && part.alt) || null
+      const media = { message_id, alt, description: descriptions?.[part.file_id] ?? null }
+      return [{ type: 'file', file_id: part.file_id, media }]
+    }),
+  ]
 }
 
 /** Returns `[Ann] [lang: en]: `, or an empty string for a message without author and metadata. */

@@ -1,10 +1,15 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
-import { sql } from '../../core/db/sql.ts'
+import { newId } from '../../core/api/ids.ts'
+import { type Fragment, sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
-import type { TurnSource } from '../../execution/generations/loop/turn-owner.ts'
+import type { TurnOutcome, TurnSource } from '../../execution/generations/loop/turn-owner.ts'
+import type { GenerationRow } from '../../execution/generations/model.ts'
 import { actorKind } from '../actors/model.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
-import { appendMessage, lockConversation } from '../conversations/store.ts'
+import { appendMessage, lockConversation, setMediaDescription } from '../conversations/store.ts'
+import { summaryWorkCte } from '../summaries/store.ts'
+import { summaryWork } from '../summaries/summarize.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
@@ -37,6 +42,22 @@ export function sessionRefusal({ session_id }: ConversationRow, session: Session
   return { code: 'SESSION_CLOSED', message: `Session ${session_id} was closed before the turn started` }
 }
 
+/** Requests a summary of older messages if the context of a turn is nearly full, and returns the cte of the request. */
+function requestSummary(
+  tx: Tx,
+  { id: conversation_id, project_id }: ConversationRow,
+  { agent_id, agent_version }: GenerationRow,
+  { context }: TurnOutcome,
+): Fragment[] {
+  if (!context?.summarize) return []
+  const item = { entity: conversation_id, id: newId('job'), project_id }
+  summaryWork.wake(tx, item)
+  const { history_tokens } = context.summarize
+  return [
+    summaryWorkCte({ conversation_id, id: item.id, agent_id, agent_version: agent_version as number, history_tokens }),
+  ]
+}
+
 /**
  * Returns the extensions of a turn by its conversation: prompt, mailbox row and reply.
  * @param complete completes the message of the mailbox when its last turn ends
@@ -46,11 +67,25 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
   return {
     async prepare() {
       if (!claimed.prompt) throw new Error(`turn ${claimed.turn.seq} of ${claimed.conversation.id} was not prepared`)
-      return { ...claimed.prompt, knowledge_config: claimed.session?.knowledge_config }
+      return {
+        ...claimed.prompt,
+        knowledge_config: claimed.session?.knowledge_config,
+        shared_state: claimed.session?.state,
+      }
     },
+
+    changeState: (services, change) =>
+      services.write(async tx => {
+        const conversation = await lockConversation(tx, claimed.conversation.id)
+        if (!conversation || conversation.session_id === null) return null
+        return sessionHooks.only()?.changeState(tx, conversation.session_id, change)
+      }),
 
     target: ({ kind, id }) =>
       [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
+
+    described: (db, { message_id, ...description }) =>
+      setMediaDescription(db, claimed.conversation.id, message_id, description),
 
     started(outbox, { id, trace_id }) {
       if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })
@@ -84,13 +119,20 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           agent_id,
           generation_id,
           position: reply_position,
+          bytes_per_token: outcome.context?.bytes_per_token,
           extraCtes: [
             sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`,
             ...(isAgentShaped(generation) ? replyHashCtes(generation_id, outcome.texts) : []),
+            ...requestSummary(tx, conversation, generation, outcome),
           ],
         })
         const ref = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
+        addSessionFrame(tx, conversation, {
+          event: 'turn_completed',
+          generation_id,
+          document_id: message.document_id,
+        })
         result = {
           status: 'completed',
           content: message.content,
@@ -109,10 +151,14 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           status: outcome.status,
           error: outcome.error,
           agent_id,
+          agent_version: generation.agent_version,
+          names_session: outcome.names_session,
           partial: outcome.status === 'failed' ? outcome.partial : null,
           reply_position,
           session: turn.session,
         })
+      // After the partial text of an interrupted turn.
+      if (outcome.status === 'failed') addSessionFrame(tx, conversation, { event: 'turn_failed', generation_id })
       return { result: isAgentShaped(generation) ? null : result }
     },
 
@@ -121,6 +167,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       await endTurns(tx, conversation.id, [turn.seq], 'done')
+      addSessionFrame(tx, conversation, { event: 'requires_action', generation_id })
       if (turn.alone) complete(tx)
       if (conversation.session_id !== null)
         await sessionHooks.only()?.settled(tx, conversation.session_id, {

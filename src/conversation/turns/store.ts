@@ -1,7 +1,10 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { servedAgent } from '../../execution/agents/served-version.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
+import type { MessagePart } from '../conversations/parts-model.ts'
+import { promptSummaryCtes } from '../summaries/store.ts'
 import { sessionHooks } from './hooks.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
@@ -112,10 +115,19 @@ export const listOrphanedTurns = (db: Queryable, conversationId: string, limit: 
     select g.id from generation_work w join generations g on g.id = w.generation_id
     where g.conversation_id = ${conversationId} order by g.id limit ${limit}`)
 
+/** Condition that the queued turns of a conversation `c` wait for the handback of its session. */
+const isHeld = sql.fragment`exists (
+  select from sessions s where s.id = c.session_id and s.control = 'operator' and s.status = 'open')`
+
+const heldColumn = { held: z.boolean() }
+const nextTurnRow = sql.type(z.union([AgentTurn.extend(heldColumn), ChatTurn.extend(heldColumn)]))
+/** A turn, and whether queued turns of its conversation wait for a handback. */
+type NextTurn = TurnRow & { held: boolean }
+
 /** Returns the running turn, else the lowest due one, else the one due next. By conversation_turns_open. */
-export const findNextTurn = (db: Queryable, conversationId: string): Promise<TurnRow | null> =>
-  db.maybeOne(turnRow`
-    select ${turnColumns} from ${turnTables}
+export const findNextTurn = (db: Queryable, conversationId: string): Promise<NextTurn | null> =>
+  db.maybeOne(nextTurnRow`
+    select ${turnColumns}, ${isHeld} as held from ${turnTables}
     where t.conversation_id = ${conversationId} and t.state in ('queued', 'running')
     order by t.state = 'running' desc, due desc, case when t.not_before <= clock_timestamp() then null else t.not_before end nulls first, t.seq
     limit 1`)
@@ -194,7 +206,8 @@ export const rescheduleTurn = (
 const conversationRefRow = sql.type(z.object({ conversation_id: z.string(), project_id: z.string() }))
 
 /**
- * Returns conversations with a due or running turn, of projects that are not paused. By conversation_turns_open.
+ * Returns conversations with a running turn, or with a due turn that does not wait for a handback, of projects that are not
+ * paused. By conversation_turns_open.
  * `quietSeconds` excludes turns whose own wake-up was just sent.
  */
 export const listWakeableConversations = (
@@ -206,17 +219,18 @@ export const listWakeableConversations = (
     from conversation_turns t join conversations c on c.id = t.conversation_id join projects p on p.id = c.project_id
     where t.state in ('queued', 'running') and t.conversation_id > ${options.after}
       and coalesce(t.started_at, t.not_before, t.created_at) <= now() - make_interval(secs => ${options.quietSeconds})
-      and p.paused_at is null
+      and p.paused_at is null and (t.state = 'running' or not ${isHeld})
     order by t.conversation_id limit ${options.limit}`)
 
 /**
- * Expression for the due time of the oldest due turn of conversations without a running turn. By
- * conversation_turns_open.
+ * Expression for the due time of the oldest due turn of conversations without a running turn that do not wait for a
+ * handback. By conversation_turns_open.
  */
 export const oldestQueuedTurn: Fragment = sql.fragment`(
   select min(coalesce(t.not_before, t.created_at))
   from conversation_turns t join conversations c on c.id = t.conversation_id join projects p on p.id = c.project_id
   where t.state = 'queued' and coalesce(t.not_before, t.created_at) <= now() and p.paused_at is null
+    and not ${isHeld}
     and not exists (select from conversation_turns r where r.conversation_id = t.conversation_id and r.state = 'running'))`
 
 /** Returns deleted conversations with unsettled turns. Reads generation_work, which contains only unsettled turns. */
@@ -237,6 +251,12 @@ const SeenMessage = z.object({
   metadata: z.record(z.string(), z.unknown()).nullable(),
   history: z.unknown(),
   actor_name: z.string().nullable(),
+  document_id: z.string(),
+  parts: z.custom<MessagePart[]>().nullable(),
+  /** Descriptions of files, by file ID. */
+  descriptions: z.record(z.string(), z.string()).nullable(),
+  /** Texts of the documents in the parts that exist, by ID. */
+  texts: z.record(z.string(), z.string()).nullable(),
 })
 export type SeenMessage = z.output<typeof SeenMessage>
 
@@ -246,33 +266,48 @@ const PromptFacts = z.object({
   answers: z.string().nullable(),
   actors: z.record(z.string(), z.object({ name: z.string(), instructions: z.string().nullable() })),
   messages: z.array(SeenMessage),
+  /** Summary of the messages before them; null without one. */
+  summary: z.string().nullable(),
 })
 export type PromptFacts = z.output<typeof PromptFacts>
 const promptFactsRow = sql.type(PromptFacts)
 
+/** Expression for the texts of the documents in the parts of a message `m`, by ID. By the primary keys. */
+const documentTexts = sql.fragment`case when m.parts @> '[{"type": "document"}]' then (
+  select json_object_agg(pd.id, px.content) from documents pd join document_texts px on px.document_id = pd.id
+  where pd.status <> 'withdrawn' and pd.id in (select part ->> 'document_id' from jsonb_array_elements(m.parts) as e (part))) end`
+
 /**
- * Marks a turn as running and reads the input of its prompt: the last messages up to the agent's limit. The turn stores
- * the last position it has seen, and a later attempt reads no further. Requires the conversation's lock, so that no
- * message is added in between. The messages are json, because jsonb is limited to 256 MB.
+ * Marks a turn as running and reads the input of its prompt: the last messages up to the agent's limit, without those that
+ * a summary stands for. The turn stores the last position it has seen, and a later attempt reads no further. Requires the
+ * conversation's lock, so that no message is added in between. The messages are json, because jsonb is limited to 256 MB.
  * @param listenerId the actor that the turn speaks to
  */
 export const startTurnWithPrompt = (
   db: Queryable,
-  turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'agent_id' | 'chat_id' | 'actor_id'>,
+  turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'generation_id' | 'chat_id' | 'actor_id'>,
   listenerId: string | null,
 ): Promise<PromptFacts> => {
-  const { conversation_id, seq, agent_id, chat_id, actor_id } = turn
+  const { conversation_id, seq, generation_id, chat_id, actor_id } = turn
   const answers =
     chat_id === null
-      ? sql.fragment`select id, max_context_messages from agents where id = ${agent_id}`
-      : sql.fragment`select id, null::integer as max_context_messages from chats where id = ${chat_id}`
+      ? sql.fragment`
+          select a.id, a.max_context_messages, case when g.content_mode = 'full' then a.context_policy end as policy
+          from generations g, ${servedAgent(sql.fragment`g.agent_id`, {
+            version: sql.fragment`coalesce(g.agent_version, g.assigned_version)`,
+            key: sql.fragment`coalesce(g.actor_id, g.session_id, g.conversation_id)`,
+          })} a where g.id = ${generation_id}`
+      : sql.fragment`
+          select id, null::integer as max_context_messages, null::jsonb as policy from chats where id = ${chat_id}`
   return db.one(promptFactsRow`
-    with answers as (${answers}),
+    with answers as materialized (${answers}),
+    ${promptSummaryCtes(conversation_id, sql.fragment`(select policy from answers)`)},
     seen as (
       select m.* from conversation_messages m
       join conversation_turns t on t.conversation_id = m.conversation_id and t.seq = ${seq}
       where m.conversation_id = ${conversation_id} and exists (select from answers)
         and (t.state = 'queued' or m.position <= t.seen_position)
+        and m.position > coalesce((select position from covered), -1)
       order by m.position desc limit (select max_context_messages from answers)
     ), taken as (
       update conversation_turns set state = 'running', started_at = now(),
@@ -280,10 +315,11 @@ export const startTurnWithPrompt = (
         attempt = attempt + ${chat_id === null ? 0 : 1}
       where conversation_id = ${conversation_id} and seq = ${seq} and state in ('queued', 'running')
     )
-    select (select id from answers) as answers,
+    select (select id from answers) as answers, (select nullif(text, '') from summary) as summary,
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'actor_name', a.name) order by m.position), '[]')
+          'history', m.history, 'actor_name', a.name, 'document_id', m.document_id, 'parts', m.parts,
+          'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
 }

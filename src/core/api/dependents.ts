@@ -27,10 +27,12 @@ type Level = {
 const SAMPLE = 5
 
 /** Returns the condition that a row references one of the ids of a subquery. */
-export function referenceCondition({ column, many, where, among }: Reference, ids: Fragment): Fragment {
-  const named = many
-    ? sql.fragment`${sql.identifier([column])} && array(${ids})`
-    : sql.fragment`${sql.identifier([column])} in (${ids})`
+export function referenceCondition({ column, many, condition, where, among }: Reference, ids: Fragment): Fragment {
+  const named = condition
+    ? condition(ids)
+    : many
+      ? sql.fragment`${sql.identifier([column])} && array(${ids})`
+      : sql.fragment`${sql.identifier([column])} in (${ids})`
   return allOf([named, where, among && sql.fragment`id in (${among(ids)})`])
 }
 

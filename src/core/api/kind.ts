@@ -20,6 +20,8 @@ export type Reference = {
   counted?: string | null
   /** Condition on the columns of referencing rows. Default: all rows. */
   where?: Fragment
+  /** Condition that a row references one of the targets, if the ids are in another table. Default: by the column. */
+  condition?: (targets: Fragment) => Fragment
   /** Subquery of the ids of rows that may reference one of the targets, if the column has no index. Default: all rows. */
   among?: (targets: Fragment) => Fragment
   /** Whether the target may belong to another project that grants it. Such a row does not affect the target's delete. */

@@ -7,7 +7,7 @@ import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
-import type { Origin, RequestFacts } from '../invoke/call.ts'
+import type { ClientInput, Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { EndUserAccess } from './end-user.ts'
@@ -118,8 +118,13 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   ifMatch: string | undefined
   /** The agent turn that makes the call; null if there is none. */
   origin: Origin | null
-  /** Repeats the authorization during a streamed response. Raises the current refusal. */
-  recheck(): Promise<void>
+  /** What the client of a protocol mount adds; null on other surfaces. */
+  client: ClientInput | null
+  /**
+   * Repeats the authorization during a streamed response and returns the current caller. Raises the current refusal.
+   * @param read the current row of the item, null if it was deleted; without it the row is read
+   */
+  recheck(read?: KindRow | null): Promise<Caller>
   /** Requires an additional permission, which the audit entry records. Raises FORBIDDEN. */
   allow(action: string, target: AllowTarget): void
   /** Whether an additional permission is allowed; used to filter. */
@@ -216,7 +221,12 @@ export type Operation = {
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
   /** For creates of a kind with paths: returns the path of the new row from the raw body, for policies, or null. */
-  pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
+  pathOf?: (
+    body: Record<string, unknown>,
+    db: Queryable,
+    project: string,
+    caller: Caller,
+  ) => string | null | Promise<string | null>
   /** Whether the body has a field `project_id`, according to its schema. */
   namesProject: boolean
   /** Reads a body that is not, or not only, JSON, such as an upload; `body` then validates the resulting fields. */
@@ -229,6 +239,11 @@ export type Operation = {
   bodyTimeMs?: (config: Config) => number
   /** Whether the query contains a valid operation-specific credential; then no bearer is required and nothing is audited. */
   pass?: (request: Pick<StreamedRequest, 'params' | 'query' | 'services'>) => Promise<boolean>
+  /**
+   * For reads of an item: consumes a ticket in the query, and returns the bearer credential that it stands for; null for
+   * 401.
+   */
+  ticket?: (services: Services, ticket: string, itemId: string) => Promise<string | null>
   /**
    * For creates authorized on a parent row, referenced by a field of the body: its project, name and tags apply. `run`
    * refuses an id that is unknown or invisible to the caller.
@@ -250,6 +265,8 @@ export type Operation = {
   internal: boolean
   /** Whether it is available as an MCP tool, which acts for a person or an explicit credential. */
   mcp: boolean
+  /** Parameters that calls by a platform tool take from the tool context of a turn: the key by parameter. */
+  contextParameters: Readonly<Record<string, string>>
   /** The long work that a call starts. */
   starts: Starts | null
   /** Whether an item operation also applies to rows that other projects grant. */
@@ -299,6 +316,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   bodyLimit?: Operation['bodyLimit']
   bodyTimeMs?: Operation['bodyTimeMs']
   pass?: Operation['pass']
+  ticket?: Operation['ticket']
   raises?: ErrorCode[]
   rejects?: number[]
   paged?: boolean
@@ -311,6 +329,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   secretAnswer?: boolean
   internal?: boolean
   mcp?: boolean
+  contextParameters?: Operation['contextParameters']
   starts?: Starts
   granted?: boolean
   endUser?: EndUserAccess
@@ -450,6 +469,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     bodyLimit: declaration.bodyLimit,
     bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
+    ticket: declaration.ticket,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,
@@ -458,6 +478,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     secretAnswer: declaration.secretAnswer ?? false,
     internal: declaration.internal ?? false,
     mcp: declaration.mcp ?? !declaration.internal,
+    contextParameters: declaration.contextParameters ?? {},
     starts: declaration.starts ?? null,
     granted: declaration.granted ?? false,
     endUser: declaration.endUser ?? null,

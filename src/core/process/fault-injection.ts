@@ -34,6 +34,8 @@ type FaultPoint =
   | 'firing_facts'
   | 'firing_fact_written'
   | 'chat_answered'
+  | 'summary_answered'
+  | 'title_answered'
   | 'run_locked'
   | 'run_advanced'
   | 'run_committed'

@@ -18,6 +18,9 @@ export const itemBytes = ({ input, expected_output = null, metadata = null }: Da
 /** Largest size of an item, equal to the limit of messages of a turn. */
 export const MAX_ITEM_BYTES = 4 * 1024 * 1024
 
+/** Largest total size of the items that one request copies. */
+export const MAX_COPIED_BYTES = 32 * 1024 * 1024
+
 /** @throws SYSTEM_MESSAGE_NOT_ALLOWED; VALIDATION_FAILED for more than 4 MiB */
 export function checkItem(item: DatasetItemInput, path = ''): void {
   if (item.input.some(({ role }) => role === 'system'))

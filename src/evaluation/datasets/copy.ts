@@ -9,7 +9,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { readSteps } from '../../execution/generations/traces/file.ts'
-import { addItems, checkItem, type ItemDraft, itemBytes, MAX_ITEM_BYTES } from './add.ts'
+import { addItems, checkItem, type ItemDraft, itemBytes, MAX_COPIED_BYTES, MAX_ITEM_BYTES } from './add.ts'
 import {
   type DatasetItemRow,
   type DatasetRow,
@@ -135,9 +135,8 @@ async function readReplies(
   return null
 }
 
-/** Most items per session and their total size; each item repeats the messages before its reply. */
+/** Most items per session; each repeats the messages before its reply. */
 const MAX_REPLIES = 100
-const MAX_COPIED_BYTES = 32 * 1024 * 1024
 
 /**
  * Copies the last reply or all replies of a session into a dataset.

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
+import { timeOrDateInput } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { voidStatement } from '../../core/db/sql.ts'
@@ -109,6 +110,25 @@ export const FromSessionInput = z
 
 const MAX_IMPORTED = 500
 
+export const FromFeedbackInput = z
+  .strictObject({
+    rating: z.literal([1, -1]).nullish().describe('Rating of the feedback'),
+    label: z.string().min(1).max(40).nullish().describe('Label that the feedback has'),
+    from: timeOrDateInput.nullish().describe('Feedback created at this time or later'),
+    to: timeOrDateInput.nullish().describe('Feedback created at this time or earlier'),
+    limit: z
+      .int()
+      .min(1)
+      .max(MAX_IMPORTED)
+      .default(100)
+      .describe(`Maximum number of feedback records, newest first. Default 100, at most ${MAX_IMPORTED}.`),
+    expected_output: z
+      .literal('comment')
+      .nullish()
+      .describe('`comment` – the comment is the expected output; requires `sessions:ListFeedback`. Default none.'),
+  })
+  .meta({ id: 'DatasetItemsFromFeedback', example: { rating: -1, limit: 50 } })
+
 export const DatasetImportInput = z
   .strictObject({
     items: z.array(DatasetItemInput).min(1).max(MAX_IMPORTED).describe(`1 to ${MAX_IMPORTED} items`),
@@ -121,6 +141,10 @@ export const ImportResult = z
     ids: z.array(z.string()).describe('IDs of the new items, in order'),
   })
   .meta({ id: 'DatasetItemsCreated' })
+
+export const ItemsFromFeedback = ImportResult.extend({
+  skipped: z.int().describe('Number of feedback records whose generation has no content'),
+}).meta({ id: 'DatasetItemsFromFeedbackCreated' })
 
 export const datasetItemKind = kind({
   name: 'dataset_item',

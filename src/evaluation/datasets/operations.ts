@@ -7,6 +7,7 @@ import { sql } from '../../core/db/sql.ts'
 import { addItems, checkItem, itemBytes, reserveCapacity } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
 import { runDatasetDeleteHooks } from './delete-hooks.ts'
+import { copyRatedTurns } from './from-feedback.ts'
 import {
   DatasetInput,
   DatasetItem,
@@ -16,9 +17,11 @@ import {
   DatasetPatch,
   datasetItemKind,
   datasetKind,
+  FromFeedbackInput,
   FromGenerationInput,
   FromSessionInput,
   ImportResult,
+  ItemsFromFeedback,
 } from './model.ts'
 import { addToDatasetCounts } from './store.ts'
 import { transferOperations } from './transfer.ts'
@@ -164,6 +167,21 @@ export const datasetOperations: Operation[] = [
     raises: ['RESOURCE_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED'],
     transaction: false,
     run: async context => result(201, await copySession(context)),
+  }),
+  itemOperation(datasetKind, {
+    id: 'createDatasetItemsFromFeedback',
+    method: 'post',
+    path: `${path}/{dataset_id}/items/from-feedback`,
+    summary: 'Create dataset items from feedback',
+    description:
+      'Copies the messages of rated generations as input, one item per feedback record that matches all given filters and whose generation the caller may read, all or none. Erasing the content of the end user deletes the items.',
+    tag,
+    action: WRITE_ACTION,
+    alsoActions: ['generations:GetGeneration', 'sessions:ListFeedback'],
+    body: FromFeedbackInput,
+    answers: { 201: ItemsFromFeedback },
+    raises: ['QUOTA_STORAGE_EXCEEDED'],
+    run: async context => result(201, await copyRatedTurns(context)),
   }),
   ...transferOperations,
   items.get({

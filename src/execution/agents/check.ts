@@ -1,15 +1,19 @@
 import type { z } from 'zod'
-import { raiseInvalid } from '../../core/api/errors.ts'
+import { essenceOf } from '../../content/files/media-type.ts'
+import { fileKind } from '../../content/files/model.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
-import { requireReferences } from '../../core/api/references.ts'
+import { requireAll, requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
+import { modelRouteKind } from '../model-routes/model.ts'
 import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
+import type { ContextPolicy } from './context-policy.ts'
 import { checkAgentKnowledge } from './knowledge.ts'
 import { AgentConfig, type AgentRow, agentKind } from './model.ts'
 import { checkOutputSchema } from './schema.ts'
@@ -66,6 +70,13 @@ export async function checkConfig(
   if (body.knowledge_config)
     await checkAgentKnowledge(context, projectId, body.knowledge_config, stored.knowledge_config)
   if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
+  // Loose afterwards: without the route, models that cannot take a file get a note.
+  const describer = body.media?.describe_model_route_id
+  if (describer != null && describer !== stored.media?.describe_model_route_id)
+    await requireAll(tx, modelRouteKind, projectId, [describer])
+  if (body.context_policy) await checkContextPolicy(tx, projectId, body.context_policy)
+  if (body.avatar_file_id != null && body.avatar_file_id !== stored.avatar_file_id)
+    await checkAvatar(context, projectId, body.avatar_file_id)
   const ceiling = services.config.AGENT_MAX_STEPS_CEILING
   // A stored value above a lowered ceiling stays, and its turns run at the ceiling.
   if (body.max_steps && body.max_steps > ceiling)
@@ -80,6 +91,37 @@ export async function checkConfig(
   if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
 }
 
+/** @throws VALIDATION_FAILED for a summary that takes more than half of the context, MODEL_ROUTE_NOT_FOUND */
+async function checkContextPolicy(
+  tx: Queryable,
+  projectId: string,
+  { max_context_tokens, summary_max_tokens = 0, summary_model_route_id }: ContextPolicy,
+): Promise<void> {
+  if (summary_max_tokens > max_context_tokens / 2)
+    raiseInvalid({
+      code: 'TOO_BIG',
+      path: 'context_policy.summary_max_tokens',
+      message: 'must be at most half of max_context_tokens',
+    })
+  await requireReferences(tx, agentKind, projectId, { summary_model_route_id })
+}
+
+/** Media types of images that browsers show. */
+const AVATAR_TYPES = ['image/png', 'image/jpeg', 'image/webp', 'image/gif']
+
+/** @throws FILE_NOT_FOUND, FORBIDDEN for a file that the caller may not download, VALIDATION_FAILED for another type */
+async function checkAvatar(
+  { tx, allow }: Pick<Context, 'tx' | 'allow'>,
+  projectId: string,
+  fileId: string,
+): Promise<void> {
+  const row = await fileKind.reference(tx, fileId, projectId)
+  if (!row) return raise(fileKind.missing, { meta: { id: fileId } })
+  allow('files:DownloadFile', { kind: fileKind, row })
+  if (!AVATAR_TYPES.includes(essenceOf(row.content_type ?? '')))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'avatar_file_id', message: 'must be a PNG, JPEG, WebP or GIF image' })
+}
+
 /** Errors of an invalid configuration. */
 export const agentRefusals = [
   'AI_PROVIDER_NOT_FOUND',
@@ -91,6 +133,7 @@ export const agentRefusals = [
   'INVALID_TOOL_CONTEXT_KEY',
   'SECRET_NOT_FOUND',
   'GUARDRAIL_NOT_FOUND',
+  'FILE_NOT_FOUND',
   'RESOURCE_NOT_FOUND',
 ] as const
 
@@ -114,6 +157,7 @@ export const referencePermissions = [
   'secrets:UseSecret',
   'knowledge:SearchKnowledge',
   'memories:CreateMemoryEntry',
+  'files:DownloadFile',
 ]
 
 /**

@@ -1,9 +1,23 @@
 import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
+import { type MediaSettings, mediaRules } from './media.ts'
 import type { AgentRow } from './model.ts'
 
 /** The face of an agent: what the end users of its chats see. */
 const agentView = endUserView(
-  ['id', 'name', 'description', 'avatar_file_id', 'greeting', 'suggestions', 'media'],
+  {
+    id: true,
+    name: true,
+    description: true,
+    avatar_file_id: true,
+    greeting: true,
+    suggestions: true,
+    // What its messages may contain.
+    media: (media: MediaSettings | null) => {
+      if (media === null) return null
+      const { accept, max_parts_per_turn } = mediaRules(media)
+      return { accept, max_parts_per_turn }
+    },
+  },
   [
     'project_id',
     'instructions',
@@ -30,6 +44,13 @@ const agentView = endUserView(
     'max_context_messages',
     'single_session_per_actor',
     'trace_content_mode',
+    'end_user_activity',
+    'context_policy',
+    'auto_title',
+    'client_instructions',
+    'accept_client_tools',
+    'request_settings',
+    'shared_state',
     'version',
     'active_release',
     'created_at',

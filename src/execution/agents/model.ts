@@ -8,7 +8,9 @@ import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import type { VendorSettings } from '../providers/model-messages.ts'
 import { BoundTool } from '../tools/model.ts'
+import { ContextPolicy } from './context-policy.ts'
 import { KnowledgeConfig } from './knowledge.ts'
+import { MediaSettings } from './media.ts'
 
 const MAX_JSON_BYTES = 64 * 1024
 
@@ -36,6 +38,13 @@ export const ToolBinding = z
       .optional()
       .describe('ID of a tool of the project. Exactly one of tool_id and tool must be set.'),
     tool: BoundTool.optional().describe('Inline definition, always active'),
+    label: z
+      .string()
+      .trim()
+      .min(1)
+      .max(80)
+      .optional()
+      .describe('Activity shown to end users while a tool of the binding runs, such as `Checking the order`'),
   })
   .meta({ id: 'ToolBinding' })
 export type ToolBinding = z.output<typeof ToolBinding>
@@ -161,6 +170,37 @@ const fields = {
     .describe(
       'Storage of turn content: `full` — stored; `none` — not stored. Null for the setting of the project, which cannot be exceeded.',
     ),
+  media: MediaSettings.nullable().describe(
+    'Handling of images and files in messages. Null for all media types with the fallback `extract`.',
+  ),
+  context_policy: ContextPolicy.nullable().describe(
+    'Bound of the model context in tokens, and the handling of older messages; null for no bound. Replaced as a whole.',
+  ),
+  auto_title: z
+    .boolean()
+    .describe('Whether sessions without a name get one from a model call after their first completed turn'),
+  description: z.string().max(2000).nullable().describe('Description of the agent for end users'),
+  avatar_file_id: z
+    .string()
+    .min(1)
+    .max(255)
+    .nullable()
+    .describe('ID of an image file (PNG, JPEG, WebP or GIF) that front ends show for the agent'),
+  greeting: z
+    .string()
+    .max(4000)
+    .nullable()
+    .describe('Text that front ends show in an empty session. It is not a message, and the model does not see it.'),
+  suggestions: z
+    .array(z.string().trim().min(1).max(200))
+    .max(6)
+    .nullable()
+    .describe('Messages that front ends offer to the end user, at most 6'),
+  end_user_activity: z
+    .enum(['none', 'labels'])
+    .describe(
+      'Tool calls in session streams for callers without `generations:GetGeneration`: `none` — hidden; `labels` — the label of the binding, without the name of the tool. Default `none`.',
+    ),
   client_instructions: z
     .enum(['ignore', 'block', 'system'])
     .describe(
@@ -173,6 +213,11 @@ const fields = {
     .nullable()
     .describe(
       'Model settings that requests at the OpenAI mount may set; null for none. A lower limit of output tokens always applies.',
+    ),
+  shared_state: z
+    .boolean()
+    .describe(
+      'Whether the model sees the state that a session shares with its AG-UI client, and may change it by the tool `update_state`',
     ),
 }
 
@@ -229,8 +274,11 @@ export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 /** Value of a field that a stored version does not have. */
 const UNSET: Partial<AgentConfig> = {
   single_session_per_actor: false,
+  auto_title: false,
+  end_user_activity: 'none',
   client_instructions: 'block',
   accept_client_tools: false,
+  shared_state: false,
 }
 
 /**
@@ -278,6 +326,14 @@ export const agentKind = kind({
     { kind: 'model_route', ...byRelease },
     { kind: 'guardrail', column: 'guardrail_ids', many: true, on_delete: 'block' },
     { kind: 'guardrail', ...byRelease },
+    {
+      kind: 'model_route',
+      column: 'summary_model_route_id',
+      field: () => sql.fragment`'context_policy.summary_model_route_id'::text`,
+      on_delete: 'block',
+    },
+    { kind: 'file', column: 'avatar_file_id', on_delete: 'block' },
+    { kind: 'file', ...byRelease },
     // Deletable while bound: the turn then reports the tool as unavailable, the call its secret.
     { kind: 'tool', column: 'tool_ids', many: true, on_delete: 'null', grantable: true },
     { kind: 'secret', column: 'secret_ids', many: true, on_delete: 'null' },
@@ -289,6 +345,8 @@ export const agentKind = kind({
     /** Tools that bindings reference, and secrets that inline definitions reference; null for none. */
     tool_ids: z.array(z.string()).nullable(),
     secret_ids: z.array(z.string()).nullable(),
+    /** Route that `context_policy` references. */
+    summary_model_route_id: z.string().nullable(),
     author: Author,
   },
   events: ['created', 'updated', 'deleted', 'release_started', 'release_promoted', 'release_aborted'],

@@ -52,7 +52,7 @@ const updateOperation = (method: 'patch' | 'put', id: string, summary: string): 
     id,
     summary,
     description:
-      'Omitted fields are unchanged. A write without changes creates no version. Binding a tool for the first time requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`, a source added to `knowledge_config` `knowledge:SearchKnowledge`, and its store for writes `memories:CreateMemoryEntry`.',
+      'Omitted fields are unchanged. A write without changes creates no version. Binding a tool for the first time requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, detaching a guardrail `guardrails:DetachGuardrail`, a source added to `knowledge_config` `knowledge:SearchKnowledge`, its store for writes `memories:CreateMemoryEntry`, and a new avatar `files:DownloadFile`.',
     alsoActions: [...referencePermissions, detachPermission],
     admit: refuseBoundedCaller,
     body: AgentPatch,
@@ -81,7 +81,7 @@ export const agentOperations: Operation[] = [
   }),
   agents.create({
     description:
-      'Binding a tool requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, sources of `knowledge_config` `knowledge:SearchKnowledge`, and its store for writes `memories:CreateMemoryEntry`.',
+      'Binding a tool requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, sources of `knowledge_config` `knowledge:SearchKnowledge`, its store for writes `memories:CreateMemoryEntry`, and an avatar `files:DownloadFile`.',
     alsoActions: referencePermissions,
     body: AgentInput,
     answers: { 201: AgentWithWarnings },

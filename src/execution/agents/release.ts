@@ -121,10 +121,13 @@ async function requireDetachOfLost(
 }
 
 /** Returns the ids in a configuration, by the references that agents declare. */
-const referencedIds = (config: AgentConfig): string[] =>
-  agentKind.references.flatMap(({ column }) =>
-    [(config as Record<string, unknown>)[column]].flat().filter(id => typeof id === 'string'),
-  )
+const referencedIds = (config: AgentConfig): string[] => {
+  const columns: Record<string, unknown> = {
+    ...config,
+    summary_model_route_id: config.context_policy?.summary_model_route_id,
+  }
+  return agentKind.references.flatMap(({ column }) => [columns[column]].flat().filter(id => typeof id === 'string'))
+}
 
 /**
  * Ends a release with one of its versions, whose configuration becomes the agent's as a new version unless it is the

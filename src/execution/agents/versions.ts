@@ -11,5 +11,8 @@ export const agentVersions = versioned({
     eval_run_id: z.string().nullable().describe('Eval run that allowed the canary to become this version'),
   },
   read: readConfig,
-  derived: ({ tool_bindings }) => (tool_bindings === undefined ? {} : boundIds(tool_bindings)),
+  derived: ({ tool_bindings, context_policy }) => ({
+    ...(tool_bindings === undefined ? {} : boundIds(tool_bindings)),
+    ...(context_policy === undefined ? {} : { summary_model_route_id: context_policy?.summary_model_route_id ?? null }),
+  }),
 })

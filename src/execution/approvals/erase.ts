@@ -5,9 +5,9 @@ import { eraseApprovalTurns, findApprovalWithFollowUp } from './store.ts'
 
 type Data = Record<string, unknown>
 
-const CONTENT = ['reasoning', 'evidence', 'predicted_impact', 'edited_arguments']
+const CONTENT = ['reasoning', 'evidence', 'predicted_impact', 'edited_arguments', 'shown_arguments']
 
-/** Removes from event data the proposed call, the approved arguments and the error of the call. */
+/** Removes from event data the proposed call, the approved arguments, the error of the call, and texts of end users. */
 function withoutContent(data: Data): Data {
   const inner = (name: string, field: string): Data =>
     data[name] ? { [name]: { ...(data[name] as Data), [field]: null } } : {}
@@ -16,6 +16,7 @@ function withoutContent(data: Data): Data {
     ...inner('proposed_action', 'arguments'),
     ...inner('execution', 'error'),
     ...Object.fromEntries(CONTENT.filter(name => name in data).map(name => [name, null])),
+    ...(data.resolved_by_actor_id ? { resolution_reason: null } : {}),
   }
 }
 

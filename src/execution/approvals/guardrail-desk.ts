@@ -33,6 +33,9 @@ function dedupKey({ generation, tool, action, args, tool_context }: Proposal): s
   })
 }
 
+/** Title of an approval for an end user, who must not see the name of the tool. */
+const END_USER_TITLE = 'Confirmation required'
+
 /** Files approvals for calls that guardrails route to a person. */
 export const guardrailDesk: ApprovalDesk = {
   async file(services, proposal) {
@@ -62,6 +65,7 @@ async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key:
   const { generation, tool, action, args, tool_context, guardrail_context } = proposal
   const { project_id, authority, actor_id } = generation
   const { starters } = await loadRequester(tx, project_id, authority)
+  const isForEndUser = proposal.approver === 'end_user' && generation.session_id !== null && actor_id !== null
   return insertApproval(
     tx,
     services,
@@ -84,6 +88,9 @@ async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key:
       permission: generation.permission,
       starters,
       forbid_self_approval: proposal.forbid_self_approval,
+      approver: isForEndUser ? 'end_user' : 'operator',
+      title: isForEndUser ? END_USER_TITLE : null,
+      end_user_arguments: isForEndUser ? [...proposal.end_user_arguments] : [],
       content_mode: generation.content_mode,
     },
     {

@@ -6,6 +6,7 @@ import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import { waiters } from '../../core/work/waiters.ts'
 import type { GenerationRow } from '../generations/model.ts'
+import { APPROVERS } from '../guardrails/model.ts'
 
 export const APPROVAL_ORIGINS = ['node', 'tool_call', 'task_transition'] as const
 export const APPROVAL_STATUSES = ['pending', 'approved', 'rejected', 'expired'] as const
@@ -51,7 +52,17 @@ export const Approval = record('Approval', {
   task_transition: nullableText.describe('Task transition to decide on'),
   policy_version: nullableText.describe('Guardrail that required the approval, `<id>@<version>`'),
   previous_item_id: nullableText.describe('ID of the latest rejected approval with the same dedup_key'),
+  approver: z
+    .enum(APPROVERS)
+    .describe(
+      'Who may resolve it: operator — holders of `approvals:ResolveApproval`; end_user — also the end user of the session',
+    ),
+  title: nullableText.describe('Title for the end user. Null unless the end user may resolve it.'),
+  shown_arguments: jsonObject
+    .nullable()
+    .describe('Arguments that the end user sees. Null unless the end user may resolve it.'),
   resolved_by: nullableText.describe('ID of the user whose credential resolved the approval'),
+  resolved_by_actor_id: nullableText.describe('ID of the end user who resolved the approval'),
   resolution_reason: nullableText,
   edited_arguments: jsonObject.nullable().describe('Arguments approved instead of the proposed ones'),
   execution: Execution.nullable().describe('Outcome of the call; null if no call is made'),
@@ -137,8 +148,18 @@ export const approvalKind = kind({
     /** Users that took part in starting the work that filed the approval. */
     starters: z.array(z.string()),
     forbid_self_approval: z.boolean(),
+    /** Names of the arguments that the end user sees. */
+    end_user_arguments: z.array(z.string()),
+    /** The turn that continues after the decision; null until then, and if there is none. */
+    continuation_id: z.string().nullable(),
     content_mode: z.enum(['full', 'none']),
     sealed: z.string().nullable(),
+  },
+  computed: {
+    shown_arguments: sql.fragment`case when t.approver = 'end_user' then (
+      select coalesce(json_object_agg(shown.key, shown.value), '{}')
+      from json_each(case when json_typeof(t.proposed_action -> 'arguments') = 'object' then t.proposed_action -> 'arguments' end) shown
+      where shown.key = any(t.end_user_arguments)) end`,
   },
   events: ['created', 'approved', 'rejected', 'expired'],
 })
@@ -162,6 +183,7 @@ export const storableApproval = (row: ApprovalRow): ApprovalRow =>
         evidence: null,
         predicted_impact: null,
         edited_arguments: null,
+        shown_arguments: row.shown_arguments && {},
       }
 
 /** Returns the subject of an approval as the start of a sentence. */

@@ -46,7 +46,8 @@ export const resolvePending = (
   id: string,
   to: {
     status: 'approved' | 'rejected'
-    resolved_by: string
+    resolved_by: string | null
+    resolved_by_actor_id: string | null
     reason: string | null
     edited: Record<string, unknown> | null
     sealed: string | null
@@ -54,7 +55,8 @@ export const resolvePending = (
   },
 ): Promise<ApprovalRow | null> =>
   db.maybeOne(approvalKind.sql`
-    update approvals t set status = ${to.status}, resolved_by = ${to.resolved_by}, resolution_reason = ${to.reason},
+    update approvals t set status = ${to.status}, resolved_by = ${to.resolved_by},
+      resolved_by_actor_id = ${to.resolved_by_actor_id}, resolution_reason = ${to.reason},
       edited_arguments = case when t.content_mode = 'full' then ${to.edited && JSON.stringify(to.edited)}::json end,
       sealed = ${to.sealed}, execution = ${to.execution && JSON.stringify(to.execution)}::json, updated_at = now(), ${redacted}
     where t.id = ${id} and t.status = 'pending' and t.expires_at > now()
@@ -125,7 +127,8 @@ export const eraseApprovalTurns = (db: Queryable, generationIds: readonly string
     update approvals t set status = case when h.was_pending then 'expired' else t.status end,
       proposed_action = case when t.proposed_action is not null then (t.proposed_action::jsonb || '{"arguments": null}')::json end,
       execution = case when t.execution is not null then (t.execution::jsonb || '{"error": null}')::json end,
-      reasoning = null, evidence = null, predicted_impact = null, edited_arguments = null, sealed = null, updated_at = now()
+      reasoning = null, evidence = null, predicted_impact = null, edited_arguments = null, sealed = null, updated_at = now(),
+      resolution_reason = case when t.resolved_by_actor_id is null then t.resolution_reason end
     from held h where t.id = h.id
     returning ${approvalKind.columns}, h.was_pending`)
 

@@ -175,6 +175,8 @@ export type ClientRequest = {
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
   /** Lowers the limit of the agent. */
   max_output_tokens?: number
+  /** Fenced text given as a message of the user before the history. */
+  context?: string
 }
 
 /** Working data of a turn until it settles; sealed at rest. */
@@ -195,6 +197,8 @@ export type TurnData = {
     knowledge_config?: SessionKnowledge
     client?: ClientRequest
   }
+  /** State that the agent shares with its client at the start of the turn; null for none. */
+  shared_state: unknown
   /** Settings submitted with the tool outputs that last resumed the turn. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
   /** Conversations whose mailboxes wait for the turn. */
@@ -205,7 +209,12 @@ export type TurnData = {
   notes: Record<string, unknown>
   /** Recalled knowledge with the message that contains it; null before the search. */
   knowledge: (Knowledge & { block: string | null }) | null
+  /** State of the conversation that bounds the context; null if it has none. */
+  context: PromptContext | null
 }
+
+/** Summary of the messages that precede a prompt, and the bytes of a token in the last turn of the conversation. */
+export type PromptContext = { summary: string | null; bytes_per_token: number | null }
 
 export const generationKind = kind({
   name: 'generation',

@@ -29,6 +29,8 @@ export function checkGuardrailDocument(document: GuardrailDocument): void {
     const expression = document[field]
     if (expression !== undefined) checkExpression(expression, `document.${field}`)
   }
+  if (document.approver === 'end_user' && document.forbid_self_approval)
+    refuse('document.forbid_self_approval', 'cannot be combined with the approver end_user, who started the turn')
   const { guard } = document
   if (guard !== undefined && typeof guard !== 'boolean' && !operationOf(guard))
     refuse('document.guard', 'must be an expression')

@@ -14,6 +14,7 @@ import {
   evaluationKind,
   GUARDRAIL_SCOPES,
   type GuardrailDecision,
+  type GuardrailDocument,
   type GuardrailScope,
   guardrailKind,
 } from './model.ts'
@@ -91,6 +92,12 @@ function strictestIndex(evaluations: readonly Evaluation[]): number {
 
 const versionOf = ({ guardrail_id, version }: GuardrailRule): string => `${guardrail_id}@${version ?? 'none'}`
 
+/** Returns the arguments that all rules show to an end user. */
+const sharedArguments = (documents: readonly GuardrailDocument[]): string[] =>
+  (documents[0].end_user_arguments ?? []).filter(name =>
+    documents.every(({ end_user_arguments }) => end_user_arguments?.includes(name)),
+  )
+
 async function evaluateGate(services: Services, request: GateRequest): Promise<Verdict> {
   const applied = await rulesFor(services, request)
   if (applied.length === 0) return { decision: 'execute' }
@@ -101,16 +108,20 @@ async function evaluateGate(services: Services, request: GateRequest): Promise<V
   const { rule } = applied[governing]
   storeEvaluations(services, request, evaluations, decision)
   if (decision === 'execute') return { decision }
-  if (decision === 'route_to_approval')
+  if (decision === 'route_to_approval') {
+    const requiring = applied
+      .filter((_, index) => evaluations[index].decision === decision)
+      .map(({ rule }) => rule.document)
     return {
       decision,
       policy_version: versionOf(rule),
       expires_in: rule.document.expires_in ?? APPROVAL_SECONDS,
-      // Any rule that requires the approval may forbid self-approval.
-      forbid_self_approval: applied.some(
-        (each, index) => evaluations[index].decision === decision && each.rule.document.forbid_self_approval === true,
-      ),
+      // The strictest of the rules that require the approval.
+      forbid_self_approval: requiring.some(each => each.forbid_self_approval === true),
+      approver: requiring.every(each => each.approver === 'end_user') ? 'end_user' : 'operator',
+      end_user_arguments: sharedArguments(requiring),
     }
+  }
   if (decision === 'tripwire') await reportTripwire(services, request, rule)
   const what = decision === 'blocked' ? 'blocked the call' : 'stopped the call because its guard failed'
   return { decision, reason: `Guardrail ${rule.name} (${versionOf(rule)}) ${what}` }

@@ -18,6 +18,10 @@ export type GuardrailDecision = (typeof DECISIONS)[number]
 export const GUARDRAIL_SCOPES = ['project', 'agent', 'tool'] as const
 export type GuardrailScope = (typeof GUARDRAIL_SCOPES)[number]
 
+/** Who resolves an approval. */
+export const APPROVERS = ['operator', 'end_user'] as const
+export type Approver = (typeof APPROVERS)[number]
+
 /** Default lifetime of an approval, in seconds. */
 export const APPROVAL_SECONDS = 86_400
 
@@ -44,6 +48,17 @@ export const GuardrailDocument = z
       .boolean()
       .optional()
       .describe('Whether users that started the chain of the call are excluded from resolving its approval'),
+    approver: z
+      .enum(APPROVERS)
+      .optional()
+      .describe(
+        'Who resolves an approval: operator — holders of `approvals:ResolveApproval` (default); end_user — also the end user of the session that proposed the call. If several guardrails require the approval, all must set end_user.',
+      ),
+    end_user_arguments: z
+      .array(z.string().min(1).max(255))
+      .max(64)
+      .optional()
+      .describe('Names of the arguments that the end user sees. Default none.'),
   })
   .meta({ id: 'GuardrailDocument' })
 export type GuardrailDocument = z.output<typeof GuardrailDocument>

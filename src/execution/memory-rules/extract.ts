@@ -6,13 +6,12 @@ import type { AgentRow } from '../agents/model.ts'
 import { findAgentVersion } from '../agents/served-version.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { callRoute, routingRecorder } from '../model-routes/call.ts'
-import type { LoadedRoute } from '../model-routes/store.ts'
+import { findRoute, type LoadedRoute } from '../model-routes/store.ts'
 import { callModel } from '../providers/call.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
 import { type ExtractedFact, extractedFacts } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
-import { findRoute } from './store.ts'
 
 const INSTRUCTION =
   "Extract the facts that are worth remembering beyond this conversation: the user's identity, preferences, decisions, and explicit requests to remember something. Each fact is one self-contained statement that names its subject. Leave out small talk, passing states and assumptions of the assistant."

@@ -10,7 +10,6 @@ import {
   voidStatement,
 } from '../../core/db/sql.ts'
 import { addExtraction } from '../generations/store.ts'
-import { type LoadedRoute, loadedRoute, routeOf } from '../model-routes/store.ts'
 import { ExtractedFact } from './facts.ts'
 import { type MemoryRuleRow, memoryRuleKind } from './model.ts'
 
@@ -163,12 +162,6 @@ export const countHandlerFailure = (db: Queryable, ruleId: string): Promise<numb
 /** Resets the number of consecutive failed firings. */
 export const resetFailures = (db: Queryable, ruleId: string) =>
   db.query(voidStatement`update memory_rules set failures = 0 where id = ${ruleId} and failures > 0`)
-
-const routeRow = sql.type(z.object({ route: loadedRoute }))
-
-/** Returns the route for the calls of a consumer, or null. */
-export const findRoute = (db: Queryable, consumer: Parameters<typeof routeOf>[0]): Promise<LoadedRoute | null> =>
-  db.oneFirst(routeRow`select ${routeOf(consumer)} as route`)
 
 /** Deletes firings that settled before a time and returns their number (index memory_rule_firings_settled). */
 export const deleteSettledRuleFirings = (db: Queryable, before: Date, limit: number): Promise<number> =>

@@ -62,6 +62,10 @@ export const routeOf = (consumer: {
     ? routeJson(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
     : sql.fragment`null::jsonb`
 
+/** Returns the route for the calls of a consumer, or null. */
+export const findRoute = (db: Queryable, consumer: Parameters<typeof routeOf>[0]): Promise<LoadedRoute | null> =>
+  db.oneFirst(routeRow`select ${routeOf(consumer)} as route`)
+
 type BreakerKey = { ai_provider_id: string; model: string }
 
 /** Counts a failure of a target and ends its probe. */

@@ -4,7 +4,15 @@ import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import type { FailureClass } from './failure.ts'
 import type { ProviderRow } from './model.ts'
-import type { ModelAnswer, ModelRequest } from './model-messages.ts'
+import { modelInputs } from './model-inputs.ts'
+import type {
+  AttachedFile,
+  MediaFallback,
+  ModelAnswer,
+  ModelRequest,
+  PromptMessage,
+  TextPart,
+} from './model-messages.ts'
 import { modelClient } from './models.ts'
 
 /** Loaded on demand: the SDK takes 30 MB and 100 ms, which a web process without calls avoids. */
@@ -29,6 +37,7 @@ export async function attemptModel(
   },
 ): Promise<ModelCallOutcome> {
   const { retries, repeats = () => true, each } = rule
+  const accepted = await acceptedRequest(provider, model, request)
   const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
   const target = { ai_provider_id: provider.id, model }
   const client = await modelClient(services, provider).catch((error: unknown) => {
@@ -40,7 +49,7 @@ export async function attemptModel(
   })
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
-    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, request)
+    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, accepted)
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
     await each?.(outcome)
     if (outcome.ok) {
@@ -54,6 +63,28 @@ export async function attemptModel(
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
     request.signal.throwIfAborted()
   }
+}
+
+/** Returns a request with texts in place of the files that the model does not take. */
+async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {
+  const inputs = modelInputs(provider, model)
+  if (inputs === null) return request
+  const fallbackOf = (part: TextPart | AttachedFile): MediaFallback | null =>
+    part.type === 'attachment' && part.fallback && !inputs.has(part.fallback.input) ? part.fallback : null
+  const messages: PromptMessage[] = []
+  for (const message of request.messages) {
+    if (message.role !== 'user' || typeof message.content === 'string' || !message.content.some(fallbackOf)) {
+      messages.push(message)
+      continue
+    }
+    const content: (TextPart | AttachedFile)[] = []
+    for (const part of message.content) {
+      const fallback = fallbackOf(part)
+      content.push(fallback ? { type: 'text', text: await fallback.text() } : part)
+    }
+    messages.push({ role: 'user', content })
+  }
+  return { ...request, messages }
 }
 
 /**

@@ -1,9 +1,10 @@
+import { z } from 'zod'
 import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
 import { tokensIn } from '../../identity/secrets/resolve.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
-import type { ProviderConfig, ProviderRow, ProviderType } from './model.ts'
+import { MODEL_INPUTS, type ProviderConfig, type ProviderRow, type ProviderType } from './model.ts'
 
 /** Masked credential value; in a write it refers to the stored value. */
 const MASKED = '***'
@@ -30,6 +31,7 @@ export type Settings = {
 
 const KNOWN_KEYS = {
   headers: 'headers',
+  models: 'models',
   structured_outputs: 'boolean',
   api: 'string',
   organization: 'string',
@@ -100,6 +102,7 @@ function configProblems({ provider, config }: ProviderFields): Problem[] {
     if (value === null) continue
     const path = `config.${spelling}`
     if (type === 'headers') problems.push(...headerProblems(provider, value, path))
+    else if (type === 'models') problems.push(...modelProblems(value, path))
     else if (typeof value !== type) addProblem(path, `must be a ${type}`, 'INVALID_TYPE')
     else if (value === '') addProblem(path, 'must not be empty')
   }
@@ -144,6 +147,24 @@ function hostLabelKeys(provider: ProviderType): ('location' | 'project' | 'regio
   if (provider === 'vertex') return ['location', 'project']
   if (provider === 'bedrock') return ['region']
   return provider === 'azure' ? ['resource_name'] : []
+}
+
+const MAX_MODELS = 500
+const ModelSettings = z
+  .record(
+    z.string().min(1).max(255),
+    z.strictObject({ input: z.array(z.enum(MODEL_INPUTS)).min(1).max(MODEL_INPUTS.length) }),
+  )
+  .refine(models => Object.keys(models).length <= MAX_MODELS, `must have at most ${MAX_MODELS} models`)
+
+function modelProblems(value: unknown, path: string): Problem[] {
+  const parsed = ModelSettings.safeParse(value)
+  if (parsed.success) return []
+  return parsed.error.issues.map(issue => ({
+    code: 'INVALID_VALUE',
+    path: [path, ...issue.path].join('.'),
+    message: issue.message,
+  }))
 }
 
 function headerProblems(provider: ProviderType, value: unknown, path: string): Problem[] {

@@ -1,3 +1,5 @@
+import type { ModelInput } from './model.ts'
+
 /** Failure classes that a retry may resolve. */
 export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as const
 
@@ -13,12 +15,22 @@ export const messageText = ({ content }: Exclude<ModelMessage, { role: 'tool' }>
 
 export type TextPart = { type: 'text'; text: string }
 /** File of the project by id; its bytes are read when a model is called. */
-export type FilePart = { type: 'file'; file_id: string }
+export type FilePart = { type: 'file'; file_id: string; media?: MessageMedia }
+/** File of a conversation message. Unlike other files, it may be sent as text. */
+export type MessageMedia = { message_id: string; alt: string | null; description: string | null }
 /**
  * File content as a model receives it. Base64, because the SDK would make several copies when encoding bytes. Stored
  * only if it is not a file of the project.
  */
-export type AttachedFile = { type: 'attachment'; filename: string; media_type: string; data_base64: string }
+export type AttachedFile = {
+  type: 'attachment'
+  filename: string
+  media_type: string
+  data_base64: string
+  fallback?: MediaFallback
+}
+/** Text for a model that does not take the input, in place of a file. Never stored. */
+export type MediaFallback = { input: ModelInput; text: () => Promise<string> }
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
   type: 'tool_result'

@@ -20,6 +20,10 @@ export const PROVIDER_TYPES = [
 
 export type ProviderType = (typeof PROVIDER_TYPES)[number]
 
+/** Inputs that models take. */
+export const MODEL_INPUTS = ['text', 'image', 'pdf', 'audio'] as const
+export type ModelInput = (typeof MODEL_INPUTS)[number]
+
 /** Settings of a provider type as stored; credentials are masked as `***`. */
 export type ProviderConfig = Record<string, unknown>
 
@@ -37,7 +41,9 @@ const fields = {
   config: z
     .record(z.string(), z.unknown())
     .nullable()
-    .describe('Settings of the type, such as region, api_version or headers. Credentials are masked as `***`.'),
+    .describe(
+      'Settings of the type, such as region, api_version or headers, and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials are masked as `***`.',
+    ),
 }
 
 export const AiProvider = record('AiProvider', fields)

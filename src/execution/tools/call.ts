@@ -126,12 +126,12 @@ export function actingThrough(services: Services, tool: Callable, caller: ToolCa
 export async function prepareCall(
   services: Services,
   tool: Callable,
-  call: Pick<ToolCall, 'action' | 'input' | 'limits'>,
+  call: Pick<ToolCall, 'action' | 'input' | 'limits' | 'context'>,
 ): Promise<{ action: string | null; input: Record<string, unknown> }> {
   const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
   const input = { ...call.input, ...tool.preset_parameters }
   await checkInput(services, tool, input, call.limits.signal)
-  if (action !== null && tool.type === 'platform') checkArguments(tool, action, input)
+  if (action !== null && tool.type === 'platform') checkArguments(tool, action, input, call.context)
   return { action, input }
 }
 

@@ -55,6 +55,10 @@ export type Verdict =
       expires_in: number
       /** Whether starters of the chain are excluded from resolving the approval. */
       forbid_self_approval: boolean
+      /** Who resolves the approval besides holders of the permission. */
+      approver: 'operator' | 'end_user'
+      /** Names of the arguments that an approving end user sees. */
+      end_user_arguments: readonly string[]
     }
 
 /** Tool definition, of a record or inline. */

@@ -3,6 +3,7 @@ import { type FlatCall, flatSchema, flatten, type JsonObject, type Request, unfl
 import { type Operation, type OperationResult, operations, toolNameOf } from '../../core/api/operation.ts'
 import { fieldsOf, requestPath } from '../../core/api/parameters.ts'
 import { truncateBytes } from '../../core/api/storable-text.ts'
+import type { ToolContext } from '../../core/api/tool-context.ts'
 import { parse } from '../../core/api/validate.ts'
 import { callAs } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
@@ -81,10 +82,13 @@ export function platformArguments(tool: ToolDefinition, input: Record<string, un
 }
 
 /**
- * Splits the arguments of a call into the parameters of an operation and validates them.
+ * Splits the arguments of a call into the parameters of an operation and validates them. Parameters from the tool context
+ * replace arguments: a turn acts only on its own session.
  * @throws VALIDATION_FAILED
  */
-function requestOf(operation: Operation, input: Record<string, unknown>): Request {
+function requestOf(operation: Operation, args: Record<string, unknown>, context: ToolContext): Request {
+  const ofTurn = Object.entries(operation.contextParameters).filter(([, key]) => context[key] !== undefined)
+  const input = { ...args, ...Object.fromEntries(ofTurn.map(([name, key]) => [name, context[key]])) }
   const { params, query, body } = unflatten(operation, input, { at: 'input', without: FIXED_PARAMETERS })
   const waits = [...(flatten(operation) as FlatCall).fields.values()].filter(({ field }) => field === 'wait')
   if (waits.some(each => each.in === 'query')) query.wait = 'true'
@@ -95,8 +99,13 @@ function requestOf(operation: Operation, input: Record<string, unknown>): Reques
 }
 
 /** Raises VALIDATION_FAILED for arguments that do not match the operation of an action. */
-export function checkArguments(tool: ToolDefinition, action: string, input: Record<string, unknown>): void {
-  requestOf(operationOf(action), platformArguments(tool, input))
+export function checkArguments(
+  tool: ToolDefinition,
+  action: string,
+  input: Record<string, unknown>,
+  context: ToolContext,
+): void {
+  requestOf(operationOf(action), platformArguments(tool, input), context)
 }
 
 const operationOf = (action: string): Operation =>
@@ -142,7 +151,8 @@ export async function callOperation(
       meta: { tool_id: tool.id },
     })
   const { limits, idempotencyKey, turn } = call
-  const requestBody = requestOf(operation, { ...platformArguments(tool, input), ...forwardedTo(operation, tool, call) })
+  const args = { ...platformArguments(tool, input), ...forwardedTo(operation, tool, call) }
+  const requestBody = requestOf(operation, args, call.context)
   const caller = (await call.caller()) ?? raise('UNAUTHORIZED')
   const timeout = AbortSignal.timeout(Math.max(1, Math.ceil(limits.until - performance.now())))
   const key = idempotencyKey !== null && operation.method === 'post' ? `${idempotencyKey}.${action}` : undefined
@@ -208,9 +218,17 @@ function outputOf({ config }: Services, { body, text, stream }: OperationResult,
 /** Cached by operation: building a schema takes a millisecond. */
 const schemas = new WeakMap<Operation, JsonObject>()
 
+/** Returns the schema without fixed parameters; parameters from the context of a turn are optional. */
+function offeredSchema(operation: Operation): JsonObject {
+  const schema = flatSchema(flatten(operation) as FlatCall, FIXED_PARAMETERS)
+  const { required } = schema as { required?: string[] }
+  const remaining = required?.filter(name => !(name in operation.contextParameters))
+  return remaining ? { ...schema, required: remaining } : schema
+}
+
 /** Returns the JSON Schema of the arguments of an action. */
 export function actionSchema(operation: Operation): JsonObject {
-  const schema = schemas.get(operation) ?? flatSchema(flatten(operation) as FlatCall, FIXED_PARAMETERS)
+  const schema = schemas.get(operation) ?? offeredSchema(operation)
   schemas.set(operation, schema)
   return schema
 }

@@ -12,14 +12,14 @@ function requireAnotherAdmin(admins: readonly string[], id: string): void {
 }
 
 /**
- * Updates name, role or disabled state of a user. A new name or role ends the user's tokens.
+ * Updates names, role or disabled state of a user. A new username or role ends the user's tokens.
  * @throws NAME_CONFLICT, RESOURCE_NOT_FOUND, and LAST_ADMIN_REQUIRED for the last admin who can sign in
  */
 export async function updateUserFields(
   tx: Tx,
   clock: Clock,
   id: string,
-  change: { username?: string; role?: Role; disabled?: boolean },
+  change: { username?: string; role?: Role; display_name?: string | null; disabled?: boolean },
 ): Promise<UserRow> {
   // Lock order: the admins first, so that a transaction that waits here holds no other lock.
   const admins = change.role === 'user' || change.disabled ? await lockAdmins(tx) : null
@@ -34,10 +34,11 @@ export async function updateUserFields(
         ? (user.disabled_at ?? clock.now().toISOString())
         : null
   const endTokens = username !== user.username || role !== user.role
-  if (!endTokens && disabled_at === user.disabled_at) return user
-  principalsChanged(tx, `user:${id}`)
+  const display_name = change.display_name === undefined ? user.display_name : change.display_name
+  if (!endTokens && disabled_at === user.disabled_at && display_name === user.display_name) return user
+  if (endTokens || disabled_at !== user.disabled_at) principalsChanged(tx, `user:${id}`)
   try {
-    return await updateUser(tx, id, { username, role, disabled_at, endTokens })
+    return await updateUser(tx, id, { username, role, display_name, disabled_at, endTokens })
   } catch (error) {
     if (error instanceof UniqueIntegrityConstraintViolationError)
       return raise('NAME_CONFLICT', { message: `Username ${username} is already in use`, meta: { username } })

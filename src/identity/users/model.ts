@@ -16,6 +16,7 @@ export const User = record(
   {
     username: z.string().describe('Sign-in name'),
     role,
+    display_name: z.string().nullable().describe('Name that end users see'),
     policy_ids: z.array(z.string()).describe('IDs of the attached policies in order of attachment'),
     last_login_at: z.string().nullable().describe('Time of the last sign-in'),
     disabled_at: z
@@ -111,12 +112,27 @@ export const SignInInput = z
         context.addIssue({ code: 'custom', path: [name], message: 'cannot be combined with oidc_code' })
   })
   .meta({ id: 'SignInInput', example: { username: 'ada', password: 'correct-horse-battery' } })
+const displayName = z
+  .string()
+  .trim()
+  .min(1)
+  .max(120)
+  .refine(name => !CONTROL.test(name), 'must not contain control characters')
+  .nullable()
+  .describe('Name that end users see when the user writes to them as an operator')
+
 export const UserInput = z
-  .strictObject({ username: Username, password: newPassword, role: role.default('user') })
+  .strictObject({
+    username: Username,
+    password: newPassword,
+    role: role.default('user'),
+    display_name: displayName.optional(),
+  })
   .meta({ id: 'UserInput' })
 export const UserPatch = patchBody('UserPatch', {
   username: Username,
   role,
+  display_name: displayName,
   disabled: z.boolean().describe('Whether all credentials of the user are refused'),
 })
 export const OwnPasswordInput = z

@@ -204,8 +204,8 @@ export const userOperations: Operation[] = [
       return hashPassword(services, body.password, { user: caller.user.id, closed: request.closed })
     },
     async run({ body, prepared: password_hash, tx }) {
-      const { username, role } = body
-      const created = await insertUser(tx, { id: newId('user'), username, role, password_hash })
+      const { username, role, display_name } = body
+      const created = await insertUser(tx, { id: newId('user'), username, role, display_name, password_hash })
       if (!created)
         return raise('NAME_CONFLICT', { message: `Username ${username} is already in use`, meta: { username } })
       return userKind.present(created)
@@ -232,7 +232,7 @@ export const userOperations: Operation[] = [
     method: 'patch',
     path: '/users/{user_id}',
     summary: 'Update a user',
-    description: 'A new name or role ends the tokens of the user. All credentials of a disabled user are refused.',
+    description: 'A new username or role ends the tokens of the user. All credentials of a disabled user are refused.',
     tag,
     action: 'users:UpdateUser',
     gate: 'admin',

@@ -27,11 +27,11 @@ export const hasUsers = (db: Queryable): Promise<boolean> =>
 /** Inserts a user; null if the name is in use. Index users_username. */
 export const insertUser = (
   db: Queryable,
-  user: { id: string; username: string; role: Role; password_hash: string | null },
+  user: { id: string; username: string; role: Role; password_hash: string | null; display_name?: string | null },
 ): Promise<UserRow | null> =>
   db.maybeOne(userKind.sql`
-    insert into users as t (id, username, role, password_hash)
-    values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash})
+    insert into users as t (id, username, role, password_hash, display_name)
+    values (${user.id}, ${user.username}, ${user.role}, ${user.password_hash}, ${user.display_name ?? null})
     on conflict do nothing
     returning ${userKind.columns}`)
 
@@ -209,14 +209,14 @@ export const lockAdmins = async (db: Queryable): Promise<string[]> =>
     .filter(({ disabled_at }) => disabled_at === null)
     .map(({ id }) => id)
 
-/** Updates name, role and disabled state. `endTokens` ends existing sessions. */
+/** Updates names, role and disabled state. `endTokens` ends existing sessions. */
 export const updateUser = (
   db: Queryable,
   id: string,
-  user: { username: string; role: Role; disabled_at: string | null; endTokens: boolean },
+  user: { username: string; role: Role; display_name: string | null; disabled_at: string | null; endTokens: boolean },
 ): Promise<UserRow> =>
   db.one(userKind.sql`
-    update users t set username = ${user.username}, role = ${user.role}, disabled_at = ${user.disabled_at}::timestamptz,
+    update users t set username = ${user.username}, role = ${user.role}, display_name = ${user.display_name}, disabled_at = ${user.disabled_at}::timestamptz,
       token_version = token_version + ${user.endTokens ? 1 : 0}, updated_at = now()
     where t.id = ${id}
     returning ${userKind.columns}`)

@@ -81,7 +81,7 @@ const callFields: (keyof AgentTurnCall)[] = [
 
 type TurnContext = Pick<
   Context<unknown, AgentTurnCall>,
-  'services' | 'caller' | 'body' | 'allow' | 'audit' | 'request' | 'recheck' | 'record'
+  'services' | 'caller' | 'body' | 'allow' | 'audit' | 'request' | 'recheck' | 'record' | 'client'
 >
 
 /** A turn outside of sessions. */
@@ -93,7 +93,7 @@ export const agentTurnOperation = itemOperation(agentKind, {
   tag: 'OpenAI',
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['files:DownloadFile'],
-  find: findRunnableAgent,
+  find: (db, id) => findRunnableAgent(db, id),
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
   granted: true,
@@ -219,7 +219,7 @@ async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn):
   const agent = await admitTurn(tx, services, { project_id, agent_id: body.agent_id, actor_id })
   const { session } = await createClientSession(tx, agent, { project_id, actor_id, ephemeral: true })
   return createTurn(tx, services, {
-    ...turnInput(session, caller, {
+    ...turnInput(session, principalRecord(caller), {
       generation_id,
       tool_context: turnContext(session, null),
       streamed: body.stream !== null || body.background,
@@ -269,7 +269,7 @@ async function enqueueInConversation(
   touchSession(tx, session.id)
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
-    input: turnInput(session, caller, {
+    input: turnInput(session, principalRecord(caller), {
       generation_id,
       tool_context: turnContext(session, null),
       streamed: body.stream !== null || body.background,

@@ -4,21 +4,26 @@ import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
+import { mediaRules } from '../../agents/media.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
 import { callModel } from '../../providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
 import { openStepOf, settledStep } from '../journal/step.ts'
 import type { TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
+import { calledModels } from '../request/message-media.ts'
 import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings } from './client-request.ts'
+import { boundHistory, summaryMessages } from './context-bound.ts'
+import { describeMedia } from './describe-media.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
 import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
+import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
@@ -193,25 +198,40 @@ async function requestStep(
 ): Promise<ModelAnswer> {
   const { agent, generation, services, route } = turn
   const { provider } = turn.loaded
-  const history = newestMessages(data.messages ?? [], agent.max_context_messages)
-  turn.files ??= await readFiles(services, generation.project_id, history, signal)
-  const system = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
+  const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
+  const output_schema = outputSchemaOf(agent, data)
+  const system = parts.length > 0 ? parts.join('\n\n') : null
+  const reference = [
+    ...knowledgeMessages(data),
+    ...summaryMessages(data),
+    ...clientInstructionMessages(data),
+    ...referenceMessages(data),
+  ]
+  const steps = turn.steps.flatMap(stepMessages)
+  const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
+  let history = historyOf(turn, data, step, others)
+  if (!turn.files) {
+    turn.files = await readFiles(services, generation.project_id, history, signal, {
+      rules: mediaRules(agent.media),
+      models: calledModels(turn.loaded, data.model ?? agent.model),
+      describe: (part, file) => describeMedia(turn, part, file, signal),
+    })
+    // Texts of files may exceed the estimate.
+    if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
+  }
   const request: ModelRequest = {
-    system: system.length > 0 ? system.join('\n\n') : null,
-    messages: [
-      ...knowledgeMessages(data),
-      ...clientInstructionMessages(data),
-      ...attachFiles([...history, ...turn.steps.flatMap(stepMessages)], turn.files),
-    ],
+    system,
+    messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
     ...modelSettings(agent, data.overrides),
     ...offered,
-    output_schema: outputSchemaOf(agent, data),
+    output_schema,
     prompt_caching: agent.prompt_caching?.enabled ?? false,
     provider_options: agent.provider_options,
     signal,
-    ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+    // A structured answer is validated as a whole.
+    ...(generation.streamed && !output_schema ? { onDelta: (text: string) => turn.appendText(text) } : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
   // The provider or route of an earlier agent version may have been deleted.
@@ -222,6 +242,28 @@ async function requestStep(
   const routing = routingRecorder(route, generation.routing, generation.publisher_project_id)
   turn.generation = { ...generation, routing }
   return callRoute(services, route, request, { step, routing })
+}
+
+/** Returns the messages of the history that fit into the context of a step. */
+function historyOf(
+  turn: TurnAttempt,
+  data: TurnData,
+  step: number,
+  request: Parameters<typeof boundHistory>[2],
+): ModelMessage[] {
+  const { max_context_messages, context_policy } = turn.agent
+  turn.history ??= newestMessages(data.messages ?? [], max_context_messages)
+  if (!context_policy) return turn.history
+  const { history, ...size } = boundHistory(
+    context_policy,
+    turn.history,
+    { ...request, attached: turn.files?.parts },
+    data.context?.bytes_per_token ?? null,
+  )
+  const dropped = history.length < turn.history.length || turn.request?.dropped === true
+  turn.request = { step, ...size, dropped }
+  turn.history = history
+  return history
 }
 
 /** Fails the turn, or stops without settling if the claim was lost. */

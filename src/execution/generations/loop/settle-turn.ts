@@ -9,11 +9,13 @@ import { agentResult } from '../request/turn-result.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
+import { contextUse } from './context-bound.ts'
 import { priceTurn } from './metering.ts'
 import { outputSchemaOf } from './step-settings.ts'
 import { parseStructuredOutput, stripCodeFence } from './structured-output.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 import { completionHooksFor, loadTurnMemoryIfWritten } from './turn-hooks.ts'
+import type { TurnOutcome } from './turn-owner.ts'
 import { settlementParts } from './turn-store.ts'
 
 const DEPTH_LIMIT_TEXT = 'The maximum depth of nested calls was reached; this agent was not run.'
@@ -126,7 +128,7 @@ async function settleTurn(
   lastStep: JournalStepRow | null,
   events: StreamEvent[] = [],
 ): Promise<'settled'> {
-  const { services, generation, context, data } = turn
+  const { services, generation, context, data, agent } = turn
   const { source } = context
   await injectFault(services, 'before_settle')
   // Outcomes of a step in progress are stored, so that a retry does not repeat its calls.
@@ -168,6 +170,8 @@ async function settleTurn(
     object: end.output?.object ?? null,
     error: end.error,
     notes: data?.notes ?? {},
+    context: end.status === 'completed' ? contextOf(turn, answered) : null,
+    names_session: end.status === 'completed' && agent.auto_title && mayStoreDerived(turn),
   })
   const emitHooks = await retryWhileUnavailable(() => completionHooksFor(services, settled), context)
   const memory = await retryWhileUnavailable(() => loadTurnMemoryIfWritten(services.pool, generation, steps), context)
@@ -189,6 +193,26 @@ async function settleTurn(
   calls.written()
   if (after.step_count > 0) traceFlusher(services).add(after)
   return turn.reportOutcome(end.status, end.error)
+}
+
+/**
+ * Whether the agent's model may be called for texts derived from the turn: its content is stored, and the agent is not of
+ * another project, whose model is called only for turns.
+ */
+const mayStoreDerived = ({ agent, generation }: TurnAttempt): boolean =>
+  generation.content_mode === 'full' && agent.project_id === generation.project_id
+
+/** Returns the use of the context by the last request of a turn; null if its size is unknown. */
+function contextOf(
+  turn: TurnAttempt,
+  answered: Pick<JournalStepRow, 'n' | 'usage' | 'text'> | null,
+): TurnOutcome['context'] {
+  const { agent, request } = turn
+  if (!agent.context_policy || !request || !answered) return null
+  const metered = request.step === answered.n ? (answered.usage?.input_tokens ?? null) : null
+  const { bytes_per_token, full } = contextUse(agent.context_policy, request, metered, answered.text ?? '')
+  const summarizes = full && mayStoreDerived(turn) && agent.context_policy.strategy === 'summarize'
+  return { bytes_per_token, summarize: summarizes ? { history_tokens: request.capacity } : null }
 }
 
 /** Returns the step in progress as settled by the end of the turn; null if none of its calls has started. */

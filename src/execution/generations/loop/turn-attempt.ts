@@ -9,16 +9,18 @@ import type { Services } from '../../../core/process/services.ts'
 import { logAttempt } from '../../../core/work/attempt.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import type { LoadedRoute } from '../../model-routes/store.ts'
+import type { ModelMessage } from '../../providers/model-messages.ts'
 import { storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { Frame } from '../streams/frame-store.ts'
-import { FrameWriter, startedOf } from '../streams/frames.ts'
+import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
+import type { RequestSize } from './context-bound.ts'
 import { draftLostCalls, type ProviderTypes, providerTypesOf } from './metering.ts'
 import { sealTurnData } from './turn-data.ts'
 import { withMemory } from './turn-hooks.ts'
@@ -51,6 +53,10 @@ export class TurnAttempt {
   /** Read for the first model call; later steps use the same bytes. */
   files: Attachments | null = null
   tools: Toolbox = NO_TOOLS
+  /** Messages of the history that fit into the context; later steps omit further ones but restore none. */
+  history: ModelMessage[] | null = null
+  /** Size of the last model request of an agent with a context policy. */
+  request: RequestSize | null = null
   /** The step in progress, after its model call. */
   open: JournalState['open']
   /** Whether the journal may contain rows of the turn besides its settled steps. */
@@ -149,7 +155,8 @@ export class TurnAttempt {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))
-    if (!step || this.generation.shape !== 'agent') return frames
+    if (!step) return frames
+    if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, { step: step.n })]
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }

@@ -27,7 +27,9 @@ const EMPTY: Omit<TurnData, 'depth'> = {
   resumed: {},
   occupied: [],
   notes: {},
+  shared_state: null,
   knowledge: null,
+  context: null,
 }
 
 const isEmpty = (data: TurnData, name: keyof typeof EMPTY): boolean =>

@@ -4,9 +4,10 @@ import type { Queryable } from '../../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../../core/db/writer.ts'
 import { extensionPoint } from '../../../core/declarations.ts'
 import type { Logger } from '../../../core/process/log.ts'
+import type { Services } from '../../../core/process/services.ts'
 import type { SessionKnowledge } from '../../agents/knowledge.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
-import type { GenerationRow } from '../model.ts'
+import type { GenerationRow, PromptContext } from '../model.ts'
 
 export type TurnOutcome = {
   status: 'completed' | 'failed'
@@ -21,6 +22,13 @@ export type TurnOutcome = {
   error: RecordedFailure | null
   /** Notes of `prepare`. */
   notes: Record<string, unknown>
+  /**
+   * With a context policy: bytes of a token in the last request and, if older messages are to be summarized, the tokens
+   * that it left to messages.
+   */
+  context: { bytes_per_token: number | null; summarize: { history_tokens: number } | null } | null
+  /** Whether the agent names its sessions, by a call of its model. */
+  names_session: boolean
 }
 
 /** Data of a pause, stored or not. */
@@ -39,11 +47,18 @@ export type TurnSource = {
         notes?: Record<string, unknown>
         /** Additional knowledge of the turn; the configuration of the request is merged over it. */
         knowledge_config?: SessionKnowledge | null
+        /** State that an agent may share with its client. */
+        shared_state?: unknown
+        context?: PromptContext | null
       }
     | { refuse: RecordedFailure }
   >
+  /** Changes the state that the agent shares with its client, and returns the new one. Raises to refuse. */
+  changeState?(services: Services, change: (state: unknown) => unknown): Promise<unknown>
   /** Returns the row that the permission refers to, if the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null
+  /** Stores the description of a file of a message, so that later turns use it. */
+  described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**

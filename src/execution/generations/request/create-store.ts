@@ -143,14 +143,18 @@ export async function insertTurn(
       coalesce((select require_priced_model from project), false) as require_priced_model`)
 }
 
-/** An agent with its provider or route, in the version that its release assigns without a subject. */
+/** An agent with its provider or route. */
 const RunnableAgent = agentKind.row.extend(AgentBinding.shape)
 export type RunnableAgent = z.output<typeof RunnableAgent>
 const runnableAgentRow = sql.type(RunnableAgent)
 
-/** Returns a runnable agent in one round trip, or null. */
-export const findRunnableAgent = (db: Queryable, id: string): Promise<RunnableAgent | null> =>
+/** Returns a runnable agent in the version that its release assigns to a subject, in one round trip, or null. */
+export const findRunnableAgent = (
+  db: Queryable,
+  id: string,
+  subject: ReleaseSubject = {},
+): Promise<RunnableAgent | null> =>
   db.maybeOne(runnableAgentRow`
     select a.*, to_jsonb(pr) as provider, ${routeOfRow('a')} as route,
-      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedAgentOf({ agent_id: id })} t) a
+      (select p.require_priced_model from projects p where p.id = a.project_id) as require_priced_model from (select ${agentKind.columns} from ${servedAgentOf({ ...subject, agent_id: id })} t) a
     left join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = a.ai_provider_id) pr on true`)

@@ -122,7 +122,9 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     occupied: input.occupied ?? [],
     depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
     notes: {},
+    shared_state: null,
     knowledge: null,
+    context: null,
   }
   const isDirect = input.authority.via === null
   return {

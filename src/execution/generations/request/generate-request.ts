@@ -233,7 +233,7 @@ export const generateOperation = itemOperation(agentKind, {
   tag: 'Generations',
   action: 'agents:CreateAgentGeneration',
   alsoActions: ['documents:GetDocument', 'files:DownloadFile', 'knowledge:SearchKnowledge', 'tools:CallTool'],
-  find: findRunnableAgent,
+  find: (db, id) => findRunnableAgent(db, id),
   query: WaitQuery,
   body: GenerateInput,
   answers: { 202: AcceptedTurn, 200: GenerateResult },

@@ -1,3 +1,4 @@
+import { mediaInput } from '../../../content/files/media.ts'
 import { essenceOf } from '../../../content/files/media-type.ts'
 import { type FileRow, fileKind } from '../../../content/files/model.ts'
 import { fileBytes } from '../../../content/files/read-file.ts'
@@ -6,11 +7,20 @@ import { type Problem, raise, raiseInvalid } from '../../../core/api/errors.ts'
 import type { Context } from '../../../core/api/operation.ts'
 import type { Queryable } from '../../../core/db/sql.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { AttachedFile, ModelMessage, PromptMessage } from '../../providers/model-messages.ts'
+import type { AttachedFile, FilePart, ModelMessage, PromptMessage, TextPart } from '../../providers/model-messages.ts'
 import { findFiles } from '../store.ts'
+import {
+  currentMedia,
+  fallbackText,
+  type MediaHandling,
+  type MediaPart,
+  mayTake,
+  needsBytes,
+  noteOf,
+} from './message-media.ts'
 
-/** Attachments of a turn by file id; `release` frees their memory. */
-export type Attachments = { files: ReadonlyMap<string, AttachedFile>; release(): void }
+/** What a model gets for the file parts of a turn; `release` frees the memory. */
+export type Attachments = { parts: ReadonlyMap<FilePart, AttachedFile | TextPart>; release(): void }
 
 /** Media types that models accept: images, audio and PDF. */
 const READABLE = /^(image\/|audio\/|application\/pdf$)/
@@ -20,7 +30,7 @@ function* fileParts(messages: readonly ModelMessage[]) {
   for (const [index, { role, content }] of messages.entries()) {
     if (role !== 'user' || typeof content === 'string') continue
     for (const [at, part] of content.entries())
-      if (part.type === 'file') yield { file_id: part.file_id, path: `messages[${index}].content[${at}].file_id` }
+      if (part.type === 'file') yield { part, path: `messages[${index}].content[${at}].file_id` }
   }
 }
 
@@ -48,7 +58,7 @@ export async function admitFiles(
   projectId: string,
   messages: readonly ModelMessage[],
 ): Promise<void> {
-  const parts = [...fileParts(messages)]
+  const parts = [...fileParts(messages)].map(({ part: { file_id }, path }) => ({ file_id, path }))
   if (parts.length === 0) return
   const files = await findFilesById(db, projectId, parts)
   const missing = parts.find(({ file_id }) => !files.has(file_id))
@@ -71,49 +81,100 @@ export async function admitFiles(
 }
 
 /**
- * Reads the files of a turn's messages, with one query and one read per file, once memory for them is available.
+ * Reads the files of a turn's messages, with one query and one read per file, once memory for them is available. Files
+ * of conversation messages are read for the newest turns only, as far as they fit, and if a model may take them.
  * @throws FILE_NOT_FOUND for a deleted file or lost bytes, GENERATION_FAILED for more bytes than one model call may
- *   have, the reason of `signal`
+ *   have, MEDIA_NOT_ACCEPTED, the reason of `signal`
  */
 export async function readFiles(
   services: Services,
   projectId: string,
   messages: readonly ModelMessage[],
   signal: AbortSignal,
+  handling: MediaHandling,
 ): Promise<Attachments> {
-  const read = new Map<string, AttachedFile>()
-  const parts = [...fileParts(messages)]
-  if (parts.length === 0) return { files: read, release: () => {} }
+  const read = new Map<FilePart, AttachedFile | TextPart>()
+  const parts = [...fileParts(messages)].map(({ part }) => part)
+  if (parts.length === 0) return { parts: read, release: () => {} }
   const files = await findFilesById(services.pool, projectId, parts)
+  const requested = parts.filter(part => part.media === undefined)
   const limit = maxWholeRead(services.config)
-  const bytes = totalBytes(parts, files)
+  let bytes = totalBytes(requested, files)
   if (bytes > limit)
     raise('GENERATION_FAILED', {
       message: `The files of the turn exceed ${limit} bytes`,
       meta: { reason: 'files_too_large' },
     })
+  const media: { part: MediaPart; file: FileRow }[] = []
+  for (const part of currentMedia(messages, handling.rules)) {
+    const file = files.get(part.file_id)
+    if (!file) return raise('FILE_NOT_FOUND', { meta: { id: part.file_id } })
+    const size = needsBytes(handling, part, file) ? (file.size ?? 0) : 0
+    if (bytes + size > limit) break
+    bytes += size
+    media.push({ part, file })
+  }
   const release = await acquireReadMemory(services, projectId, bytes, signal)
   try {
-    for (const id of new Set(parts.map(part => part.file_id))) {
+    const contents = new Map<string, AttachedFile>()
+    const contentOf = async (id: string): Promise<AttachedFile> => {
+      const known = contents.get(id)
+      if (known) return known
       const file = files.get(id)
       const data = file && (await fileBytes(services, file, limit))
       if (!data) return raise('FILE_NOT_FOUND', { meta: { id } })
       const media_type = essenceOf(file.content_type ?? 'application/octet-stream')
-      read.set(id, { type: 'attachment', filename: file.filename, media_type, data_base64: data.toString('base64') })
+      const content: AttachedFile = {
+        type: 'attachment',
+        filename: file.filename,
+        media_type,
+        data_base64: data.toString('base64'),
+      }
+      contents.set(id, content)
+      return content
     }
-    return { files: read, release }
+    for (const part of requested) read.set(part, await contentOf(part.file_id))
+    for (const { part, file } of media) {
+      const attached = needsBytes(handling, part, file)
+        ? { ...(await contentOf(file.id)), filename: neutralName(file) }
+        : undefined
+      const input = mediaInput(file.content_type)
+      const text = once(() => fallbackText(services, handling, { part, file, attached }, signal))
+      read.set(
+        part,
+        attached && input !== null && mayTake(handling.models, input)
+          ? { ...attached, fallback: { input, text } }
+          : { type: 'text', text: await text() },
+      )
+    }
+    for (const part of parts)
+      if (!read.has(part)) read.set(part, { type: 'text', text: noteOf(part as MediaPart, files.get(part.file_id)) })
+    return { parts: read, release }
   } catch (error) {
     release()
     throw error
   }
 }
 
-/** Returns messages with attachments in place of their file parts. */
-export const attachFiles = (messages: readonly ModelMessage[], { files }: Attachments): PromptMessage[] =>
+/** Returns a name for a file of an end user, whose own name a vendor may pass to the model as text. */
+const neutralName = ({ id, content_type }: FileRow): string =>
+  `${id}.${essenceOf(content_type ?? '').replace(/^.*\//, '')}`
+
+/** Returns a function that calls `work` once. */
+const once = <T>(work: () => Promise<T>): (() => Promise<T>) => {
+  let result: Promise<T> | undefined
+  return () => {
+    result ??= work()
+    return result
+  }
+}
+
+/** Returns messages with attachments or texts in place of their file parts. */
+export const attachFiles = (messages: readonly ModelMessage[], { parts }: Attachments): PromptMessage[] =>
   messages.map((message): PromptMessage => {
     if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage
     return {
       role: 'user',
-      content: message.content.map(part => (part.type === 'file' ? (files.get(part.file_id) as AttachedFile) : part)),
+      content: message.content.map(part => (part.type === 'file' ? (parts.get(part) as AttachedFile) : part)),
     }
   })

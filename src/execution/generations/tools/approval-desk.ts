@@ -17,6 +17,8 @@ export type Proposal = {
   policy_version: string
   expires_in: number
   forbid_self_approval: boolean
+  approver: 'operator' | 'end_user'
+  end_user_arguments: readonly string[]
   tool_context: ToolContext | null
   guardrail_context: Record<string, unknown> | null
 }

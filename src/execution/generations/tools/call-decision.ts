@@ -33,8 +33,13 @@ export type CallDecisionInput = {
 
 /** A call to be made, with the arguments of the model. */
 export type AllowedCall = { position: number; tool: TurnTool; args: Record<string, unknown> }
-/** An allowed call, or the outcome of a call that is not made; `evaluated` if guardrails evaluated it. */
-type CallDecision = { outcome: ToolCallOutcome; evaluated?: true } | { allowed: AllowedCall }
+/**
+ * An allowed call, or the outcome of a call that is not made; `evaluated` if guardrails evaluated it, with the approval
+ * that was filed in its place.
+ */
+type CallDecision =
+  | { outcome: ToolCallOutcome; evaluated?: true; approval?: { approval_id: string } }
+  | { allowed: AllowedCall }
 
 /** Decides whether a call is made, from its arguments and the guardrails. */
 export async function decideCall(input: CallDecisionInput, position: number): Promise<CallDecision> {
@@ -52,7 +57,7 @@ export async function decideCall(input: CallDecisionInput, position: number): Pr
   }
   const { toolArgs, justification } = splitJustification(args as Record<string, unknown>, tool)
   try {
-    await checkArguments(services, tool, toolArgs, input.signal)
+    await checkArguments(input, tool, toolArgs)
     const allowed: CallDecision = { allowed: { position, tool, args: toolArgs } }
     // A started call was allowed before it started.
     return started.has(position)
@@ -76,13 +81,13 @@ function splitJustification(args: Record<string, unknown>, { justificationFields
 
 /** @throws VALIDATION_FAILED for arguments that the call would refuse */
 async function checkArguments(
-  services: Services,
+  { services, data, signal }: CallDecisionInput,
   { callable, action, validationSchema: schema }: TurnTool,
   args: Record<string, unknown>,
-  signal: AbortSignal,
 ): Promise<void> {
   const { limits } = openCall(services, { caller: async () => null, metering: null, signal })
-  const { input } = await prepareCall(services, callable, { action, input: args, limits })
+  const context = data.tool_context ?? {}
+  const { input } = await prepareCall(services, callable, { action, input: args, limits, context })
   if (schema) {
     const presets = callable.preset_parameters ?? {}
     const modelArgs = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
@@ -124,7 +129,11 @@ async function evaluateGuardrails(
   const filed = await approvalDesk.only()?.file(services, proposal)
   if (!filed) throw new Error('no approval desk is registered')
   const { id: approval_id, expires_at } = filed
-  return { outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null }, evaluated: true }
+  return {
+    outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null },
+    evaluated: true,
+    approval: { approval_id },
+  }
 }
 
 /** Returns the proposal for an approval in place of a call. */
@@ -132,7 +141,7 @@ function proposalOf(
   { generation, data: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'data'>,
   { callable: { id, name, type } }: TurnTool,
   { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: JustificationValues },
-  { policy_version, expires_in, forbid_self_approval }: Extract<Verdict, { decision: 'route_to_approval' }>,
+  verdict: Extract<Verdict, { decision: 'route_to_approval' }>,
 ): Proposal {
   return {
     generation,
@@ -142,9 +151,11 @@ function proposalOf(
     reasoning: stringOrNull(justification.approval_reasoning),
     evidence: objectOrNull(justification.approval_evidence),
     predicted_impact: stringOrNull(justification.approval_predicted_impact),
-    policy_version,
-    expires_in,
-    forbid_self_approval,
+    policy_version: verdict.policy_version,
+    expires_in: verdict.expires_in,
+    forbid_self_approval: verdict.forbid_self_approval,
+    approver: verdict.approver,
+    end_user_arguments: verdict.end_user_arguments,
     tool_context,
     guardrail_context,
   }

@@ -1,0 +1,74 @@
+import { z } from 'zod'
+import { type Fragment, idStatement, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
+import type { Outbox } from '../../core/db/writer.ts'
+import { sessionKind } from './kind.ts'
+import type { Attention, ReplyPermit, SessionRow } from './model.ts'
+
+/** Expression for the end of a takeover without further operator messages; null without a timeout. */
+const timeout: Fragment = sql.fragment`clock_timestamp() + make_interval(secs => t.takeover_timeout_seconds)`
+
+/** Puts a session under an operator. Requires the conversation's lock. */
+export const writeTakeover = (
+  db: Queryable,
+  id: string,
+  to: { assigned_to: string; reply_permit: ReplyPermit },
+): Promise<SessionRow> =>
+  db.one(sessionKind.sql`
+    update sessions t set control = 'operator', assigned_to = ${to.assigned_to}, reply_permit = ${jsonb(to.reply_permit)},
+      operator_until = ${timeout}, updated_at = now()
+    where t.id = ${id} returning ${sessionKind.columns}`)
+
+/**
+ * Returns a session to its agent, without a request for a person, and restarts its time to live. Requires the
+ * conversation's lock.
+ */
+export const writeHandback = (db: Queryable, id: string): Promise<SessionRow> =>
+  db.one(sessionKind.sql`
+    update sessions t set control = 'agent', assigned_to = null, attention = null, reply_permit = null, operator_until = null,
+      last_activity_at = now(), updated_at = now(),
+      expires_at = case when t.inactivity_ttl_seconds > 0 then now() + make_interval(secs => t.inactivity_ttl_seconds) end
+    where t.id = ${id} returning ${sessionKind.columns}`)
+
+/** Restarts the timeout of a takeover. */
+export const touchTakeover = (tx: Outbox, id: string): void =>
+  tx.alongside(guard => sql.fragment`update sessions t set operator_until = ${timeout} where t.id = ${id} and ${guard}`)
+
+/** Sets or clears the request for a person. Requires the conversation's lock. */
+export const writeAttention = (db: Queryable, id: string, attention: Attention | null): Promise<SessionRow> =>
+  db.one(sessionKind.sql`
+    update sessions t set attention = ${jsonb(attention)}, updated_at = now()
+    where t.id = ${id} returning ${sessionKind.columns}`)
+
+/** Returns sessions whose takeover has timed out, by ID after a given one. By sessions_operator_until. */
+export const listTimedOutSessions = (db: Queryable, after: string, limit: number): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    select t.id from sessions t
+    where t.operator_until <= now() and t.status = 'open' and t.id > ${after}
+    order by t.id limit ${limit}`)
+
+const lastShownRow = sql.type(z.object({ role: z.enum(['user', 'assistant']), position: z.int() }))
+
+/** Returns the last message of a conversation that the end user sees. By conversation_messages_position. */
+export const findLastShownMessage = (db: Queryable, conversationId: string) =>
+  db.maybeOne(lastShownRow`
+    select m.role, m.position from conversation_messages m
+    where m.conversation_id = ${conversationId} and (m.origin is null or m.origin in ('end_user', 'agent', 'operator'))
+    order by m.position desc limit 1`)
+
+/** Returns sessions of an end user, by ID after a given one. By sessions_actor. */
+export const listSessionsOfActor = (
+  db: Queryable,
+  actorId: string,
+  after: string,
+  limit: number,
+): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    select t.id from sessions t where t.actor_id = ${actorId} and t.id > ${after} order by t.id limit ${limit}`)
+
+/** Erases the reasons of requests made until a time and returns their sessions. */
+export const eraseAttention = (db: Queryable, ids: readonly string[], until: string): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    update sessions t set attention = t.attention || '{"reason": null}'
+    where t.id = any(${sql.array([...ids], 'text')}) and t.attention ->> 'reason' is not null
+      and (t.attention ->> 'since')::timestamptz <= ${until}::timestamptz
+    returning t.id`)

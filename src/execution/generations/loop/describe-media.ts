@@ -1,0 +1,96 @@
+import { z } from 'zod'
+import { checkSpend } from '../../../control/quotas/spend.ts'
+import { recordUsage, tokenComponents } from '../../../control/usage/meter.ts'
+import { AppError } from '../../../core/api/errors.ts'
+import { truncateChars } from '../../../core/api/storable-text.ts'
+import { sql } from '../../../core/db/sql.ts'
+import { callRoute, routingRecorder } from '../../model-routes/call.ts'
+import { type LoadedRoute, loadedRoute, routeOf } from '../../model-routes/store.ts'
+import type { AttachedFile, ModelAnswer } from '../../providers/model-messages.ts'
+import { MAX_DESCRIPTION, type MediaPart } from '../request/message-media.ts'
+import { attributionOf } from './metering.ts'
+import type { TurnAttempt } from './turn-attempt.ts'
+
+const INSTRUCTION =
+  'Describe the attached file for a reader who cannot see it: its contents, and all of its text verbatim. Answer with the description only.'
+
+/** Longest description, in tokens. */
+const MAX_TOKENS = 1500
+
+/**
+ * Returns a description of a file by one call of the agent's describing route, and stores it with the message. Null if
+ * the route was deleted, a quota is used up or the call fails: the turn then continues with a note.
+ * @throws the reason of the signal
+ */
+export async function describeMedia(
+  turn: TurnAttempt,
+  part: MediaPart,
+  file: AttachedFile,
+  signal: AbortSignal,
+): Promise<string | null> {
+  const { services, generation, context } = turn
+  try {
+    const route = await findRoute(turn)
+    if (!route) return null
+    await checkSpend(services, generation, services.pool, { again: true })
+    const answer = await requestDescription(turn, route, file, signal)
+    const text = truncateChars(answer.text.trim(), MAX_DESCRIPTION)
+    if (text === '') return null
+    const { message_id } = part.media
+    await context.source?.described?.(services.pool, { message_id, file_id: part.file_id, text })
+    return text
+  } catch (error) {
+    if (signal.aborted) throw signal.reason
+    if (!(error instanceof AppError)) throw error
+    services.log.warn({ err: error, generation_id: generation.id, file_id: part.file_id }, 'media description failed')
+    return null
+  }
+}
+
+const routeRow = sql.type(z.object({ route: loadedRoute }))
+
+async function findRoute({ services, agent }: TurnAttempt): Promise<LoadedRoute | null> {
+  const model_route_id = agent.media?.describe_model_route_id ?? null
+  if (model_route_id === null) return null
+  return services.pool.oneFirst(routeRow`
+    select ${routeOf({ ai_provider_id: null, model_route_id, project_id: agent.project_id })} as route`)
+}
+
+async function requestDescription(
+  { services, generation }: TurnAttempt,
+  route: LoadedRoute,
+  file: AttachedFile,
+  signal: AbortSignal,
+): Promise<ModelAnswer> {
+  const request = {
+    system: null,
+    messages: [{ role: 'user' as const, content: [{ type: 'text' as const, text: INSTRUCTION }, file] }],
+    temperature: 0,
+    tools: [],
+    tool_choice: null,
+    output_schema: null,
+    prompt_caching: false,
+    max_output_tokens: MAX_TOKENS,
+    signal,
+  }
+  const answer = await callRoute(services, route, request, { step: 0, routing: routingRecorder(route, null) })
+  if (answer.usage) {
+    const served = route.providers.find(({ id }) => id === answer.ai_provider_id)
+    const usage = {
+      ...attributionOf(generation),
+      idempotency_key: `media:${generation.id}:${generation.attempt}:${file.filename}`,
+      project_id: generation.project_id,
+      meter_type: 'llm_tokens' as const,
+      provider: served?.provider ?? 'unknown',
+      model: answer.model,
+      ai_provider_id: answer.ai_provider_id,
+      source: 'media_description',
+      publisher_project_id: generation.publisher_project_id,
+      components: tokenComponents(answer.usage),
+    }
+    await recordUsage(services, [usage]).catch(error =>
+      services.log.error({ err: error, generation_id: generation.id }, 'usage of a media description not recorded'),
+    )
+  }
+  return answer
+}
