@@ -50,6 +50,7 @@ describe('sessions', () => {
         queued_turns: 0,
         forked_from_session_id: null,
         forked_from_position: null,
+        unread_count: 0,
         ephemeral: false,
         state: null,
       })

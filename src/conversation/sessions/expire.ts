@@ -4,6 +4,7 @@ import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { handBackTimedOut } from './handback.ts'
 import { findSession, removeSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
@@ -21,7 +22,10 @@ import {
  */
 export async function expireLockedSessions(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
-  for (const session of expired) tx.emit(sessionKind, 'expired', session)
+  for (const session of expired) {
+    tx.emit(sessionKind, 'expired', session)
+    addSessionFrame(tx, { session_id: session.id }, { event: 'session' })
+  }
   return expired
 }
 

@@ -93,6 +93,7 @@ export const Session = record(
     state: z.json().describe('State that the agent shares with its client. Null for none.'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
+    unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
     ephemeral: z
       .boolean()
       .describe('Whether it holds the end user of single turns: without messages, deleted after a day'),
@@ -141,6 +142,19 @@ export const SessionMessage = z
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'SessionMessage' })
+
+/** A message in lists, with the feedback of the end user who reads it. */
+export const SessionMessageListed = SessionMessage.extend({
+  feedback: z
+    .object({
+      rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+      score: z.number().nullable().describe('Score from 0 to 1'),
+      labels: z.array(z.string()).describe('Labels'),
+      comment: z.string().nullable().describe('Comment'),
+    })
+    .nullable()
+    .describe('Feedback of the end user who reads the message. Null without it, and for other callers.'),
+}).meta({ id: 'SessionMessageListed' })
 
 /** Response to a sent message. */
 export const SessionMessageStored = z

@@ -157,7 +157,10 @@ export const hasMessageAt = (db: Queryable, conversationId: string, position: nu
   db.exists(voidStatement`
     select from conversation_messages where conversation_id = ${conversationId} and position = ${position}`)
 
-/** Copies messages up to a position, or all, with shared texts and without idempotency keys. Returns their number. */
+/**
+ * Copies messages up to a position, or all, with shared texts and without idempotency keys; they count as seen by the
+ * end user. Returns their number.
+ */
 export const copyMessages = (
   db: Queryable,
   copy: { from: string; to: string; until: number | null },
@@ -170,7 +173,9 @@ export const copyMessages = (
         media_descriptions, file_ids, metadata, history, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
-      returning 1
+      returning position
+    ), seen as (
+      update sessions set read_position = (select max(position) from copied) where conversation_id = ${copy.to}
     )
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 

@@ -120,8 +120,11 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   origin: Origin | null
   /** What the client of a protocol mount adds; null on other surfaces. */
   client: ClientInput | null
-  /** Repeats the authorization during a streamed response. Raises the current refusal. */
-  recheck(): Promise<void>
+  /**
+   * Repeats the authorization during a streamed response and returns the current caller. Raises the current refusal.
+   * @param read the current row of the item, null if it was deleted; without it the row is read
+   */
+  recheck(read?: KindRow | null): Promise<Caller>
   /** Requires an additional permission, which the audit entry records. Raises FORBIDDEN. */
   allow(action: string, target: AllowTarget): void
   /** Whether an additional permission is allowed; used to filter. */
@@ -218,7 +221,12 @@ export type Operation = {
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
   /** For creates of a kind with paths: returns the path of the new row from the raw body, for policies, or null. */
-  pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
+  pathOf?: (
+    body: Record<string, unknown>,
+    db: Queryable,
+    project: string,
+    caller: Caller,
+  ) => string | null | Promise<string | null>
   /** Whether the body has a field `project_id`, according to its schema. */
   namesProject: boolean
   /** Reads a body that is not, or not only, JSON, such as an upload; `body` then validates the resulting fields. */
@@ -231,6 +239,11 @@ export type Operation = {
   bodyTimeMs?: (config: Config) => number
   /** Whether the query contains a valid operation-specific credential; then no bearer is required and nothing is audited. */
   pass?: (request: Pick<StreamedRequest, 'params' | 'query' | 'services'>) => Promise<boolean>
+  /**
+   * For reads of an item: consumes a ticket in the query, and returns the bearer credential that it stands for; null for
+   * 401.
+   */
+  ticket?: (services: Services, ticket: string, itemId: string) => Promise<string | null>
   /**
    * For creates authorized on a parent row, referenced by a field of the body: its project, name and tags apply. `run`
    * refuses an id that is unknown or invisible to the caller.
@@ -303,6 +316,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   bodyLimit?: Operation['bodyLimit']
   bodyTimeMs?: Operation['bodyTimeMs']
   pass?: Operation['pass']
+  ticket?: Operation['ticket']
   raises?: ErrorCode[]
   rejects?: number[]
   paged?: boolean
@@ -455,6 +469,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     bodyLimit: declaration.bodyLimit,
     bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
+    ticket: declaration.ticket,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,

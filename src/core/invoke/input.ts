@@ -50,7 +50,7 @@ function parseBody({ operation, body }: Invocation): unknown {
 /** Validates query and body and returns the context of the operation. Raises VALIDATION_FAILED. */
 export function operationContext(
   inv: Invocation,
-  recheck: () => Promise<void>,
+  recheck: Context['recheck'],
 ): Context<unknown, unknown, KindRow | undefined> {
   const { operation, call, services, audit, db } = inv
   const caller = inv.caller as Caller

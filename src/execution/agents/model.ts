@@ -38,6 +38,13 @@ export const ToolBinding = z
       .optional()
       .describe('ID of a tool of the project. Exactly one of tool_id and tool must be set.'),
     tool: BoundTool.optional().describe('Inline definition, always active'),
+    label: z
+      .string()
+      .trim()
+      .min(1)
+      .max(80)
+      .optional()
+      .describe('Activity shown to end users while a tool of the binding runs, such as `Checking the order`'),
   })
   .meta({ id: 'ToolBinding' })
 export type ToolBinding = z.output<typeof ToolBinding>
@@ -189,6 +196,11 @@ const fields = {
     .max(6)
     .nullable()
     .describe('Messages that front ends offer to the end user, at most 6'),
+  end_user_activity: z
+    .enum(['none', 'labels'])
+    .describe(
+      'Tool calls in session streams for callers without `generations:GetGeneration`: `none` — hidden; `labels` — the label of the binding, without the name of the tool. Default `none`.',
+    ),
   client_instructions: z
     .enum(['ignore', 'block', 'system'])
     .describe(
@@ -263,6 +275,7 @@ export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 const UNSET: Partial<AgentConfig> = {
   single_session_per_actor: false,
   auto_title: false,
+  end_user_activity: 'none',
   client_instructions: 'block',
   accept_client_tools: false,
   shared_state: false,

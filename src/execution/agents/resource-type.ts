@@ -7,6 +7,7 @@ export const agentType = resourceType(agentKind, {
   defaults: {
     single_session_per_actor: false,
     auto_title: false,
+    end_user_activity: 'none',
     client_instructions: 'block',
     accept_client_tools: false,
     shared_state: false,

@@ -201,6 +201,7 @@ async function requestStep(
   const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
+  const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
   const reference = [
     ...knowledgeMessages(data),
@@ -209,22 +210,28 @@ async function requestStep(
     ...referenceMessages(data),
   ]
   const steps = turn.steps.flatMap(stepMessages)
-  const history = historyOf(turn, data, step, { system, tools: offered.tools, fixed: [...reference, ...steps] })
-  turn.files ??= await readFiles(services, generation.project_id, history, signal, {
-    rules: mediaRules(agent.media),
-    models: calledModels(turn.loaded, data.model ?? agent.model),
-    describe: (part, file) => describeMedia(turn, part, file, signal),
-  })
+  const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
+  let history = historyOf(turn, data, step, others)
+  if (!turn.files) {
+    turn.files = await readFiles(services, generation.project_id, history, signal, {
+      rules: mediaRules(agent.media),
+      models: calledModels(turn.loaded, data.model ?? agent.model),
+      describe: (part, file) => describeMedia(turn, part, file, signal),
+    })
+    // Texts of files may exceed the estimate.
+    if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
+  }
   const request: ModelRequest = {
     system,
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
     ...modelSettings(agent, data.overrides),
     ...offered,
-    output_schema: outputSchemaOf(agent, data),
+    output_schema,
     prompt_caching: agent.prompt_caching?.enabled ?? false,
     provider_options: agent.provider_options,
     signal,
-    ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+    // A structured answer is validated as a whole.
+    ...(generation.streamed && !output_schema ? { onDelta: (text: string) => turn.appendText(text) } : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
   // The provider or route of an earlier agent version may have been deleted.
@@ -250,7 +257,7 @@ function historyOf(
   const { history, ...size } = boundHistory(
     context_policy,
     turn.history,
-    request,
+    { ...request, attached: turn.files?.parts },
     data.context?.bytes_per_token ?? null,
   )
   const dropped = history.length < turn.history.length || turn.request?.dropped === true

@@ -16,6 +16,8 @@ type ToolCallsInput = CallDecisionInput & {
   turn: Origin
   /** Releases the slot of the worker while `work` waits for other messages. */
   releaseSlotWhile: <T>(work: () => Promise<T>) => Promise<T>
+  /** Whether events contain the activity for end users. */
+  labels: boolean
   /** Whether a boundary of the turn's agent, or of an agent that led to it, narrows the turn. */
   bounded: boolean
   /** Writes journal entries and events. @throws TurnClaimLost */
@@ -25,6 +27,9 @@ type ToolCallsInput = CallDecisionInput & {
   /** Called after each successful call. */
   onExecuted: (tool: TurnTool) => void
 }
+
+/** Activity of a tool whose binding has no label. */
+export const DEFAULT_LABEL = 'Working'
 
 /** A stream event without a sequence number. */
 export type StreamEvent = { event: string; data: object }
@@ -92,7 +97,8 @@ async function makeCalls(
   let fatal: unknown = null
   const nameOf = (position: number) => {
     const { id: tool_call_id, tool_name } = step.tool_calls[position]
-    return { tool_call_id, tool_name }
+    const label = input.tools.get(tool_name)?.label
+    return { tool_call_id, tool_name, ...(input.labels && { label: label ?? DEFAULT_LABEL }) }
   }
   while (waiting.length > 0 || running.size > 0) {
     const starting = waiting.splice(0, services.config.GENERATION_TOOL_CONCURRENCY - running.size)

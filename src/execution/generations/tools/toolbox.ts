@@ -46,6 +46,8 @@ export type TurnTool = {
   repeatable: boolean
   /** Justification fields added to the schema; not arguments. */
   justificationFields: Justification[]
+  /** Activity that end users see; absent for a built-in tool. */
+  label?: string
   /** Implementation of a built-in tool, in place of a call. */
   perform?: (input: Record<string, unknown>) => Promise<unknown>
   /** Returns stream events of a call that succeeded. */
@@ -128,7 +130,7 @@ async function resolveBinding(
   try {
     const actions = callable.type === 'mcp' ? await loadMcpActions(services, callable, input) : actionsOf(callable)
     if (actions.length === 0) unavailable.push(unavailableTool(callable, 'tool has no actions'))
-    return actions.map(action => turnTool(callable, action))
+    return actions.map(action => ({ ...turnTool(callable, action), label: binding.label }))
   } catch (error) {
     if (input.signal.aborted) throw input.signal.reason
     if (!(error instanceof AppError) || error.code === 'MISSING_TOOL_CONTEXT_KEY' || isTransient(error)) throw error

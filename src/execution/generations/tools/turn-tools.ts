@@ -60,6 +60,7 @@ export function callTools(
     caller: () => actingCaller(services, generation, agent),
     signal,
     releaseSlotWhile: context.releaseSlotWhile,
+    labels: agent.end_user_activity === 'labels',
     bounded: isBounded(actingAuthority(generation, agent)),
     journal: (entries, events) => turn.journalCalls(entries, events),
     addUsage: draft => void turn.unwrittenUsage.push(draft),
