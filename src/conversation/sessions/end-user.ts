@@ -35,8 +35,6 @@ const sessionView = endUserView(
     'assigned_to',
     'tool_context',
     'knowledge_config',
-    'assigned_to',
-    'takeover_timeout_seconds',
     'generating_at',
     'queued_turns',
     'forked_from_session_id',
