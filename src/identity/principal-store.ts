@@ -81,7 +81,7 @@ export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
 
 /** Returns the expression of the record of an actor by id: null if it does not exist. Contributed by the module of actors. */
-export const actorRecord = extensionPoint<(id: string) => Fragment>('actor record of principals')
+export const actorRecord = extensionPoint<(id: Fragment) => Fragment>('actor record of principals')
 
 const PrincipalActor = z.object({
   id: z.string(),
@@ -91,18 +91,29 @@ const PrincipalActor = z.object({
 })
 export type PrincipalActor = z.output<typeof PrincipalActor>
 
-const keyAndActorRow = sql.type(KeyAndOwner.extend({ actor: PrincipalActor.nullable() }))
-const userAndActorRow = sql.type(z.object({ user: PrincipalUser, actor: PrincipalActor.nullable() }))
+const ActorPrincipal = z.object({
+  key: PrincipalKey.nullable(),
+  user: PrincipalUser,
+  actor: PrincipalActor.nullable(),
+})
+/** An actor with the issuer of a token for it. */
+export type ActorPrincipal = z.output<typeof ActorPrincipal>
+const actorPrincipalRow = sql.type(ActorPrincipal.extend({ n: z.int() }))
 
-/** Returns an actor with the key or user that issued a token for it, in one statement. Primary keys. */
-export const findActorPrincipal = (db: Queryable, actorId: string, issuer: PrincipalRef) => {
-  const actor = actorRecord.only()?.(actorId) ?? sql.fragment`null::jsonb`
-  return issuer.type === 'user'
-    ? db.maybeOne(userAndActorRow`
-        select ${userRecord} as user, ${actor} as actor from users u where u.id = ${issuer.id}`)
-    : db.maybeOne(keyAndActorRow`
-        select ${keyRecord} as key, ${userRecord} as user, ${actor} as actor
-        from project_keys k join users u on u.id = k.user_id where k.id = ${issuer.id}`)
+/** Returns actors, each with the key or user that issued a token for it, in one statement. Primary keys. */
+export async function findActorPrincipals(
+  db: Queryable,
+  tokens: readonly { actorId: string; issuer: PrincipalRef }[],
+): Promise<(ActorPrincipal | null)[]> {
+  const wanted = tokens.map(({ actorId, issuer }, n) => ({ n, actor_id: actorId, ...issuer }))
+  const actor = actorRecord.only()?.(sql.fragment`i.actor_id`) ?? sql.fragment`null::jsonb`
+  const rows = await db.any(actorPrincipalRow`
+    select i.n, case when k.id is not null then ${keyRecord} end as key, ${userRecord} as user, ${actor} as actor
+    from json_to_recordset(${JSON.stringify(wanted)}::json) as i (n integer, actor_id text, type text, id text)
+    left join project_keys k on i.type = 'api_key' and k.id = i.id
+    join users u on u.id = case when i.type = 'user' then i.id else k.user_id end`)
+  const found = new Map(rows.map(row => [row.n, row]))
+  return tokens.map((_token, n) => found.get(n) ?? null)
 }
 
 const grantAndUserRow = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))

@@ -1,6 +1,7 @@
 import ipaddr from 'ipaddr.js'
 import { raise } from '../core/api/errors.ts'
 import { isIdOf, kinds } from '../core/api/kind.ts'
+import { Batcher } from '../core/db/batcher.ts'
 import { isAllowed } from '../core/iam/access.ts'
 import { narrowAuthority } from '../core/iam/authority.ts'
 import {
@@ -27,7 +28,8 @@ import { recordGrantUse } from './oauth/store.ts'
 import { policyLayer } from './policy-layer.ts'
 import { PrincipalCache, type PrincipalSource, principalChannel, registerCache } from './principal-cache.ts'
 import {
-  findActorPrincipal,
+  type ActorPrincipal,
+  findActorPrincipals,
   findAttachedPolicy,
   findGrantPrincipal,
   findKeyPrincipal,
@@ -167,6 +169,15 @@ const grantUses = processSingleton(
   uses => uses.close(),
 )
 
+/** Reads the actors of tokens that are checked concurrently, such as those of open streams, in one statement. */
+const actorPrincipals = processSingleton(
+  ({ pool }) =>
+    new Batcher<{ actorId: string; issuer: PrincipalRef }, ActorPrincipal | null>(
+      tokens => findActorPrincipals(pool, tokens),
+      { max: 500 },
+    ),
+)
+
 const callerOf = (
   { user, layers }: Pick<Principal, 'user' | 'layers'>,
   as: Omit<Caller, 'user' | 'layers'>,
@@ -279,10 +290,10 @@ async function callerByActorToken(
   const issuer: PrincipalRef =
     keyId === undefined ? { type: 'user', id: usr as string } : { type: 'api_key', id: keyId }
   const found = await resolverOf(services).resolve(`actor ${sub} of ${issuer.id}`, async () => {
-    const row = await findActorPrincipal(services.pool, sub, issuer)
+    const row = await actorPrincipals(services).add({ actorId: sub, issuer })
     if (!row?.actor) return null
-    const principal = principalOf(row, services.log)
-    const { actor } = row
+    const { actor, user, key } = row
+    const principal = principalOf({ user, ...(key && { key }) }, services.log)
     const facts = { principal: issuer, layers: principal.layers, credential: issuer }
     const mayIssue = isAllowed(facts, ISSUE_TOKENS, { kind: kinds.get('actor'), row: actor })
     return { ...principal, actor, mayIssue, sources: [...principal.sources, `actor:${actor.id}` as const] }
