@@ -101,7 +101,7 @@ describe('operations for end users', () => {
       assert.deepEqual([operation.id, status, answer?.error?.code], [operation.id, 403, 'FORBIDDEN'])
     }
     const own = app.statements.filter(
-      text => !/heartbeat|pg_notify|graphile|pgboss|from project_keys k|set last_used_at/.test(text),
+      text => !/heartbeat|pg_notify|graphile|pgboss|project_keys k|set last_used_at/.test(text),
     )
     assert.deepEqual(own, [])
   })
