@@ -127,6 +127,7 @@ const settings = {
     '10000',
     'Maximum number of actors that a key creates per hour for tokens and chat clients.',
   ),
+  ACTOR_FILE_MAX_BYTES: setting('process', integer(1), '20971520', 'Maximum size of a file that an end user uploads.'),
   HTTP_JSON_LIMIT_BYTES: setting(
     'process',
     integer(1024),
@@ -199,6 +200,8 @@ const settings = {
     process.env.HOSTNAME ?? '',
     'Name of the host in heartbeats and logs; default HOSTNAME.',
   ),
+
+  AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
 
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),
   MCP_SERVER_NAME: setting('mcp', text, 'platform', 'Server name reported to clients.'),

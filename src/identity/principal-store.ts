@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 import { extensionPoint } from '../core/declarations.ts'
-import type { PrincipalRef } from '../core/iam/caller.ts'
 
 /** Attached policy. Lists are in attachment order. */
 const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
@@ -80,7 +79,7 @@ export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
 
-/** Returns the expression of the record of an actor by id: null if it does not exist. Contributed by the module of actors. */
+/** Returns the expression of the record of an actor by its id, null if it is deleted. Contributed by the module of actors. */
 export const actorRecord = extensionPoint<(id: Fragment) => Fragment>('actor record of principals')
 
 const PrincipalActor = z.object({
@@ -91,29 +90,34 @@ const PrincipalActor = z.object({
 })
 export type PrincipalActor = z.output<typeof PrincipalActor>
 
-const ActorPrincipal = z.object({
+const ActorAndIssuer = z.object({
   key: PrincipalKey.nullable(),
-  user: PrincipalUser,
+  user: PrincipalUser.nullable(),
   actor: PrincipalActor.nullable(),
 })
-/** An actor with the issuer of a token for it. */
-export type ActorPrincipal = z.output<typeof ActorPrincipal>
-const actorPrincipalRow = sql.type(ActorPrincipal.extend({ n: z.int() }))
+const actorAndIssuerRow = sql.type(ActorAndIssuer)
 
-/** Returns actors, each with the key or user that issued a token for it, in one statement. Primary keys. */
-export async function findActorPrincipals(
+/**
+ * Returns actors, each with the key or user that issued a token for it, in the order of the references. Deleted ones are
+ * null. Primary keys.
+ */
+export const findActorPrincipals = (
   db: Queryable,
-  tokens: readonly { actorId: string; issuer: PrincipalRef }[],
-): Promise<(ActorPrincipal | null)[]> {
-  const wanted = tokens.map(({ actorId, issuer }, n) => ({ n, actor_id: actorId, ...issuer }))
-  const actor = actorRecord.only()?.(sql.fragment`i.actor_id`) ?? sql.fragment`null::jsonb`
-  const rows = await db.any(actorPrincipalRow`
-    select i.n, case when k.id is not null then ${keyRecord} end as key, ${userRecord} as user, ${actor} as actor
-    from json_to_recordset(${JSON.stringify(wanted)}::json) as i (n integer, actor_id text, type text, id text)
-    left join project_keys k on i.type = 'api_key' and k.id = i.id
-    join users u on u.id = case when i.type = 'user' then i.id else k.user_id end`)
-  const found = new Map(rows.map(row => [row.n, row]))
-  return tokens.map((_token, n) => found.get(n) ?? null)
+  references: readonly { actor_id: string; issuer_id: string }[],
+): Promise<readonly z.output<typeof ActorAndIssuer>[]> => {
+  const ids = (name: 'actor_id' | 'issuer_id') =>
+    sql.array(
+      references.map(each => each[name]),
+      'text',
+    )
+  return db.any(actorAndIssuerRow`
+    select case when k.id is not null then ${keyRecord} end as key,
+      case when u.id is not null then ${userRecord} end as user,
+      ${actorRecord.only()?.(sql.fragment`r.actor_id`) ?? sql.fragment`null::jsonb`} as actor
+    from unnest(${ids('actor_id')}, ${ids('issuer_id')}) with ordinality r (actor_id, issuer_id, position)
+    left join project_keys k on k.id = r.issuer_id
+    left join users u on u.id = coalesce(k.user_id, r.issuer_id)
+    order by r.position`)
 }
 
 const grantAndUserRow = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
@@ -131,3 +135,10 @@ export const recordKeyUse = (db: Queryable, ids: string[], now: Date) =>
     update project_keys set last_used_at = ${now.toISOString()}::timestamptz
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
+
+/** Records the use of keys by browsers. */
+export const recordBrowserUse = (db: Queryable, ids: string[], now: Date) =>
+  db.query(voidStatement`
+    update project_keys set browser_used_at = ${now.toISOString()}::timestamptz
+    where id = any(${sql.array(ids, 'text')})
+      and (browser_used_at is null or browser_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)

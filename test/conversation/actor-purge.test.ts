@@ -59,6 +59,24 @@ describe('the purge of what an end user said', function () {
   })
   after(() => app.close())
 
+  it('erases why a person was requested in its sessions, also in events, and keeps the request', async () => {
+    const { id: actor } = await made('/actors', { name: 'Ann' })
+    const { id: other } = await made('/actors', { name: 'Bea' })
+    const sessions = [await sessionOf(actor), await sessionOf(other)]
+    for (const { id } of sessions) await made(`/sessions/${id}/attention`, { reason: 'her unpaid pumpernickel' })
+    const events = async () =>
+      (await app.admin.get(`/events?event=sessions.attention_requested&project_id=${app.projectId}`)).body.data
+    assert.equal((await events()).length, 2)
+    assert.equal((await purge(actor)).status, 202)
+    await eraser()
+    await done()
+    const reasons = []
+    for (const { id } of sessions) reasons.push((await app.key.get(`/sessions/${id}`)).body.attention.reason)
+    assert.deepEqual(reasons, [null, 'her unpaid pumpernickel'])
+    const [, first] = (await events()).map(({ data }: any) => data.attention.reason)
+    assert.equal(first, null)
+  })
+
   it('needs its own permission and an actor of the project', async () => {
     const actor = await made('/actors', { name: 'Ann' })
     const statement = [{ effect: 'Allow', action: ['actors:DeleteActor'], resource: [`srn:${app.projectId}:*:*`] }]

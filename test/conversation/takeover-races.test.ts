@@ -20,7 +20,7 @@ async function rounds(count: number, width: number, round: (n: number) => Promis
   )
 }
 
-describe('takeovers and turns at once', function () {
+describe('takeovers and turns in parallel', function () {
   this.timeout(120_000)
   let app: SessionApp
   before(async () => {
@@ -77,7 +77,7 @@ describe('takeovers and turns at once', function () {
     })
   })
 
-  it('a message and a handback at once leave no message unanswered', async () => {
+  it('a concurrent message and handback leave no message unanswered', async () => {
     await rounds(40, 10, async () => {
       const session = await app.session({ auto_generate: true })
       expectStatus(await app.key.post(`${path(session)}/takeover`), 200)

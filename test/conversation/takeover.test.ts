@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
+import { chat, endUser } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -17,6 +18,7 @@ const ACTIONS = [
   'sessions:GetSession',
   'sessions:ListSession*',
   'sessions:UpdateSession',
+  'sessions:DeleteSession',
   'sessions:SendSessionMessage',
   'sessions:SubmitSessionToolOutputs',
 ]
@@ -106,7 +108,7 @@ describe('takeover', function () {
       listed.map(each => each.origin),
       [...times(6, () => 'end_user'), 'operator', 'system'],
     )
-    assert.deepEqual(listed[6], sent)
+    assert.deepEqual(listed[6], { ...sent, feedback: null })
     assert.match(listed[7].content, /colleague.*\nNote of the colleague: Refund is booked\.$/s)
     expectRefusal(await handBack(session), 409, 'SESSION_NOT_UNDER_OPERATOR')
     expectRefusal(await write(session, 'late'), 409, 'SESSION_NOT_UNDER_OPERATOR')
@@ -130,7 +132,7 @@ describe('takeover', function () {
     assert.equal((await app.key.get(`/generations?session_id=${session.id}`)).body.total, 1)
   })
 
-  it('the running turn finishes, and its reply is stored before what was written meanwhile', async () => {
+  it('the running turn finishes, and its reply is stored before later messages', async () => {
     const { agentId } = await app.scripted([
       { when: { call: 1 }, reply: { text: 'half', gate: 'finish' } },
       { reply: { text: 'more' } },
@@ -191,10 +193,13 @@ describe('takeover', function () {
 
   it('a second takeover assigns the session, to a user who may operate it', async () => {
     const session = await taken()
-    const next = expectStatus(await takeOver(session, { assignee_user_id: colleague.id, note: 'She knows more.' }), 200)
+    const next = expectStatus(
+      await takeOver(session, { assignee_user_id: colleague.id, note: 'The expert is there.' }),
+      200,
+    )
     assert.equal(next.assigned_to, colleague.id)
     assert.deepEqual(await texts(session), [
-      ['system', 'A colleague takes over this conversation.\nNote: She knows more.'],
+      ['system', 'A colleague takes over this conversation.\nNote: The expert is there.'],
     ])
     const stranger = await app.user()
     for (const assignee_user_id of [stranger.id, 'user_00000000000000000000000000', 'nonsense']) {
@@ -269,6 +274,33 @@ describe('takeover', function () {
     assert.deepEqual(expectStatus(await write(session, 'answer', { idempotency_key: 'k1' }), 200), first)
     expectRefusal(await write(session, 'new', { idempotency_key: 'k2' }), 409, 'SESSION_NOT_UNDER_OPERATOR')
     assert.deepEqual((await texts(session)).map(([, content]) => content).slice(0, 2), ['question', 'answer'])
+  })
+
+  it('the end user sees the operator by the display name, and neither notes nor users', async () => {
+    const user = await endUser(app)
+    const session = await chat(user, app.agentId)
+    expectStatus(await operator.post(`${path(session)}/takeover`, { note: 'internal' }), 200)
+    expectStatus(await write(session, 'I am Rosa.'), 201)
+    const { meta } = expectRefusal(await user.post(`${path(session)}/generate`), 409, 'SESSION_UNDER_OPERATOR')
+    assert.deepEqual(meta, { session_id: session.id })
+    for (const name of ['takeover', 'handback', 'operator-messages', 'attention'])
+      expectRefusal(await user.post(`${path(session)}/${name}`, {}), 403, 'FORBIDDEN')
+    expectStatus(await handBack(session, { note: 'internal too' }), 200)
+    const requester = await staff(null, ['sessions:RequestHuman'])
+    expectStatus(await requester.post(`${path(session)}/attention`, { reason: 'angry' }), 200)
+    const seen = [
+      expectStatus(await user.get(path(session)), 200),
+      expectStatus(await user.get(`${path(session)}/messages`), 200),
+    ]
+    assert.deepEqual(
+      seen[1].data.map(({ origin, author_name }: Json) => [origin, author_name]),
+      [
+        ['end_user', null],
+        ['operator', 'Rosa'],
+      ],
+    )
+    assert.deepEqual([seen[0].control, seen[0].attention.reason], ['agent', 'angry'])
+    assert.doesNotMatch(JSON.stringify(seen), /internal|user_|assigned_to/)
   })
 
   it('every way to request a reply is refused under an operator', async () => {
@@ -388,7 +420,7 @@ describe('takeover', function () {
     expectRefusal(await takeOver(session), 410, 'SESSION_EXPIRED')
   })
 
-  it('a takeover without operator messages for its timeout is handed back', async () => {
+  it('a takeover without operator messages for its timeout ends', async () => {
     const session = await app.session({ takeover_timeout_seconds: 3600, auto_generate: true })
     assert.equal(session.takeover_timeout_seconds, 3600)
     expectStatus(await takeOver(session), 200)
@@ -519,27 +551,27 @@ describe('takeover', function () {
               tool_calls: [
                 {
                   name: 'desk_request-human',
-                  args: { session_id: other.id, reason: 'wants a person', urgency: 'high' },
+                  args: { session_id: other.id, reason: 'requests a person', urgency: 'high' },
                 },
               ],
             },
           },
-          { reply: { text: 'Somebody will come.' } },
+          { reply: { text: 'A colleague will come.' } },
         ],
         { tool_bindings: [{ tool_id: tool.id }] },
       )
       const session = expectStatus(await app.admin.post('/sessions', { agent_id: agentId }), 201)
-      expectStatus(await app.admin.post(`${path(session)}/messages`, { message: 'A person, please' }), 201)
+      expectStatus(await app.admin.post(`${path(session)}/messages`, { message: 'A person!' }), 201)
       const reply = expectStatus(await app.admin.post(`${path(session)}/generate?wait=true`), 200)
-      assert.equal(reply.content, 'Somebody will come.')
+      assert.equal(reply.content, 'A colleague will come.')
       const { attention, control } = await read(session)
       assert.equal(control, 'agent')
       assert.deepEqual(attention.by, { type: 'agent', id: agentId })
-      assert.equal(attention.reason, 'wants a person')
+      assert.equal(attention.reason, 'requests a person')
       assert.equal((await read(other)).attention, null)
     })
 
-    it('no agent takes over, writes as an operator or hands back', async () => {
+    it('no agent takes over, writes as an operator or ends a takeover', async () => {
       for (const action of ['take-over-session', 'send-operator-message', 'handback-session'])
         expectRefusal(
           await app.admin.post('/tools', {

@@ -471,7 +471,16 @@ describe('approvals', () => {
     const { decision, ...asked } = verdict as Extract<Verdict, { decision: 'route_to_approval' }>
     assert.deepEqual(
       [decision, asked],
-      ['route_to_approval', { policy_version: `${rule.id}@1`, expires_in: 60, forbid_self_approval: true }],
+      [
+        'route_to_approval',
+        {
+          policy_version: `${rule.id}@1`,
+          expires_in: 60,
+          forbid_self_approval: true,
+          approver: 'operator',
+          end_user_arguments: [],
+        },
+      ],
     )
     const { id } = await propose(app, body.id, { id: tool.id, name: 'pay' }, args, asked)
     const [record] = await eventually(async () => {

@@ -338,6 +338,7 @@ describe('users', () => {
         'id',
         'username',
         'role',
+        'display_name',
         'policy_ids',
         'last_login_at',
         'disabled_at',
@@ -441,6 +442,23 @@ describe('users', () => {
         (await app.admin.patch(`/users/${frank.id}`, { username: 'ADMIN' })).body.error.code,
         'NAME_CONFLICT',
       )
+    })
+
+    it('have a display name, whose change keeps their tokens', async () => {
+      const made = await app.admin.post('/users', {
+        username: 'dora',
+        password: 'a fine password',
+        display_name: ' Dora ',
+      })
+      assert.deepEqual([made.status, made.body.display_name], [201, 'Dora'])
+      const { token } = (await app.anonymous.post('/users/login', { username: 'dora', password: 'a fine password' }))
+        .body
+      const patch = (body: object) => app.admin.patch(`/users/${made.body.id}`, body)
+      assert.equal((await patch({ display_name: 'Dora from support' })).body.display_name, 'Dora from support')
+      assert.equal((await app.as(token).get('/users/me')).body.display_name, 'Dora from support')
+      assert.equal((await patch({ display_name: null })).body.display_name, null)
+      for (const display_name of ['', 'x'.repeat(121), 'a\nb'])
+        assert.equal((await patch({ display_name })).status, 400)
     })
 
     it('keep tokens when nothing changes', async () => {

@@ -1,8 +1,8 @@
 import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '../../core/api/end-user.ts'
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { EndUser } from '../../core/iam/caller.ts'
-import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
+import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
@@ -31,6 +31,8 @@ const sessionView = endUserView(
     'auto_generate',
     'message_delay_seconds',
     'inactivity_ttl_seconds',
+    'takeover_timeout_seconds',
+    'assigned_to',
     'tool_context',
     'knowledge_config',
     'assigned_to',
@@ -40,6 +42,8 @@ const sessionView = endUserView(
     'forked_from_session_id',
     'forked_from_position',
     'tags',
+    'ephemeral',
+    'state',
   ],
 )
 
@@ -64,7 +68,7 @@ const ownsSession = (
   actor_id === own && agent_ids.includes(agent_id) && (session_ids?.includes(id) ?? true) && hidden_at === null
 
 /** Condition of the sessions `t` that `ownsSession` accepts. By sessions_actor. */
-const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
+export const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
   allOf([
     sql.fragment`t.actor_id = ${actor_id}`,
     sql.fragment`t.agent_id = any(${sql.array([...agent_ids], 'text')})`,
@@ -76,9 +80,13 @@ const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
 export const isOwnSession = (db: Queryable, endUser: EndUser, id: string): Promise<boolean> =>
   db.exists(voidStatement`select from sessions t where t.id = ${id} and ${ownSessions(endUser)}`)
 
+/** Select of the ids of the sessions of an end user. */
+export const ownSessionIds = (endUser: EndUser): Fragment =>
+  sql.fragment`select t.id from sessions t where ${ownSessions(endUser)}`
+
 /** Access to an operation on an own session that returns the session or nothing. */
 export const sessionAccess = (
-  access: Omit<EndUserAccess<SessionRow>, 'scope' | 'owns'> = {},
+  access: Omit<EndUserAccess<SessionRow>, 'scope' | 'owns'> & { scope?: EndUserScope } = {},
 ): EndUserAccess<SessionRow> => ({
   scope: 'chat',
   owns: ownsSession,
@@ -105,12 +113,13 @@ export const messagesAccess = sessionAccess({ query: ['role', 'origin'], view: m
 
 export const sendAccess = sessionAccess({
   fields: ['message', 'parts', 'idempotency_key'],
+  refuses: ({ parts }) => (Array.isArray(parts) && parts.some(part => part?.type === 'document') ? 'parts' : undefined),
   query: ['wait'],
   sends: true,
   view: storedMessageView,
 })
 
-const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews }
+const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews, mountEvents: mountEventViews }
 export const generateAccess = sessionAccess({ ...turnAccess, fields: ['stream'] })
 export const outputsAccess = sessionAccess({ ...turnAccess, fields: ['generation_id', 'tool_outputs', 'stream'] })
 

@@ -2,12 +2,19 @@ import { z } from 'zod'
 import type { Tx } from '../../core/db/writer.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { addSessionFrame } from '../conversations/frames.ts'
 import { handBackTimedOut } from './handback.ts'
-import { sessionKind } from './kind.ts'
+import { findSession, removeSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { type ExpiringSession, listOverdueSessions, tryLockSessions, writeExpiry } from './store.ts'
+import {
+  type ExpiringSession,
+  listOldEphemeralSessions,
+  listOverdueSessions,
+  tryLockSessions,
+  writeExpiry,
+} from './store.ts'
 
 /**
  * Expires overdue sessions with their events and returns their rows. Requires the locks of their conversations. A
@@ -46,18 +53,35 @@ async function expireOverdueSessions(services: Services, stopping: AbortSignal):
   return count
 }
 
+/** Deletes ephemeral sessions after a day. Their turns are outside the mailbox and remain. */
+export const sweepEphemeralSessions = (services: Services, stopping: AbortSignal): Promise<number> =>
+  deleteInBatches(
+    async limit => {
+      const found = await listOldEphemeralSessions(services.pool, limit)
+      await services.write(async tx => {
+        for (const { id } of found) {
+          const session = await findSession(tx, id, true)
+          if (session) await removeSession(tx, session)
+        }
+      })
+      return found.length
+    },
+    stopping,
+    BATCH,
+  )
+
 const sessionExpiryQueue = workQueue('session.expire', {
   message: z.object({}),
   concern: 'generation',
   retry: { limit: 0 },
 })
 
-/** Expires overdue sessions and hands back timed-out ones every SESSION_SWEEP_SECONDS. */
+/** Expires overdue sessions and ends timed-out takeovers every SESSION_SWEEP_SECONDS. */
 export const sessionExpiryHandler = handler(sessionExpiryQueue, { concurrency: 1 }, async (_message, context) => {
   const expired = await expireOverdueSessions(context.services, context.stopping)
   if (expired > 0) context.log.info({ expired }, 'sessions expired')
-  const handedBack = await handBackTimedOut(context)
-  if (handedBack > 0) context.log.info({ handed_back: handedBack }, 'sessions handed back after their timeout')
+  const ended = await handBackTimedOut(context)
+  if (ended > 0) context.log.info({ ended }, 'takeovers ended by their timeout')
 })
 
 export const sessionExpirySchedule = schedule(

@@ -31,7 +31,7 @@ type Handback = {
 }
 
 /**
- * Hands a session back to its agent. Waiting turns continue, and the agent answers an end user who wrote last.
+ * Returns a session to its agent. Waiting turns continue, and the agent answers an end user who wrote last.
  * @throws FORBIDDEN for background work, SESSION_CLOSED, SESSION_EXPIRED, SESSION_NOT_UNDER_OPERATOR; with `generate` the
  *   refusal of the turn
  */
@@ -49,7 +49,7 @@ export async function handBack({ tx, services, body = {}, caller, resource, audi
   })
 }
 
-/** Hands a locked session back and returns it with the ID of the turn that answers. */
+/** Returns a locked session to its agent, with the ID of the turn that answers. */
 async function handBackLocked(
   tx: Tx,
   services: Services,
@@ -74,10 +74,10 @@ async function handBackLocked(
   return { session: next, generation_id }
 }
 
-/** Returns the message that tells the model who wrote the latest messages of the assistant. */
+/** Returns the message that informs the model who wrote the latest messages of the assistant. */
 const handbackText = (note: string | undefined): string =>
   [
-    'A colleague took over this conversation and has handed it back to you. The assistant messages since then were written by the colleague.',
+    'A colleague took over this conversation and has returned it to you. The assistant messages since then were written by the colleague.',
     ...(note === undefined ? [] : [`Note of the colleague: ${note}`]),
   ].join('\n')
 
@@ -123,7 +123,7 @@ async function requestReply(
 
 const BATCH = 100
 
-/** Hands back sessions without an operator message for their timeout. Returns their number. */
+/** Returns sessions without an operator message for their timeout to their agents. Returns their number. */
 export async function handBackTimedOut({
   services,
   stopping,
@@ -138,8 +138,8 @@ export async function handBackTimedOut({
       try {
         if (await services.write(tx => handBackIfTimedOut(tx, services, id))) count++
       } catch (error) {
-        // The others are handed back nevertheless; the next sweep repeats this one.
-        log.error({ err: error, session_id: id }, 'session not handed back')
+        // The next sweep repeats it; the others continue.
+        log.error({ err: error, session_id: id }, 'handback failed')
       }
     }
     if (found.length < BATCH) break
@@ -148,7 +148,7 @@ export async function handBackTimedOut({
   return count
 }
 
-/** Hands a session back unless it changed since it was found. */
+/** Returns a session to its agent unless it changed since it was found. */
 async function handBackIfTimedOut(tx: Tx, services: Services, id: string): Promise<boolean> {
   const session = await sessionKind.find(tx, id, true)
   if (!session?.operator_timed_out || session.status !== 'open') return false

@@ -75,7 +75,7 @@ export async function findSession(db: Queryable, id: string, lock = false): Prom
 }
 
 /** Deletes a locked session with its conversation; the mailbox must be empty. */
-async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
+export async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
   const conversation = await lockConversation(tx, session.conversation_id)
   // Deletes the session's row by cascade.
   if (conversation) await removeConversation(tx, conversation)

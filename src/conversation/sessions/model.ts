@@ -43,16 +43,27 @@ const settings = {
     .min(1)
     .max(31_536_000)
     .nullable()
-    .describe('Seconds without an operator message after which the session is handed back to the agent'),
+    .describe('Seconds without an operator message after which the session returns to the agent'),
   knowledge_config: SessionKnowledge.nullable().describe(
     'Additional knowledge of its turns: lists and tags are added to the configuration of the agent, other values replace it. Requires `knowledge:SearchKnowledge` on the additions and `memories:CreateMemoryEntry` on the memory store to write to.',
   ),
 }
 
+/** Limit of a session's state. */
+const MAX_STATE_BYTES = 64 * 1024
+
+const fitsState = (state: unknown) => Buffer.byteLength(JSON.stringify(state) ?? '') <= MAX_STATE_BYTES
+
+/** State of a session: any JSON up to 64 KiB; null for none. */
+export const SessionState = z
+  .json()
+  .refine(fitsState, 'must be at most 64 KiB')
+  .describe('State that the agent shares with its client, any JSON up to 64 KiB. Null for none.')
+
 /** Request for a person. */
 const Attention = z
   .object({
-    reason: z.string(),
+    reason: z.string().nullable().describe('Null if it was erased'),
     urgency: z.enum(URGENCIES),
     since: z.iso.datetime(),
     by: z.object({ type: z.enum(['agent', 'user', 'api_key']), id: z.string() }).describe('Who requested it'),
@@ -79,9 +90,13 @@ export const Session = record(
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
     generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
     queued_turns: z.int().describe('Number of queued turns'),
+    state: z.json().describe('State that the agent shares with its client. Null for none.'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
     unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
+    ephemeral: z
+      .boolean()
+      .describe('Whether it holds the end user of single turns: without messages, deleted after a day'),
   },
   { tags: true },
 )
@@ -128,6 +143,19 @@ export const SessionMessage = z
   })
   .meta({ id: 'SessionMessage' })
 
+/** A message in lists, with the feedback of the end user who reads it. */
+export const SessionMessageListed = SessionMessage.extend({
+  feedback: z
+    .object({
+      rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+      score: z.number().nullable().describe('Score from 0 to 1'),
+      labels: z.array(z.string()).describe('Labels'),
+      comment: z.string().nullable().describe('Comment'),
+    })
+    .nullable()
+    .describe('Feedback of the end user who reads the message. Null without it, and for other callers.'),
+}).meta({ id: 'SessionMessageListed' })
+
 /** Response to a sent message. */
 export const SessionMessageStored = z
   .object({
@@ -171,6 +199,7 @@ export const SessionPatch = patchBody(
   {
     status: z.enum(['open', 'closed']).describe('Status: closed — ends its turns; open — reopens a closed session'),
     ...settings,
+    state: SessionState,
     tags: TagInput.describe('Replaces the tags'),
   },
   { name: 'Order 1042' },

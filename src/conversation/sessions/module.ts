@@ -5,9 +5,10 @@ import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
-import { isOwnSession } from './end-user.ts'
+import { isOwnSession, ownSessionIds } from './end-user.ts'
+import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
-import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { deleteOldSessionFrames } from './frame-store.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
@@ -31,6 +32,7 @@ export default module('sessions', {
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
   sweeps: [
+    { name: 'ephemeral sessions', when: '42 * * * *', run: sweepEphemeralSessions },
     {
       name: 'session frames',
       when: '33 * * * *',
@@ -40,9 +42,10 @@ export default module('sessions', {
   ],
   extensions: [
     turnContent.with(sessionContent),
+    endUserContent.with(attentionContent),
     endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),
-    endUserSessions.with(isOwnSession),
+    endUserSessions.with({ owns: isOwnSession, ids: ownSessionIds }),
   ],
 })

@@ -16,6 +16,7 @@ import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { MESSAGE_ORIGINS } from '../conversations/model.ts'
 import { checkBodyParts } from '../conversations/parts.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
+import { ownFeedback } from '../feedback/own.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { requestHuman } from './attention.ts'
@@ -50,6 +51,7 @@ import {
   SessionInput,
   SessionMessage,
   SessionMessageInput,
+  SessionMessageListed,
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
@@ -118,10 +120,10 @@ const listMessages = itemOperation(sessionKind, {
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
     origin: enumListQuery(MESSAGE_ORIGINS).describe('Origin of the messages; repeat for several'),
   }),
-  answers: { 200: pageOf(SessionMessage) },
+  answers: { 200: pageOf(SessionMessageListed) },
   run: context =>
-    messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
-      columns: messageColumns,
+    messagePage<z.output<typeof SessionMessageListed>>(context, context.resource.conversation_id, {
+      columns: sql.fragment`${messageColumns}, ${ownFeedback(context.caller)} as feedback`,
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
@@ -235,7 +237,12 @@ export const sessionOperations: Operation[] = [
         time => sql.fragment`greatest(t.updated_at, t.last_activity_at) > ${time}::timestamptz`,
       ),
       tags: tagsFilter,
+      ephemeral: columnFilter(
+        booleanQuery.optional().describe('Whether to list ephemeral sessions instead of the others. Default false.'),
+        () => null,
+      ),
     },
+    where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
   }),
   sessions.get({ endUser: sessionAccess() }),
   updateOperation,
@@ -370,7 +377,7 @@ export const sessionOperations: Operation[] = [
   takeoverOperation,
   operatorMessageOperation,
   sessions.action('handback', {
-    summary: 'Hand a session back to its agent',
+    summary: 'Return a session to its agent',
     description:
       'The agent answers again. Turns that waited continue; with auto_generate the agent also answers an end user who wrote last. Not available to background work.',
     action: OPERATE_ACTION,

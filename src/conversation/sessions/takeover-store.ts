@@ -54,3 +54,21 @@ export const findLastShownMessage = (db: Queryable, conversationId: string) =>
     select m.role, m.position from conversation_messages m
     where m.conversation_id = ${conversationId} and (m.origin is null or m.origin in ('end_user', 'agent', 'operator'))
     order by m.position desc limit 1`)
+
+/** Returns sessions of an end user, by ID after a given one. By sessions_actor. */
+export const listSessionsOfActor = (
+  db: Queryable,
+  actorId: string,
+  after: string,
+  limit: number,
+): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    select t.id from sessions t where t.actor_id = ${actorId} and t.id > ${after} order by t.id limit ${limit}`)
+
+/** Erases the reasons of requests made until a time and returns their sessions. */
+export const eraseAttention = (db: Queryable, ids: readonly string[], until: string): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    update sessions t set attention = t.attention || '{"reason": null}'
+    where t.id = any(${sql.array([...ids], 'text')}) and t.attention ->> 'reason' is not null
+      and (t.attention ->> 'since')::timestamptz <= ${until}::timestamptz
+    returning t.id`)

@@ -63,8 +63,19 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
   return {
     async prepare() {
       if (!claimed.prompt) throw new Error(`turn ${claimed.turn.seq} of ${claimed.conversation.id} was not prepared`)
-      return { ...claimed.prompt, knowledge_config: claimed.session?.knowledge_config }
+      return {
+        ...claimed.prompt,
+        knowledge_config: claimed.session?.knowledge_config,
+        shared_state: claimed.session?.state,
+      }
     },
+
+    changeState: (services, change) =>
+      services.write(async tx => {
+        const conversation = await lockConversation(tx, claimed.conversation.id)
+        if (!conversation || conversation.session_id === null) return null
+        return sessionHooks.only()?.changeState(tx, conversation.session_id, change)
+      }),
 
     target: ({ kind, id }) =>
       [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,

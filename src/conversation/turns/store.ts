@@ -115,7 +115,7 @@ export const listOrphanedTurns = (db: Queryable, conversationId: string, limit: 
     select g.id from generation_work w join generations g on g.id = w.generation_id
     where g.conversation_id = ${conversationId} order by g.id limit ${limit}`)
 
-/** Condition that the queued turns of a conversation `c` wait until an operator hands its session back. */
+/** Condition that the queued turns of a conversation `c` wait for the handback of its session. */
 const isHeld = sql.fragment`exists (
   select from sessions s where s.id = c.session_id and s.control = 'operator' and s.status = 'open')`
 
@@ -206,7 +206,7 @@ export const rescheduleTurn = (
 const conversationRefRow = sql.type(z.object({ conversation_id: z.string(), project_id: z.string() }))
 
 /**
- * Returns conversations with a running turn, or with a due one that does not wait for a handback, of projects that are not
+ * Returns conversations with a running turn, or with a due turn that does not wait for a handback, of projects that are not
  * paused. By conversation_turns_open.
  * `quietSeconds` excludes turns whose own wake-up was just sent.
  */

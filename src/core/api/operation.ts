@@ -7,7 +7,7 @@ import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
-import type { Origin, RequestFacts } from '../invoke/call.ts'
+import type { ClientInput, Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { EndUserAccess } from './end-user.ts'
@@ -118,6 +118,8 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   ifMatch: string | undefined
   /** The agent turn that makes the call; null if there is none. */
   origin: Origin | null
+  /** What the client of a protocol mount adds; null on other surfaces. */
+  client: ClientInput | null
   /**
    * Repeats the authorization during a streamed response and returns the current caller. Raises the current refusal.
    * @param read the current row of the item, null if it was deleted; without it the row is read
@@ -219,7 +221,12 @@ export type Operation = {
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
   /** For creates of a kind with paths: returns the path of the new row from the raw body, for policies, or null. */
-  pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
+  pathOf?: (
+    body: Record<string, unknown>,
+    db: Queryable,
+    project: string,
+    caller: Caller,
+  ) => string | null | Promise<string | null>
   /** Whether the body has a field `project_id`, according to its schema. */
   namesProject: boolean
   /** Reads a body that is not, or not only, JSON, such as an upload; `body` then validates the resulting fields. */

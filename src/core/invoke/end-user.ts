@@ -1,4 +1,5 @@
 import { Transform } from 'node:stream'
+import { StringDecoder } from 'node:string_decoder'
 import type { EndUserAccess, EndUserView } from '../api/end-user.ts'
 import { endUserError, endUserFailure, showToEndUser } from '../api/end-user.ts'
 import { AppError, errorBody, raise } from '../api/errors.ts'
@@ -74,7 +75,7 @@ const SHOWN_HEADERS: ReadonlySet<string> = new Set([
 ])
 
 /** Returns a response as the end user of the call sees it. */
-export function endUserResult({ operation, services }: Invocation, response: OperationResult): OperationResult {
+export function endUserResult({ operation, services, call }: Invocation, response: OperationResult): OperationResult {
   const { status, body, stream, contentType } = response
   const access = operation.endUser as EndUserAccess
   const headers = Object.fromEntries(
@@ -85,7 +86,7 @@ export function endUserResult({ operation, services }: Invocation, response: Ope
       if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)
       return { ...response, headers }
     }
-    const events = projectEvents(access.events ?? {})
+    const events = projectEvents({ ...access.events, ...(call.client && access.mountEvents) })
     stream.on('error', error => events.destroy(error))
     events.on('close', () => stream.destroy())
     return { ...response, headers, stream: stream.pipe(events) }
@@ -109,15 +110,19 @@ function shownErrorBody(body: unknown, docsBaseUrl: string): object {
 
 /** Converts server-sent events one by one. Omits events without a view; comments pass. */
 function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
+  const decoder = new StringDecoder('utf8')
   let pending = ''
   return new Transform({
-    decodeStrings: false,
-    transform(chunk: Buffer | string, _encoding, done) {
-      pending += chunk.toString()
+    transform(chunk: Buffer, _encoding, done) {
+      pending += decoder.write(chunk)
       const messages = pending.split('\n\n')
       pending = messages.pop() as string
-      const shown = messages.flatMap(message => shownMessage(views, message) ?? [])
-      done(null, shown.length === 0 ? undefined : shown.map(message => `${message}\n\n`).join(''))
+      try {
+        const shown = messages.flatMap(message => shownMessage(views, message) ?? [])
+        done(null, shown.length === 0 ? undefined : shown.map(message => `${message}\n\n`).join(''))
+      } catch (error) {
+        done(error as Error)
+      }
     },
   })
 }

@@ -91,6 +91,7 @@ export function operationContext(
     request: call.request,
     ifMatch: call.ifMatch,
     origin: call.origin ?? null,
+    client: call.client ?? null,
     recheck,
     allow: (action, target) => {
       if (!check(action, target)) raiseForbidden(caller, action, target)

@@ -7,6 +7,7 @@ import { type Context, type Operation, operation, result } from '../../core/api/
 import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
+import { approvalAccess, listAccess } from './end-user.ts'
 import {
   APPROVAL_ORIGINS,
   APPROVAL_STATUSES,
@@ -44,6 +45,9 @@ const timeQuery = z
 
 const expiryFilter = (describe: string, compare: (time: Fragment) => Fragment) =>
   columnFilter(timeQuery.describe(describe), time => compare(sql.fragment`${time.toISOString()}::timestamptz`))
+
+/** Reason of a rejection by an end user who gives none. */
+const DECLINED = 'Declined by the end user'
 
 const raises = ['APPROVAL_ALREADY_RESOLVED', 'APPROVAL_NOT_FOUND'] as const
 
@@ -111,6 +115,7 @@ export const approvalOperations: Operation[] = [
   // approvals_project serves the order, approvals_pending the order of pending approvals; every other filter has a
   // separate index.
   approvals.list({
+    endUser: listAccess,
     filters: {
       status: oneOf('status', APPROVAL_STATUSES),
       origin: oneOf('origin', APPROVAL_ORIGINS),
@@ -145,12 +150,13 @@ export const approvalOperations: Operation[] = [
     run: ({ db, page, visible, query: { status = ['rejected' as const], min_count = 2 } }) =>
       listRecurrences({ db, page, visible }, { status, min_count }),
   }),
-  approvals.get(),
+  approvals.get({ endUser: approvalAccess() }),
   approvals.action('approve', {
     summary: 'Approve a proposed call',
     description:
       'A worker makes the call with the permissions of the principal that started the turn, and a follow-up turn continues with its result; `execution` contains the outcome. Edited arguments are evaluated by the guardrails again; if they are denied, the request is refused and the approval stays pending. The decision on an approval of a node is passed to its run. Concurrent decisions: the first wins, the others get APPROVAL_ALREADY_RESOLVED.',
     action: RESOLVE_ACTION,
+    endUser: approvalAccess(),
     internal: true,
     mcp: true,
     body: ApproveInput,
@@ -171,6 +177,7 @@ export const approvalOperations: Operation[] = [
     description:
       'Nothing is executed. A follow-up turn reports the reason to the model; a run continues at the node that filed the approval.',
     action: RESOLVE_ACTION,
+    endUser: approvalAccess({ fields: ['reason'] }),
     internal: true,
     mcp: true,
     body: RejectInput,
@@ -181,7 +188,7 @@ export const approvalOperations: Operation[] = [
     run: context =>
       resolveOne(context, {
         status: 'rejected',
-        reason: decisionReason('rejected', context.body?.reason),
+        reason: decisionReason('rejected', context.body?.reason ?? (context.caller.end_user && DECLINED)),
         edited: null,
       }),
   }),

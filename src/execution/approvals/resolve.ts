@@ -107,7 +107,7 @@ async function requireAllowedEdit(
 /**
  * Resolves an approval with its follow-up in one transaction. Of concurrent decisions, the first wins.
  * @param record writes the response with the transaction
- * @throws FORBIDDEN for background work, and for a starter of the chain if self-approval is forbidden;
+ * @throws FORBIDDEN for background work, end users and starters of the chain (requireResolver);
  *   APPROVAL_EXPIRED, APPROVAL_ALREADY_RESOLVED
  */
 export async function resolveApproval(
@@ -122,8 +122,8 @@ export async function resolveApproval(
   const resolved = await services.write(async tx => {
     const found = await resolvePending(tx, row.id, {
       status,
-      resolved_by: caller.user.id,
-      resolved_by_actor_id: null,
+      resolved_by: caller.end_user ? null : caller.user.id,
+      resolved_by_actor_id: caller.end_user?.actor_id ?? null,
       reason,
       edited,
       sealed: row.origin === 'node' && status === 'rejected' ? null : sealedCallAfter(services, row, edited),
@@ -159,12 +159,14 @@ const PENDING_EXECUTION: Execution = {
 }
 
 /**
- * Refuses background work, so that an agent cannot approve its own calls, and starters of the chain if self-approval is
- * forbidden.
+ * Refuses background work, so that an agent cannot approve its own calls, end users unless they are the approver, and
+ * starters of the chain if self-approval is forbidden.
  * @throws FORBIDDEN
  */
 export function requireResolver(caller: Context['caller'], row: ApprovalRow): void {
   requirePerson(caller, RESOLVE_ACTION)
+  if (caller.end_user && row.approver !== 'end_user')
+    raise('FORBIDDEN', { message: 'An operator resolves this approval', meta: { action: RESOLVE_ACTION } })
   if (row.forbid_self_approval) requireOther(caller, row)
 }
 

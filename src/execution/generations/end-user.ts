@@ -1,5 +1,5 @@
 import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '../../core/api/end-user.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { EndUser } from '../../core/iam/caller.ts'
 import type { GenerationRow } from './model.ts'
@@ -42,6 +42,16 @@ export const turnEventViews = {
   step_restarted: endUserView([], ['step']),
   requires_action: turnResultView,
   completed: turnResultView,
+}
+
+/** Progress of a turn for protocol mounts, without names, arguments and results of tools. */
+export const mountEventViews = {
+  step_restarted: endUserView(['step']),
+  step_settled: endUserView(['step']),
+  tool_call: endUserView(['tool_call_id', 'label'], ['tool_name']),
+  tool_result: endUserView(['tool_call_id', 'label', 'ok'], ['tool_name']),
+  approval: endUserView(['approval_id', 'tool_call_id']),
+  state: endUserView(['patch']),
 }
 
 const generationView = endUserView(
@@ -90,19 +100,24 @@ const generationView = endUserView(
   ],
 )
 
-/** Whether a session belongs to an end user. Contributed by the module of sessions. */
-export const endUserSessions =
-  extensionPoint<(db: Queryable, endUser: EndUser, sessionId: string) => Promise<boolean>>('sessions of end users')
+/** The sessions of an end user. Contributed by the module of sessions. */
+export const endUserSessions = extensionPoint<{
+  /** Whether a session belongs to the end user. */
+  owns: (db: Queryable, endUser: EndUser, sessionId: string) => Promise<boolean>
+  /** Select of the ids of its sessions. */
+  ids: (endUser: EndUser) => Fragment
+}>('sessions of end users')
 
-const ownsGeneration = async (
-  { session_id }: Pick<GenerationRow, 'session_id'>,
+/** Whether a row belongs to a session of the end user. */
+export const isOfOwnSession = async (
+  { session_id }: { session_id: string | null },
   endUser: EndUser,
   db: Queryable,
-): Promise<boolean> => session_id !== null && ((await endUserSessions.only()?.(db, endUser, session_id)) ?? false)
+): Promise<boolean> => session_id !== null && ((await endUserSessions.only()?.owns(db, endUser, session_id)) ?? false)
 
 export const generationAccess: EndUserAccess<GenerationRow> = {
   scope: 'chat',
-  owns: ownsGeneration,
+  owns: isOfOwnSession,
   view: generationView,
   events: turnEventViews,
 }

@@ -16,12 +16,14 @@ import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
+import { clientInstructionMessages, modelSettings } from './client-request.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
 import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
+import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
@@ -201,24 +203,31 @@ async function requestStep(
     .filter(part => part !== '')
   const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
-  const reference = [...knowledgeMessages(data), ...summaryMessages(data)]
+  const reference = [
+    ...knowledgeMessages(data),
+    ...summaryMessages(data),
+    ...clientInstructionMessages(data),
+    ...referenceMessages(data),
+  ]
   const steps = turn.steps.flatMap(stepMessages)
-  const history = historyOf(turn, data, step, { system, tools: offered.tools, fixed: [...reference, ...steps] })
-  turn.files ??= await readFiles(services, generation.project_id, history, signal, {
-    rules: mediaRules(agent.media),
-    models: calledModels(turn.loaded, data.model ?? agent.model),
-    describe: (part, file) => describeMedia(turn, part, file, signal),
-  })
+  const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
+  let history = historyOf(turn, data, step, others)
+  if (!turn.files) {
+    turn.files = await readFiles(services, generation.project_id, history, signal, {
+      rules: mediaRules(agent.media),
+      models: calledModels(turn.loaded, data.model ?? agent.model),
+      describe: (part, file) => describeMedia(turn, part, file, signal),
+    })
+    // Texts of files may exceed the estimate.
+    if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
+  }
   const request: ModelRequest = {
     system,
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
-    temperature: agent.temperature,
+    ...modelSettings(agent, data.overrides),
     ...offered,
     output_schema,
     prompt_caching: agent.prompt_caching?.enabled ?? false,
-    max_output_tokens: agent.max_output_tokens,
-    top_p: agent.top_p,
-    seed: agent.seed,
     provider_options: agent.provider_options,
     signal,
     // A structured answer is validated as a whole.
@@ -248,7 +257,7 @@ function historyOf(
   const { history, ...size } = boundHistory(
     context_policy,
     turn.history,
-    request,
+    { ...request, attached: turn.files?.parts },
     data.context?.bytes_per_token ?? null,
   )
   const dropped = history.length < turn.history.length || turn.request?.dropped === true

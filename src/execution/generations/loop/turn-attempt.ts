@@ -156,7 +156,7 @@ export class TurnAttempt {
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))
     if (!step) return frames
-    if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, {})]
+    if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, { step: step.n })]
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }

@@ -46,6 +46,7 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
   const allowed: AllowedCall[] = []
   const called = new Set<string>()
   const evaluated: Entry[] = []
+  const filed: StreamEvent[] = []
   for (const [position, { tool_name }] of step.tool_calls.entries()) {
     if (outcomes.has(position)) {
       called.add(tool_name)
@@ -60,6 +61,8 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
       if (!tool?.perform) input.addUsage(draftLostCall(input.generation, step.tool_calls[position], tool))
     }
     if ('allowed' in decision || decision.evaluated) called.add(tool_name)
+    if ('outcome' in decision && 'approval' in decision)
+      filed.push({ event: 'approval', data: { tool_call_id: step.tool_calls[position].id, ...decision.approval } })
     if ('outcome' in decision && decision.evaluated)
       evaluated.push({ n: step.n, position: position + 1, value: decision.outcome })
   }
@@ -68,6 +71,7 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
     input,
     allowed.filter(call => !isClientCall(call)),
     evaluated,
+    filed,
   )
   return { pending: allowed.filter(isClientCall), called, events }
 }
@@ -77,13 +81,19 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
  * outcome after it, except the last ones, which are written with the step. Returns the events of these last outcomes.
  * @param evaluated outcomes of calls that guardrails did not allow; written with the first start, so that no call is
  *   sent to approval twice
+ * @param filed events of the approvals among them
  */
-async function makeCalls(input: ToolCallsInput, calls: AllowedCall[], evaluated: Entry[]): Promise<StreamEvent[]> {
+async function makeCalls(
+  input: ToolCallsInput,
+  calls: AllowedCall[],
+  evaluated: Entry[],
+  filed: StreamEvent[],
+): Promise<StreamEvent[]> {
   const { services, step, signal, started, outcomes, journal } = input
   const waiting = [...calls]
   const running = new Map<number, Promise<void>>()
   let unwritten = evaluated
-  let events: StreamEvent[] = []
+  let events = filed
   let fatal: unknown = null
   const nameOf = (position: number) => {
     const { id: tool_call_id, tool_name } = step.tool_calls[position]
@@ -118,6 +128,8 @@ async function makeCalls(input: ToolCallsInput, calls: AllowedCall[], evaluated:
       running.delete(position)
       unwritten.push({ n: step.n, position: position + 1, value })
       events.push({ event: 'tool_result', data: { ...nameOf(position), ok: value.error === null } })
+      const call = calls.find(each => each.position === position)
+      if (value.error === null && call?.tool.eventsOf) events.push(...call.tool.eventsOf(call.args))
     }
     signal.throwIfAborted()
   }

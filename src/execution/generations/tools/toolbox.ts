@@ -50,6 +50,8 @@ export type TurnTool = {
   label?: string
   /** Implementation of a built-in tool, in place of a call. */
   perform?: (input: Record<string, unknown>) => Promise<unknown>
+  /** Returns stream events of a call that succeeded. */
+  eventsOf?: (input: Record<string, unknown>) => { event: string; data: object }[]
 }
 
 /** A binding without a usable tool, and the reason. */
@@ -65,6 +67,8 @@ type ToolboxInput = {
   agent: Pick<AgentRow, 'id' | 'project_id' | 'tool_bindings'>
   /** A built-in tool; its name takes precedence over bindings. */
   builtIn: TurnTool | Unavailable | null
+  /** Tools of the client; names of bindings take precedence. */
+  client: readonly TurnTool[]
   /** Project of the turn, which differs from the agent's project if the agent is shared. */
   project_id: string
   /** Tools of the agent's project that its bindings refer to. */
@@ -98,6 +102,7 @@ export async function openToolbox(services: Services, input: ToolboxInput): Prom
     if (!tools.has(tool.name)) tools.set(tool.name, tool)
     else unavailable.push(unavailableTool(tool.callable, `name already taken: ${tool.name}`))
   }
+  for (const tool of input.client) if (!tools.has(tool.name)) tools.set(tool.name, tool)
   await addJustificationFields(services, input, [...tools.values()])
   return { tools, unavailable, surface: surfaceOf([...tools.values()]) }
 }
