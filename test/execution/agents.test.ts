@@ -109,6 +109,7 @@ describe('agents', () => {
       avatar_file_id: null,
       greeting: null,
       suggestions: null,
+      media: null,
       version: 1,
       active_release: null,
       created_at: record.created_at,
