@@ -70,6 +70,7 @@ describe('agents', () => {
     description: 'Help with orders',
     greeting: 'Hello!',
     suggestions: ['Where is my order?', 'Return an order'],
+    media: { accept: ['image/*'], history_turns: 2, fallback: 'note' },
   }
 
   it('are created with a provider alone', async () => {

@@ -25,7 +25,7 @@ describe('inputs of models', () => {
     assert.equal(inputs('ollama', 'llama3'), null)
   })
 
-  it('are those of the provider where it declares them', () => {
+  it('are taken from the provider where it declares them', () => {
     const config = { models: { 'gpt-3.5-turbo': { input: ['text', 'image'] } } }
     assert.equal(inputs('openai', 'gpt-3.5-turbo', config), 'text image')
     assert.equal(inputs('openai', 'gpt-4', config), 'text')
