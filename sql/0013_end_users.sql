@@ -13,3 +13,6 @@ create unlogged table actor_limits (
   primary key (subject, name)
 ) with (fillfactor = 50);
 create index actor_limits_resets on actor_limits (resets_at);
+
+-- Last request of a key with an Origin header, as browsers send it, to the minute: a key does not belong in a page.
+alter table project_keys add column browser_used_at timestamptz(3);

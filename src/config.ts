@@ -127,6 +127,7 @@ const settings = {
     '10000',
     'Maximum number of actors that a key creates per hour for tokens and chat clients.',
   ),
+  ACTOR_FILE_MAX_BYTES: setting('process', integer(1), '20971520', 'Maximum size of a file that an end user uploads.'),
   HTTP_JSON_LIMIT_BYTES: setting(
     'process',
     integer(1024),

@@ -12,7 +12,7 @@ import { checkContent } from './doctor-content.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
 import { countValuesByKey } from './keys.ts'
 import { type Check, describeError, print, printJson } from './output.ts'
-import { listAppliedMigrations, listHeartbeats, listQueueNames, readServerFacts } from './store.ts'
+import { countBrowserKeys, listAppliedMigrations, listHeartbeats, listQueueNames, readServerFacts } from './store.ts'
 
 const MIN_SERVER_VERSION = 150_000
 const SKEW_WARN_MS = 1000
@@ -82,6 +82,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
     checks.push(...(await checkContent(config)))
     if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await checkKeys(config, pool)))
     checks.push(await checkUsers(pool))
+    checks.push(await checkBrowserKeys(pool))
   } finally {
     await pool.end()
   }
@@ -162,6 +163,18 @@ async function checkMigrations(pool: Pool): Promise<Check> {
 async function checkUsers(pool: Pool): Promise<Check> {
   if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'at least one user exists' }
   return { name: 'users', status: 'warn', detail: 'no user exists', fix: 'Run muster bootstrap.' }
+}
+
+async function checkBrowserKeys(pool: Pool): Promise<Check> {
+  const name = 'keys in browsers'
+  const count = await countBrowserKeys(pool)
+  if (count === 0) return { name, status: 'ok', detail: 'no key was sent by a browser in the last seven days' }
+  return {
+    name,
+    status: 'warn',
+    detail: `${count} key(s) were sent by browsers in the last seven days`,
+    fix: 'Issue tokens of end users to pages (docs/end-users.md), and delete these keys; the log lists their IDs.',
+  }
 }
 
 function checkClock(skewMs: number): Check {

@@ -36,6 +36,11 @@ export const readServerFacts = (db: Queryable): Promise<z.output<typeof ServerFa
 export const listQueueNames = async (db: Queryable): Promise<readonly string[]> =>
   (await tableExists(db, 'pgboss.queue')) ? db.anyFirst(nameRow`select name from pgboss.queue`) : []
 
+/** Counts the keys that browsers sent in the last seven days. */
+export const countBrowserKeys = (db: Queryable): Promise<number> =>
+  db.oneFirst(countStatement`
+    select count(*)::int as count from project_keys where browser_used_at > now() - interval '7 days'`)
+
 const Heartbeat = z.strictObject({ instance_id: z.string(), kinds: z.array(z.string()), age_ms: z.number() })
 
 /** Lists the heartbeats of workers, newest first. */

@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, voidStatement } from '../core/db/sql.ts'
 import { extensionPoint } from '../core/declarations.ts'
-import type { PrincipalRef } from '../core/iam/caller.ts'
 
 /** Attached policy. Lists are in attachment order. */
 const AttachedPolicy = z.object({ id: z.string(), version: z.int(), updated_at: z.string(), document: z.unknown() })
@@ -80,8 +79,8 @@ export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     where k.key_hash = ${sql.binary(hash)} or k.previous_key_hash = ${sql.binary(hash)}
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
 
-/** Returns the expression of the record of an actor by id: null if it does not exist. Contributed by the module of actors. */
-export const actorRecord = extensionPoint<(id: string) => Fragment>('actor record of principals')
+/** Returns the expression of the record of an actor by its id, null if it is deleted. Contributed by the module of actors. */
+export const actorRecord = extensionPoint<(id: Fragment) => Fragment>('actor record of principals')
 
 const PrincipalActor = z.object({
   id: z.string(),
@@ -91,18 +90,34 @@ const PrincipalActor = z.object({
 })
 export type PrincipalActor = z.output<typeof PrincipalActor>
 
-const keyAndActorRow = sql.type(KeyAndOwner.extend({ actor: PrincipalActor.nullable() }))
-const userAndActorRow = sql.type(z.object({ user: PrincipalUser, actor: PrincipalActor.nullable() }))
+const ActorAndIssuer = z.object({
+  key: PrincipalKey.nullable(),
+  user: PrincipalUser.nullable(),
+  actor: PrincipalActor.nullable(),
+})
+const actorAndIssuerRow = sql.type(ActorAndIssuer)
 
-/** Returns an actor with the key or user that issued a token for it, in one statement. Primary keys. */
-export const findActorPrincipal = (db: Queryable, actorId: string, issuer: PrincipalRef) => {
-  const actor = actorRecord.only()?.(actorId) ?? sql.fragment`null::jsonb`
-  return issuer.type === 'user'
-    ? db.maybeOne(userAndActorRow`
-        select ${userRecord} as user, ${actor} as actor from users u where u.id = ${issuer.id}`)
-    : db.maybeOne(keyAndActorRow`
-        select ${keyRecord} as key, ${userRecord} as user, ${actor} as actor
-        from project_keys k join users u on u.id = k.user_id where k.id = ${issuer.id}`)
+/**
+ * Returns actors, each with the key or user that issued a token for it, in the order of the references. Deleted ones are
+ * null. Primary keys.
+ */
+export const findActorPrincipals = (
+  db: Queryable,
+  references: readonly { actor_id: string; issuer_id: string }[],
+): Promise<readonly z.output<typeof ActorAndIssuer>[]> => {
+  const ids = (name: 'actor_id' | 'issuer_id') =>
+    sql.array(
+      references.map(each => each[name]),
+      'text',
+    )
+  return db.any(actorAndIssuerRow`
+    select case when k.id is not null then ${keyRecord} end as key,
+      case when u.id is not null then ${userRecord} end as user,
+      ${actorRecord.only()?.(sql.fragment`r.actor_id`) ?? sql.fragment`null::jsonb`} as actor
+    from unnest(${ids('actor_id')}, ${ids('issuer_id')}) with ordinality r (actor_id, issuer_id, position)
+    left join project_keys k on k.id = r.issuer_id
+    left join users u on u.id = coalesce(k.user_id, r.issuer_id)
+    order by r.position`)
 }
 
 const grantAndUserRow = sql.type(z.object({ grant: PrincipalGrant, user: PrincipalUser }))
@@ -120,3 +135,10 @@ export const recordKeyUse = (db: Queryable, ids: string[], now: Date) =>
     update project_keys set last_used_at = ${now.toISOString()}::timestamptz
     where id = any(${sql.array(ids, 'text')})
       and (last_used_at is null or last_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)
+
+/** Records the use of keys by browsers. */
+export const recordBrowserUse = (db: Queryable, ids: string[], now: Date) =>
+  db.query(voidStatement`
+    update project_keys set browser_used_at = ${now.toISOString()}::timestamptz
+    where id = any(${sql.array(ids, 'text')})
+      and (browser_used_at is null or browser_used_at <= ${now.toISOString()}::timestamptz - interval '1 minute')`)

@@ -1,6 +1,7 @@
 import ipaddr from 'ipaddr.js'
 import { raise } from '../core/api/errors.ts'
 import { isIdOf, kinds } from '../core/api/kind.ts'
+import { Batcher } from '../core/db/batcher.ts'
 import { isAllowed } from '../core/iam/access.ts'
 import { narrowAuthority } from '../core/iam/authority.ts'
 import {
@@ -27,7 +28,7 @@ import { recordGrantUse } from './oauth/store.ts'
 import { policyLayer } from './policy-layer.ts'
 import { PrincipalCache, type PrincipalSource, principalChannel, registerCache } from './principal-cache.ts'
 import {
-  findActorPrincipal,
+  findActorPrincipals,
   findAttachedPolicy,
   findGrantPrincipal,
   findKeyPrincipal,
@@ -36,6 +37,7 @@ import {
   type PrincipalGrant,
   type PrincipalKey,
   type PrincipalUser,
+  recordBrowserUse,
   recordKeyUse,
 } from './principal-store.ts'
 import { type Claims, verifyToken } from './tokens.ts'
@@ -161,6 +163,16 @@ const keyUses = processSingleton(
   uses => uses.close(),
 )
 
+/** Records keys that browsers send: a page gives its key to everybody who opens it. */
+const browserUses = processSingleton(
+  services =>
+    keyUsageLog((ids, now) => {
+      services.log.warn({ key_ids: ids }, 'keys sent by browsers')
+      return recordBrowserUse(services.pool, ids, now)
+    }, services),
+  uses => uses.close(),
+)
+
 /** Records the use of OAuth grants by this process. */
 const grantUses = processSingleton(
   services => keyUsageLog((ids, now) => recordGrantUse(services.pool, ids, now), services),
@@ -176,7 +188,11 @@ const callerOf = (
   ...as,
 })
 
-async function callerByKey(services: Services, token: string, ip: string | null): Promise<Caller | null> {
+async function callerByKey(
+  services: Services,
+  token: string,
+  { ip, origin }: PresentedCredential,
+): Promise<Caller | null> {
   const { pool, clock, log } = services
   const hash = sha256Of(token)
   const found = await resolverOf(services).resolve(`key ${hash.toString('base64url')}`, async () => {
@@ -189,6 +205,7 @@ async function callerByKey(services: Services, token: string, ip: string | null)
   if (user.disabled_at !== null || isPast(key.expires_at, now) || isPast(key.string_expires_at, now)) return null
   if (key.networks && !isInNetworks(key.networks, ip)) return null
   keyUses(services).note(key.id)
+  if (origin !== undefined) browserUses(services).note(key.id)
   return callerOf(found, {
     credential: { type: 'api_key', id: key.id, expires_at: toWireTime(key.expires_at), scopes: null },
     principal: { type: 'api_key', id: key.id },
@@ -247,6 +264,18 @@ async function callerByGrant(
   })
 }
 
+/** Reads of actors with their issuers: the checks of open streams arrive by the hundred, and share statements. */
+const actorReads = processSingleton(
+  ({ pool }) =>
+    new Batcher(
+      async (references: { actor_id: string; issuer_id: string }[]) => [
+        ...(await findActorPrincipals(pool, references)),
+      ],
+      { max: 500 },
+    ),
+  reads => reads.close(),
+)
+
 /** Claims of an end-user token: its project, issuer and limits. */
 export type ActorClaims = Claims & {
   jti: string
@@ -279,10 +308,9 @@ async function callerByActorToken(
   const issuer: PrincipalRef =
     keyId === undefined ? { type: 'user', id: usr as string } : { type: 'api_key', id: keyId }
   const found = await resolverOf(services).resolve(`actor ${sub} of ${issuer.id}`, async () => {
-    const row = await findActorPrincipal(services.pool, sub, issuer)
-    if (!row?.actor) return null
-    const principal = principalOf(row, services.log)
-    const { actor } = row
+    const { user, key, actor } = await actorReads(services).add({ actor_id: sub, issuer_id: issuer.id })
+    if (!user || !actor || (issuer.type === 'api_key') !== (key !== null)) return null
+    const principal = principalOf({ user, key: key ?? undefined }, services.log)
     const facts = { principal: issuer, layers: principal.layers, credential: issuer }
     const mayIssue = isAllowed(facts, ISSUE_TOKENS, { kind: kinds.get('actor'), row: actor })
     return { ...principal, actor, mayIssue, sources: [...principal.sources, `actor:${actor.id}` as const] }
@@ -331,7 +359,7 @@ export function authenticate(
   presented: PresentedCredential,
 ): Promise<Caller | null> {
   if (!token.startsWith('sk_')) return callerByToken(services, token, presented)
-  return KEY.test(token) && !presented.proof ? callerByKey(services, token, presented.ip) : Promise.resolve(null)
+  return KEY.test(token) && !presented.proof ? callerByKey(services, token, presented) : Promise.resolve(null)
 }
 
 const triggerRun = ({ id, policy_id, chain }: TriggerScope) => ({ trigger_id: id, policy_id, chain })

@@ -138,6 +138,17 @@ app.post('/turns', async (req, res) => {
   res.json({ id, content })
 })
 
+// The request to the model as it came, and the bytes of the answer as they come.
+app.post('/proxy/chat/completions', async (req, res) => {
+  const answer = await fetch(`${process.env.MODEL_URL}/chat/completions`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(req.body),
+  })
+  res.status(answer.status).type(answer.headers.get('content-type') ?? 'json')
+  await pipeline(answer.body as ReadableStream, res)
+})
+
 // What a refresh reads and writes; the grant and the token it names are there.
 app.post('/oauth/refreshed', async (req, res) => {
   const { refresh_token: token, grant_id: grantId, client_id: clientId } = req.body as Record<string, string>

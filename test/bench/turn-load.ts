@@ -16,11 +16,11 @@ export const post = ({ url, path, body, ...target }: Target, query: string, more
   })
 
 /** Milliseconds of each of `count` waited turns, one after the other. */
-export async function alone(target: Target, count: number): Promise<number[]> {
+export async function alone(target: Target, count: number, query = '?wait=true'): Promise<number[]> {
   const taken: number[] = []
   for (let n = 0; n < count; n++) {
     const started = performance.now()
-    const answer = await post(target, '?wait=true')
+    const answer = await post(target, query)
     if (answer.status !== 200) throw new Error(`a turn answered ${answer.status}: ${await answer.text()}`)
     await answer.arrayBuffer()
     taken.push(performance.now() - started)
@@ -29,9 +29,9 @@ export async function alone(target: Target, count: number): Promise<number[]> {
 }
 
 /** Waited turns of many callers at once. */
-export async function together(target: Target, seconds: number): Promise<autocannon.Result> {
+export async function together(target: Target, seconds: number, query = '?wait=true'): Promise<autocannon.Result> {
   const result = await autocannon({
-    url: `${target.url}${target.path}?wait=true`,
+    url: `${target.url}${target.path}${query}`,
     method: 'POST',
     headers: headersOf(target),
     body: JSON.stringify(target.body),

@@ -93,7 +93,7 @@ describe('the commands of the pages', function () {
   /** The last of the answers, which follow each other without a separator where curl wrote them. */
   function last(answers: string | undefined): any {
     const text = answers ?? ''
-    for (let at = text.lastIndexOf('{'); at >= 0; at = text.lastIndexOf('{', at - 1)) {
+    for (let at = text.lastIndexOf('{'); at >= 0; at = at === 0 ? -1 : text.lastIndexOf('{', at - 1)) {
       try {
         const value = JSON.parse(text.slice(at))
         if (at === 0 || text[at - 1] === '}' || text[at - 1] === '\n') return value
@@ -407,6 +407,9 @@ describe('the commands of the pages', function () {
     const files = 'Documents and files in messages'
     assert.match(of(files), /"content":"We ship on Friday\.".*"content":"echo: .*We ship on Friday\."/s)
     assert.match(last(of(files)).output.content, /What is this\?/)
+    const chats = of('Images and files in chats')
+    assert.match(chats, /"content":"What is this\?\\n\\n\[image: a dot\]"/)
+    assert.match(chats, /double-1.*\{"id":"file_[^"]+","filename":"dot.png","content_type":"image\/png"/s)
     // The stream as it is read first, the turn from its start, and what follows its second piece.
     assert.deepEqual(of('Streams').match(/^id: 1$|^event: completed$/gm), [
       'id: 1',
@@ -417,6 +420,12 @@ describe('the commands of the pages', function () {
     ])
     assert.match(of('Without a session'), /"content":"echo: One line, please\."/)
     assert.match(of('Webhooks'), /"secret":"whsec_/)
+  })
+
+  it('of end-users.md run as they are written', async () => {
+    const sections = commandsOf('docs/end-users.md')
+    const answers = await answersOf(sections, base)
+    assert.equal(answers.get('Issue a token'), 'Hello\necho: [Ada]: Hello\nFORBIDDEN')
   })
 
   it('of operations.md run as they are written, on the data of a deployment that runs', async () => {

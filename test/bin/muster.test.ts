@@ -222,6 +222,7 @@ describe('muster', function () {
           'text search ok',
           'encryption key ok',
           'users ok',
+          'keys in browsers ok',
         ],
       )
     })
@@ -237,6 +238,16 @@ describe('muster', function () {
       const { ok, of } = await diagnosis({ DATABASE_URL: 'postgres://a:b@127.0.0.1:1/none' })
       assert.equal(ok, false)
       assert.match(of('database')[0].detail, /does not answer: .*ECONNREFUSED/)
+    })
+
+    it('warns of keys that browsers have sent', async () => {
+      const { id } = await app.project()
+      await app.services.pool.query(
+        sql.unsafe`update project_keys set browser_used_at = now() where project_id = ${id}`,
+      )
+      const [{ status, detail }] = (await diagnosis()).of('keys in browsers')
+      assert.deepEqual([status, detail], ['warn', '1 key(s) were sent by browsers in the last seven days'])
+      await app.services.pool.query(sql.unsafe`update project_keys set browser_used_at = null`)
     })
 
     it('warns of the development key and of a missing BASE_URL', async () => {

@@ -88,6 +88,36 @@ describe('a context policy', function () {
     }
   })
 
+  it('counts the text of a file that the model gets as text', async () => {
+    const upload = async (characters: number) =>
+      expectStatus(
+        await app.admin.post('/files/upload/base64', {
+          project_id: app.projectId,
+          filename: `${characters}.txt`,
+          content_type: 'text/plain',
+          content: Buffer.from('word '.repeat(characters / 5)).toString('base64'),
+        }),
+        201,
+      ).id as string
+    for (const [characters, count] of [
+      [1000, 2],
+      [16_000, 1],
+    ] as const) {
+      const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], {
+        context_policy: policy({ max_context_tokens: 3000, keep_last_messages: 1 }),
+      })
+      const { id } = expectStatus(await app.key.post('/conversations', {}), 201)
+      const parts = [
+        { type: 'text', text: 'Read this.' },
+        { type: 'file', file_id: await upload(characters) },
+      ]
+      expectStatus(await app.admin.post(`/conversations/${id}/messages`, { role: 'user', parts }), 201)
+      expectStatus(await app.key.post(`/conversations/${id}/messages`, { role: 'user', message: 'And?' }), 201)
+      await generate(id, agentId)
+      assert.equal((await requests())[0].body.messages.length, count)
+    }
+  })
+
   it('bounds the messages of a request without a conversation', async () => {
     const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], {
       context_policy: policy({ keep_last_messages: 1 }),
@@ -146,6 +176,20 @@ describe('a context policy', function () {
     const [first, second] = (await requests()).map(textsOf)
     assert.equal(first.length, 9)
     assert.ok(second.length < 6, String(second.length))
+    // A short request, to which vendors add much, corrects nothing.
+    const short = await app.scripted(
+      [{ when: { call: 1 }, reply: { text: 'ok', usage: { prompt_tokens: 900 } } }, { reply: { text: 'ok' } }],
+      { context_policy: policy({ keep_last_messages: 1 }) },
+    )
+    const other = await conversation(['hello'])
+    await generate(other, short.agentId)
+    for (let n = 1; n < 6; n++)
+      expectStatus(
+        await app.key.post(`/conversations/${other}/messages`, { role: 'user', message: numbered(n, 60) }),
+        201,
+      )
+    await generate(other, short.agentId)
+    assert.equal(textsOf((await short.requests())[1]).length, 7)
     // The double meters less again, but never raises the bound above the estimate.
     await generate(id, agentId)
     assert.ok(tokensOf((await requests())[2]) <= 1000)

@@ -65,7 +65,7 @@ describe('end users on several web processes', () => {
     assert.equal(sent.filter(({ status }) => status === 201).length, 3)
     assert.equal(sent.find(({ status }) => status === 429)?.body.error.meta.limit, 'messages_per_hour')
     assert.equal((await app.messages({ id: made[0].body.id })).length, 3)
-    // Closing one makes room for another.
+    // A closed session does not count.
     expectStatus(await user.patch(`/sessions/${made[0].body.id}`, { status: 'closed' }), 200)
     expectStatus(await user.post('/sessions', { agent_id: app.agentId }), 201)
   })

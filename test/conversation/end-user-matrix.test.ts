@@ -28,6 +28,9 @@ const OPEN: Record<string, string[]> = {
     'submitSessionToolOutputs',
     'updateSession',
   ],
+  feedback: ['listFeedback', 'putMessageFeedback'],
+  files: ['downloadFile', 'getFile', 'uploadFile'],
+  memories: ['deleteMemory', 'listMemories'],
 }
 
 const isOpen = ({ endUser }: Operation): boolean => endUser !== null
@@ -36,7 +39,13 @@ const isOpen = ({ endUser }: Operation): boolean => endUser !== null
 const pathOf = ({ path }: Operation, values: Json = {}): string =>
   path.replace(/\{(\w+)\}/g, (_match, name: string) => values[name] ?? newId(prefixOf(name)))
 
-const PREFIXES: Json = { session_id: 'sess', generation_id: 'gen', agent_id: 'agent' }
+const PREFIXES: Json = {
+  session_id: 'sess',
+  generation_id: 'gen',
+  agent_id: 'agent',
+  document_id: 'doc',
+  memory_id: 'mem',
+}
 const prefixOf = (name: string): string => PREFIXES[name] ?? name.replace(/_id$/, '')
 
 const send = (client: Client, { method }: Operation, path: string, body?: object): Promise<Reply> =>
@@ -97,7 +106,7 @@ describe('operations for end users', () => {
       assert.deepEqual([operation.id, status, answer?.error?.code], [operation.id, 403, 'FORBIDDEN'])
     }
     const own = app.statements.filter(
-      text => !/heartbeat|pg_notify|graphile|pgboss|from project_keys k|set last_used_at/.test(text),
+      text => !/heartbeat|pg_notify|pgboss|issuer_id, position|set last_used_at/.test(text),
     )
     assert.deepEqual(own, [])
   })
@@ -129,6 +138,7 @@ describe('operations for end users', () => {
     const BODIES: Json = {
       sendSessionMessage: { message: 'x' },
       updateSession: { name: 'x' },
+      putMessageFeedback: { rating: 1 },
       submitSessionToolOutputs: {
         generation_id: turn.generation_id,
         tool_outputs: [{ tool_call_id: 'x', output: null }],

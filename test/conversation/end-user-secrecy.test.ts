@@ -136,7 +136,7 @@ describe('what an end user sees of a turn', () => {
     assert.ok(JSON.stringify(await app.generation(generation_id)).includes('acme-42'))
   })
 
-  it('is a refusal by a quota without its record, while others go on', async () => {
+  it('is a refusal by a quota without its record, while others continue', async () => {
     const [ann, bob] = [await endUser(app), await endUser(app)]
     const quota = expectStatus(
       await app.key.post('/quotas', {

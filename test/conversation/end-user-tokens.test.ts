@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { decodeJwt } from 'jose'
 import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
-import { client } from '../support/app.ts'
+import { client, eventually } from '../support/app.ts'
 import { frameIn } from '../support/frames.ts'
 import { CHAT_ACTIONS, chat, endUser } from './end-user-support.ts'
 import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
@@ -196,6 +196,7 @@ describe('end-user tokens', () => {
         'content',
         'created_at',
         'document_id',
+        'feedback',
         'generation_id',
         'origin',
         'parts',
@@ -273,7 +274,7 @@ describe('end-user tokens', () => {
         avatar_file_id: null,
         greeting: null,
         suggestions: null,
-        media: null,
+        media: { accept: null, max_parts_per_turn: 8 },
       })
     })
 
@@ -320,6 +321,35 @@ describe('end-user tokens', () => {
       assert.equal(response.status, 401)
       const proof = await fetch(`${app.url}/api/v1/sessions`, { headers: { authorization: `DPoP ${user.token}` } })
       assert.equal(proof.status, 401)
+    })
+
+    it('a key that a page sends is logged as a warning and recorded', async () => {
+      expectStatus(await app.key.get('/sessions', { origin: 'https://shop.example.com' }), 200)
+      const keys = sql.type(z.object({ id: z.string() }))`select id from project_keys where browser_used_at is not null`
+      const [{ id }] = await eventually(async () => {
+        const found = await app.services.pool.any(keys)
+        return found.length > 0 ? found : null
+      })
+      const warning = app.logs.find(line => line.includes('keys sent by browsers')) ?? ''
+      assert.deepEqual([JSON.parse(warning).key_ids, JSON.parse(warning).level], [[id], 'warn'])
+    })
+
+    it('costs one statement for the limits, and a token at most three round trips', async () => {
+      const user = await endUser(app)
+      const session = await chat(user, app.agentId)
+      const sent = async (work: () => Promise<unknown>) => {
+        // The first call fills the caches.
+        await work()
+        app.statements.length = 0
+        await work()
+        return app.statements
+          .filter(text => !/pg_notify|heartbeat|last_used_at|browser_used_at|muster_/.test(text))
+          .map(text => text.trim().split(/\s+/).slice(0, 4).join(' '))
+      }
+      const read = await sent(() => user.get(`/sessions/${session.id}`))
+      assert.equal(read.length, 2, JSON.stringify(read))
+      const issued = await sent(() => app.key.post(`/actors/${user.actorId}/tokens`, { agent_ids: [app.agentId] }))
+      assert.ok(issued.length <= 3, JSON.stringify(issued))
     })
 
     it('audit entries name the key, the actor and the token', async () => {

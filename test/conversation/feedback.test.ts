@@ -3,6 +3,7 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { client as lanes } from '../local/double/client.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { endUser } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 const ACTIONS = [
@@ -128,7 +129,10 @@ describe('feedback', function () {
     expectRefusal(await key.put(on(answer.document_id, other.session.id), { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
     expectRefusal(await key.put(on('doc_unknown'), { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
     const operators = expectStatus(
-      await key.post(`/conversations/${session.conversation_id}/messages`, { role: 'assistant', message: 'By hand' }),
+      await key.post(`/conversations/${session.conversation_id}/messages`, {
+        role: 'assistant',
+        message: 'Written by Eve',
+      }),
       201,
     )
     await run(`update conversation_messages set origin = 'operator' where document_id = $1`, [operators.document_id])
@@ -182,7 +186,7 @@ describe('feedback', function () {
     assert.equal((await key.delete(path)).status, 204)
   })
 
-  it('is one record when given many times at once', async () => {
+  it('is one record when many requests give it concurrently', async () => {
     const rated = await answered()
     const turn = { path: `/generations/${rated.generation_id}/feedback` }
     const given = await Promise.all(Array.from({ length: 20 }, (_, n) => rate(n % 2 ? rated : turn, { score: n / 20 })))
@@ -356,11 +360,17 @@ describe('feedback', function () {
     const ended = await answered()
     await key.put(ended.path, text('actor'), { 'Idempotency-Key': 'rate-actor' })
     await rate(ended, text('actor-later'))
+    // A copy in a dataset goes with the end user.
+    const copies = expectStatus(await key.post('/datasets', { name: 'of an end user' }), 201).id
+    const selection = { label: 'label-actor-later', expected_output: 'comment' }
+    const copied = await key.post(`/datasets/${copies}/items/from-feedback`, selection)
+    assert.deepEqual([copied.status, copied.body.created], [201, 1])
     assert.equal((await key.delete(`/sessions/${ended.session.id}`)).status, 204)
     const purge = await key.post(`/actors/${ended.session.actor_id}/purge-content`)
     assert.equal(purge.status, 202)
     await eventually(async () => (await run('select from actor_purges')).rows.length === 0)
     assert.deepEqual(await numbers(ended), bare)
+    assert.equal(expectStatus(await key.get(`/datasets/${copies}/items`), 200).total, 0)
     for (const marker of ['label-actor', 'comment-actor']) assert.deepEqual(await placesOf(app, marker), [])
 
     const removed = await answered()
@@ -388,26 +398,100 @@ describe('feedback', function () {
 
   it('of an end user moves with a merge and is without text when the end user is deleted', async () => {
     const [rated, twice] = [await answered(), await answered()]
-    const { id } = await rate(rated, { rating: 1, comment: 'mine', labels: ['mine'] })
-    const both = await rate(twice, { rating: -1 })
-    const [from, into] = [rated.session.actor_id, await actor()]
-    await run(`update feedback set author_type = 'actor', author_id = $1 where id = $2`, [from, id])
-    // Both of them rated this one.
-    await run(`update feedback set author_type = 'actor', author_id = $1 where id = $2`, [into, both.id])
+    const [from, into] = [rated.session.actor_id, twice.session.actor_id]
+    const rater = (id: string) => endUser(app, { scopes: ['chat', 'feedback'] }, id)
+    const { id } = await rate(rated, { rating: 1, comment: 'mine', labels: ['mine'] }, await rater(from))
+    const both = await rate(twice, { rating: -1 }, await rater(into))
+    // Feedback of the other one on the same message, as after an earlier merge.
     const copy = await rate(twice, { rating: 1 })
     await run(`update feedback set author_type = 'actor', author_id = $1 where id = $2`, [from, copy.id])
     expectStatus(await key.post(`/actors/${from}/merge`, { into_actor_id: into }), 200)
-    const [moved] = await listed(`actor_id=${into}`)
+    const [moved] = await listed(`generation_id=${rated.generation_id}`)
     assert.deepEqual([moved.id, moved.author], [id, { type: 'actor', id: into }])
     assert.deepEqual(
       (await listed(`generation_id=${twice.generation_id}`)).map(({ id }) => id),
       [both.id],
     )
-    assert.equal((await key.delete(`/sessions/${rated.session.id}`)).status, 204)
+    for (const { session } of [rated, twice]) assert.equal((await key.delete(`/sessions/${session.id}`)).status, 204)
+    // A text that is not of a message.
     await run('update feedback set comment = $1, labels = array[$2] where id = $3', ['again', 'again', id])
     assert.equal((await key.delete(`/actors/${into}`)).status, 204)
     const [left] = await listed(`generation_id=${rated.generation_id}`)
     assert.deepEqual([left.rating, left.comment, left.labels], [1, null, []])
+  })
+
+  it('is given by end users on replies of their sessions, with a token of that scope', async () => {
+    const rated = await answered()
+    const { session, question, answer, path, generation_id } = rated
+    const token = (scopes: string[], actorId?: string) => endUser(app, { scopes }, actorId)
+    const [ann, bob] = [await token(['chat', 'feedback'], session.actor_id), await token(['chat', 'feedback'])]
+    const given = await rate(rated, { rating: -1, labels: ['wrong'], comment: 'No' }, ann)
+    const shown = { rating: -1, score: null, labels: ['wrong'], comment: 'No' }
+    assert.deepEqual(
+      { ...given, created_at: null, updated_at: null },
+      {
+        id: given.id,
+        session_id: session.id,
+        generation_id,
+        document_id: answer.document_id,
+        ...shown,
+        created_at: null,
+        updated_at: null,
+      },
+    )
+    const [stored] = await listed(`session_id=${session.id}`)
+    assert.deepEqual([stored.author, stored.agent_version], [{ type: 'actor', id: ann.actorId }, 1])
+    await rate(rated, { rating: 1, comment: 'from the desk' })
+    // An end user sees its own feedback alone, also on messages.
+    assert.deepEqual(
+      (await listed('', ann)).map(({ id }) => id),
+      [given.id],
+    )
+    assert.deepEqual(await listed(`session_id=${session.id}`, bob), [])
+    const messages = expectStatus(await ann.get(`/sessions/${session.id}/messages`), 200).data
+    assert.deepEqual(
+      messages.map(({ feedback }: any) => feedback),
+      [null, shown],
+    )
+    assert.equal((await app.messages(session))[1].feedback, null)
+
+    expectRefusal(
+      await ann.put(`/sessions/${session.id}/messages/${question.document_id}/feedback`, { rating: 1 }),
+      400,
+      'VALIDATION_FAILED',
+    )
+    for (const body of [
+      { rating: 1, author: { type: 'user', id: 'x' } },
+      { rating: 1, agent_version: 7 },
+    ])
+      expectRefusal(await ann.put(path, body), 403, 'FORBIDDEN')
+    expectRefusal(await bob.put(path, { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
+    const elsewhere = await endUser(
+      app,
+      { agent_ids: [await app.agent()], scopes: ['chat', 'feedback'] },
+      session.actor_id,
+    )
+    expectRefusal(await elsewhere.put(path, { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
+    assert.deepEqual(await listed('', elsewhere), [])
+    const chatting = await token(['chat'], session.actor_id)
+    expectRefusal(await chatting.put(path, { rating: 1 }), 403, 'FORBIDDEN')
+    expectRefusal(await chatting.get('/feedback'), 403, 'FORBIDDEN')
+    for (const reply of [
+      await ann.delete(path),
+      await ann.put(`/generations/${generation_id}/feedback`, { rating: 1 }),
+      await ann.get('/feedback/aggregate'),
+      await ann.get(`/feedback?actor_id=${ann.actorId}`),
+    ])
+      expectRefusal(reply, 403, 'FORBIDDEN')
+    // A session that the end user deleted is gone for it.
+    assert.equal((await ann.delete(`/sessions/${session.id}`)).status, 204)
+    expectRefusal(await ann.put(path, { rating: 1 }), 404, 'RESOURCE_NOT_FOUND')
+    assert.deepEqual(await listed('', ann), [])
+    assert.equal((await listed(`session_id=${session.id}`)).length, 2)
+    // Who may not give or read feedback issues no token that does.
+    const issuer = await keyWith('actors:*', 'agents:*', 'sessions:GiveFeedback')
+    const body = { agent_ids: [app.agentId], scopes: ['feedback'] }
+    expectRefusal(await issuer.post(`/actors/${session.actor_id}/tokens`, body), 403, 'FORBIDDEN')
   })
 
   it('never shows its comment to a model, nor in events, and models cannot give it', async () => {

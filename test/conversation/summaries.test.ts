@@ -5,11 +5,12 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { CHAT_ACTIONS, endUser } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
-const ACTIONS = ['actors:*', 'conversations:*', 'documents:GetDocument', 'sessions:*', 'generations:*']
+const ACTIONS = [...CHAT_ACTIONS, 'conversations:*', 'documents:GetDocument']
 const SUMMARIZER = 'You keep the summary'
 /** A text of about `tokens` tokens by the count of the double that begins with its number. */
 const numbered = (n: number, tokens: number) => `#${n} `.padEnd(tokens * 4, 'word ')
@@ -313,7 +314,7 @@ describe('summaries of conversations', function () {
 
   it('are shown to callers that may read the conversation', async () => {
     const { agentId } = await t.agent({ text: 'Short.' })
-    const session = await t.session(agentId, 25)
+    const session = await t.session(agentId, 25, { actor: { external_id: 'shown', name: 'Ann' } })
     await t.turn(session)
     const summary = await t.summarized(session)
     assert.deepEqual(Object.keys(summary), [
@@ -332,6 +333,9 @@ describe('summaries of conversations', function () {
       { statement: [{ effect: 'Allow', action: ['sessions:*'], resource: [`srn:${app.projectId}:*:*`] }] },
     ])
     assert.equal((await user.get(path)).status, 403)
+    const token = await endUser(app, { agent_ids: [agentId] }, session.actor_id)
+    expectStatus(await token.get(`/sessions/${session.id}`), 200)
+    expectRefusal(await token.get(path), 403, 'FORBIDDEN')
   })
 
   it('are erased with the content of the end user, also when they are written during the erasure', async () => {

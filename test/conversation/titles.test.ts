@@ -5,11 +5,12 @@ import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
+import { CHAT_ACTIONS, endUser } from './end-user-support.ts'
 import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
 
-const ACTIONS = ['actors:*', 'conversations:*', 'sessions:*', 'generations:*']
+const ACTIONS = [...CHAT_ACTIONS, 'conversations:*']
 const TITLER = 'Write a title'
 
 function titlesOf(app: SessionApp) {
@@ -81,6 +82,29 @@ describe('names of sessions by the agent', function () {
     await t.say(session)
     await t.idle()
     assert.equal((await titles()).length, 1)
+  })
+
+  it('are shown to the end user, like the face of the agent', async () => {
+    const { agentId } = await t.agent(
+      { text: 'Late order' },
+      { description: 'Help with orders', greeting: 'Hello!', suggestions: ['Where is it?'] },
+    )
+    const user = await endUser(app, { agent_ids: [agentId] })
+    const { avatar_file_id, ...face } = expectStatus(await user.get(`/agents/${agentId}`), 200)
+    assert.equal(avatar_file_id, null)
+    for (const [name, value] of Object.entries({
+      id: agentId,
+      description: 'Help with orders',
+      greeting: 'Hello!',
+      suggestions: ['Where is it?'],
+    }))
+      assert.deepEqual(face[name], value)
+    for (const name of ['auto_title', 'context_policy', 'instructions']) assert.equal(name in face, false)
+    const session = expectStatus(await user.post('/sessions', { agent_id: agentId }), 201)
+    expectStatus(await user.post(`/sessions/${session.id}/messages`, { message: 'Where is it?' }), 201)
+    expectStatus(await user.post(`/sessions/${session.id}/generate?wait=true`), 200)
+    await t.idle()
+    assert.equal(expectStatus(await user.get(`/sessions/${session.id}`), 200).name, 'Late order')
   })
 
   it('have at most 60 characters', async () => {
@@ -190,7 +214,7 @@ describe('names of sessions by the agent', function () {
 })
 
 describe('names of sessions and their workers', function () {
-  this.timeout(60_000)
+  this.timeout(120_000)
   const FAST = { GENERATION_LEASE_SECONDS: '2' }
   let app: SessionApp
   let t: ReturnType<typeof titlesOf>

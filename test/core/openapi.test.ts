@@ -292,7 +292,8 @@ describe('the OpenAPI document', () => {
           [...path.matchAll(/\{(\w+)\}/g)].every(([, name]) => name in ids),
       )
       // One of several parameters is required.
-      const needed: Json = { listMemoryEntries: 'memory_id=none' }
+      const store = (await app.admin.post('/memory-stores', { project_id, name: 'x' })).body.id
+      const needed: Json = { listMemoryEntries: 'memory_id=none', listMemories: `memory_store_id=${store}` }
       const untimed: string[] = []
       for (const { id, path, operation } of lists) {
         const address = `${path.slice('/api/v1'.length).replace(/\{(\w+)\}/g, (_, name) => ids[name])}?${needed[id] ?? ''}`

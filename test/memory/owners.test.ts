@@ -118,7 +118,7 @@ describe('memories of end users', () => {
   it('are found exactly, however many nearer facts others have', async () => {
     const wide = await createStore(key, { duplicate_threshold: 1, supersede_threshold: 0.99999 })
     const actors = await Promise.all(Array.from({ length: 8 }, () => actor()))
-    // The facts of each end user are two degrees apart, and further from the question than those of the ones before.
+    // Facts of an end user differ by two degrees; each end user starts further from the query than the previous one.
     const degrees = (index: number, fact: number) => index * 5 + 0.5 * index + fact * 2
     await Promise.all(
       actors.map(async (actor_id, index) => {

@@ -78,7 +78,7 @@ export async function insertTextDocument(
   await parts.insertRest(db)
   const { created_at, updated_at } = document
   const sha256 = file.sha256.toString('hex')
-  return { file: { ...file, sha256, document_id: row.id, created_at, updated_at }, document }
+  return { file: { ...file, sha256, document_id: row.id, actor_id: null, created_at, updated_at }, document }
 }
 
 /**

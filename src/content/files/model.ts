@@ -26,6 +26,7 @@ export const File = record(
     checksum_sha256: z.string().nullable(),
     metadata: z.record(z.string(), z.unknown()).nullable(),
     document_id: z.string().nullable().describe('ID of the document that the file belongs to'),
+    actor_id: z.string().nullable().describe('ID of the end user who uploaded the file'),
   },
   { tags: true },
 )
@@ -44,6 +45,7 @@ export const FileRow = z.object({
   metadata: z.record(z.string(), z.unknown()).nullable(),
   tags: z.record(z.string(), z.string()),
   document_id: z.string().nullable(),
+  actor_id: z.string().nullable(),
   created_at: z.string(),
   updated_at: z.string(),
 })
@@ -52,7 +54,7 @@ export type FileRow = z.output<typeof FileRow>
 /** Columns of a file with alias `t`. Index documents_file_id_key for the document. */
 const fileColumns: Fragment = sql.fragment`t.id, t.project_id, t.path, t.filename, t.content_type, t.size,
   encode(t.sha256, 'hex') as sha256, t.storage, t.location, t.metadata, t.tags,
-  (select d.id from documents d where d.file_id = t.id) as document_id, t.created_at, t.updated_at`
+  (select d.id from documents d where d.file_id = t.id) as document_id, t.actor_id, t.created_at, t.updated_at`
 
 /** Raises NAME_CONFLICT with `meta { path }`. */
 export const raisePathConflict = (path: string | null | undefined): never =>
@@ -72,6 +74,7 @@ export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
   record: File,
   row: FileRow,
   columns: fileColumns,
+  references: [{ kind: 'actor', column: 'actor_id', on_delete: 'null' }],
   events: ['created', 'updated', 'deleted'],
   unique: { files_path: ({ path }: Values<FileRow>) => raisePathConflict(path) },
   async remove(tx: Tx, row: FileRow) {
@@ -93,6 +96,7 @@ export const fileKind: Kind<FileRow, 'created' | 'updated' | 'deleted'> = kind({
     metadata: row.metadata,
     tags: row.tags,
     document_id: row.document_id,
+    actor_id: row.actor_id,
     created_at: row.created_at,
     updated_at: row.updated_at,
   }),

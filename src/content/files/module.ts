@@ -1,9 +1,11 @@
+import { endUserContent } from '../../control/retention/erasure.ts'
 import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
 import { projectDeleteHooks } from '../../identity/projects/delete.ts'
 import { fileFootprint } from '../footprint.ts'
 import { enqueueProjectBytes } from '../storage/backends.ts'
+import { actorFileContent } from './actor-files.ts'
 import { fileErrors } from './errors.ts'
 import { fileKind } from './model.ts'
 import { fileOperations } from './operations.ts'
@@ -23,5 +25,9 @@ export default module('files', {
   operations: fileOperations,
   handlers: fileHandlers,
   schedules: fileSchedules,
-  extensions: [footprints.with(fileFootprint), projectDeleteHooks.with(enqueueProjectBytes)],
+  extensions: [
+    endUserContent.with(actorFileContent),
+    footprints.with(fileFootprint),
+    projectDeleteHooks.with(enqueueProjectBytes),
+  ],
 })

@@ -11,7 +11,9 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { Directory, isReserved, listedBelow } from '../paths.ts'
+import { actorFilePath, checkActorUpload, createActorFile, fileAccess, uploadAccess } from './actor-files.ts'
 import { changeFile, checkRemoval, writeFileContent } from './change.ts'
 import { createFile, createUploaded } from './create.ts'
 import { downloadBase64, hasDownloadToken, sendFile } from './download.ts'
@@ -34,6 +36,7 @@ import {
 } from './model.ts'
 import { isForm, receiveBytes, receiveForm, receiveJson } from './receive-upload.ts'
 import { issueToken, receiveByToken, uploadByToken } from './tokens.ts'
+import { Upload } from './upload.ts'
 
 const tag = 'Files'
 const FORM = 'multipart/form-data'
@@ -42,12 +45,21 @@ const files = resource(fileKind, { path: '/files', tag })
 
 /** Returns a receiver of uploads that checks the storage quota of a bound credential's project before the body. */
 const receiveWith =
-  (read: typeof receiveForm, maxBytes: (config: Config) => number): NonNullable<Operation['receive']> =>
+  (
+    read: typeof receiveForm,
+    maxBytes: (config: Config, caller: Caller | null) => number,
+  ): NonNullable<Operation['receive']> =>
   async request => {
-    const { project, services } = request
+    const { project, services, caller } = request
     if (project !== null) await checkStorage(services, project, 0)
-    return read(request, { fileId: newId('file'), projectId: project, maxBytes: maxBytes(services.config) })
+    return read(request, { fileId: newId('file'), projectId: project, maxBytes: maxBytes(services.config, caller) })
   }
+
+/** Maximum size of an upload by a form. */
+const formLimit = (config: Config, caller: Caller | null): number =>
+  caller?.end_user
+    ? Math.min(config.ACTOR_FILE_MAX_BYTES, config.FILES_MAX_UPLOAD_BYTES)
+    : config.FILES_MAX_UPLOAD_BYTES
 
 const uploadRaises: ErrorCode[] = [
   'NAME_CONFLICT',
@@ -81,6 +93,7 @@ const downloadFile = itemOperation(fileKind, {
   description: 'Supports Range with a single range, If-Range, and If-None-Match with the ETag of an earlier download.',
   tag,
   action: 'files:DownloadFile',
+  endUser: fileAccess({ bytes: true }),
   query: z.object({ token: z.string().optional().describe('Download token for this file, in place of a credential') }),
   pass: ({ params, query, services }) => hasDownloadToken(services, params.file_id, query.token),
   answers: { 200: null, 206: null, 304: null },
@@ -220,14 +233,35 @@ export const fileOperations: Operation[] = [
     id: 'uploadFile',
     path: '/files/upload',
     summary: 'Upload a file',
-    description: 'The form is streamed. The response is sent when the content and the record are stored.',
+    description:
+      'The form is streamed. The response is sent when the content and the record are stored. An end user uploads images, PDFs and texts of at most ACTOR_FILE_MAX_BYTES for its chats; the name is kept, the path follows from the IDs.',
     action: 'files:UploadFile',
-    pathOf: requestedPath,
+    endUser: uploadAccess,
+    pathOf: (body, _db, _project, { end_user }) =>
+      end_user && body.file instanceof Upload
+        ? actorFilePath(end_user.actor_id, body.file.fileId)
+        : requestedPath(body),
     consumes: [FORM],
-    receive: receiveWith(receiveForm, config => config.FILES_MAX_UPLOAD_BYTES),
+    receive: receiveWith(receiveForm, formLimit),
     body: UploadForm,
-    raises: uploadRaises,
-    make: ({ body, project, services, tx }) => createUploaded(services, tx, project, body.file, body),
+    raises: [...uploadRaises, 'ACTOR_LIMIT_EXCEEDED', 'MEDIA_NOT_ACCEPTED'],
+    prepare: async ({ body, caller, project, services, request }) =>
+      caller.end_user
+        ? checkActorUpload(
+            services,
+            { endUser: caller.end_user, project: project as string, upload: body.file },
+            request.closed,
+          )
+        : null,
+    make: ({ body, caller, prepared, project, services, tx }) =>
+      caller.end_user
+        ? createActorFile(services, tx, {
+            project,
+            actorId: caller.end_user.actor_id,
+            upload: body.file,
+            contentType: prepared as unknown as string,
+          })
+        : createUploaded(services, tx, project, body.file, body),
   }),
   files.create({
     id: 'uploadFileBase64',
@@ -271,7 +305,7 @@ export const fileOperations: Operation[] = [
       return uploadByToken(services, tx, caller, params.token, body)
     },
   }),
-  files.get({ summary: 'Get a file' }),
+  files.get({ summary: 'Get a file', endUser: fileAccess() }),
   downloadFile,
   downloadFileBase64,
   replaceFileContent,

@@ -89,6 +89,20 @@ export async function* fileChunks(services: Services, file: FileRow): AsyncGener
   if (size !== file.size) raise('INTERNAL_ERROR')
 }
 
+/**
+ * Like fileChunks, for a file that another row or a body refers to.
+ * @throws FILE_NOT_FOUND if there is no content or if it is replaced or deleted while it is read
+ */
+export async function* referencedChunks(services: Services, file: FileRow): AsyncGenerator<Buffer> {
+  try {
+    yield* fileChunks(services, file)
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'RESOURCE_NOT_FOUND')
+      raise('FILE_NOT_FOUND', { meta: { id: file.id } })
+    throw error
+  }
+}
+
 const raiseLost = () => raise('RESOURCE_NOT_FOUND', { message: 'The content of the file is lost' })
 
 /**

@@ -8,15 +8,15 @@ import { deleteContent, type FileRow, fileKind, raisePathConflict } from './mode
 export type NewFile = Pick<
   FileRow,
   'id' | 'project_id' | 'path' | 'filename' | 'content_type' | 'size' | 'storage' | 'location' | 'metadata' | 'tags'
-> & { sha256: Buffer | null }
+> & { sha256: Buffer | null; actor_id?: string | null }
 
 const bytea = (bytes: Buffer | null) => (bytes ? sql.binary(bytes) : sql.fragment`null::bytea`)
 
 /** Insert of a file; inserts no row if the path exists (files_path). */
 export const fileInsert = (row: NewFile): Fragment => sql.fragment`
-    insert into files as t (id, project_id, path, filename, content_type, size, sha256, storage, location, metadata, tags)
+    insert into files as t (id, project_id, path, filename, content_type, size, sha256, storage, location, metadata, tags, actor_id)
     values (${row.id}, ${row.project_id}, ${row.path}, ${row.filename}, ${row.content_type}, ${row.size},
-      ${bytea(row.sha256)}, ${row.storage}, ${row.location}, ${jsonb(row.metadata)}, ${jsonb(row.tags)})
+      ${bytea(row.sha256)}, ${row.storage}, ${row.location}, ${jsonb(row.metadata)}, ${jsonb(row.tags)}, ${row.actor_id ?? null})
     on conflict (project_id, path) do nothing`
 
 /** Inserts a file. Raises NAME_CONFLICT with `meta { path }` if the path exists (files_path). */

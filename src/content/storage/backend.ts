@@ -30,6 +30,8 @@ export type StorageBackend = {
   commit(tx: Tx, staged: readonly StagedBytes[]): Promise<void>
   /** Opens bytes or a range of them; returns null if they are lost. */
   read(location: string, range?: ByteRange): Promise<Readable | null>
+  /** Opens staged bytes before their commit; returns null if they are lost. */
+  readStaged(staged: StagedBytes): Promise<Readable | null>
   /** Deletes bytes; ignores missing ones. */
   delete(location: string): Promise<void>
   /** Removes the remains of a write whose process was lost. */

@@ -71,6 +71,8 @@ export type Backends = {
   commit(tx: Tx, ...staged: StagedUpload[]): Promise<void>
   /** Opens bytes or a range of them; returns null if they are lost. Raises FILE_STORAGE_MISCONFIGURED. */
   read(location: Location, range?: ByteRange): Promise<Readable | null>
+  /** Opens staged bytes before their commit; returns null if they are lost. Raises FILE_STORAGE_MISCONFIGURED. */
+  readStaged(staged: StagedUpload): Promise<Readable | null>
   /** Deletes bytes outside any transaction; ignores missing ones. Raises FILE_STORAGE_MISCONFIGURED. */
   remove(location: Location): Promise<void>
   /** Deletes staged bytes that no file references. */
@@ -223,6 +225,8 @@ function openBackends(services: Services): Backends {
       reportMisconfiguration(services, location.storage, () =>
         backend(location.storage).read(location.location, range),
       ),
+    readStaged: staged =>
+      reportMisconfiguration(services, staged.storage, () => backend(staged.storage).readStaged(staged)),
     remove: ({ storage, location }) =>
       reportMisconfiguration(services, storage, () => backend(storage).delete(location)),
     async abandon(place) {

@@ -2,8 +2,9 @@ import { randomUUID } from 'node:crypto'
 import { createWriteStream } from 'node:fs'
 import { mkdir, open, readdir, rename, rm } from 'node:fs/promises'
 import path from 'node:path'
+import type { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
-import type { StorageBackend } from './backend.ts'
+import type { ByteRange, StorageBackend } from './backend.ts'
 
 const TEMPORARY = '.tmp-'
 
@@ -23,6 +24,15 @@ async function syncDirectory(directory: string): Promise<void> {
 export function localBackend(root: string): StorageBackend {
   const at = (location: string): string => path.join(root, location)
   const remove = (location: string): Promise<void> => rm(at(location), { force: true })
+  async function read(location: string, range?: ByteRange): Promise<Readable | null> {
+    try {
+      const handle = await open(at(location))
+      return handle.createReadStream(range)
+    } catch (error) {
+      if (codeOf(error) === 'ENOENT') return null
+      throw error
+    }
+  }
   return {
     newLocation: ({ projectId, fileId }) => `${projectId}/${fileId}`,
     async write(source, location) {
@@ -43,15 +53,8 @@ export function localBackend(root: string): StorageBackend {
       }
     },
     commit: async () => {},
-    async read(location, range) {
-      try {
-        const handle = await open(at(location))
-        return handle.createReadStream(range)
-      } catch (error) {
-        if (codeOf(error) === 'ENOENT') return null
-        throw error
-      }
-    },
+    read,
+    readStaged: ({ location }) => read(location),
     delete: remove,
     async abandon(location) {
       await remove(location)

@@ -34,6 +34,20 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
     }
   }
 
+  async function openBlob(
+    id: string,
+    { chunk_bytes, size }: { chunk_bytes: number; size: number },
+    range?: ByteRange,
+  ): Promise<Readable | null> {
+    if (size === 0) return Readable.from([], { objectMode: false })
+    const part = range ?? { start: 0, end: size - 1 }
+    // Read before the response starts: a blob deleted concurrently then counts as lost instead of aborting the
+    // response.
+    const first = await readChunk(pool, id, Math.floor(part.start / chunk_bytes))
+    if (first.length === 0) return null
+    return Readable.from(slices(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
+  }
+
   return {
     newLocation: () => randomUUID(),
     async write(source, id) {
@@ -59,16 +73,13 @@ export function postgresBackend({ pool, config }: Pick<Services, 'pool' | 'confi
         throw new Error('a blob was swept, or lost chunks, before its commit')
     },
     async read(id, range) {
-      const blob = await findBlob(pool, id)
-      if (!blob) return null
-      const { chunk_bytes, size } = blob
-      if (size === 0) return Readable.from([], { objectMode: false })
-      const part = range ?? { start: 0, end: size - 1 }
-      // Read before the response starts: a blob deleted concurrently then counts as lost instead of aborting the
-      // response.
-      const first = await readChunk(pool, id, Math.floor(part.start / chunk_bytes))
-      if (first.length === 0) return null
-      return Readable.from(slices(id, first, chunk_bytes, part), { objectMode: false, highWaterMark: chunk_bytes })
+      const blob = await findBlob(pool, id, 'committed')
+      return blob && openBlob(id, blob, range)
+    },
+    async readStaged({ location, size, inlineBytes }) {
+      if (inlineBytes) return Readable.from([inlineBytes], { objectMode: false })
+      const blob = await findBlob(pool, location, 'staging')
+      return blob && openBlob(location, { ...blob, size })
     },
     delete: async id => {
       await deleteBlob(pool, id)

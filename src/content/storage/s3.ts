@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream'
 import type { CompletedPart, S3Client } from '@aws-sdk/client-s3'
 import type { Config } from '../../config.ts'
-import type { StorageBackend } from './backend.ts'
+import type { ByteRange, StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'
 
 /** Limit for a single PUT, and size of the parts of larger objects. */
@@ -38,6 +38,22 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
     await client.send(new sdk.DeleteObjectCommand({ Bucket: bucket, Key }))
   }
 
+  async function read(Key: string, range?: ByteRange): Promise<Readable | null> {
+    const { sdk, client } = await open()
+    try {
+      const { Body } = await client.send(
+        new sdk.GetObjectCommand({
+          Bucket: bucket,
+          Key,
+          ...(range ? { Range: `bytes=${range.start}-${range.end}` } : {}),
+        }),
+      )
+      return Body as Readable
+    } catch (error) {
+      if (error instanceof sdk.NoSuchKey) return null
+      throw error
+    }
+  }
   return {
     newLocation: ({ projectId, fileId }) => `${config.FILES_S3_KEY_PREFIX}${projectId}/${fileId}`,
     async write(source, Key) {
@@ -73,22 +89,8 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
       }
     },
     commit: async () => {},
-    async read(Key, range) {
-      const { sdk, client } = await open()
-      try {
-        const { Body } = await client.send(
-          new sdk.GetObjectCommand({
-            Bucket: bucket,
-            Key,
-            ...(range ? { Range: `bytes=${range.start}-${range.end}` } : {}),
-          }),
-        )
-        return Body as Readable
-      } catch (error) {
-        if (error instanceof sdk.NoSuchKey) return null
-        throw error
-      }
-    },
+    read,
+    readStaged: ({ location }) => read(location),
     delete: remove,
     async abandon(Key) {
       const { sdk, client } = await open()

@@ -58,12 +58,18 @@ export const commitBlobs = async (db: Queryable, staged: readonly StagedBytes[])
   return rowCount === staged.length
 }
 
-/** Returns the size of a committed blob and the length of all its chunks but the last. Reads no bytes. */
-export const findBlob = (db: Queryable, id: string): Promise<{ size: number; chunk_bytes: number } | null> =>
+/**
+ * Returns the size of a blob, 0 before its commit, and the length of all its chunks but the last. Reads no bytes.
+ */
+export const findBlob = (
+  db: Queryable,
+  id: string,
+  state: 'staging' | 'committed',
+): Promise<{ size: number; chunk_bytes: number } | null> =>
   db.maybeOne(blobRow`
-    select b.size, coalesce(octet_length(c.bytes), 0) as chunk_bytes
+    select coalesce(b.size, 0) as size, coalesce(octet_length(c.bytes), 0) as chunk_bytes
     from file_blobs b left join file_blob_chunks c on c.blob_id = b.id and c.seq = 0
-    where b.id = ${id} and b.state = 'committed'`)
+    where b.id = ${id} and b.state = ${state}`)
 
 /** The base64 text of a slice must fit the young generation of the heap, which excludes large objects. */
 const SLICE_BYTES = 48 * 1024

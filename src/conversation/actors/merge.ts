@@ -1,3 +1,4 @@
+import { moveActorFiles } from '../../content/files/actor-files.ts'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
@@ -37,6 +38,7 @@ export async function mergeActor(tx: Tx, source: ActorRow, intoId: string, allow
   allow('actors:UpdateActor', { kind: actorKind, row: to })
   await requireNotPurging(tx, from.id, to.id)
   for (const move of actorMergeHooks.all()) await move(tx, from, to)
+  await moveActorFiles(tx, from.id, to.id)
   await moveMemories(tx, from.id, to.id)
   await moveTurnsOfActor(tx, from.id, to.id)
   await reassignActor(tx, from.id, to.id)

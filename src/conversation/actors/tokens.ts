@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto'
 import type { z } from 'zod'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { type Context, type Operation, operation, operations } from '../../core/api/operation.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { couldAllowIn } from '../../core/iam/access.ts'
 import type { Caller, EndUserScope } from '../../core/iam/caller.ts'
 import { findTokenAgents } from '../../execution/agents/store.ts'
@@ -109,7 +109,7 @@ async function revokeTokens(tx: Context['tx'], actorId: string): Promise<void> {
 }
 
 /** Expression of the record by which tokens are checked. Primary key. */
-export const actorOfToken = (id: string) => sql.fragment`(
+export const actorOfToken = (id: Fragment): Fragment => sql.fragment`(
   select jsonb_build_object('id', a.id, 'project_id', a.project_id, 'tags', a.tags, 'token_version', a.token_version)
   from actors a where a.id = ${id})`
 

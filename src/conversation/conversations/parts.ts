@@ -6,7 +6,7 @@ import { filePlaceholder } from '../../content/files/media-notes.ts'
 import { pdfProblem } from '../../content/files/media-pages.ts'
 import { essenceOf } from '../../content/files/media-type.ts'
 import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { fileChunks } from '../../content/files/read-file.ts'
+import { referencedChunks } from '../../content/files/read-file.ts'
 import { maxWholeRead } from '../../content/files/read-memory.ts'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
@@ -31,7 +31,7 @@ export type CheckedParts = {
   refused?: AppError
 }
 
-type CheckContext = Pick<Context, 'services' | 'allow'> & { request: Pick<Context['request'], 'closed'> }
+type CheckContext = Pick<Context, 'services' | 'allow' | 'caller'> & { request: Pick<Context['request'], 'closed'> }
 
 /** The agent that answers, with the models that it may call. */
 export type AnsweringAgent = Pick<RunnableAgent, 'media' | 'provider' | 'route' | 'model'>
@@ -52,7 +52,7 @@ export async function findAnsweringAgent(
 }
 
 /**
- * Checks the parts of a message: that the caller may read files and documents, and that the files are media which the
+ * Checks the parts of a message: that the caller may read files and documents, an end user only its own files, and that the files are media which the
  * agent, if it is known, and its models accept. Reads headers of images and the structure of PDFs.
  * @throws FILE_NOT_FOUND, FORBIDDEN, MEDIA_NOT_ACCEPTED; RESOURCE_NOT_FOUND and VALIDATION_FAILED for a document
  */
@@ -62,14 +62,17 @@ export async function checkParts(
   parts: MessagePart[],
   agent: AnsweringAgent | null,
 ): Promise<CheckedParts> {
-  const { services, allow, request } = context
+  const { services, allow, request, caller } = context
+  const { end_user } = caller
+  if (end_user && parts.some(part => part.type === 'document')) raise('FORBIDDEN', { meta: { field: 'parts' } })
   const media = parts.filter(part => 'file_id' in part)
   const ids = [...new Set(media.map(part => part.file_id))]
   const found = ids.length > 0 ? await findFiles(services.pool, projectId, ids) : []
-  const files = new Map(found.map(file => [file.id, file]))
+  const isVisible = ({ actor_id }: FileRow) => !end_user || actor_id === end_user.actor_id
+  const files = new Map(found.filter(isVisible).map(file => [file.id, file]))
   const missing = ids.find(id => !files.has(id))
   if (missing !== undefined) raise('FILE_NOT_FOUND', { meta: { id: missing } })
-  for (const row of found) allow('files:DownloadFile', { kind: fileKind, row })
+  if (!end_user) for (const row of found) allow('files:DownloadFile', { kind: fileKind, row })
   const texts = await readDocuments(services, allow, projectId, parts)
   checkAmount(services, media, files, agent)
   for (const part of media) checkType(part, files.get(part.file_id) as FileRow, agent)
@@ -165,7 +168,7 @@ function checkType(part: MediaPart, { content_type }: FileRow, agent: AnsweringA
 
 async function checkContent(services: Services, file: FileRow, signal: AbortSignal): Promise<void> {
   const { id, project_id, content_type, size } = file
-  const pieces = () => fileChunks(services, file)
+  const pieces = () => referencedChunks(services, file)
   if (file.storage === null || size === null)
     return raiseNotAccepted(id, { reason: 'content', message: 'The file has no content' })
   const problem =

@@ -12,7 +12,8 @@ import { type FeedbackInput, type FeedbackRow, feedbackKind } from './model.ts'
 import { type Author, lockFeedback, referenceMessage, referenceReply, referenceTurn, type Target } from './store.ts'
 
 /** Returns the author of feedback that a caller gives. */
-export const authorOf = ({ principal: { type, id } }: Pick<Caller, 'principal'>): Author => ({ type, id })
+export const authorOf = ({ end_user, principal: { type, id } }: Pick<Caller, 'end_user' | 'principal'>): Author =>
+  end_user ? { type: 'actor', id: end_user.actor_id } : { type, id }
 
 /**
  * Returns a reply of a session as target.

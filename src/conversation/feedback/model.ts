@@ -17,7 +17,7 @@ export const Feedback = record('Feedback', {
       id: z.string().describe('ID of the end user, user or key'),
     })
     .describe('Author of the feedback'),
-  rating: z.int().nullable().describe('1 for good, -1 for bad. Null without a rating.'),
+  rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
   score: z.number().nullable().describe('Score from 0 to 1. Null without a score.'),
   labels: z.array(z.string()).describe('Labels; empty if they were erased'),
   comment: z.string().nullable().describe('Comment. Null without one, or if it was erased.'),
@@ -25,7 +25,7 @@ export const Feedback = record('Feedback', {
 
 export const FeedbackInput = z
   .strictObject({
-    rating: z.literal([1, -1]).nullish().describe('1 for good, -1 for bad'),
+    rating: z.literal([1, -1]).nullish().describe('1 – good, -1 – bad'),
     score: z.number().min(0).max(1).nullish().describe('Score from 0 to 1'),
     labels: z
       .array(z.string().trim().min(1).max(40))

@@ -6,6 +6,7 @@ import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { sessionKind } from '../sessions/kind.ts'
+import { giveAccess, listAccess } from './end-user.ts'
 import { authorOf, deleteFeedback, giveFeedback, targetOfMessage, targetOfTurn } from './give.ts'
 import { Feedback, FeedbackAggregate, FeedbackInput, feedbackKind, GROUPS } from './model.ts'
 import { aggregateFeedback } from './store.ts'
@@ -16,7 +17,7 @@ const feedback = resource(feedbackKind, { path: '/feedback', tag, module: 'sessi
 const messagePath = '/sessions/{session_id}/messages/{document_id}/feedback'
 const turnPath = '/generations/{generation_id}/feedback'
 
-/** Platform tools do not give feedback, which would be a model's in the name of a person, and do not read comments. */
+/** Models do not rate replies as the principal of their turn, so platform tools do not include the operations. */
 const give = { tag, action: 'sessions:GiveFeedback', internal: true, mcp: true } as const
 
 const time = z
@@ -34,6 +35,7 @@ export const feedbackOperations: Operation[] = [
     path: messagePath,
     summary: 'Give feedback on a message',
     description: 'Replaces earlier feedback of the caller on the message, which must be a reply of the agent.',
+    endUser: giveAccess,
     body: FeedbackInput,
     answers: { 200: Feedback },
     async run({ tx, caller, resource, params, body }) {
@@ -86,7 +88,9 @@ export const feedbackOperations: Operation[] = [
   }),
   feedback.list({
     summary: 'List feedback',
-    description: 'Newest first. Each record is also allowed or denied by the name of its session.',
+    description:
+      'Newest first. Each record is also allowed or denied by the name of its session. End users see their own feedback.',
+    endUser: listAccess,
     internal: true,
     // Order by feedback_project, or by the index of an id.
     filters: {
@@ -107,7 +111,7 @@ export const feedbackOperations: Operation[] = [
       ),
       generation_id: equalsFilter('generation_id'),
       rating: columnFilter(
-        z.enum(['1', '-1']).optional().describe('1 for good, -1 for bad'),
+        z.enum(['1', '-1']).optional().describe('1 – good, -1 – bad'),
         rating => sql.fragment`t.rating = ${Number(rating)}`,
       ),
       label: columnFilter(

@@ -1,7 +1,7 @@
 import { type EndUserAccess, endUserView, showToEndUser } from '../../core/api/end-user.ts'
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { EndUser } from '../../core/iam/caller.ts'
+import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
 import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
@@ -65,7 +65,7 @@ const ownsSession = (
   actor_id === own && agent_ids.includes(agent_id) && (session_ids?.includes(id) ?? true) && hidden_at === null
 
 /** Condition of the sessions `t` that `ownsSession` accepts. By sessions_actor. */
-const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
+export const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
   allOf([
     sql.fragment`t.actor_id = ${actor_id}`,
     sql.fragment`t.agent_id = any(${sql.array([...agent_ids], 'text')})`,
@@ -83,7 +83,7 @@ export const ownSessionIds = (endUser: EndUser): Fragment =>
 
 /** Access to an operation on an own session that returns the session or nothing. */
 export const sessionAccess = (
-  access: Omit<EndUserAccess<SessionRow>, 'scope' | 'owns'> = {},
+  access: Omit<EndUserAccess<SessionRow>, 'scope' | 'owns'> & { scope?: EndUserScope } = {},
 ): EndUserAccess<SessionRow> => ({
   scope: 'chat',
   owns: ownsSession,
@@ -110,6 +110,7 @@ export const messagesAccess = sessionAccess({ query: ['role', 'origin'], view: m
 
 export const sendAccess = sessionAccess({
   fields: ['message', 'parts', 'idempotency_key'],
+  refuses: ({ parts }) => (Array.isArray(parts) && parts.some(part => part?.type === 'document') ? 'parts' : undefined),
   query: ['wait'],
   sends: true,
   view: storedMessageView,

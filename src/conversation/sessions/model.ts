@@ -127,6 +127,19 @@ export const SessionMessage = z
   })
   .meta({ id: 'SessionMessage' })
 
+/** A message in lists, with the feedback of the end user who reads it. */
+export const SessionMessageListed = SessionMessage.extend({
+  feedback: z
+    .object({
+      rating: z.int().nullable().describe('1 – good, -1 – bad. Null without a rating.'),
+      score: z.number().nullable().describe('Score from 0 to 1'),
+      labels: z.array(z.string()).describe('Labels'),
+      comment: z.string().nullable().describe('Comment'),
+    })
+    .nullable()
+    .describe('Feedback of the end user who reads the message. Null without it, and for other callers.'),
+}).meta({ id: 'SessionMessageListed' })
+
 /** Response to a sent message. */
 export const SessionMessageStored = z
   .object({

@@ -15,6 +15,7 @@ import { replayToolOutputs, submitToolOutputs } from '../../execution/generation
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
 import { checkBodyParts } from '../conversations/parts.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
+import { ownFeedback } from '../feedback/own.ts'
 import { clearMailbox } from '../turns/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../turns/result.ts'
 import { requestHuman } from './attention.ts'
@@ -49,6 +50,7 @@ import {
   SessionInput,
   SessionMessage,
   SessionMessageInput,
+  SessionMessageListed,
   SessionMessageStored,
   SessionPatch,
   type SessionRow,
@@ -113,10 +115,10 @@ const listMessages = itemOperation(sessionKind, {
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
   }),
-  answers: { 200: pageOf(SessionMessage) },
+  answers: { 200: pageOf(SessionMessageListed) },
   run: context =>
-    messagePage<z.output<typeof SessionMessage>>(context, context.resource.conversation_id, {
-      columns: messageColumns,
+    messagePage<z.output<typeof SessionMessageListed>>(context, context.resource.conversation_id, {
+      columns: sql.fragment`${messageColumns}, ${ownFeedback(context.caller)} as feedback`,
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,

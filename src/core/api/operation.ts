@@ -216,7 +216,12 @@ export type Operation = {
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
   /** For creates of a kind with paths: returns the path of the new row from the raw body, for policies, or null. */
-  pathOf?: (body: Record<string, unknown>, db: Queryable, project: string) => string | null | Promise<string | null>
+  pathOf?: (
+    body: Record<string, unknown>,
+    db: Queryable,
+    project: string,
+    caller: Caller,
+  ) => string | null | Promise<string | null>
   /** Whether the body has a field `project_id`, according to its schema. */
   namesProject: boolean
   /** Reads a body that is not, or not only, JSON, such as an upload; `body` then validates the resulting fields. */

@@ -1,6 +1,7 @@
 import type { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { commandsOf, pagingOf } from '../api/commands.ts'
+import type { EndUserAccess } from '../api/end-user.ts'
 import { type ErrorCode, errorDocument, errorEntry } from '../api/errors.ts'
 import { flatten } from '../api/flatten.ts'
 import { type Operation, operationTags } from '../api/operation.ts'
@@ -307,8 +308,16 @@ function extensions(operation: Operation, shared: Shared): SchemaNode {
       : {}),
     ...(waiting ? { 'x-wait': { parameter: 'wait', ...waiting } } : {}),
     ...(check ? { 'x-dry-run': check } : {}),
+    ...(operation.endUser ? { 'x-end-user': endUserOf(operation.endUser) } : {}),
   }
 }
+
+/** Describes the access of end users: the scope of the token, the fields it may send, and the fields it gets. */
+const endUserOf = ({ scope, fields, view }: EndUserAccess): SchemaNode => ({
+  scope,
+  ...(fields ? { body: fields } : {}),
+  ...(view ? { response: Object.keys(view.shown) } : {}),
+})
 
 function describe(operation: Operation, shared: Shared): SchemaNode {
   const parameters = parametersOf(operation, shared)
@@ -421,7 +430,8 @@ export function openApiDocument(
         bearer: {
           type: 'http',
           scheme: 'bearer',
-          description: 'A user token, a project key or an OAuth access token.',
+          description:
+            'A user token, a project key or an OAuth access token; for operations with `x-end-user` also the token of an end user.',
         },
       },
       parameters,

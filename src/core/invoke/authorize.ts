@@ -114,7 +114,7 @@ async function authorizeCreate(inv: Invocation, caller: Caller, action: string, 
       path: 'project_id',
       message: 'is required for credentials that are not bound to a project',
     })
-  const path = await operation.pathOf?.(body, inv.db, project)
+  const path = await operation.pathOf?.(body, inv.db, project, caller)
   const tags = bodyTags(inv)
   audit.resource_srn = targetName({ kind, project_id: project })
   audit.project_id = project

@@ -1,4 +1,5 @@
 import { Transform } from 'node:stream'
+import { StringDecoder } from 'node:string_decoder'
 import type { EndUserAccess, EndUserView } from '../api/end-user.ts'
 import { endUserError, endUserFailure, showToEndUser } from '../api/end-user.ts'
 import { AppError, errorBody, raise } from '../api/errors.ts'
@@ -109,15 +110,19 @@ function shownErrorBody(body: unknown, docsBaseUrl: string): object {
 
 /** Converts server-sent events one by one. Omits events without a view; comments pass. */
 function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
+  const decoder = new StringDecoder('utf8')
   let pending = ''
   return new Transform({
-    decodeStrings: false,
-    transform(chunk: Buffer | string, _encoding, done) {
-      pending += chunk.toString()
+    transform(chunk: Buffer, _encoding, done) {
+      pending += decoder.write(chunk)
       const messages = pending.split('\n\n')
       pending = messages.pop() as string
-      const shown = messages.flatMap(message => shownMessage(views, message) ?? [])
-      done(null, shown.length === 0 ? undefined : shown.map(message => `${message}\n\n`).join(''))
+      try {
+        const shown = messages.flatMap(message => shownMessage(views, message) ?? [])
+        done(null, shown.length === 0 ? undefined : shown.map(message => `${message}\n\n`).join(''))
+      } catch (error) {
+        done(error as Error)
+      }
     },
   })
 }

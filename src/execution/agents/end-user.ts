@@ -1,4 +1,5 @@
 import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
+import { type MediaSettings, mediaRules } from './media.ts'
 import type { AgentRow } from './model.ts'
 
 /** The face of an agent: what the end users of its chats see. */
@@ -10,8 +11,11 @@ const agentView = endUserView(
     avatar_file_id: true,
     greeting: true,
     suggestions: true,
-    // What a client may offer to send.
-    media: media => media && { accept: media.accept ?? null, max_parts_per_turn: media.max_parts_per_turn ?? null },
+    // What its messages may contain.
+    media: (media: MediaSettings | null) => {
+      const { accept, max_parts_per_turn } = mediaRules(media)
+      return { accept, max_parts_per_turn }
+    },
   },
   [
     'project_id',

@@ -3,6 +3,7 @@ import { module } from '../../core/api/module.ts'
 import { boundaryPolicies } from '../../identity/boundaries.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { defaultRouteInheritors } from '../../identity/projects/default-model-route.ts'
+import { agentStores } from '../../memory/memories/end-user.ts'
 import { findBoundaryPolicy } from './bounds.ts'
 import { agentCloning } from './clone.ts'
 import { convertByAgent } from './convert.ts'
@@ -10,7 +11,7 @@ import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
 import { agentType } from './resource-type.ts'
-import { listDefaultRouteAgents, listDefaultRouteReleases } from './store.ts'
+import { listDefaultRouteAgents, listDefaultRouteReleases, readStores } from './store.ts'
 
 export default module('agents', {
   tags: { Agents: 'Configured models with tools, their versions and staged releases.' },
@@ -20,6 +21,7 @@ export default module('agents', {
   operations: agentOperations,
   extensions: [
     cloneables.with(agentCloning),
+    agentStores.with(readStores),
     agentConverters.with(convertByAgent),
     boundaryPolicies.with(findBoundaryPolicy),
     defaultRouteInheritors.with(listDefaultRouteAgents),

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
 import { type AgentRow, agentKind } from './model.ts'
 
@@ -56,3 +56,20 @@ export const setEvalRun = (db: Queryable, agentId: string, version: number, runI
   db.query(voidStatement`
     update agent_versions set eval_run_id = ${runId}
     where agent_id = ${agentId} and version = ${version} and eval_run_id is null`)
+
+/**
+ * Select of the ids of the memory stores that agents read, by the versions that they serve: the given ones, or all of the
+ * project for tags alone. Primary keys of agents and agent_versions; memory_stores_project.
+ */
+export const readStores = (agentIds: readonly string[]): Fragment => sql.fragment`
+  select s.id from (
+    select a.project_id, a.knowledge_config from agents a
+    where a.id = any(${sql.array([...agentIds], 'text')}) and a.active_release is null
+    union all
+    select a.project_id, v.config::jsonb -> 'knowledge_config' from agents a join agent_versions v on v.agent_id = a.id
+      and v.version in ((a.active_release ->> 'stable_version')::int, (a.active_release ->> 'canary_version')::int)
+    where a.id = any(${sql.array([...agentIds], 'text')}) and a.active_release is not null
+  ) served join memory_stores s on s.project_id = served.project_id
+  where served.knowledge_config -> 'memory_store_ids' @> to_jsonb(s.id)
+    or (coalesce(served.knowledge_config -> 'memory_store_ids', '[]') = '[]'
+      and coalesce(served.knowledge_config -> 'tags', '{}') <> '{}')`

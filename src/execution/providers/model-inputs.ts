@@ -33,8 +33,8 @@ const NAMED = new Set<ProviderType>([
 ])
 
 /**
- * Returns the inputs that a model takes: those declared in `models` of the provider's config, else those of a known
- * model, else null: unknown, so that every input is tried.
+ * Returns the inputs that a model takes: as declared in `models` of the provider's config, else as in the table,
+ * else null: unknown, so that every input is tried.
  */
 export function modelInputs(
   { provider, config }: Pick<ProviderRow, 'provider' | 'config'>,

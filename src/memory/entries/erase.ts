@@ -1,12 +1,15 @@
 import { removeVectors, VECTOR_SOURCES } from '../../content/vectors/store.ts'
 import { redactEvents, redactFields } from '../../control/events/redact.ts'
 import {
+  type Counts,
   contentUnavailable,
   type EndUserContentEraser,
   type EndUserPurge,
   eraseInBatches,
 } from '../../control/retention/erasure.ts'
 import { eraseStoredResponses } from '../../core/api/idempotency.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import type { Services } from '../../core/process/services.ts'
 import { lockStores } from '../memories/lock-store.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'
@@ -23,10 +26,10 @@ const without = redactFields('content', 'metadata')
 /** Erases memories of an end user and from its conversations, with their entries, and entries without a memory. */
 export const memoryContent: EndUserContentEraser = {
   async erase(purge) {
-    const { endUser, until, read } = purge
+    const { services, endUser, until, read, write } = purge
     await eraseInBatches(
       limit => listMemoriesOfEndUser(read, endUser, until, limit),
-      memories => eraseMemories(purge, memories),
+      memories => write(tx => eraseMemories(tx, services, endUser.project_id, memories)),
     )
     await eraseInBatches(
       limit => listEntriesOfEndUser(read, endUser, until, limit),
@@ -36,30 +39,29 @@ export const memoryContent: EndUserContentEraser = {
   },
 }
 
-const eraseMemories = ({ services, endUser, write }: EndUserPurge, memories: readonly MemoryRef[]) =>
-  write(async tx => {
-    const ids = memories.map(({ id }) => id)
-    await lockStores(
-      tx,
-      memories.map(({ memory_store_id }) => memory_store_id),
-    )
-    await removeVectors(tx, { source: VECTOR_SOURCES.memory, ref_ids: ids })
-    const entries = await deleteEntriesOfMemories(tx, ids)
-    const erased = await deleteMemories(tx, ids)
-    const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
-    const kept_answers = await eraseStoredResponses(
-      tx,
-      services,
-      endUser.project_id,
-      [...ids, ...entries],
-      contentUnavailable(),
-    )
-    for (const row of erased) {
-      const data = { ...memoryKind.present(row), content: null, metadata: null }
-      tx.emit(memoryKind, 'deleted', row, { data })
-    }
-    return { memories: erased.length, memory_entries: entries.length, events, kept_answers }
-  })
+/** Deletes memories with their vectors and entries, and their content in events and stored responses. */
+export async function eraseMemories(
+  tx: Tx,
+  services: Services,
+  projectId: string,
+  memories: readonly MemoryRef[],
+): Promise<Counts> {
+  const ids = memories.map(({ id }) => id)
+  await lockStores(
+    tx,
+    memories.map(({ memory_store_id }) => memory_store_id),
+  )
+  await removeVectors(tx, { source: VECTOR_SOURCES.memory, ref_ids: ids })
+  const entries = await deleteEntriesOfMemories(tx, ids)
+  const erased = await deleteMemories(tx, ids)
+  const events = await redactEvents(tx, [{ resource_type: memoryKind.name, ids, without }])
+  const kept_answers = await eraseStoredResponses(tx, services, projectId, [...ids, ...entries], contentUnavailable())
+  for (const row of erased) {
+    const data = { ...memoryKind.present(row), content: null, metadata: null }
+    tx.emit(memoryKind, 'deleted', row, { data })
+  }
+  return { memories: erased.length, memory_entries: entries.length, events, kept_answers }
+}
 
 /** Erases entries, and the content of memories deleted earlier in events and stored responses. */
 const eraseEntries = ({ services, endUser, write }: EndUserPurge, ids: readonly string[]) =>

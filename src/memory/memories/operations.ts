@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { tagsFilter } from '../../core/api/filters.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { booleanQuery, listTable, pageOf, tagCondition, textFilter } from '../../core/api/lists.ts'
@@ -9,11 +9,13 @@ import { resource } from '../../core/api/resource.ts'
 import { allOf, sql, substring } from '../../core/db/sql.ts'
 import { canSeeProject, visibleRows } from '../../core/iam/access.ts'
 import { reachOf } from '../../core/iam/authority.ts'
+import { eraseMemories } from '../entries/erase.ts'
 import { MemoryInput, WrittenMemory } from '../entries/model.ts'
 import type { MatchedMemory, Written } from '../entries/write.ts'
 import { responseStatus, submitFact } from '../entries/write-request.ts'
 import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
+import { memoriesAccess, memoryAccess } from './end-user.ts'
 import {
   AssignAnswer,
   AssignInput,
@@ -95,12 +97,19 @@ const list = operation({
   method: 'get',
   path: '/memories',
   summary: 'List memories of a store',
-  description: 'Newest first. The action is required on the store, and on each memory with its tags.',
+  description:
+    'Newest first. The action is required on the store, and on each memory with its tags. For end users, the memories that belong to them, in the stores that their agents read.',
   tag,
   action: 'memories:ListMemories',
   lists: memoryKind,
+  endUser: memoriesAccess,
   query: z.object({
-    memory_store_id: z.string().min(1).max(255).describe('ID of the memory store'),
+    memory_store_id: z
+      .string()
+      .min(1)
+      .max(255)
+      .optional()
+      .describe('ID of the memory store; required except for end users, whose stores follow from their agents'),
     include_invalidated,
     actor_id: ownerFilter.schema,
     query: textFilter.describe('Part of the content, case-insensitive'),
@@ -110,7 +119,9 @@ const list = operation({
   raises: ['RESOURCE_NOT_FOUND'],
   async run(context) {
     const { allow, caller, db, project, query } = context
+    if (caller.end_user) return listOfEndUser(context)
     const { memory_store_id: id } = query
+    if (id === undefined) return raiseInvalid({ code: 'REQUIRED', path: 'memory_store_id', message: 'is required' })
     const store = isIdOf(memoryStoreKind, id) ? await memoryStoreKind.find(db, id) : null
     if (!store || !canSeeProject(caller, store.project_id) || (project !== null && project !== store.project_id))
       return raise('RESOURCE_NOT_FOUND', { meta: { id } })
@@ -130,6 +141,35 @@ const list = operation({
       ],
       present: row => memoryKind.present(row),
     })
+  },
+})
+
+/** Lists the memories of an end user; a memory is never more visible than its store. */
+const listOfEndUser = (context: Pick<Context, 'caller' | 'db' | 'page' | 'project' | 'visible'>) =>
+  listTable<MemoryRow>(context, {
+    table: memoryKind.table,
+    columns: memoryKind.columns,
+    tags: true,
+    filters: [
+      sql.fragment`t.memory_store_id in (
+        select s.id from memory_stores s where ${
+          visibleRows(
+            context.caller,
+            { action: 'memories:ListMemories', type: memoryStoreKind.name, project: context.project },
+            { project: sql.fragment`s.project_id`, id: sql.fragment`s.id`, tags: sql.fragment`s.tags` },
+          ).rows
+        })`,
+    ],
+    present: row => memoryKind.present(row),
+  })
+
+/** Returns the deletion of memories, by which an end user also erases the copies of a memory. */
+const erasesForEndUsers = (remove: Operation): Operation => ({
+  ...remove,
+  async run(context) {
+    const { caller, resource, services, tx } = context as unknown as Context<unknown, unknown, MemoryRow>
+    if (!caller.end_user) return remove.run(context)
+    await eraseMemories(tx, services, resource.project_id, [resource])
   },
 })
 
@@ -224,9 +264,20 @@ const assign = itemOperation(memoryStoreKind, {
 export const memoryOperations: Operation[] = [
   list,
   create,
-  ...[memories.get(), updateWith('patch'), updateWith('put'), memories.remove(), ...memories.tags(), retract].map(
-    withStoreCheck,
-  ),
+  ...[
+    memories.get(),
+    updateWith('patch'),
+    updateWith('put'),
+    erasesForEndUsers(
+      memories.remove({
+        description:
+          'The deletion cannot be undone. Ledger entries are retained, except for an end user, whose deletion also erases the text in entries and events.',
+        endUser: memoryAccess,
+      }),
+    ),
+    ...memories.tags(),
+    retract,
+  ].map(withStoreCheck),
   exportStore,
   assign,
 ]

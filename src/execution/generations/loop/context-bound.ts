@@ -1,6 +1,7 @@
 import { type ContextPolicy, completePolicy } from '../../agents/context-policy.ts'
 import type { ModelMessage, ModelRequest, PromptMessage } from '../../providers/model-messages.ts'
 import type { TurnData } from '../model.ts'
+import type { Attachments } from '../request/message-files.ts'
 
 /** Bytes of a token. Text in other alphabets and code have fewer, which the metered input of the last turn shows. */
 const BYTES_PER_TOKEN = 3.4
@@ -10,6 +11,10 @@ const MESSAGE_BYTES = 12
 const FILE_BYTES = 3400
 /** Part of the bound from which a context is full. */
 const FULL = 0.75
+/** Part of the bound from which a request corrects the estimate: what vendors add to each request distorts short ones. */
+const TELLING = 0.25
+/** Fewest bytes of a token that a correction assumes. */
+const MIN_BYTES_PER_TOKEN = 1
 
 /** Size of a model request of a turn with a context policy. */
 export type RequestSize = {
@@ -27,19 +32,20 @@ export type RequestSize = {
 const textBytes = (text: string): number => Buffer.byteLength(text)
 const jsonBytes = (value: unknown): number => textBytes(JSON.stringify(value) ?? '')
 
-/** Returns the bytes of a message that count as its tokens. */
-function messageBytes({ content }: ModelMessage | PromptMessage): number {
+/** Returns the bytes of a message that count as its tokens. `attached`: what the model gets for its files, once read. */
+function messageBytes({ content }: ModelMessage | PromptMessage, attached?: Attachments['parts']): number {
   if (typeof content === 'string') return MESSAGE_BYTES + textBytes(content)
   return content.reduce((sum, part) => {
     if (part.type === 'text') return sum + textBytes(part.text)
     if (part.type === 'tool_call') return sum + textBytes(part.tool_name) + jsonBytes(part.args)
     if (part.type === 'tool_result') return sum + jsonBytes(part.error ?? part.result)
-    return sum + FILE_BYTES
+    const given = part.type === 'file' ? attached?.get(part) : undefined
+    return sum + (given?.type === 'text' ? textBytes(given.text) : FILE_BYTES)
   }, MESSAGE_BYTES)
 }
 
-const totalBytes = (messages: readonly (ModelMessage | PromptMessage)[]): number =>
-  messages.reduce((sum, message) => sum + messageBytes(message), 0)
+const totalBytes = (messages: readonly (ModelMessage | PromptMessage)[], attached?: Attachments['parts']): number =>
+  messages.reduce((sum, message) => sum + messageBytes(message, attached), 0)
 
 /**
  * Returns the messages in groups that can only be omitted as a whole: a user message, or an answer with its tool calls and
@@ -74,11 +80,14 @@ export const bytesOfTokens = (tokens: number): number => Math.floor(tokens * BYT
 export function boundHistory(
   policy: ContextPolicy,
   history: readonly ModelMessage[],
-  request: Pick<ModelRequest, 'system' | 'tools'> & { fixed: readonly (ModelMessage | PromptMessage)[] },
+  request: Pick<ModelRequest, 'system' | 'tools'> & {
+    fixed: readonly (ModelMessage | PromptMessage)[]
+    attached?: Attachments['parts']
+  },
   bytesPerToken: number | null,
 ): { history: ModelMessage[] } & Pick<RequestSize, 'bytes' | 'tokens' | 'capacity'> {
   const { max_context_tokens, keep_last_messages } = completePolicy(policy)
-  const groups = groupsOf(history).map(messages => ({ messages, bytes: totalBytes(messages) }))
+  const groups = groupsOf(history).map(messages => ({ messages, bytes: totalBytes(messages, request.attached) }))
   const lastUser = groups.findLastIndex(({ messages }) => messages[0].role === 'user')
   const fixed =
     textBytes(request.system ?? '') +
@@ -100,7 +109,7 @@ export function boundHistory(
 }
 
 /**
- * Returns the bytes of a token by the metered input of a request, null if unknown, and whether the next turn may exceed the
+ * Returns the bytes of a token by the metered input of a request, null without a correction, and whether the next turn may exceed the
  * bound.
  * @param inputTokens metered input of the last request; null if unknown
  * @param reply text of the turn, which the next turn reads too
@@ -113,7 +122,11 @@ export function contextUse(
 ): { bytes_per_token: number | null; full: boolean } {
   const known = inputTokens !== null && inputTokens > 0
   const left = (known ? Math.max(inputTokens, tokens) : tokens) + estimatedTokensOf(textBytes(reply))
-  return { bytes_per_token: known ? bytes / inputTokens : null, full: dropped || left > FULL * max_context_tokens }
+  const corrects = known && tokens >= TELLING * max_context_tokens
+  return {
+    bytes_per_token: corrects ? Math.max(MIN_BYTES_PER_TOKEN, bytes / inputTokens) : null,
+    full: dropped || left > FULL * max_context_tokens,
+  }
 }
 
 const OPENING =

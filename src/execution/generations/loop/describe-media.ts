@@ -12,7 +12,7 @@ import { attributionOf } from './metering.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
 const INSTRUCTION =
-  'Describe the attached file for a reader who cannot see it: what it shows, and all text in it verbatim. Answer with the description only.'
+  'Describe the attached file for a reader who cannot see it: its contents, and all of its text verbatim. Answer with the description only.'
 
 /** Longest description, in tokens. */
 const MAX_TOKENS = 1500

@@ -202,12 +202,17 @@ async function requestStep(
   const system = parts.length > 0 ? parts.join('\n\n') : null
   const reference = [...knowledgeMessages(data), ...summaryMessages(data)]
   const steps = turn.steps.flatMap(stepMessages)
-  const history = historyOf(turn, data, step, { system, tools: offered.tools, fixed: [...reference, ...steps] })
-  turn.files ??= await readFiles(services, generation.project_id, history, signal, {
-    rules: mediaRules(agent.media),
-    models: calledModels(turn.loaded, data.model ?? agent.model),
-    describe: (part, file) => describeMedia(turn, part, file, signal),
-  })
+  const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
+  let history = historyOf(turn, data, step, others)
+  if (!turn.files) {
+    turn.files = await readFiles(services, generation.project_id, history, signal, {
+      rules: mediaRules(agent.media),
+      models: calledModels(turn.loaded, data.model ?? agent.model),
+      describe: (part, file) => describeMedia(turn, part, file, signal),
+    })
+    // Texts of files may exceed the estimate.
+    if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
+  }
   const request: ModelRequest = {
     system,
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
@@ -246,7 +251,7 @@ function historyOf(
   const { history, ...size } = boundHistory(
     context_policy,
     turn.history,
-    request,
+    { ...request, attached: turn.files?.parts },
     data.context?.bytes_per_token ?? null,
   )
   const dropped = history.length < turn.history.length || turn.request?.dropped === true

@@ -3,7 +3,7 @@ import { type MediaInput, mediaInput, PDF, raiseNotAccepted } from '../../../con
 import { fileNote, GONE_NOTE } from '../../../content/files/media-notes.ts'
 import { essenceOf } from '../../../content/files/media-type.ts'
 import type { FileRow } from '../../../content/files/model.ts'
-import { fileChunks } from '../../../content/files/read-file.ts'
+import { referencedChunks } from '../../../content/files/read-file.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { type MediaRules, mediaRules } from '../../agents/media.ts'
@@ -31,7 +31,7 @@ export type MediaHandling = {
 /** Handling by a caller without an agent. */
 export const handlingOf = (models: readonly Inputs[]): MediaHandling => ({ rules: mediaRules(null), models })
 
-/** Returns the inputs of the models that may be called: the provider's, or those of all targets of the route. */
+/** Returns the inputs of the models that may be called: of the provider's model, or of all targets of the route. */
 export function calledModels(
   { provider, route }: { provider: ProviderRow | null; route: LoadedRoute | null },
   model: string | null | undefined,
@@ -46,7 +46,7 @@ export function calledModels(
 const isMedia = (part: { type: string; media?: MessageMedia }): part is MediaPart => part.media !== undefined
 
 /**
- * Returns the parts whose files are sent, newest first: those of the newest turns, as many as a turn may have. A turn
+ * Returns the parts whose files are sent, newest first: of the newest turns, as many as a turn may have. A turn
  * begins with a user message after a reply.
  */
 export function currentMedia(messages: readonly ModelMessage[], rules: MediaRules): MediaPart[] {
@@ -80,7 +80,7 @@ const fenced = (part: MediaPart, file: FileRow, text: string): string =>
 async function extractedText(services: Services, part: MediaPart, file: FileRow, signal: AbortSignal): Promise<string> {
   const { config } = services
   const type = essenceOf(file.content_type ?? '')
-  const pieces = () => fileChunks(services, file)
+  const pieces = () => referencedChunks(services, file)
   const extracted =
     type === PDF
       ? await extractPdf(async () => ({ size: file.size ?? 0, pieces: pieces() }), config, {
