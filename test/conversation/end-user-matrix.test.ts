@@ -15,7 +15,9 @@ const OPEN: Record<string, string[]> = {
   approvals: ['approveApproval', 'getApproval', 'listApprovals', 'rejectApproval'],
   chat: [
     'cancelSession',
+    'createGenerationStreamTicket',
     'createSession',
+    'createSessionStreamTicket',
     'deleteSession',
     'generateSessionReply',
     'getAgent',
@@ -23,8 +25,11 @@ const OPEN: Record<string, string[]> = {
     'getSession',
     'listSessionMessages',
     'listSessions',
+    'markSessionRead',
     'sendSessionMessage',
+    'signalSessionTyping',
     'streamGeneration',
+    'streamSession',
     'submitSessionToolOutputs',
     'updateSession',
   ],
@@ -106,7 +111,7 @@ describe('operations for end users', () => {
       assert.deepEqual([operation.id, status, answer?.error?.code], [operation.id, 403, 'FORBIDDEN'])
     }
     const own = app.statements.filter(
-      text => !/heartbeat|pg_notify|graphile|pgboss|from project_keys k|set last_used_at/.test(text),
+      text => !/heartbeat|pg_notify|pgboss|issuer_id, position|set last_used_at/.test(text),
     )
     assert.deepEqual(own, [])
   })

@@ -334,6 +334,24 @@ describe('end-user tokens', () => {
       assert.deepEqual([JSON.parse(warning).key_ids, JSON.parse(warning).level], [[id], 'warn'])
     })
 
+    it('costs one statement for the limits, and a token at most three round trips', async () => {
+      const user = await endUser(app)
+      const session = await chat(user, app.agentId)
+      const sent = async (work: () => Promise<unknown>) => {
+        // The first call fills the caches.
+        await work()
+        app.statements.length = 0
+        await work()
+        return app.statements
+          .filter(text => !/pg_notify|heartbeat|last_used_at|browser_used_at|muster_/.test(text))
+          .map(text => text.trim().split(/\s+/).slice(0, 4).join(' '))
+      }
+      const read = await sent(() => user.get(`/sessions/${session.id}`))
+      assert.equal(read.length, 2, JSON.stringify(read))
+      const issued = await sent(() => app.key.post(`/actors/${user.actorId}/tokens`, { agent_ids: [app.agentId] }))
+      assert.ok(issued.length <= 3, JSON.stringify(issued))
+    })
+
     it('audit entries name the key, the actor and the token', async () => {
       const user = await endUser(app)
       const session = await chat(user, app.agentId)

@@ -6,7 +6,7 @@ import type { ApprovalRow } from './model.ts'
 /** Access of end users to the approvals of their sessions. */
 
 /** Title and arguments are null unless the end user may resolve the approval. */
-const approvalView = endUserView(
+export const approvalView = endUserView(
   ['id', 'status', 'title', 'shown_arguments', 'expires_at', 'created_at'],
   [
     'project_id',
