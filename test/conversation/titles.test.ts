@@ -102,7 +102,7 @@ describe('names of sessions by the agent', function () {
       assert.deepEqual(face[name], value)
     for (const name of ['auto_title', 'context_policy', 'instructions']) assert.equal(name in face, false)
     const session = expectStatus(await user.post('/sessions', { agent_id: agentId }), 201)
-    const tab = await openTab({ url: app.url, key: user }, session)
+    const tab = await openTab({ url: app.url, key: app.key }, session)
     expectStatus(await user.post(`/sessions/${session.id}/messages`, { message: 'Where is it?' }), 201)
     expectStatus(await user.post(`/sessions/${session.id}/generate?wait=true`), 200)
     await t.idle()
