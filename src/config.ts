@@ -165,6 +165,13 @@ const settings = {
     '15000',
     "Ping interval of event streams; each ping also checks the caller's permission again.",
   ),
+  STREAMS_MAX: setting('process', integer(1), '20000', 'Open session streams of a process; beyond that, 503.'),
+  STREAMS_PER_PROJECT: setting(
+    'process',
+    integer(1),
+    '5000',
+    'Open session streams of a project per process; beyond that, 429 STREAM_LIMIT_EXCEEDED.',
+  ),
   SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Maximum time a request waits for long work.'),
   LOG_LEVEL: setting(
     'process',
@@ -193,6 +200,8 @@ const settings = {
     process.env.HOSTNAME ?? '',
     'Name of the host in heartbeats and logs; default HOSTNAME.',
   ),
+
+  AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
 
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),
   MCP_SERVER_NAME: setting('mcp', text, 'platform', 'Server name reported to clients.'),
@@ -473,6 +482,12 @@ const settings = {
     'Polling interval for conversations with due turns but no message.',
   ),
   SESSION_SWEEP_SECONDS: setting('workers', integer(1), '60', 'Polling interval for expired sessions.'),
+  SESSION_FRAMES_KEEP_HOURS: setting(
+    'workers',
+    integer(1),
+    '24',
+    'Retention of the events with which an interrupted session stream resumes.',
+  ),
   GENERATION_LEASE_SECONDS: setting('workers', integer(2), '60', 'Lease of a turn, renewed every third of it.'),
   GENERATION_SWEEP_SECONDS: setting('workers', integer(1), '30', 'Polling interval for turns without a message.'),
   GENERATION_MAX_SECONDS: setting('workers', integer(1), '1800', 'Maximum running time of a turn segment.'),

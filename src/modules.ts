@@ -57,6 +57,7 @@ import memoryEntries from './memory/entries/module.ts'
 import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
+import agUi from './protocols/ag-ui/module.ts'
 
 /** All modules of a process, in the order of the areas, which is also the order of the API. */
 export const modules: readonly Module[] = [
@@ -117,5 +118,6 @@ export const modules: readonly Module[] = [
   evalRuns,
   formations,
   mcp,
+  agUi,
   planned,
 ]

@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, fronts, idle, usage-reports, orchestration, work, oauth, formations, path).
+ * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, fronts, streams, idle, usage-reports, orchestration, work, oauth, formations, path).
  * Commits wait for the disk, as those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
  */
@@ -37,6 +37,7 @@ const all = {
   facts: async () => (await import('./facts.ts')).run(),
   'end-users': async () => (await import('./end-users.ts')).run(),
   fronts: async () => (await import('./fronts.ts')).run(),
+  streams: async () => (await import('./streams.ts')).run(),
   idle: async () => (await import('./idle.ts')).run(),
   'usage-reports': async () => (await import('./usage-reports.ts')).run(),
   orchestration: async () => [

@@ -148,6 +148,7 @@ describe('conversations', () => {
         generation_id: null,
         position: 0,
         content: 'hello',
+        parts: null,
         metadata: { lang: 'en' },
       })
       assert.deepEqual((await app.key.get(`/conversations/${id}/messages`)).body.data, [stored.body])

@@ -108,7 +108,7 @@ describe('takeover', function () {
       listed.map(each => each.origin),
       [...times(6, () => 'end_user'), 'operator', 'system'],
     )
-    assert.deepEqual(listed[6], sent)
+    assert.deepEqual(listed[6], { ...sent, feedback: null })
     assert.match(listed[7].content, /colleague.*\nNote of the colleague: Refund is booked\.$/s)
     expectRefusal(await handBack(session), 409, 'SESSION_NOT_UNDER_OPERATOR')
     expectRefusal(await write(session, 'late'), 409, 'SESSION_NOT_UNDER_OPERATOR')

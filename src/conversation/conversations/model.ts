@@ -156,6 +156,8 @@ export const conversationKind = kind({
   ],
   record: Conversation,
   hidden: {
+    /** Whether a stream of its session was ever opened. */
+    streamed: z.boolean(),
     /** Bytes of a token in the last request of a turn with a context policy, by the metered input. */
     bytes_per_token: z.number().nullable(),
   },

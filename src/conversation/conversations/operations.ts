@@ -157,7 +157,7 @@ const updateMessage = itemOperation(conversationKind, {
     await requireOpenSession(tx, owner)
     const message = await (body.metadata === undefined
       ? findMessage(tx, owner.id, id)
-      : setMessageMetadata(tx, owner.id, id, body.metadata))
+      : setMessageMetadata(tx, owner, id, body.metadata))
     return message ?? raise('RESOURCE_NOT_FOUND', { meta: { id } })
   },
 })

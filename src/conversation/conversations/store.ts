@@ -15,6 +15,7 @@ import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../
 import type { Tx } from '../../core/db/writer.ts'
 import { deletedSummaryCte } from '../summaries/store.ts'
 import { recordDeletedCtes } from './deleted-messages.ts'
+import { addSessionFrame, SESSION_CHANNEL } from './frames.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 import { type CheckedParts, lockCheckedFiles } from './parts.ts'
 
@@ -100,6 +101,7 @@ export async function appendMessage(
   if ('checked' in draft) await lockCheckedFiles(tx, draft.checked)
   const row = { ...(await insertMessage(tx, owner, draft, text)), content: text }
   tx.emit(messageEvents, 'created', { id: row.document_id, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message', document_id: row.document_id })
   return { message: row, created: true }
 }
 
@@ -285,18 +287,21 @@ export const findMessage = (db: Queryable, conversationId: string, documentId: s
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
 
-export const setMessageMetadata = (
-  db: Queryable,
-  conversationId: string,
+export async function setMessageMetadata(
+  tx: Tx,
+  owner: ConversationRow,
   documentId: string,
   metadata: Record<string, unknown> | null,
-): Promise<MessageRow | null> =>
-  db.maybeOne(messageRow`
+): Promise<MessageRow | null> {
+  const message = await tx.maybeOne(messageRow`
     with m as (
       update conversation_messages set metadata = ${jsonb(metadata)}
-      where conversation_id = ${conversationId} and document_id = ${documentId} returning *
+      where conversation_id = ${owner.id} and document_id = ${documentId} returning *
     )
     select ${messageColumns} from m ${messageTextJoin}`)
+  if (message) addSessionFrame(tx, owner, { event: 'message_updated', document_id: documentId })
+  return message
+}
 
 /**
  * Deletes a message, and its text unless another message uses it, and emits conversation_messages.deleted. Other
@@ -315,6 +320,7 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
+  addSessionFrame(tx, owner, { event: 'message_deleted', document_id: documentId })
   return true
 }
 
@@ -334,6 +340,7 @@ export async function removeConversation(tx: Tx, owner: ConversationRow): Promis
     delete from conversations where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(conversationKind, 'deleted', owner)
+  if (owner.session_id !== null && owner.streamed) tx.notify(SESSION_CHANNEL, owner.session_id)
 }
 
 /** Erases the tool calls of replies and returns the number of replies. By conversation_messages_generation. */

@@ -1,6 +1,7 @@
 import type { z } from 'zod'
 import { closeMatter, fileExceptionNow } from '../../control/exceptions/file-exception.ts'
 import type { Context } from '../../core/api/operation.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { sessionKind } from './kind.ts'
 import type { Attention, AttentionInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
@@ -19,7 +20,7 @@ type AttentionContext = Pick<
  * @throws SESSION_CLOSED, SESSION_EXPIRED for a request
  */
 export async function requestHuman({ tx, body, caller, resource, origin }: AttentionContext): Promise<SessionRow> {
-  const { session } = await lockSessionAndConversation(tx, resource)
+  const { session, conversation } = await lockSessionAndConversation(tx, resource)
   const { id, project_id, agent_id, conversation_id } = session
   const { reason, urgency = 'normal' } = body
   if (reason === null) {
@@ -27,6 +28,7 @@ export async function requestHuman({ tx, body, caller, resource, origin }: Atten
     await closeMatter(tx, project_id, HUMAN_REQUESTED, id)
     const cleared = await writeAttention(tx, id, null)
     tx.emit(sessionKind, 'updated', cleared)
+    addSessionFrame(tx, conversation, { event: 'control' })
     return cleared
   }
   requireOpen(session)
@@ -34,6 +36,7 @@ export async function requestHuman({ tx, body, caller, resource, origin }: Atten
   const by: Attention['by'] = isOwnTurn ? { type: 'agent', id: agent_id } : caller.principal
   const next = await writeAttention(tx, id, { reason, urgency, since: new Date().toISOString(), by })
   tx.emit(sessionKind, 'attention_requested', next)
+  addSessionFrame(tx, conversation, { event: 'control' })
   // In this transaction, so that a takeover finds and resolves it. The session's lock precedes the exception's.
   await fileExceptionNow(tx, {
     project_id,

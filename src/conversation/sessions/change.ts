@@ -6,6 +6,7 @@ import { replacedTags } from '../../core/api/tags.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import { checkOverlay, type SessionKnowledge } from '../../execution/agents/knowledge.ts'
 import { findAgent } from '../../execution/agents/model.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { requireSingleSession } from './create.ts'
 import { expireLockedSessions } from './expire.ts'
 import { sessionKind } from './kind.ts'
@@ -59,6 +60,7 @@ export async function changeSession(
   else if (change.auto_generate === false) await cancelDelayedAutoTurn(tx, services, session)
   const next = await updateSession(tx, session.id, change)
   tx.emit(sessionKind, 'updated', next)
+  addSessionFrame(tx, { session_id: next.id }, { event: 'session' })
   if (change.status === 'closed') tx.emit(sessionKind, 'closed', next)
   // A shorter time to live may have passed already.
   return (await expireLockedSessions(tx, [next.id]))[0] ?? next

@@ -19,6 +19,7 @@ import { requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
+import { findSessionByKey, insertSessionKey, lockSessionKey, moveSessionKey } from './session-keys.ts'
 import { copyMessages, hasMessageAt, insertSession, listOpenSessions, lockPair, type SessionValues } from './store.ts'
 
 /**
@@ -96,14 +97,14 @@ async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<n
 }
 
 /**
- * Creates a session with its conversation.
+ * Creates a session with its conversation; with a key of the client, returns the session that has it.
  * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
  *   project other than the agent's
  */
 export async function createSession(
   context: Pick<
     Context<unknown, z.output<typeof SessionInput>>,
-    'tx' | 'services' | 'body' | 'project' | 'caller' | 'allow'
+    'tx' | 'services' | 'body' | 'project' | 'caller' | 'allow' | 'client'
   >,
 ): Promise<SessionRow> {
   const { tx, services, body, caller } = context
@@ -122,6 +123,14 @@ export async function createSession(
     actor_id = 'existing' in actor ? actor.existing.id : actor.id
   } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
+  const { session_key } = context.client ?? {}
+  const key = session_key === undefined ? null : { project_id, agent_id: agent.id, actor_id, key: session_key }
+  if (key) {
+    await lockSessionKey(tx, key)
+    const existing = await findSessionByKey(tx, key)
+    // A session that its end user has deleted gives up the key.
+    if (existing?.hidden_at === null) return existing
+  }
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await insertSessionWithConversation(tx, {
     project_id,
@@ -136,6 +145,7 @@ export async function createSession(
     tool_context,
     knowledge_config: body.knowledge_config ?? null,
   })
+  if (key && !(await insertSessionKey(tx, key, session.id))) await moveSessionKey(tx, key, session.id)
   emitCreated(tx, session, conversation)
   return session
 }

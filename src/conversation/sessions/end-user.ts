@@ -1,8 +1,9 @@
-import { type EndUserAccess, endUserView, showToEndUser } from '../../core/api/end-user.ts'
+import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '../../core/api/end-user.ts'
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
-import { messageView, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
+import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
 import type { SessionRow } from './model.ts'
 
@@ -41,6 +42,8 @@ const sessionView = endUserView(
     'forked_from_session_id',
     'forked_from_position',
     'tags',
+    'ephemeral',
+    'state',
   ],
 )
 
@@ -116,9 +119,66 @@ export const sendAccess = sessionAccess({
   view: storedMessageView,
 })
 
-const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews }
+const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews, mountEvents: mountEventViews }
 export const generateAccess = sessionAccess({ ...turnAccess, fields: ['stream'] })
 export const outputsAccess = sessionAccess({ ...turnAccess, fields: ['generation_id', 'tool_outputs', 'stream'] })
+
+/** Events of a session's stream; `message` omits messages of hidden origins, which are not sent to end users. */
+const streamEventViews = {
+  ready: endUserView({
+    session: session => showToEndUser(sessionView, session),
+    generation_id: true,
+    position: true,
+  }),
+  gap: endUserView(['after']),
+  message: messageView,
+  message_updated: endUserView({ document_id: true, message: message => showToEndUser(messageView, message) }),
+  message_deleted: endUserView(['document_id']),
+  turn_started: endUserView(['generation_id']),
+  turn_text: endUserView(['generation_id', 'text']),
+  delta: endUserView(['generation_id', 'choices']),
+  tool: endUserView(['generation_id', 'tool_call_id', 'state', 'label', 'ok'], ['tool_name']),
+  requires_action: endUserView(['generation_id', 'tool_calls']),
+  turn_completed: endUserView(['generation_id', 'document_id']),
+  turn_failed: endUserView({ generation_id: true, error: endUserFailure }),
+  approval: endUserView(
+    ['id', 'status', 'created_at', 'expires_at'],
+    [
+      'project_id',
+      'origin',
+      'proposed_action',
+      'reasoning',
+      'evidence',
+      'predicted_impact',
+      'dedup_key',
+      'orchestration_run_id',
+      'node_id',
+      'generation_id',
+      'session_id',
+      'agent_id',
+      'task_id',
+      'task_transition',
+      'policy_version',
+      'previous_item_id',
+      'approver',
+      'title',
+      'shown_arguments',
+      'resolved_by',
+      'resolved_by_actor_id',
+      'resolution_reason',
+      'edited_arguments',
+      'execution',
+      'updated_at',
+    ],
+  ),
+  control: endUserView({ control: true, attention: sessionView.shown.attention, reason: true }, ['assigned_to']),
+  session: sessionView,
+  typing: endUserView(['who', 'state'], ['actor_id']),
+}
+
+export const streamAccess = sessionAccess({ query: STREAM_PARAMETERS, events: streamEventViews })
+export const typingAccess = sessionAccess({ fields: ['state'] })
+export const readAccess = sessionAccess({ fields: ['position'] })
 
 /** Origins of the messages that an end user sees. */
 export const shownOrigins = ['end_user', 'agent', 'operator'] as const

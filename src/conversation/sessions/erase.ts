@@ -3,20 +3,22 @@ import { contentUnavailable, type EndUserContentEraser } from '../../control/ret
 import { eraseStoredResponses } from '../../core/api/idempotency.ts'
 import { sessionKind } from './kind.ts'
 import type { Attention } from './model.ts'
+import { eraseStates } from './store.ts'
 import { eraseAttention, listSessionsOfActor } from './takeover-store.ts'
 
 const BATCH = 200
 
 /**
- * Erases the reasons for which a person was requested in sessions of an end user, which may repeat its words. The
- * requests remain.
+ * Erases the states of an end user's sessions, and the reasons for which a person was requested, which may repeat its
+ * words. The requests remain.
  */
 export const attentionContent: EndUserContentEraser = {
   async erase({ services, endUser, read, until, write }) {
     const without = (data: Record<string, unknown>) => {
       const attention = data.attention as Attention | null | undefined
-      if (attention?.reason == null || attention.since > until) return data
-      return { ...data, attention: { ...attention, reason: null } }
+      const isRequested = attention?.reason != null && attention.since <= until
+      if (!isRequested && data.state == null) return data
+      return { ...data, state: null, ...(isRequested && { attention: { ...attention, reason: null } }) }
     }
     for (let found: readonly string[] | null = null; !found || found.length === BATCH; ) {
       const ids: readonly string[] = await listSessionsOfActor(read, endUser.id, found?.at(-1) ?? '', BATCH)
@@ -24,15 +26,16 @@ export const attentionContent: EndUserContentEraser = {
       if (ids.length > 0)
         await write(async tx => {
           const erased = await eraseAttention(tx, ids, until)
+          const states = await eraseStates(tx, ids)
           const events = await redactEvents(tx, [{ resource_type: sessionKind.name, ids, without }])
           const kept_answers = await eraseStoredResponses(
             tx,
             services,
             endUser.project_id,
-            erased,
+            [...erased, ...states],
             contentUnavailable(),
           )
-          return { session_attentions: erased.length, events, kept_answers }
+          return { session_attentions: erased.length, session_states: states.length, events, kept_answers }
         })
     }
     return 'erased'

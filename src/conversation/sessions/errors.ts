@@ -12,6 +12,12 @@ export const sessionErrors = {
     description: 'Session expired by inactivity',
     message: 'Session {session_id} has expired',
   },
+  STREAM_LIMIT_EXCEEDED: {
+    status: 429,
+    description: 'Too many open streams of a project or actor',
+    message: 'The {scope} has {max} open streams',
+    hint: 'Close streams that are no longer read, or open the stream again after the time in Retry-After.',
+  },
   SESSION_UNDER_OPERATOR: {
     status: 409,
     description: 'Session under an operator',

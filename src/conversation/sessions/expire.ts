@@ -2,11 +2,19 @@ import { z } from 'zod'
 import type { Tx } from '../../core/db/writer.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { handBackTimedOut } from './handback.ts'
-import { sessionKind } from './kind.ts'
+import { findSession, removeSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { type ExpiringSession, listOverdueSessions, tryLockSessions, writeExpiry } from './store.ts'
+import {
+  type ExpiringSession,
+  listOldEphemeralSessions,
+  listOverdueSessions,
+  tryLockSessions,
+  writeExpiry,
+} from './store.ts'
 
 /**
  * Expires overdue sessions with their events and returns their rows. Requires the locks of their conversations. A
@@ -14,7 +22,10 @@ import { type ExpiringSession, listOverdueSessions, tryLockSessions, writeExpiry
  */
 export async function expireLockedSessions(tx: Tx, ids: readonly string[]): Promise<readonly SessionRow[]> {
   const expired = ids.length === 0 ? [] : await writeExpiry(tx, ids)
-  for (const session of expired) tx.emit(sessionKind, 'expired', session)
+  for (const session of expired) {
+    tx.emit(sessionKind, 'expired', session)
+    addSessionFrame(tx, { session_id: session.id }, { event: 'session' })
+  }
   return expired
 }
 
@@ -41,6 +52,23 @@ async function expireOverdueSessions(services: Services, stopping: AbortSignal):
   }
   return count
 }
+
+/** Deletes ephemeral sessions after a day. Their turns are outside the mailbox and remain. */
+export const sweepEphemeralSessions = (services: Services, stopping: AbortSignal): Promise<number> =>
+  deleteInBatches(
+    async limit => {
+      const found = await listOldEphemeralSessions(services.pool, limit)
+      await services.write(async tx => {
+        for (const { id } of found) {
+          const session = await findSession(tx, id, true)
+          if (session) await removeSession(tx, session)
+        }
+      })
+      return found.length
+    },
+    stopping,
+    BATCH,
+  )
 
 const sessionExpiryQueue = workQueue('session.expire', {
   message: z.object({}),

@@ -4,10 +4,13 @@ import type { Context, OperationResult } from '../../core/api/operation.ts'
 import { callerContext } from '../../core/api/tool-context.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import type { ClientInput } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
+import { generationKind } from '../../execution/generations/model.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
 import { createdStatus, respondWithTurn, responseMode } from '../../execution/generations/request/respond.ts'
+import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import {
   cancelTurns,
   endCancelledTurns,
@@ -36,10 +39,21 @@ const MAX_QUEUED = 20
 export async function generateInSession(
   context: Pick<
     Context<{ wait?: boolean }, z.output<typeof SessionGenerateInput> | undefined, SessionRow>,
-    'services' | 'allow' | 'caller' | 'body' | 'query' | 'resource' | 'request' | 'record' | 'recheck' | 'origin'
+    | 'services'
+    | 'allow'
+    | 'caller'
+    | 'body'
+    | 'query'
+    | 'resource'
+    | 'request'
+    | 'record'
+    | 'recheck'
+    | 'origin'
+    | 'client'
   >,
 ): Promise<OperationResult> {
-  const { services, caller, query, resource, request } = context
+  const { services, caller, query, resource, request, client } = context
+  if (client?.attach) return attachToTurn(context, client.attach)
   const body = context.body ?? {}
   const mode = responseMode(body.stream, query.wait)
   refuseSelfWait(context.origin, resource.conversation_id)
@@ -49,6 +63,7 @@ export async function generateInSession(
       const { session, conversation } = await lockSessionAndConversation(tx, resource)
       requireOpen(session)
       requireAgentControl(session)
+      await client?.claim?.(tx, { generation_id, after: 0 })
       const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
       if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
       if (conversation.message_count === 0)
@@ -61,7 +76,7 @@ export async function generateInSession(
           body.knowledge_config,
           session.knowledge_config,
         )
-      await resolveBusyMode(tx, services, session, body.on_busy ?? 'reject', {
+      await resolveBusyMode(tx, services, session, body.on_busy ?? (client?.queue ? 'queue' : 'reject'), {
         at: request.receivedAt,
         takeovers: resource.takeovers,
       })
@@ -70,6 +85,7 @@ export async function generateInSession(
         tool_context: turnContext(session, requestContext),
         model: body.model,
         knowledge_config: body.knowledge_config,
+        client: client && { context: client.context, tools: agent.accept_client_tools ? client.tools : undefined },
         streamed: mode === 'stream',
         origin: context.origin,
       })
@@ -78,6 +94,17 @@ export async function generateInSession(
     })
     return { session_id: resource.id, generation_id, trace_id }
   })
+}
+
+/** Streams a turn of the session. @throws GENERATION_NOT_FOUND */
+async function attachToTurn(
+  context: Pick<Context<unknown, unknown, SessionRow>, 'services' | 'request' | 'recheck' | 'client' | 'resource'>,
+  { generation_id, after }: NonNullable<ClientInput['attach']>,
+): Promise<OperationResult> {
+  const { services, resource } = context
+  const turn = await generationKind.find(services.pool, generation_id)
+  if (turn?.session_id !== resource.id) return raise('GENERATION_NOT_FOUND', { meta: { id: generation_id } })
+  return streamTurn(context, turn, after)
 }
 
 /**

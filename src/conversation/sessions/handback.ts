@@ -6,6 +6,7 @@ import { requirePerson } from '../../core/iam/access.ts'
 import type { PrincipalRef } from '../../core/iam/caller.ts'
 import type { JobContext } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { appendMessage } from '../conversations/store.ts'
 import { findMailboxState, type MailboxState, mergeAutoTurn, wakeConversation } from '../turns/mailbox.ts'
@@ -65,6 +66,7 @@ async function handBackLocked(
     actor_id: null,
   })
   const next = await writeHandback(tx, session.id)
+  addSessionFrame(tx, conversation, { event: 'control', data: operator ? {} : { reason: 'timeout' } })
   if (mailbox.queued.length > 0) wakeConversation(tx, conversation)
   const generation_id = answers ? await requestReply(tx, services, session, conversation, { generate, operator }) : null
   const extra = { reason: operator ? 'operator' : 'timeout', operator_id: operator?.id ?? null, generation_id }

@@ -9,6 +9,7 @@ import type { SessionHooks, SettledTurn } from '../turns/hooks.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import { INTERRUPTED } from './session-locks.ts'
+import { setSessionState } from './state.ts'
 import { findPairConflict, moveSessions, touchSession } from './store.ts'
 import { requestTitle } from './title.ts'
 import { turnContext } from './turns.ts'
@@ -46,7 +47,7 @@ export const sessionTurnHooks: SessionHooks = {
   async load(db, sessionId) {
     const session = await findSession(db, sessionId)
     if (!session) return null
-    const { id, project_id, agent_id, actor_id, status, control, assigned_to, knowledge_config } = session
+    const { id, project_id, agent_id, actor_id, status, control, assigned_to, knowledge_config, state } = session
     return {
       id,
       project_id,
@@ -57,6 +58,7 @@ export const sessionTurnHooks: SessionHooks = {
       assigned_to,
       tool_context: turnContext(session, null),
       knowledge_config,
+      state,
       row: session,
     }
   },
@@ -86,6 +88,12 @@ export const sessionTurnHooks: SessionHooks = {
   },
   async stored(tx, sessionId, message) {
     if (message.role === 'user') touchSession(tx, sessionId)
+  },
+  async changeState(tx, sessionId, change) {
+    const session = await findSession(tx, sessionId)
+    if (!session) return null
+    const { state } = await setSessionState(tx, session, change(session.state))
+    return state
   },
   // The row is deleted with its conversation.
   async remove(tx, sessionId) {

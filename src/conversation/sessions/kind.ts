@@ -3,6 +3,7 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { lockConversation, removeConversation } from '../conversations/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
+import { unreadCount } from './unread.ts'
 
 /** Open turns of a session. By conversation_turns_open. */
 const openTurnsClause = sql.fragment`from conversation_turns q
@@ -31,6 +32,7 @@ export const sessionKind = kind({
     status: sessionStatus,
     generating_at: sql.fragment`(select q.started_at ${openTurnsClause} and q.state = 'running')`,
     queued_turns: sql.fragment`(select count(*) ${openTurnsClause} and q.state = 'queued')`,
+    unread_count: unreadCount,
     stored_status: sql.fragment`t.status`,
     operator_timed_out: sql.fragment`coalesce(t.operator_until <= now(), false)`,
     actor_external_id: sql.fragment`(select a.external_id from actors a where a.id = t.actor_id)`,
@@ -73,7 +75,7 @@ export async function findSession(db: Queryable, id: string, lock = false): Prom
 }
 
 /** Deletes a locked session with its conversation; the mailbox must be empty. */
-async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
+export async function removeSession(tx: Tx, session: SessionRow): Promise<void> {
   const conversation = await lockConversation(tx, session.conversation_id)
   // Deletes the session's row by cascade.
   if (conversation) await removeConversation(tx, conversation)

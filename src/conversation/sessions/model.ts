@@ -49,6 +49,17 @@ const settings = {
   ),
 }
 
+/** Limit of a session's state. */
+const MAX_STATE_BYTES = 64 * 1024
+
+const fitsState = (state: unknown) => Buffer.byteLength(JSON.stringify(state) ?? '') <= MAX_STATE_BYTES
+
+/** State of a session: any JSON up to 64 KiB; null for none. */
+export const SessionState = z
+  .json()
+  .refine(fitsState, 'must be at most 64 KiB')
+  .describe('State that the agent shares with its client, any JSON up to 64 KiB. Null for none.')
+
 /** Request for a person. */
 const Attention = z
   .object({
@@ -79,8 +90,13 @@ export const Session = record(
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
     generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
     queued_turns: z.int().describe('Number of queued turns'),
+    state: z.json().describe('State that the agent shares with its client. Null for none.'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
+    unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
+    ephemeral: z
+      .boolean()
+      .describe('Whether it holds the end user of single turns: without messages, deleted after a day'),
   },
   { tags: true },
 )
@@ -183,6 +199,7 @@ export const SessionPatch = patchBody(
   {
     status: z.enum(['open', 'closed']).describe('Status: closed — ends its turns; open — reopens a closed session'),
     ...settings,
+    state: SessionState,
     tags: TagInput.describe('Replaces the tags'),
   },
   { name: 'Order 1042' },

@@ -1,13 +1,15 @@
 import { endUserContent, turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { isOwnSession, ownSessionIds } from './end-user.ts'
 import { attentionContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
-import { sessionExpiryHandler, sessionExpirySchedule } from './expire.ts'
+import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
+import { deleteOldSessionFrames } from './frame-store.ts'
 import { moveActorSessions, sessionContent, sessionTurnHooks } from './hooks.ts'
 import { sessionKind } from './kind.ts'
 import { sessionOperations } from './operations.ts'
@@ -29,6 +31,15 @@ export default module('sessions', {
   work: [titleWork],
   handlers: [sessionExpiryHandler],
   schedules: [sessionExpirySchedule],
+  sweeps: [
+    { name: 'ephemeral sessions', when: '42 * * * *', run: sweepEphemeralSessions },
+    {
+      name: 'session frames',
+      when: '33 * * * *',
+      run: ({ pool, config }, stopping) =>
+        deleteInBatches(limit => deleteOldSessionFrames(pool, config.SESSION_FRAMES_KEEP_HOURS, limit), stopping),
+    },
+  ],
   extensions: [
     turnContent.with(sessionContent),
     endUserContent.with(attentionContent),

@@ -13,6 +13,7 @@ import { turnFailures } from '../../execution/generations/request/generate-reque
 import { replayTurnResponse, responseMode, WaitQuery } from '../../execution/generations/request/respond.ts'
 import { replayToolOutputs, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { turnWaiting } from '../../execution/generations/streams/events.ts'
+import { MESSAGE_ORIGINS } from '../conversations/model.ts'
 import { checkBodyParts } from '../conversations/parts.ts'
 import { messageOrigin, messagePage } from '../conversations/store.ts'
 import { ownFeedback } from '../feedback/own.ts'
@@ -58,10 +59,13 @@ import {
   TakeoverInput,
 } from './model.ts'
 import { sendOperatorMessage } from './operator-message.ts'
+import { readOperation } from './read.ts'
 import { sessionFailure } from './session-locks.ts'
 import { messageColumns, messageTables, statusCondition } from './store.ts'
+import { sessionTicketOperation, streamOperation } from './stream.ts'
 import { checkAssignee, OPERATE_ACTION, takeOver } from './takeover.ts'
 import { cancelSession } from './turns.ts'
+import { typingOperation } from './typing.ts'
 
 const tag = 'Sessions'
 const path = '/sessions/{session_id}'
@@ -114,6 +118,7 @@ const listMessages = itemOperation(sessionKind, {
   paged: true,
   query: z.object({
     role: enumListQuery(['user', 'assistant']).describe('Role of the messages; repeat for several'),
+    origin: enumListQuery(MESSAGE_ORIGINS).describe('Origin of the messages; repeat for several'),
   }),
   answers: { 200: pageOf(SessionMessageListed) },
   run: context =>
@@ -122,6 +127,7 @@ const listMessages = itemOperation(sessionKind, {
       from: messageTables,
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
+        context.query.origin && sql.fragment`${messageOrigin} = any(${sql.array([...context.query.origin], 'text')})`,
         context.caller.end_user && sql.fragment`${messageOrigin} = any(${sql.array([...shownOrigins], 'text')})`,
       ],
     }),
@@ -231,7 +237,12 @@ export const sessionOperations: Operation[] = [
         time => sql.fragment`greatest(t.updated_at, t.last_activity_at) > ${time}::timestamptz`,
       ),
       tags: tagsFilter,
+      ephemeral: columnFilter(
+        booleanQuery.optional().describe('Whether to list ephemeral sessions instead of the others. Default false.'),
+        () => null,
+      ),
     },
+    where: ({ query }) => [query.ephemeral ? sql.fragment`t.ephemeral` : sql.fragment`not t.ephemeral`],
   }),
   sessions.get({ endUser: sessionAccess() }),
   updateOperation,
@@ -423,5 +434,9 @@ export const sessionOperations: Operation[] = [
     },
   }),
   listForks,
+  streamOperation,
+  sessionTicketOperation,
+  typingOperation,
+  readOperation,
   ...sessions.tags({ event: 'tags_updated' }),
 ]

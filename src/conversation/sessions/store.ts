@@ -32,7 +32,7 @@ export type SessionValues = Pick<
   | 'tool_context'
   | 'knowledge_config'
 > &
-  Partial<Pick<SessionRow, 'forked_from_session_id' | 'forked_from_position'>>
+  Partial<Pick<SessionRow, 'forked_from_session_id' | 'forked_from_position' | 'ephemeral'>>
 
 /** Expression for the expiry of a session; null without a time to live. */
 const expiry = (since: Fragment, ttl: Fragment): Fragment =>
@@ -43,11 +43,11 @@ export const insertSession = (db: Queryable, values: SessionValues): Promise<Ses
   db.one(sessionKind.sql`
     insert into sessions as t (id, project_id, agent_id, conversation_id, name, actor_id, tags, auto_generate,
       message_delay_seconds, inactivity_ttl_seconds, takeover_timeout_seconds, tool_context, knowledge_config, forked_from_session_id,
-      forked_from_position, expires_at)
+      forked_from_position, ephemeral, expires_at)
     values (${values.id}, ${values.project_id}, ${values.agent_id}, ${values.conversation_id}, ${values.name},
       ${values.actor_id}, ${jsonb(values.tags)}, ${values.auto_generate}, ${values.message_delay_seconds},
       ${values.inactivity_ttl_seconds}, ${values.takeover_timeout_seconds}, ${jsonb(values.tool_context)}, ${jsonb(values.knowledge_config)}, ${values.forked_from_session_id ?? null},
-      ${values.forked_from_position ?? null}, ${expiry(sql.fragment`now()`, sql.fragment`${values.inactivity_ttl_seconds}::int`)})
+      ${values.forked_from_position ?? null}, ${values.ephemeral ?? false}, ${expiry(sql.fragment`now()`, sql.fragment`${values.inactivity_ttl_seconds}::int`)})
     returning ${columns}`)
 
 /** Fields that a patch may change. `reopened` restarts the time to live. */
@@ -63,6 +63,7 @@ export type SessionChange = Partial<
     | 'inactivity_ttl_seconds'
     | 'takeover_timeout_seconds'
     | 'message_delay_seconds'
+    | 'state'
   >
 > & { reopened?: boolean }
 
@@ -80,6 +81,7 @@ export function updateSession(db: Queryable, id: string, change: SessionChange):
     change.auto_generate !== undefined && sql.fragment`auto_generate = ${change.auto_generate}`,
     change.tool_context !== undefined && sql.fragment`tool_context = ${jsonb(change.tool_context)}`,
     change.knowledge_config !== undefined && sql.fragment`knowledge_config = ${jsonb(change.knowledge_config)}`,
+    change.state !== undefined && sql.fragment`state = ${jsonb(change.state)}`,
     change.message_delay_seconds !== undefined && sql.fragment`message_delay_seconds = ${change.message_delay_seconds}`,
     change.inactivity_ttl_seconds !== undefined && sql.fragment`inactivity_ttl_seconds = ${ttl}`,
     change.takeover_timeout_seconds !== undefined &&
@@ -142,7 +144,7 @@ export const lockPair = (db: Queryable, agentId: string, actorId: string): Promi
 export const listOpenSessions = (db: Queryable, agentId: string, actorId: string): Promise<readonly SessionRow[]> =>
   db.any(sessionKind.sql`
     select ${columns} from sessions t
-    where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' order by t.id`)
+    where t.actor_id = ${actorId} and t.agent_id = ${agentId} and t.status = 'open' and not t.ephemeral order by t.id`)
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
 export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, ${messageParts} as parts, m.document_id, m.position, g.output ->> 'model' as model,
@@ -155,7 +157,10 @@ export const hasMessageAt = (db: Queryable, conversationId: string, position: nu
   db.exists(voidStatement`
     select from conversation_messages where conversation_id = ${conversationId} and position = ${position}`)
 
-/** Copies messages up to a position, or all, with shared texts and without idempotency keys. Returns their number. */
+/**
+ * Copies messages up to a position, or all, with shared texts and without idempotency keys; they count as seen by the
+ * end user. Returns their number.
+ */
 export const copyMessages = (
   db: Queryable,
   copy: { from: string; to: string; until: number | null },
@@ -168,7 +173,9 @@ export const copyMessages = (
         media_descriptions, file_ids, metadata, history, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
-      returning 1
+      returning position
+    ), seen as (
+      update sessions set read_position = (select max(position) from copied) where conversation_id = ${copy.to}
     )
     update conversations set message_count = (select count(*) from copied) where id = ${copy.to} returning message_count`)
 
@@ -189,6 +196,11 @@ export const findRequestedTurn = (db: Queryable, conversationId: string, documen
 export const incrementTakeovers = (db: Queryable, id: string): Promise<unknown> =>
   db.query(voidStatement`update sessions set takeovers = takeovers + 1 where id = ${id}`)
 
+/** Erases the states of sessions and returns the sessions that had one. */
+export const eraseStates = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    update sessions t set state = null where t.id = any(${sql.array([...ids], 'text')}) and t.state is not null returning t.id`)
+
 /** Condition on the effective status. */
 export const statusCondition = (statuses: readonly SessionStatus[] | undefined): Fragment | null =>
   statuses ? sql.fragment`${sessionStatus} = any(${sql.array([...statuses], 'text')})` : null
@@ -200,12 +212,23 @@ export const findPairConflict = (db: Queryable, from: string, to: string): Promi
   db.maybeOneFirst(idStatement`
     with open as (
       select t.id, t.agent_id, t.actor_id from sessions t
-      where t.actor_id in (${from}, ${to}) and ${sessionStatus} = 'open'
+      where t.actor_id in (${from}, ${to}) and ${sessionStatus} = 'open' and not t.ephemeral
     )
     select kept.id from open moved join open kept on kept.agent_id = moved.agent_id
       join agents a on a.id = kept.agent_id and a.single_session_per_actor
     where moved.actor_id = ${from} and kept.actor_id = ${to} limit 1`)
 
-/** Reassigns the sessions of an end user. */
+/** Reassigns the sessions of an end user, and their keys unless the other end user has the same ones. */
 export const moveSessions = (db: Queryable, from: string, to: string): Promise<unknown> =>
-  db.query(voidStatement`update sessions set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
+  db.query(voidStatement`
+    with keys as (
+      update session_keys k set actor_id = ${to} where k.actor_id = ${from} and not exists (
+        select from session_keys o
+        where (o.project_id, o.agent_id, o.actor_id, o.key) = (k.project_id, k.agent_id, ${to}, k.key)))
+    update sessions set actor_id = ${to}, updated_at = now() where actor_id = ${from}`)
+
+/** Returns ephemeral sessions that are a day old, oldest first. By sessions_ephemeral. */
+export const listOldEphemeralSessions = (db: Queryable, limit: number): Promise<readonly SessionRow[]> =>
+  db.any(sessionKind.sql`
+    select ${columns} from sessions t where t.ephemeral and t.created_at < now() - interval '1 day'
+    order by t.created_at, t.id limit ${limit}`)

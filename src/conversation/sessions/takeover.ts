@@ -8,6 +8,7 @@ import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { appendMessage } from '../conversations/store.ts'
 import { cancelTurns, findMailboxState } from '../turns/mailbox.ts'
 import type { TurnRow } from '../turns/store.ts'
@@ -62,6 +63,7 @@ export async function takeOver({ tx, services, body = {}, caller, resource, audi
   if (session.attention) await closeMatter(tx, session.project_id, HUMAN_REQUESTED, session.id)
   const next = await writeTakeover(tx, session.id, { assigned_to, reply_permit })
   const generation_id = isFinishing ? running.generation_id : null
+  addSessionFrame(tx, conversation, { event: 'control' })
   tx.emit(sessionKind, 'taken_over', next, { extra: { operator_id: caller.user.id, generation_id } })
   Object.assign(audit.detail, { operator_id: caller.user.id, assigned_to })
   return next

@@ -5,6 +5,7 @@ import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
+import type { ClientRequest } from '../../execution/generations/model.ts'
 import { nestedTurnFields, type TurnInput } from '../../execution/generations/request/create.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { clearMailbox, endCancelledTurns, findMailboxState } from '../turns/mailbox.ts'
@@ -38,6 +39,7 @@ export const turnInput = (
     generation_id?: string
     tool_context: ToolContext
     model?: string | null
+    client?: ClientRequest | null
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
@@ -48,7 +50,10 @@ export const turnInput = (
   agent_id: session.agent_id,
   messages: null,
   model: turn.model ?? null,
-  overrides: turn.knowledge_config ? { knowledge_config: turn.knowledge_config } : {},
+  overrides: {
+    ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }),
+    ...(turn.client && { client: turn.client }),
+  },
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,

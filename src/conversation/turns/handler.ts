@@ -7,6 +7,8 @@ import { queueMessage, workQueue } from '../../core/jobs/queue.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { executeTurn } from '../../execution/generations/loop/execute-turn.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
+import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { executeChatTurn } from './execute-chat-turn.ts'
 import { cancelTurns, conversationQueue, endOrphanedTurns, wakeConversation } from './mailbox.ts'
@@ -19,6 +21,7 @@ import {
   listWakeableConversations,
   requeueTurn,
   startTurn,
+  type TurnRow,
   type TurnState,
 } from './store.ts'
 
@@ -53,12 +56,17 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
     if (end) {
       // Its generation was ended from outside, by a cancellation or a redaction.
       await endTurns(tx, conversationId, [turn.seq], end)
+      if (end === 'failed')
+        addSessionFrame(tx, conversation, { event: 'turn_failed', generation_id: turn.generation_id })
       continue
     }
     // Woken by the handback.
     if (turn.held && turn.state === 'queued') return null
     if (turn.generation_status === 'in_progress') {
-      if (turn.state === 'queued') await startTurn(tx, turn)
+      if (turn.state === 'queued') {
+        await startTurn(tx, turn)
+        addStartFrame(tx, conversation, turn)
+      }
       return { conversation, turn, session: null, prompt: null }
     }
     // Woken by the resume of the project or by the sweep.
@@ -68,11 +76,17 @@ async function claimNextTurn(tx: Tx, conversationId: string): Promise<ClaimedTur
       return null
     }
     const prompt = await preparePrompt(tx, conversation, turn)
+    if (turn.state === 'queued') addStartFrame(tx, conversation, turn)
     const session = await sessionOf(tx, conversation)
     const refuse = sessionRefusal(conversation, session)
     const claimed = turn.chat_id === null ? turn : { ...turn, attempt: turn.attempt + 1 }
     return { conversation, turn: claimed, session, prompt: refuse ? { refuse } : prompt }
   }
+}
+
+/** Adds the start of a turn to the stream of its session. Turns of chats have no generation. */
+function addStartFrame(tx: Tx, conversation: ConversationRow, { generation_id }: TurnRow): void {
+  if (generation_id !== null) addSessionFrame(tx, conversation, { event: 'turn_started', generation_id })
 }
 
 /** Returns a turn to the queue that did not start because its project was paused meanwhile. */

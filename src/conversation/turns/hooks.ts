@@ -24,6 +24,8 @@ export type SessionFacts = {
   tool_context: ToolContext | null
   /** Additional knowledge of its turns. */
   knowledge_config: SessionKnowledge | null
+  /** State that the agent may share with its client. */
+  state: unknown
   /** The session's row, for permission checks and events. */
   row: KindRow
 }
@@ -59,6 +61,8 @@ export type SessionHooks = {
   settled: (tx: Tx, sessionId: string, turn: SettledTurn) => Promise<void>
   /** Called after a message was added by the conversation routes. */
   stored: (tx: Tx, sessionId: string, message: MessageRow) => Promise<void>
+  /** Changes the state of a session, and returns the new one. Requires lockConversation. */
+  changeState: (tx: Tx, sessionId: string, change: (state: unknown) => unknown) => Promise<unknown>
   /** Emits the session's deletion; its row is deleted with the conversation. */
   remove: (tx: Tx, sessionId: string) => Promise<void>
 }

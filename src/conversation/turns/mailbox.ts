@@ -12,6 +12,7 @@ import { consumeShareForTurn } from '../../execution/generations/request/admissi
 import { abortTurn, CANCELLED, type Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
 import { createTurnWithoutWakeUp, priorityOf, type TurnInput } from '../../execution/generations/request/create.ts'
 import { updatePendingTurn } from '../../execution/generations/request/update-pending-turn.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
@@ -99,6 +100,8 @@ function insertTurn(tx: Tx, services: Services, conversation: ConversationRow, t
     permission: input.permission ?? permissionOf(conversation),
     conversation_id: conversation.id,
     session_id: conversation.session_id,
+    // Readers of the session's stream follow every turn.
+    streamed: input.streamed || (conversation.session_id !== null && conversation.streamed),
   }
   const row = mailboxTurnCte({
     conversation_id: conversation.id,
@@ -213,6 +216,7 @@ export async function cancelTurns(
         reply_position: undefined,
         session: null,
       })
+    addSessionFrame(tx, turn, { event: 'turn_failed', generation_id: turn.generation_id })
   }
 }
 

@@ -5,6 +5,7 @@ import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { TurnOutcome, TurnSource } from '../../execution/generations/loop/turn-owner.ts'
 import type { GenerationRow } from '../../execution/generations/model.ts'
 import { actorKind } from '../actors/model.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
 import { appendMessage, lockConversation, setMediaDescription } from '../conversations/store.ts'
 import { summaryWorkCte } from '../summaries/store.ts'
@@ -62,8 +63,19 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
   return {
     async prepare() {
       if (!claimed.prompt) throw new Error(`turn ${claimed.turn.seq} of ${claimed.conversation.id} was not prepared`)
-      return { ...claimed.prompt, knowledge_config: claimed.session?.knowledge_config }
+      return {
+        ...claimed.prompt,
+        knowledge_config: claimed.session?.knowledge_config,
+        shared_state: claimed.session?.state,
+      }
     },
+
+    changeState: (services, change) =>
+      services.write(async tx => {
+        const conversation = await lockConversation(tx, claimed.conversation.id)
+        if (!conversation || conversation.session_id === null) return null
+        return sessionHooks.only()?.changeState(tx, conversation.session_id, change)
+      }),
 
     target: ({ kind, id }) =>
       [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
@@ -111,6 +123,11 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
         })
         const ref = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
+        addSessionFrame(tx, conversation, {
+          event: 'turn_completed',
+          generation_id,
+          document_id: message.document_id,
+        })
         result = {
           status: 'completed',
           content: message.content,
@@ -135,6 +152,8 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           reply_position,
           session: turn.session,
         })
+      // After the partial text of an interrupted turn.
+      if (outcome.status === 'failed') addSessionFrame(tx, conversation, { event: 'turn_failed', generation_id })
       return { result }
     },
 
@@ -143,6 +162,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       await endTurns(tx, conversation.id, [turn.seq], 'done')
+      addSessionFrame(tx, conversation, { event: 'requires_action', generation_id })
       if (turn.alone) complete(tx)
       if (conversation.session_id !== null)
         await sessionHooks.only()?.settled(tx, conversation.session_id, {

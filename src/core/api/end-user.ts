@@ -54,6 +54,8 @@ export type EndUserAccess<Row = any> = {
   view?: EndUserView
   /** Views of the events of a stream, by name; other events are omitted, `error` is always shown. */
   events?: Readonly<Record<string, EndUserView>>
+  /** Views of the events that protocol mounts translate, in addition to `events` or in place of them. */
+  mountEvents?: Readonly<Record<string, EndUserView>>
   /** Whether a response may be a stream of bytes of the item itself. */
   bytes?: boolean
 }

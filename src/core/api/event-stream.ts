@@ -81,7 +81,7 @@ async function* streamMessages(
 }
 
 /** Returns the failure if the caller's permission was revoked, otherwise null. Other errors are rethrown. */
-async function refusalOf(recheck: () => Promise<void>): Promise<RecordedFailure | null> {
+async function refusalOf(recheck: Context['recheck']): Promise<RecordedFailure | null> {
   try {
     await recheck()
     return null

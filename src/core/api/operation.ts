@@ -7,7 +7,7 @@ import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
-import type { Origin, RequestFacts } from '../invoke/call.ts'
+import type { ClientInput, Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { EndUserAccess } from './end-user.ts'
@@ -118,8 +118,13 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   ifMatch: string | undefined
   /** The agent turn that makes the call; null if there is none. */
   origin: Origin | null
-  /** Repeats the authorization during a streamed response. Raises the current refusal. */
-  recheck(): Promise<void>
+  /** What the client of a protocol mount adds; null on other surfaces. */
+  client: ClientInput | null
+  /**
+   * Repeats the authorization during a streamed response and returns the current caller. Raises the current refusal.
+   * @param read the current row of the item, null if it was deleted; without it the row is read
+   */
+  recheck(read?: KindRow | null): Promise<Caller>
   /** Requires an additional permission, which the audit entry records. Raises FORBIDDEN. */
   allow(action: string, target: AllowTarget): void
   /** Whether an additional permission is allowed; used to filter. */
@@ -235,6 +240,11 @@ export type Operation = {
   /** Whether the query contains a valid operation-specific credential; then no bearer is required and nothing is audited. */
   pass?: (request: Pick<StreamedRequest, 'params' | 'query' | 'services'>) => Promise<boolean>
   /**
+   * For reads of an item: consumes a ticket in the query, and returns the bearer credential that it stands for; null for
+   * 401.
+   */
+  ticket?: (services: Services, ticket: string, itemId: string) => Promise<string | null>
+  /**
    * For creates authorized on a parent row, referenced by a field of the body: its project, name and tags apply. `run`
    * refuses an id that is unknown or invisible to the caller.
    */
@@ -306,6 +316,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   bodyLimit?: Operation['bodyLimit']
   bodyTimeMs?: Operation['bodyTimeMs']
   pass?: Operation['pass']
+  ticket?: Operation['ticket']
   raises?: ErrorCode[]
   rejects?: number[]
   paged?: boolean
@@ -458,6 +469,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     bodyLimit: declaration.bodyLimit,
     bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
+    ticket: declaration.ticket,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,

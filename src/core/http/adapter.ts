@@ -108,6 +108,18 @@ export function createHttp(
       ...(bound !== undefined && { proof: proofOf(req) }),
     })
   }
+  /** Resolves a caller by a ticket, which is consumed once and then stands for its credential. */
+  const resolveTicket = ({ ticket: consume, param }: Operation, req: Request, ticket: string) => {
+    let token: Promise<string | null> | undefined
+    return async (): Promise<Caller | null> => {
+      token ??= consume?.(services, ticket, String(req.params[param as string])) ?? Promise.resolve(null)
+      const bearer = await token
+      const authenticate = authentication.only()
+      return bearer !== null && authenticate
+        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin })
+        : null
+    }
+  }
   const readAnonymous = jsonReader(UNKNOWN_BODY_BYTES)
 
   for (const each of mounts.all()) {
@@ -285,6 +297,8 @@ export function createHttp(
      * that its problems can be reported.
      */
     const readBody = async (req: Wire, res: Response): Promise<Call['identify']> => {
+      const { ticket } = req.query
+      if (operation.ticket && typeof ticket === 'string') return resolveTicket(operation, req, ticket)
       const identify = () => resolve(req)
       if (operation.method === 'get') return identify
       const startedAt = performance.now()

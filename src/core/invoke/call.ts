@@ -6,7 +6,7 @@ import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 
 /** The surface of a call. Audit entries contain it unless it is REST. */
-export type CallSurface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
+export type CallSurface = 'rest' | 'mcp' | 'platform_tool' | 'formation' | 'trigger' | 'cli' | 'ag_ui'
 
 export type RequestFacts = {
   id: string
@@ -36,6 +36,25 @@ export type Origin = {
   trigger_id: string | null
 }
 
+/** What a protocol mount adds to a call on behalf of its client. Never part of a request body. */
+export type ClientInput = {
+  /** Key under which a session is found or created. */
+  session_key?: string
+  /** Tools of the turn that the client executes. */
+  tools?: { name: string; description: string; parameters: Record<string, unknown> }[]
+  /** Text for the model of the turn, given as a message of the user before the history. */
+  context?: string
+  /** Whether the turn waits for a running one in place of a refusal. */
+  queue?: boolean
+  /** A turn of the session whose events after a position are streamed in place of a new turn. */
+  attach?: { generation_id: string; after: number }
+  /**
+   * Called in the transaction that starts or resumes a turn, with the number of its frames so far. Raises if another
+   * request has begun the same run.
+   */
+  claim?(tx: Tx, turn: { generation_id: string; after: number }): Promise<void>
+}
+
 /** A call of an operation, on any surface. */
 export type Call = {
   surface: CallSurface
@@ -52,6 +71,7 @@ export type Call = {
   ifMatch?: string
   ifNoneMatch?: string
   origin?: Origin
+  client?: ClientInput
   /** The trigger chain that caused it. */
   chain?: readonly string[]
   /** Whether its request is already counted against quotas by another call. */
@@ -83,10 +103,11 @@ export function callAs(
     idempotencyKey?: string
     ifMatch?: string
     origin?: Origin
+    client?: ClientInput
   } = {},
 ): Call {
   const { params = {}, query = {}, body, tx, signal = never, requestId = newId('req') } = input
-  const { idempotencyKey, ifMatch, origin } = input
+  const { idempotencyKey, ifMatch, origin, client } = input
   return {
     surface,
     identify: async () => caller,
@@ -97,6 +118,7 @@ export function callAs(
     idempotencyKey,
     ifMatch,
     origin,
+    client,
     chain: caller.run?.chain,
     path: JSON.stringify(params),
     request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },

@@ -75,7 +75,7 @@ const SHOWN_HEADERS: ReadonlySet<string> = new Set([
 ])
 
 /** Returns a response as the end user of the call sees it. */
-export function endUserResult({ operation, services }: Invocation, response: OperationResult): OperationResult {
+export function endUserResult({ operation, services, call }: Invocation, response: OperationResult): OperationResult {
   const { status, body, stream, contentType } = response
   const access = operation.endUser as EndUserAccess
   const headers = Object.fromEntries(
@@ -86,7 +86,7 @@ export function endUserResult({ operation, services }: Invocation, response: Ope
       if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)
       return { ...response, headers }
     }
-    const events = projectEvents(access.events ?? {})
+    const events = projectEvents({ ...access.events, ...(call.client && access.mountEvents) })
     stream.on('error', error => events.destroy(error))
     events.on('close', () => stream.destroy())
     return { ...response, headers, stream: stream.pipe(events) }

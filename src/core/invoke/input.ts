@@ -50,7 +50,7 @@ function parseBody({ operation, body }: Invocation): unknown {
 /** Validates query and body and returns the context of the operation. Raises VALIDATION_FAILED. */
 export function operationContext(
   inv: Invocation,
-  recheck: () => Promise<void>,
+  recheck: Context['recheck'],
 ): Context<unknown, unknown, KindRow | undefined> {
   const { operation, call, services, audit, db } = inv
   const caller = inv.caller as Caller
@@ -91,6 +91,7 @@ export function operationContext(
     request: call.request,
     ifMatch: call.ifMatch,
     origin: call.origin ?? null,
+    client: call.client ?? null,
     recheck,
     allow: (action, target) => {
       if (!check(action, target)) raiseForbidden(caller, action, target)

@@ -25,6 +25,8 @@ export type Invocation = {
   recorded: boolean
   /** The row of an item operation. */
   resource: KindRow | undefined
+  /** The row of the item if one statement has read it for several calls; null if it was deleted. */
+  read: KindRow | null | undefined
   /** The grant for a row of another project. */
   grant: TargetGrant | null
   /** The project of the call; null for lists over several projects and for global resources. */
@@ -61,6 +63,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
     decided: false,
     recorded: false,
     resource: undefined,
+    read: undefined,
     grant: null,
     project: null,
     body: call.body,

@@ -72,11 +72,14 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
       throw error
     }
   }
-  const context = operationContext(inv, async () => {
+  const context = operationContext(inv, async read => {
     const recheck = openInvocation(inv.services, operation, call)
     // A call that started under a grant may complete after the grant ends.
     recheck.grant = inv.grant
-    await authorize(recheck, await authenticateCaller(recheck))
+    recheck.read = read
+    const caller = await authenticateCaller(recheck)
+    await authorize(recheck, caller)
+    return caller
   })
   if (operation.method === 'post') {
     const stored = await claimKey(inv)

@@ -39,6 +39,7 @@ export async function findItem(inv: Invocation): Promise<KindRow | null> {
   const { operation, db, call, services, tenancy } = inv
   const kind = operation.kind as Kind
   const id = itemId(inv)
+  if (inv.read !== undefined) return inv.read
   if (!isIdOf(kind, id)) return null
   const read = () => (operation.find ?? kind.find)(db, id)
   // Reads are shared per tenant, so that a tenant waits only for its own connections.

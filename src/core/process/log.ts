@@ -44,7 +44,7 @@ function redact(object: Record<string, unknown>, depth = 0): Record<string, unkn
 }
 
 /** Pattern of credentials, to redact them in paths and messages. */
-const CREDENTIAL = /\b(sk[_-]|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
+const CREDENTIAL = /\b(sk[_-]|stk_|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
 
 export const redactCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 

@@ -13,6 +13,7 @@ const agentView = endUserView(
     suggestions: true,
     // What its messages may contain.
     media: (media: MediaSettings | null) => {
+      if (media === null) return null
       const { accept, max_parts_per_turn } = mediaRules(media)
       return { accept, max_parts_per_turn }
     },
@@ -43,8 +44,13 @@ const agentView = endUserView(
     'max_context_messages',
     'single_session_per_actor',
     'trace_content_mode',
+    'end_user_activity',
     'context_policy',
     'auto_title',
+    'client_instructions',
+    'accept_client_tools',
+    'request_settings',
+    'shared_state',
     'version',
     'active_release',
     'created_at',

@@ -6,6 +6,7 @@ import { withWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
+import type { VendorSettings } from '../providers/model-messages.ts'
 import { BoundTool } from '../tools/model.ts'
 import { ContextPolicy } from './context-policy.ts'
 import { KnowledgeConfig } from './knowledge.ts'
@@ -37,6 +38,13 @@ export const ToolBinding = z
       .optional()
       .describe('ID of a tool of the project. Exactly one of tool_id and tool must be set.'),
     tool: BoundTool.optional().describe('Inline definition, always active'),
+    label: z
+      .string()
+      .trim()
+      .min(1)
+      .max(80)
+      .optional()
+      .describe('Activity shown to end users while a tool of the binding runs, such as `Checking the order`'),
   })
   .meta({ id: 'ToolBinding' })
 export type ToolBinding = z.output<typeof ToolBinding>
@@ -70,6 +78,13 @@ export const StopCondition = z.discriminatedUnion('type', [HasToolCall, MaxChain
 export type StopCondition = z.output<typeof StopCondition>
 /** Stop conditions of a single turn. */
 export const TurnStopConditions = z.array(HasToolCall).max(20)
+
+/** Settings of single requests that an agent may let through. */
+export const REQUEST_SETTINGS = [
+  ...['temperature', 'top_p', 'seed', 'stop', 'presence_penalty', 'frequency_penalty', 'logit_bias'],
+  ...['reasoning_effort', 'verbosity', 'service_tier', 'prompt_cache_key'],
+] as [RequestSetting, ...RequestSetting[]]
+export type RequestSetting = 'temperature' | 'top_p' | 'seed' | 'stop' | keyof VendorSettings
 
 const fields = {
   name: z.string().trim().min(1).max(255).nullable().describe('Display name'),
@@ -181,6 +196,29 @@ const fields = {
     .max(6)
     .nullable()
     .describe('Messages that front ends offer to the end user, at most 6'),
+  end_user_activity: z
+    .enum(['none', 'labels'])
+    .describe(
+      'Tool calls in session streams for callers without `generations:GetGeneration`: `none` — hidden; `labels` — the label of the binding, without the name of the tool. Default `none`.',
+    ),
+  client_instructions: z
+    .enum(['ignore', 'block', 'system'])
+    .describe(
+      'Use of system messages of clients at the OpenAI mount: `ignore`; `block` — a marked text of the user before the history (default); `system` — added to the instructions, except for end users',
+    ),
+  accept_client_tools: z.boolean().describe('Whether callers may bring their own client tools'),
+  request_settings: z
+    .array(z.enum(REQUEST_SETTINGS))
+    .max(REQUEST_SETTINGS.length)
+    .nullable()
+    .describe(
+      'Model settings that requests at the OpenAI mount may set; null for none. A lower limit of output tokens always applies.',
+    ),
+  shared_state: z
+    .boolean()
+    .describe(
+      'Whether the model sees the state that a session shares with its AG-UI client, and may change it by the tool `update_state`',
+    ),
 }
 
 /** Two versions that share the turns of an agent. */
@@ -234,14 +272,21 @@ export type AgentConfig = Pick<AgentRow, keyof typeof fields>
 export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 
 /** Value of a field that a stored version does not have. */
-const unset = (name: keyof AgentConfig) => (name === 'single_session_per_actor' || name === 'auto_title' ? false : null)
+const UNSET: Partial<AgentConfig> = {
+  single_session_per_actor: false,
+  auto_title: false,
+  end_user_activity: 'none',
+  client_instructions: 'block',
+  accept_client_tools: false,
+  shared_state: false,
+}
 
 /**
  * Returns the configuration of a stored version in the fields of this release. Fields that the version lacks are unset,
  * fields of other releases are dropped.
  */
 export const readConfig = (stored: Record<string, unknown>): AgentConfig =>
-  Object.fromEntries(configFields.map(name => [name, stored[name] ?? unset(name)])) as AgentConfig
+  Object.fromEntries(configFields.map(name => [name, stored[name] ?? UNSET[name] ?? null])) as AgentConfig
 
 const versionNumber = z.int().min(1).max(999_999_999)
 

@@ -72,7 +72,7 @@ async function recordEnd(tx: Tx, row: ApprovalRow, generation_id: string | null)
     ...(isHandedToClient(row, generation_id) ? handedToClient(row.execution) : abandonedExecution(row.execution)),
     generation_id,
   }
-  await approvalKind.update(tx, row.id, { sealed: null, execution })
+  await approvalKind.update(tx, row.id, { sealed: null, execution, continuation_id: generation_id })
 }
 
 /** Whether the follow-up turn requests the call from the client. */

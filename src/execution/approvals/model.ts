@@ -150,6 +150,8 @@ export const approvalKind = kind({
     forbid_self_approval: z.boolean(),
     /** Names of the arguments that the end user sees. */
     end_user_arguments: z.array(z.string()),
+    /** The turn that continues after the decision; null until then, and if there is none. */
+    continuation_id: z.string().nullable(),
     content_mode: z.enum(['full', 'none']),
     sealed: z.string().nullable(),
   },

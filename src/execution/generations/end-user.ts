@@ -44,6 +44,16 @@ export const turnEventViews = {
   completed: turnResultView,
 }
 
+/** Progress of a turn for protocol mounts, without names, arguments and results of tools. */
+export const mountEventViews = {
+  step_restarted: endUserView(['step']),
+  step_settled: endUserView(['step']),
+  tool_call: endUserView(['tool_call_id', 'label'], ['tool_name']),
+  tool_result: endUserView(['tool_call_id', 'label', 'ok'], ['tool_name']),
+  approval: endUserView(['approval_id', 'tool_call_id']),
+  state: endUserView(['patch']),
+}
+
 const generationView = endUserView(
   {
     id: true,

@@ -10,7 +10,7 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { RoutingRecord } from '../model-routes/model.ts'
-import type { ModelMessage } from '../providers/model-messages.ts'
+import type { ModelMessage, ModelRequest, VendorSettings } from '../providers/model-messages.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
@@ -166,6 +166,19 @@ export type Knowledge = z.output<typeof Knowledge>
 /** Settings of steps that override the settings of the agent. */
 export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[] }
 
+/** Additions of a client of a chat protocol to a turn. */
+export type ClientRequest = {
+  /** Text given as a message of the user before the history. */
+  instructions?: string
+  tools?: { name: string; description: string; parameters: Record<string, unknown> }[]
+  /** Only settings in `request_settings` of the agent apply. */
+  settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
+  /** Lowers the limit of the agent. */
+  max_output_tokens?: number
+  /** Fenced text given as a message of the user before the history. */
+  context?: string
+}
+
 /** Working data of a turn until it settles; sealed at rest. */
 export type TurnData = {
   /** Null until the turn's source has prepared them. */
@@ -182,7 +195,10 @@ export type TurnData = {
     stop_conditions?: StopCondition[]
     output_schema?: object
     knowledge_config?: SessionKnowledge
+    client?: ClientRequest
   }
+  /** State that the agent shares with its client at the start of the turn; null for none. */
+  shared_state: unknown
   /** Settings submitted with the tool outputs that last resumed the turn. */
   resumed: { next?: StepSettings & { step: number }; step_rules?: StepRule[]; defaults?: StepSettings }
   /** Conversations whose mailboxes wait for the turn. */

@@ -3,6 +3,7 @@ import { endUserContent } from '../../control/retention/erasure.ts'
 import { turnVersions } from '../../control/usage/report-store.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
 import { endUserTurns } from './erase/end-user-traces.ts'
 import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
@@ -13,6 +14,7 @@ import { turnsTotal } from './loop/turn-attempt.ts'
 import { generationKind, sealedTurnData } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
 import { activeTurnCount, oldestPending } from './store.ts'
+import { deleteExpiredTickets, sealedTickets } from './streams/tickets.ts'
 import { traceKind } from './traces/kind.ts'
 
 export default module('generations', {
@@ -33,7 +35,15 @@ export default module('generations', {
     },
   ],
   background: [preloadSdk],
-  sealedColumns: sealedTurnData,
+  sweeps: [
+    {
+      name: 'stream tickets',
+      when: '19 * * * *',
+      run: ({ pool, clock }, stopping) =>
+        deleteInBatches(limit => deleteExpiredTickets(pool, clock.now(), limit), stopping),
+    },
+  ],
+  sealedColumns: [...sealedTurnData, sealedTickets],
   metrics: [turnsTotal],
   extensions: [
     activeWork.with(activeTurnCount),

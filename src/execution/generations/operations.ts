@@ -35,7 +35,14 @@ import { toolOutputsOperation } from './request/tool-outputs.ts'
 import { AcceptedTurn, GenerateResult } from './request/turn-result.ts'
 import { listGenerationsOfTraces, listMemoryEntriesOfTurn, mergeMetadata } from './store.ts'
 import { anyTurnEvents, turnWaiting } from './streams/events.ts'
-import { lastEventId, streamTurn } from './streams/stream.ts'
+import { streamTurn } from './streams/stream.ts'
+import {
+  consumeStreamTicket,
+  STREAM_PARAMETERS,
+  StreamQuery,
+  streamPosition,
+  ticketOperation,
+} from './streams/tickets.ts'
 import { readSteps } from './traces/file.ts'
 import { traceKind } from './traces/kind.ts'
 import { findTrace, findTree } from './traces/store.ts'
@@ -307,13 +314,23 @@ export const generationOperations: Operation[] = [
   generations.action('stream', {
     method: 'get',
     summary: 'Stream generation events',
-    endUser: generationAccess,
+    endUser: { ...generationAccess, query: STREAM_PARAMETERS },
     description:
       'Resumes after the event given in the Last-Event-ID header. A settled turn returns its last event. Every reader gets the same events, regardless of who started the turn.',
     action: 'generations:GetGeneration',
+    query: StreamQuery,
     answers: { 200: null },
     stream: anyTurnEvents,
-    run: async context => streamTurn(context, context.resource, lastEventId(context.request.headers['last-event-id'])),
+    ticket: consumeStreamTicket,
+    run: async context => streamTurn(context, context.resource, streamPosition(context) ?? 0),
+  }),
+  ticketOperation(generationKind, {
+    id: 'createGenerationStreamTicket',
+    path: '/generations/{generation_id}/stream-tickets',
+    summary: 'Create a generation stream ticket',
+    tag: 'Generations',
+    action: 'generations:GetGeneration',
+    endUser: generationAccess,
   }),
   updateGeneration,
   generations.action('cancel', {

@@ -166,7 +166,7 @@ export async function resumeTurn(
   const guard = sql.fragment`exists (select 1 from resumed)`
   await db.query(voidStatement`
     with resumed as (
-        update generations set status = 'in_progress', handed_back = true, required_action = null, streamed = ${streamed},
+        update generations set status = 'in_progress', handed_back = true, required_action = null, streamed = streamed or ${streamed},
           journalled = journalled + 1, last_activity_at = now(), updated_at = now()
         where id = ${generation.id} and status = 'requires_action' returning id),
       entries as (${journalInsert(generation, entries, guard)})

@@ -16,6 +16,7 @@ import type { ProviderRow } from './model.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
 import type { LanguageModelV4, ModelClient } from './models.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
+import { vendorOptions } from './vendor-settings.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
 
@@ -86,10 +87,14 @@ async function callSdk(
   const settings = callSettings(client, model, request, signal)
   if (!request.onDelta) {
     const result = await generateText(settings)
-    return rawAnswer(result.text, result.toolCalls, result.finishReason, result.rawFinishReason, result.usage)
+    return {
+      ...rawAnswer(result.text, result.toolCalls, result.finishReason, result.rawFinishReason, result.usage),
+      ...reasoningOf(result.reasoningText),
+    }
   }
   const result = streamText({ ...settings, onError: () => {} })
   let text = ''
+  let reasoning = ''
   const calls: SdkToolCall[] = []
   for await (const part of result.fullStream) {
     if (part.type === 'text-delta') {
@@ -98,12 +103,19 @@ async function callSdk(
       text += part.text
       // Chunks may split a surrogate pair, so only the whole text is made well formed.
       request.onDelta(part.text.replaceAll('\0', '\u{fffd}'))
+    } else if (part.type === 'reasoning-delta') {
+      markFirstChunk()
+      reasoning += part.text
+      request.onReasoning?.(part.text.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'tool-call') calls.push(part)
-    else if (part.type === 'tool-input-start' || part.type === 'reasoning-delta') markFirstChunk()
+    else if (part.type === 'tool-input-start') markFirstChunk()
     else if (part.type === 'error') throw part.error
     else if (part.type === 'abort') throw signal.reason
     else if (part.type === 'finish-step')
-      return rawAnswer(text, calls, part.finishReason, part.rawFinishReason, part.usage)
+      return {
+        ...rawAnswer(text, calls, part.finishReason, part.rawFinishReason, part.usage),
+        ...reasoningOf(reasoning),
+      }
   }
   throw new Error('the response ended early')
 }
@@ -114,7 +126,9 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
   const instructions = byInstruction ? [system, schemaInstruction(schema)].filter(Boolean).join('\n\n') : system
   const responseFormat =
     schema === null
-      ? undefined
+      ? request.json
+        ? { type: 'json' as const }
+        : undefined
       : byInstruction
         ? { type: 'json' as const }
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
@@ -122,6 +136,7 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
   const options = {
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
     ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
+    ...vendorOptions(client.type, request.vendor_settings),
   }
   return {
     model: withCallOptions(client.model(model), { toolChoice: sdkToolChoice(request), responseFormat }),
@@ -136,6 +151,8 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
     topP: request.top_p ?? undefined,
     seed: request.seed ?? undefined,
     stopSequences: request.stop ?? undefined,
+    presencePenalty: request.vendor_settings?.presence_penalty,
+    frequencyPenalty: request.vendor_settings?.frequency_penalty,
     providerOptions: Object.keys(options).length > 0 ? { [client.optionsKey]: options as never } : undefined,
     stopWhen: isStepCount(1),
     maxRetries: 0,
@@ -247,6 +264,8 @@ function rawAnswer(
     usage: modelUsage(usage),
   }
 }
+
+const reasoningOf = (text: string | undefined) => (text ? { reasoning: storableText(text) } : {})
 
 const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
 

@@ -82,6 +82,7 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
         ? null
         : failureClassOf(status ?? streamError?.statusCode ?? null, apiError, streamError)
   const failureClass = attempt.started ? null : errorClass
+  const retry_after_ms = retryAfter(apiError?.responseHeaders)
   const message =
     attempt.timedOutAfter !== null
       ? `AI provider did not respond within ${attempt.timedOutAfter} ms`
@@ -96,9 +97,10 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
       provider_response_body: body === null ? null : maskSecrets(body, attempt.secrets, BODY_BYTES),
       ai_provider_id: attempt.ai_provider_id,
       model: attempt.model,
+      ...(retry_after_ms !== null && { retry_after_seconds: Math.ceil(retry_after_ms / 1000) }),
     },
     class: failureClass,
-    retry_after_ms: retryAfter(apiError?.responseHeaders),
+    retry_after_ms,
     facts: { error_class: errorClass, provider_status_code: status, error: message },
     // SDK errors carry the whole request; the message contains the relevant part.
     cause: undefined,

@@ -61,6 +61,10 @@ export type ModelRequest = {
   seed?: number | null
   /** Stop sequences. */
   stop?: string[] | null
+  /** Settings that only some vendors know; dropped for others. */
+  vendor_settings?: VendorSettings
+  /** Whether the answer must be a JSON object, without a schema. */
+  json?: boolean
   /** Options by provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
   /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */
@@ -68,6 +72,22 @@ export type ModelRequest = {
   signal: AbortSignal
   /** If set, the answer is streamed and each text chunk is passed on arrival. */
   onDelta?: (text: string) => void
+  /** Receives chunks of reasoning of a streamed answer. */
+  onReasoning?: (text: string) => void
+}
+
+/** Settings by their names in the OpenAI API. */
+export type VendorSettings = {
+  presence_penalty?: number
+  frequency_penalty?: number
+  logit_bias?: Record<string, number>
+  logprobs?: boolean
+  top_logprobs?: number
+  reasoning_effort?: string
+  verbosity?: string
+  service_tier?: string
+  prompt_cache_key?: string
+  parallel_tool_calls?: boolean
 }
 
 /** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */
@@ -81,6 +101,8 @@ export type ModelUsage = {
 
 export type ModelAnswer = {
   text: string
+  /** Text of the reasoning, if the vendor gives any. */
+  reasoning?: string
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
   finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'

@@ -16,12 +16,14 @@ import { stepMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
+import { clientInstructionMessages, modelSettings } from './client-request.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
 import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
+import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
 import { ownedTurn, type TurnContext } from './turn-owner.ts'
@@ -199,8 +201,14 @@ async function requestStep(
   const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
     .map(part => part.trim())
     .filter(part => part !== '')
+  const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
-  const reference = [...knowledgeMessages(data), ...summaryMessages(data)]
+  const reference = [
+    ...knowledgeMessages(data),
+    ...summaryMessages(data),
+    ...clientInstructionMessages(data),
+    ...referenceMessages(data),
+  ]
   const steps = turn.steps.flatMap(stepMessages)
   const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
   let history = historyOf(turn, data, step, others)
@@ -216,16 +224,14 @@ async function requestStep(
   const request: ModelRequest = {
     system,
     messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
-    temperature: agent.temperature,
+    ...modelSettings(agent, data.overrides),
     ...offered,
-    output_schema: outputSchemaOf(agent, data),
+    output_schema,
     prompt_caching: agent.prompt_caching?.enabled ?? false,
-    max_output_tokens: agent.max_output_tokens,
-    top_p: agent.top_p,
-    seed: agent.seed,
     provider_options: agent.provider_options,
     signal,
-    ...(generation.streamed ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+    // A structured answer is validated as a whole.
+    ...(generation.streamed && !output_schema ? { onDelta: (text: string) => turn.appendText(text) } : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
   // The provider or route of an earlier agent version may have been deleted.

@@ -47,6 +47,7 @@ export async function prepareTurn(
       messages: [...prepared.messages, ...data.settled],
       system_extra: [...data.system_extra, ...prepared.system_extra],
       notes: prepared.notes ?? {},
+      shared_state: agent.shared_state ? (prepared.shared_state ?? null) : null,
       context: prepared.context ?? null,
       overrides: prepared.knowledge_config
         ? { ...overrides, knowledge_config: mergedKnowledge(prepared.knowledge_config, overrides.knowledge_config) }

@@ -16,7 +16,7 @@ import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep,
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
 import type { Frame } from '../streams/frame-store.ts'
-import { FrameWriter, startedOf } from '../streams/frames.ts'
+import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
@@ -155,7 +155,8 @@ export class TurnAttempt {
     const frames = await this.frames.drain()
     if (!this.generation.streamed) return frames
     for (const { event, data } of events) frames.push(this.frames.next(event, data))
-    if (!step || this.generation.shape !== 'agent') return frames
+    if (!step) return frames
+    if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, { step: step.n })]
     const { n, finish_reason, usage } = step
     return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
   }

@@ -27,6 +27,7 @@ const EMPTY: Omit<TurnData, 'depth'> = {
   resumed: {},
   occupied: [],
   notes: {},
+  shared_state: null,
   knowledge: null,
   context: null,
 }

@@ -4,6 +4,7 @@ import type { Queryable } from '../../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../../core/db/writer.ts'
 import { extensionPoint } from '../../../core/declarations.ts'
 import type { Logger } from '../../../core/process/log.ts'
+import type { Services } from '../../../core/process/services.ts'
 import type { SessionKnowledge } from '../../agents/knowledge.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import type { GenerationRow, PromptContext } from '../model.ts'
@@ -44,10 +45,14 @@ export type TurnSource = {
         notes?: Record<string, unknown>
         /** Additional knowledge of the turn; the configuration of the request is merged over it. */
         knowledge_config?: SessionKnowledge | null
+        /** State that an agent may share with its client. */
+        shared_state?: unknown
         context?: PromptContext | null
       }
     | { refuse: RecordedFailure }
   >
+  /** Changes the state that the agent shares with its client, and returns the new one. Raises to refuse. */
+  changeState?(services: Services, change: (state: unknown) => unknown): Promise<unknown>
   /** Returns the row that the permission refers to, if the source has just read it. */
   target?(permission: { kind: string; id: string }): KindRow | null
   /** Stores the description of a file of a message, so that later turns use it. */

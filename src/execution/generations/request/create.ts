@@ -120,6 +120,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     occupied: input.occupied ?? [],
     depth: input.depth ?? services.config.AGENT_MAX_CALL_DEPTH,
     notes: {},
+    shared_state: null,
     knowledge: null,
     context: null,
   }

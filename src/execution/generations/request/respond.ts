@@ -37,7 +37,7 @@ export const createdStatus = (mode: ResponseMode): number => (mode === 'backgrou
  * @param generationId of an existing turn that is resumed
  */
 export async function respondWithTurn(
-  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   mode: ResponseMode,
   make: (generationId: string) => Promise<{ generation_id: string; trace_id: string; frames?: number }>,
   generationId = newId('gen'),
@@ -66,7 +66,7 @@ export async function respondWithTurn(
  * @param extraFields ids added to the response
  */
 export async function replayTurnResponse(
-  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   mode: ResponseMode,
   made: Made,
   extraFields: object = {},

@@ -57,7 +57,7 @@ export type ToolOutputsInput = z.output<typeof Body>
 
 type SubmitContext = Pick<
   Context<{ wait?: boolean }>,
-  'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck'
+  'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck' | 'client'
 >
 
 /**
@@ -108,6 +108,7 @@ export async function submitToolOutputs(
         requirePaused(locked)
         if (locked.journalled !== turn.generation.journalled) notFound(generation.id)
         const frames = await lastFrame(tx, generation.id)
+        await context.client?.claim?.(tx, { generation_id: generation.id, after: frames })
         await resumeTurn(tx, locked, { entries, sealedData, streamed: mode === 'stream' })
         await turnOwnerOf(locked)?.resumed?.(tx, { ...locked, status: 'in_progress', required_action: null })
         if (enqueue) await enqueue()

@@ -9,6 +9,7 @@ import { GenerateResult } from '../request/turn-result.ts'
 const Call = z.object({
   tool_call_id: z.string().describe('ID of the tool call, from the model'),
   tool_name: z.string().describe('Name of the tool'),
+  label: z.string().optional().describe('Activity for end users, if `end_user_activity` of the agent is `labels`'),
 })
 
 const progressEvents = [

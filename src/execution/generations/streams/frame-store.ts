@@ -34,10 +34,18 @@ export const addFrame = (tx: Outbox, generationId: string, added: Frame): void =
 export const lastFrame = (db: Queryable, id: string): Promise<number> =>
   db.oneFirst(seqRow`select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id}`)
 
-/** Returns up to 1,000 frames after a sequence number, in order. */
+/** Most frames of one read. */
+export const FRAMES_PAGE = 1000
+
+/** Returns the next frames after a sequence number, in order. */
 export const framesAfter = (db: Queryable, id: string, after: number): Promise<readonly Frame[]> =>
   db.any(frameRow`
-    select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit 1000`)
+    select seq, event, data from stream_frames where generation_id = ${id} and seq > ${after} order by seq limit ${FRAMES_PAGE}`)
+
+/** Returns the number of the last pause of a turn, after which the text of its current part begins; 0 without one. */
+export const lastPauseFrame = (db: Queryable, id: string): Promise<number> =>
+  db.oneFirst(seqRow`
+    select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id} and event = 'requires_action'`)
 
 /**
  * Deletes up to `limit` frames of turns that ended ten minutes ago and returns their number. By stream_frames_created.

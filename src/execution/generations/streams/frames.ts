@@ -4,6 +4,9 @@ import type { GenerationRow } from '../model.ts'
 import { appendFrames, type Frame } from './frame-store.ts'
 import { notifyFrames, TurnClaimLost } from './live-turns.ts'
 
+/** Frame at the end of a step in conversations, whose streams do not show steps. */
+export const STEP_SETTLED = 'step_settled'
+
 /** Interval at which text is written; the first part is written immediately. */
 const BATCH_MS = 30
 

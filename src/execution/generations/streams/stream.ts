@@ -4,12 +4,15 @@ import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
 import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
-import { deltaOf, readFrame, startedOf } from './frames.ts'
+import { deltaOf, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 
 /** Polling interval in case of lost notifications. */
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
+
+/** Events of turns in conversations that only protocol mounts receive. */
+const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
@@ -20,7 +23,7 @@ export const lastEventId = (header: string | string[] | undefined): number =>
  * deleted, events are built from its record. The turn is independent of the stream.
  */
 export function streamTurn(
-  context: Pick<Context, 'services' | 'request' | 'recheck'>,
+  context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   generation: { id: string },
   after: number,
 ): OperationResult {
@@ -31,6 +34,7 @@ export function streamTurn(
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
+      if (!context.client && MOUNT_EVENTS.has(frame.event)) continue
       yield eventMessage(frame.seq, frame.event, readFrame(services, turn, frame))
       if (END_EVENTS.has(frame.event)) return true
       // The turn may have been resumed since.

@@ -33,8 +33,13 @@ export type CallDecisionInput = {
 
 /** A call to be made, with the arguments of the model. */
 export type AllowedCall = { position: number; tool: TurnTool; args: Record<string, unknown> }
-/** An allowed call, or the outcome of a call that is not made; `evaluated` if guardrails evaluated it. */
-type CallDecision = { outcome: ToolCallOutcome; evaluated?: true } | { allowed: AllowedCall }
+/**
+ * An allowed call, or the outcome of a call that is not made; `evaluated` if guardrails evaluated it, with the approval
+ * that was filed in its place.
+ */
+type CallDecision =
+  | { outcome: ToolCallOutcome; evaluated?: true; approval?: { approval_id: string } }
+  | { allowed: AllowedCall }
 
 /** Decides whether a call is made, from its arguments and the guardrails. */
 export async function decideCall(input: CallDecisionInput, position: number): Promise<CallDecision> {
@@ -124,7 +129,11 @@ async function evaluateGuardrails(
   const filed = await approvalDesk.only()?.file(services, proposal)
   if (!filed) throw new Error('no approval desk is registered')
   const { id: approval_id, expires_at } = filed
-  return { outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null }, evaluated: true }
+  return {
+    outcome: { result: { status: 'pending_approval', approval_id, expires_at }, error: null },
+    evaluated: true,
+    approval: { approval_id },
+  }
 }
 
 /** Returns the proposal for an approval in place of a call. */

@@ -16,6 +16,8 @@ type ToolCallsInput = CallDecisionInput & {
   turn: Origin
   /** Releases the slot of the worker while `work` waits for other messages. */
   releaseSlotWhile: <T>(work: () => Promise<T>) => Promise<T>
+  /** Whether events contain the activity for end users. */
+  labels: boolean
   /** Whether a boundary of the turn's agent, or of an agent that led to it, narrows the turn. */
   bounded: boolean
   /** Writes journal entries and events. @throws TurnClaimLost */
@@ -25,6 +27,9 @@ type ToolCallsInput = CallDecisionInput & {
   /** Called after each successful call. */
   onExecuted: (tool: TurnTool) => void
 }
+
+/** Activity of a tool whose binding has no label. */
+export const DEFAULT_LABEL = 'Working'
 
 /** A stream event without a sequence number. */
 export type StreamEvent = { event: string; data: object }
@@ -41,6 +46,7 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
   const allowed: AllowedCall[] = []
   const called = new Set<string>()
   const evaluated: Entry[] = []
+  const filed: StreamEvent[] = []
   for (const [position, { tool_name }] of step.tool_calls.entries()) {
     if (outcomes.has(position)) {
       called.add(tool_name)
@@ -55,6 +61,8 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
       if (!tool?.perform) input.addUsage(draftLostCall(input.generation, step.tool_calls[position], tool))
     }
     if ('allowed' in decision || decision.evaluated) called.add(tool_name)
+    if ('outcome' in decision && 'approval' in decision)
+      filed.push({ event: 'approval', data: { tool_call_id: step.tool_calls[position].id, ...decision.approval } })
     if ('outcome' in decision && decision.evaluated)
       evaluated.push({ n: step.n, position: position + 1, value: decision.outcome })
   }
@@ -63,6 +71,7 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
     input,
     allowed.filter(call => !isClientCall(call)),
     evaluated,
+    filed,
   )
   return { pending: allowed.filter(isClientCall), called, events }
 }
@@ -72,17 +81,24 @@ export async function executeToolCalls(input: ToolCallsInput): Promise<ToolCallR
  * outcome after it, except the last ones, which are written with the step. Returns the events of these last outcomes.
  * @param evaluated outcomes of calls that guardrails did not allow; written with the first start, so that no call is
  *   sent to approval twice
+ * @param filed events of the approvals among them
  */
-async function makeCalls(input: ToolCallsInput, calls: AllowedCall[], evaluated: Entry[]): Promise<StreamEvent[]> {
+async function makeCalls(
+  input: ToolCallsInput,
+  calls: AllowedCall[],
+  evaluated: Entry[],
+  filed: StreamEvent[],
+): Promise<StreamEvent[]> {
   const { services, step, signal, started, outcomes, journal } = input
   const waiting = [...calls]
   const running = new Map<number, Promise<void>>()
   let unwritten = evaluated
-  let events: StreamEvent[] = []
+  let events = filed
   let fatal: unknown = null
   const nameOf = (position: number) => {
     const { id: tool_call_id, tool_name } = step.tool_calls[position]
-    return { tool_call_id, tool_name }
+    const label = input.tools.get(tool_name)?.label
+    return { tool_call_id, tool_name, ...(input.labels && { label: label ?? DEFAULT_LABEL }) }
   }
   while (waiting.length > 0 || running.size > 0) {
     const starting = waiting.splice(0, services.config.GENERATION_TOOL_CONCURRENCY - running.size)
@@ -112,6 +128,8 @@ async function makeCalls(input: ToolCallsInput, calls: AllowedCall[], evaluated:
       running.delete(position)
       unwritten.push({ n: step.n, position: position + 1, value })
       events.push({ event: 'tool_result', data: { ...nameOf(position), ok: value.error === null } })
+      const call = calls.find(each => each.position === position)
+      if (value.error === null && call?.tool.eventsOf) events.push(...call.tool.eventsOf(call.args))
     }
     signal.throwIfAborted()
   }

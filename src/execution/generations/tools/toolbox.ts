@@ -46,8 +46,12 @@ export type TurnTool = {
   repeatable: boolean
   /** Justification fields added to the schema; not arguments. */
   justificationFields: Justification[]
+  /** Activity that end users see; absent for a built-in tool. */
+  label?: string
   /** Implementation of a built-in tool, in place of a call. */
   perform?: (input: Record<string, unknown>) => Promise<unknown>
+  /** Returns stream events of a call that succeeded. */
+  eventsOf?: (input: Record<string, unknown>) => { event: string; data: object }[]
 }
 
 /** A binding without a usable tool, and the reason. */
@@ -63,6 +67,8 @@ type ToolboxInput = {
   agent: Pick<AgentRow, 'id' | 'project_id' | 'tool_bindings'>
   /** A built-in tool; its name takes precedence over bindings. */
   builtIn: TurnTool | Unavailable | null
+  /** Tools of the client; names of bindings take precedence. */
+  client: readonly TurnTool[]
   /** Project of the turn, which differs from the agent's project if the agent is shared. */
   project_id: string
   /** Tools of the agent's project that its bindings refer to. */
@@ -96,6 +102,7 @@ export async function openToolbox(services: Services, input: ToolboxInput): Prom
     if (!tools.has(tool.name)) tools.set(tool.name, tool)
     else unavailable.push(unavailableTool(tool.callable, `name already taken: ${tool.name}`))
   }
+  for (const tool of input.client) if (!tools.has(tool.name)) tools.set(tool.name, tool)
   await addJustificationFields(services, input, [...tools.values()])
   return { tools, unavailable, surface: surfaceOf([...tools.values()]) }
 }
@@ -123,7 +130,7 @@ async function resolveBinding(
   try {
     const actions = callable.type === 'mcp' ? await loadMcpActions(services, callable, input) : actionsOf(callable)
     if (actions.length === 0) unavailable.push(unavailableTool(callable, 'tool has no actions'))
-    return actions.map(action => turnTool(callable, action))
+    return actions.map(action => ({ ...turnTool(callable, action), label: binding.label }))
   } catch (error) {
     if (input.signal.aborted) throw input.signal.reason
     if (!(error instanceof AppError) || error.code === 'MISSING_TOOL_CONTEXT_KEY' || isTransient(error)) throw error

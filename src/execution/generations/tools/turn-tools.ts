@@ -4,22 +4,27 @@ import { isBounded } from '../../../core/iam/authority.ts'
 import type { Origin } from '../../../core/invoke/call.ts'
 import type { JournalState } from '../journal/store.ts'
 import { actingAuthority, actingCaller } from '../loop/acting-caller.ts'
+import { clientToolsOf } from '../loop/client-request.ts'
 import { reachableTools } from '../loop/step-settings.ts'
 import type { TurnAttempt } from '../loop/turn-attempt.ts'
 import type { TurnData } from '../model.ts'
 import { turnOrigin } from '../request/create.ts'
 import { executeToolCalls, type ToolCallResults } from './tool-calls.ts'
 import { NO_TOOLS, openToolbox, type Toolbox, type TurnTool } from './toolbox.ts'
+import { updateStateTool } from './update-state.ts'
 import { writeMemoryTool } from './write-memory.ts'
 
 /** Opens the tools of the turn's model, once per attempt. Raises errors of `openToolbox`. */
 export async function openTools(turn: TurnAttempt, data: TurnData, signal: AbortSignal): Promise<Toolbox> {
   const { agent, generation, loaded, services, steps } = turn
   const builtIn = await writeMemoryTool(turn, data)
-  if (!agent.tool_bindings?.length && !builtIn) return NO_TOOLS
+  const updateState = updateStateTool(turn)
+  const client = [...(updateState ? [updateState] : []), ...clientToolsOf(data.overrides, generation.project_id)]
+  if (!agent.tool_bindings?.length && !builtIn && client.length === 0) return NO_TOOLS
   const tools = await openToolbox(services, {
     agent,
     builtIn,
+    client,
     project_id: generation.project_id,
     tools: loaded.tools,
     reachable: reachableTools(agent, data, steps.length + 1),
@@ -55,6 +60,7 @@ export function callTools(
     caller: () => actingCaller(services, generation, agent),
     signal,
     releaseSlotWhile: context.releaseSlotWhile,
+    labels: agent.end_user_activity === 'labels',
     bounded: isBounded(actingAuthority(generation, agent)),
     journal: (entries, events) => turn.journalCalls(entries, events),
     addUsage: draft => void turn.unwrittenUsage.push(draft),

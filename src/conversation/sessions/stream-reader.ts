@@ -1,0 +1,81 @@
+import { Readable } from 'node:stream'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import type { Context } from '../../core/api/operation.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { SessionRow } from './model.ts'
+import { failureEvent, type ReaderAccess, readerAccess } from './stream-events.ts'
+
+/** Unsent bytes of a reader beyond which it is closed; it resumes with its last event. */
+const MAX_UNSENT_BYTES = 256 * 1024
+/** Unsent bytes beyond which stored events wait for the client. */
+const HIGH_WATER_BYTES = 16 * 1024
+
+/** One open stream of a session. */
+export class SessionReader {
+  readonly session: Pick<SessionRow, 'id' | 'project_id' | 'conversation_id'>
+  readonly output: Readable
+  readonly recheck: Context['recheck']
+  /** Project and end user whose open streams are counted. */
+  readonly counted: readonly string[]
+  access: ReaderAccess
+  /** Number of the last stored event that was sent. */
+  position = 0
+  /** Turn whose text the reader has from its beginning. */
+  turn: string | null = null
+  closed = false
+  #onDrained: (() => void) | null = null
+
+  constructor(
+    session: SessionRow,
+    { caller, recheck }: Pick<Context, 'caller' | 'recheck'>,
+    onClosed: (reader: SessionReader) => void,
+  ) {
+    const { id, project_id, conversation_id } = session
+    this.session = { id, project_id, conversation_id }
+    this.recheck = recheck
+    this.counted = caller.end_user ? [project_id, caller.end_user.actor_id] : [project_id]
+    this.access = readerAccess(caller, session)
+    this.output = new Readable({ highWaterMark: HIGH_WATER_BYTES, read: () => this.#drain() })
+    this.output.once('close', () => {
+      this.closed = true
+      this.#drain()
+      onClosed(this)
+    })
+  }
+
+  /** Sends events, or closes the stream of a client that reads too slowly. */
+  send(text: string | Buffer | null): void {
+    if (text === null || this.closed) return
+    if (this.output.readableLength > MAX_UNSENT_BYTES) this.output.destroy()
+    else this.output.push(text)
+  }
+
+  /** Waits until the client has read most of the sent events. */
+  async drained(): Promise<void> {
+    // Below the mark the consumer has requested more already.
+    if (this.closed || this.output.readableLength < HIGH_WATER_BYTES) return
+    await new Promise<void>(resolve => {
+      this.#onDrained = resolve
+    })
+  }
+
+  #drain(): void {
+    this.#onDrained?.()
+    this.#onDrained = null
+  }
+
+  /** Applies the current permissions of the caller. */
+  admit(caller: Caller, session: SessionRow): void {
+    this.access = readerAccess(caller, session)
+  }
+
+  /** Ends the stream with a refusal. */
+  fail(failure: RecordedFailure): void {
+    this.send(failureEvent(failure, this.position))
+    this.end()
+  }
+
+  end(): void {
+    if (!this.closed) this.output.push(null)
+  }
+}

@@ -1,0 +1,43 @@
+import { raise } from '../../../core/api/errors.ts'
+import { withToolDefaults } from '../../tools/model.ts'
+import type { TurnAttempt } from '../loop/turn-attempt.ts'
+import { applyPatch, JSON_PATCH_SCHEMA, type PatchOperation } from './json-patch.ts'
+import type { TurnTool } from './toolbox.ts'
+
+/** Name of the built-in tool that changes the state shared with the client. */
+export const UPDATE_STATE = 'update_state'
+
+const DESCRIPTION =
+  'Change the state that you share with the client application by a JSON Patch (RFC 6902). All operations apply, or none. Returns the new state.'
+
+const SCHEMA = {
+  type: 'object',
+  properties: { patch: JSON_PATCH_SCHEMA },
+  required: ['patch'],
+  additionalProperties: false,
+}
+
+/** Returns the tool that changes the state of the session; null for an agent without shared state or without a session. */
+export function updateStateTool({ agent, generation, services, context }: TurnAttempt): TurnTool | null {
+  const { source } = context
+  if (!agent.shared_state || generation.session_id === null || !source?.changeState) return null
+  const definition = withToolDefaults({ name: UPDATE_STATE, description: DESCRIPTION, parameters: SCHEMA })
+  const patchOf = (input: Record<string, unknown>) => input.patch as PatchOperation[]
+  return {
+    name: UPDATE_STATE,
+    description: DESCRIPTION,
+    schema: SCHEMA,
+    validationSchema: null,
+    callable: { ...definition, id: null, project_id: agent.project_id, guardrail_ids: null },
+    action: null,
+    // A patch such as an append has another effect when it is repeated.
+    repeatable: false,
+    justificationFields: [],
+    async perform(input) {
+      const state = await source.changeState?.(services, before => applyPatch(before ?? {}, patchOf(input)))
+      if (state === undefined) raise('RESOURCE_NOT_FOUND', { meta: { id: generation.session_id } })
+      return { state }
+    },
+    eventsOf: input => [{ event: 'state', data: { patch: patchOf(input) } }],
+  }
+}

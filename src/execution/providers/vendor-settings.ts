@@ -1,0 +1,52 @@
+import type { ProviderType } from './model.ts'
+import type { VendorSettings } from './model-messages.ts'
+
+/** Options of a provider type by setting: the name of its option in the SDK. */
+type OptionNames = Partial<Record<keyof VendorSettings, string>>
+
+const openai: OptionNames = {
+  logit_bias: 'logitBias',
+  reasoning_effort: 'reasoningEffort',
+  verbosity: 'textVerbosity',
+  service_tier: 'serviceTier',
+  prompt_cache_key: 'promptCacheKey',
+  parallel_tool_calls: 'parallelToolCalls',
+}
+
+/** Endpoints of this format receive further fields unchanged. */
+const compatible: OptionNames = {
+  logit_bias: 'logit_bias',
+  logprobs: 'logprobs',
+  top_logprobs: 'top_logprobs',
+  reasoning_effort: 'reasoningEffort',
+  verbosity: 'textVerbosity',
+  service_tier: 'service_tier',
+  prompt_cache_key: 'prompt_cache_key',
+  parallel_tool_calls: 'parallel_tool_calls',
+}
+
+const optionNames: Partial<Record<ProviderType, OptionNames>> = {
+  openai,
+  azure: openai,
+  xai: { reasoning_effort: 'reasoningEffort' },
+  groq: {
+    reasoning_effort: 'reasoningEffort',
+    service_tier: 'serviceTier',
+    parallel_tool_calls: 'parallelToolCalls',
+  },
+  ollama: compatible,
+  gateway: compatible,
+  custom: compatible,
+}
+
+/** Returns the SDK options of settings that a provider type knows; penalties are arguments of the call. */
+export function vendorOptions(type: ProviderType, settings: VendorSettings = {}): Record<string, unknown> {
+  const names = optionNames[type] ?? {}
+  const options = Object.entries(settings).flatMap(([name, value]) => {
+    const option = names[name as keyof VendorSettings]
+    return option === undefined || value === undefined ? [] : [[option, value] as const]
+  })
+  const { logprobs, top_logprobs } = settings
+  const isOpenAi = names === openai && logprobs
+  return { ...Object.fromEntries(options), ...(isOpenAi && { logprobs: top_logprobs ?? true }) }
+}

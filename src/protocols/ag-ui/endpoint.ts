@@ -1,0 +1,204 @@
+import { Readable } from 'node:stream'
+import { endUserError } from '../../core/api/end-user.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import { anonymousBodyError } from '../../core/http/body.ts'
+import type { MountExchange } from '../../core/http/mounts.ts'
+import { canSeeProject, isAllowed } from '../../core/iam/access.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { countRequest } from '../../core/invoke/hooks.ts'
+import type { Services } from '../../core/process/services.ts'
+import { agentKind } from '../../execution/agents/model.ts'
+import { generationKind } from '../../execution/generations/model.ts'
+import { type AgUiRequest, callOperation, type Run } from './call.ts'
+import { capabilitiesOf } from './capabilities.ts'
+import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
+import { readFrames } from './frames.ts'
+import { completedHistory } from './history.ts'
+import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
+import { awaitContinuation, filedApprovals } from './interrupts.ts'
+import { callReads, cancelReads, usageReads } from './reads.ts'
+import { attach, beginRun } from './run.ts'
+import { ClientState, readState, replacesState } from './state.ts'
+import { findThread, type Thread } from './store.ts'
+
+/** Handles one request of /ag-ui/{agent_id}. */
+export async function serveAgUi(services: Services, exchange: MountExchange): Promise<void> {
+  const { req } = exchange
+  if (!services.config.AGUI_MOUNT) raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })
+  const caller = await exchange.identify()
+  if (!caller) throw anonymousBodyError(req)
+  const request = { services, exchange, caller }
+  const agentId = String(req.params.agent_id)
+  if (req.method === 'GET') return exchange.end(200, JSON.stringify(await capabilitiesOf(request, agentId)))
+  if (req.method !== 'POST')
+    throw new AppError('REQUEST_REJECTED', {
+      status: 405,
+      message: `${req.method} is not supported`,
+      headers: { Allow: 'GET, POST' },
+    })
+  const run = await openRun(request, agentId, parseRunInput(await exchange.readJson()))
+  exchange.noted.session_id = run.sessionId
+  exchange.res.setHeader(`${services.config.HEADER_PREFIX}Session-Id`, run.sessionId)
+  exchange.res.setHeader('Cache-Control', 'no-store')
+  exchange.stream(200, 'text/event-stream', Readable.from(await runEvents(run), { objectMode: false }))
+}
+
+type Actor = { id: string } | { external_id: string }
+
+/** Returns the end user of the token, or one that another credential names in a header; null for none. */
+function actorOf({ services, exchange, caller }: AgUiRequest): Actor | null {
+  if (caller.end_user) return { id: caller.end_user.actor_id }
+  const name = exchange.req.headers[`${services.config.HEADER_PREFIX}Actor`.toLowerCase()]
+  return typeof name === 'string' && name !== '' ? { external_id: name } : null
+}
+
+/**
+ * Finds or creates the session of a run.
+ * @throws RESOURCE_NOT_FOUND for an unknown agent or the id of another session, QUOTA_EXCEEDED, errors of creating a
+ *   session
+ */
+async function openRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<Run> {
+  const { services, caller } = request
+  const actor = actorOf(request)
+  const ids = input.messages.map(({ id }) => id)
+  const thread = await findThread(services.pool, {
+    agent_id: agentId,
+    project_id: caller.project_id,
+    thread_id: input.threadId,
+    run_id: input.runId,
+    actor,
+    message_ids: ids,
+    generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
+  })
+  const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
+  if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
+    return raise(agentKind.notFound, { meta: { id: agentId } })
+  await countKeyRequest(services, caller, thread)
+  const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
+  return { request, agentId, sessionId, thread, input }
+}
+
+async function countKeyRequest(services: Services, caller: Caller, { project_id }: Thread): Promise<void> {
+  if (caller.credential.type === 'api_key') await countRequest(services, caller, project_id)
+}
+
+async function createSession(
+  request: AgUiRequest,
+  agent_id: string,
+  threadId: string,
+  actor: Actor | null,
+): Promise<string> {
+  if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
+  try {
+    const { body } = await callOperation(request, 'createSession', {
+      body: { agent_id, ...(actor && 'external_id' in actor && { actor: { ...actor, name: actor.external_id } }) },
+      client: { session_key: THREAD_KEY_PREFIX + threadId },
+    })
+    return (body as { id: string }).id
+  } catch (error) {
+    // The agent is in the path here, not in a body.
+    if (error instanceof AppError && error.code === 'AGENT_NOT_FOUND')
+      raise(agentKind.notFound, { meta: { id: agent_id } })
+    throw error
+  }
+}
+
+/** Begins a run and returns its events as messages of the stream. */
+async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
+  const outcome = await beginRun(run)
+  const ids = { threadId: run.input.threadId, runId: run.input.runId }
+  return (async function* (): AsyncGenerator<string, void> {
+    yield message(startedRun(ids))
+    if ('refused' in outcome) return yield message(runError(shownError(run, outcome.refused)))
+    const state = new ClientState(run.input)
+    if (!run.thread.run && !replacesState(run.thread, run.input))
+      for (const event of state.sync(run.thread.state)) yield message(event)
+    let messages = [...run.input.messages]
+    if (run.thread.lacks_history) {
+      const history = await completedHistory(run)
+      messages = [...history.messages]
+      // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
+      if (history.known.length < run.input.messages.length) yield message(messagesSnapshot(history.known))
+      yield message(messagesSnapshot(messages))
+    }
+    if ('operator' in outcome) {
+      yield message({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
+      return yield message(finishedRun(ids))
+    }
+    if ('turn' in outcome) yield* turnEvents(run, ids, outcome.turn, messages, state)
+    else yield* continuationEvents(run, ids, outcome.decided, messages, state)
+  })()
+}
+
+type Ids = { threadId: string; runId: string }
+
+/**
+ * Yields the events of a turn and adds its messages. Returns whether the run has ended with it: a turn before the last one
+ * ends it by a failure only.
+ */
+async function* turnEvents(
+  run: Run,
+  ids: Ids,
+  { generation_id, stream }: { generation_id: string; stream: Readable },
+  messages: Message[],
+  state: ClientState,
+  isLast = true,
+): AsyncGenerator<string, boolean> {
+  const { request, thread, sessionId } = run
+  let isEnded = false
+  const translation = new TurnTranslation(
+    ids,
+    { generation_id, detailed: seesSteps(run), labelled: request.caller.end_user !== undefined, messages },
+    {
+      calls: callReads(request),
+      usage: usageReads(request),
+      isCancelled: cancelReads(request),
+      approvals: filed => filedApprovals(request, thread.project_id, filed),
+      stateChange: delta => state.change(delta),
+      stateAtEnd: async () =>
+        thread.shared_state ? state.sync(await readState(request.services.pool, sessionId)) : [],
+      stateSnapshot: async () => state.snapshot(await readState(request.services.pool, sessionId)),
+    },
+  )
+  for await (const frame of readFrames(stream)) {
+    if (frame === null) yield ': ping\n\n'
+    else
+      for (const event of await translation.translate(frame.event, frame.data)) {
+        isEnded ||= event.type === 'RUN_ERROR' || (isLast && event.type === 'RUN_FINISHED')
+        if (isLast || event.type !== 'RUN_FINISHED') yield message(event)
+      }
+  }
+  return isEnded
+}
+
+/** Yields the outcomes of decided approvals and the turns that continue with them, one after the other. */
+async function* continuationEvents(
+  run: Run,
+  ids: Ids,
+  approvals: readonly string[],
+  messages: Message[],
+  state: ClientState,
+): AsyncGenerator<string, void> {
+  for (const [index, id] of approvals.entries()) {
+    const waiting = awaitContinuation(run, id)
+    let next = await waiting.next()
+    for (; !next.done; next = await waiting.next()) yield ': ping\n\n'
+    const { generation_id, result } = next.value
+    yield message(result)
+    const { messageId, toolCallId, content } = result
+    messages.push({ id: messageId, role: 'tool', toolCallId, content } as Message)
+    if (generation_id === null) continue
+    const turn = { generation_id, stream: await attach(run, generation_id, 0) }
+    if (yield* turnEvents(run, ids, turn, messages, state, index === approvals.length - 1)) return
+  }
+  yield message(finishedRun(ids))
+}
+
+const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>
+  caller.end_user ? endUserError(error) : error
+
+/** Whether the caller may read turns of the project, and so sees steps and calls on the server. */
+const seesSteps = ({ request: { caller }, thread: { project_id } }: Run): boolean =>
+  !caller.end_user && isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })
+
+const message = (event: AgUiEvent): string => `data: ${JSON.stringify(event)}\n\n`

@@ -1,0 +1,195 @@
+import type { Readable } from 'node:stream'
+import { AppError, raise } from '../../core/api/errors.ts'
+import type { ClientInput } from '../../core/invoke/call.ts'
+import { resolvedName } from '../../execution/tools/actions.ts'
+import { callOperation, type Run } from './call.ts'
+import {
+  contextBlock,
+  isUnstreamed,
+  type Message,
+  type Resume,
+  type SubmittedOutputs,
+  submittedOutputs,
+  textOf,
+  toolOutput,
+  type UserMessage,
+} from './input.ts'
+import { resolveInterrupts } from './interrupts.ts'
+import { replaceState, replacesState } from './state.ts'
+import { findRun, recordRun, type Thread } from './store.ts'
+
+/** What a run shows: a turn, or the reason why there is none. */
+export type RunOutcome =
+  | { turn: { generation_id: string; stream: Readable } }
+  /** Approvals that the end user has decided. */
+  | { decided: readonly string[] }
+  /** The session is under an operator: the messages are stored. */
+  | { operator: Record<string, unknown> }
+  /** A refusal that the client receives in the stream. */
+  | { refused: AppError }
+
+/** Statuses of refusals that are answered in place of a stream. */
+const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
+
+/**
+ * Begins or repeats a run. A repeated run shows the turn that the first one started, whether or not it has ended.
+ * @throws refusals that are answered in place of the stream
+ */
+export async function beginRun(run: Run): Promise<RunOutcome> {
+  const { thread } = run
+  if (thread.run) return showRecorded(run, thread.run)
+  const outputs = submittedOutputs(run.input.messages)
+  const taken = takenToolName(run)
+  if (taken !== null) return { refused: nameTaken(taken) }
+  try {
+    if (run.input.resume?.length) return await resumeInterrupts(run, run.input.resume)
+    if (outputs) return await resumeTurn(run, outputs)
+    await storeMessages(run)
+    return await startTurn(run)
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error
+    // A concurrent request may have begun the run.
+    const recorded = await findRun(run.request.services.pool, keyOf(run))
+    if (recorded) return showRecorded(run, recorded)
+    if (isUnderOperator(error)) return recordOperator(run, error)
+    if (HTTP_REFUSALS.includes(error.status) && !outputs) throw error
+    return { refused: error }
+  }
+}
+
+/** Returns the first name of a client's tool that the agent's own tools have; null if the agent takes no client tools. */
+function takenToolName({ thread, input }: Run): string | null {
+  if (!thread.accept_client_tools) return null
+  const names = new Set(thread.tool_names.map(resolvedName))
+  return input.tools?.find(({ name }) => names.has(resolvedName(name)))?.name ?? null
+}
+
+const nameTaken = (name: string): AppError =>
+  new AppError('VALIDATION_FAILED', {
+    message: `The agent has a tool named ${name}`,
+    meta: { problems: [{ code: 'INVALID_VALUE', path: 'tools', message: `must not contain ${name}` }] },
+  })
+
+const keyOf = ({ sessionId, input }: Run) => ({ session_id: sessionId, run_id: input.runId })
+
+/** Records the run with its turn and the client's state, in the transaction that starts or resumes the turn. */
+const claimFor = (run: Run): ClientInput['claim'] =>
+  async function claim(tx, { generation_id, after }) {
+    if (!(await recordRun(tx, keyOf(run), { generation_id, after })))
+      raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })
+    if (replacesState(run.thread, run.input)) await replaceState(tx, run.sessionId, run.input)
+  }
+
+const isUnderOperator = ({ code }: { code: string }): boolean => code === 'SESSION_UNDER_OPERATOR'
+
+async function recordOperator(run: Run, { meta }: AppError): Promise<RunOutcome> {
+  await recordRun(run.request.services.pool, keyOf(run), { generation_id: null, after: 0 })
+  return { operator: { control: 'operator', ...meta } }
+}
+
+/** Shows the turn of a recorded run. */
+async function showRecorded(run: Run, { generation_id, after_frame }: NonNullable<Thread['run']>): Promise<RunOutcome> {
+  if (generation_id === null) return { operator: { control: 'operator' } }
+  return { turn: { generation_id, stream: await attach(run, generation_id, after_frame) } }
+}
+
+/** Streams a turn of the session from a frame on. */
+export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
+  const { stream } = await callOperation(request, 'generateSessionReply', {
+    params: { session_id: sessionId },
+    body: { stream: true },
+    client: { attach: { generation_id, after } },
+  })
+  return stream as Readable
+}
+
+const isUser = (message: Message): message is UserMessage => message.role === 'user'
+
+/** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
+async function storeMessages({ request, sessionId, thread, input }: Run): Promise<number> {
+  const stored = new Set(thread.stored_ids)
+  const last = input.messages.findLastIndex(({ id }) => stored.has(id))
+  const messages = input.messages.slice(last + 1).filter(isUser)
+  for (const message of messages)
+    await callOperation(request, 'sendSessionMessage', {
+      params: { session_id: sessionId },
+      body: { message: textOf(message.content), idempotency_key: message.id },
+    })
+  return messages.length
+}
+
+/** Starts a turn; one that an agent's output schema does not allow to be streamed is shown when it ends. */
+async function startTurn(run: Run): Promise<RunOutcome> {
+  if (isUnstreamed(run.input)) return startUnstreamed(run)
+  try {
+    return await startStreamed(run)
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') return startUnstreamed(run)
+    throw error
+  }
+}
+
+const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
+  const claim = claimFor(run) as NonNullable<ClientInput['claim']>
+  return {
+    queue: true,
+    context: contextBlock(run.input),
+    tools: run.input.tools?.map(({ name, description, parameters }) => ({
+      name,
+      description: description ?? '',
+      parameters: parameters ?? { type: 'object' },
+    })),
+    async claim(tx, turn) {
+      await claim(tx, turn)
+      noteTurn?.(turn.generation_id)
+    },
+  }
+}
+
+async function startStreamed(run: Run): Promise<RunOutcome> {
+  let generation_id = ''
+  const { stream } = await callOperation(run.request, 'generateSessionReply', {
+    params: { session_id: run.sessionId },
+    body: { stream: true },
+    client: clientOf(run, id => {
+      generation_id = id
+    }),
+  })
+  return { turn: { generation_id, stream: stream as Readable } }
+}
+
+async function startUnstreamed(run: Run): Promise<RunOutcome> {
+  const { body } = await callOperation(run.request, 'generateSessionReply', {
+    params: { session_id: run.sessionId },
+    query: { wait: 'false' },
+    body: {},
+    client: clientOf(run),
+  })
+  const { generation_id } = body as { generation_id: string }
+  return { turn: { generation_id, stream: await attach(run, generation_id, 0) } }
+}
+
+/**
+ * Resolves interrupts; new messages of the end user are stored after it. A cancelled interrupt that has expired leads to no
+ * turn, and a new message to one.
+ */
+async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<RunOutcome> {
+  const decided = await resolveInterrupts(run, resume)
+  const count = await storeMessages(run)
+  return decided.length === 0 && count > 0 ? startTurn(run) : { decided }
+}
+
+/** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
+async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
+  const { stream } = await callOperation(run.request, 'submitSessionToolOutputs', {
+    params: { session_id: run.sessionId },
+    body: {
+      generation_id,
+      stream: true,
+      tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
+    },
+    client: { claim: claimFor(run) },
+  })
+  await storeMessages(run)
+  return { turn: { generation_id, stream: stream as Readable } }
+}

@@ -1,0 +1,69 @@
+import { isDeepStrictEqual } from 'node:util'
+import { findSession } from '../../conversation/sessions/kind.ts'
+import { setSessionState } from '../../conversation/sessions/state.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { applyPatch, type PatchOperation } from '../../execution/generations/tools/json-patch.ts'
+import type { AgUiEvent } from './events.ts'
+import type { RunInput } from './input.ts'
+import type { Thread } from './store.ts'
+
+/** The state of a client, next to the state of its session. A client without one has an empty object. */
+const clientState = ({ state }: Pick<RunInput, 'state'>): unknown => state ?? {}
+const sessionState = ({ state }: Pick<Thread, 'state'>): unknown => state ?? {}
+
+const isEmptyObject = (value: unknown): boolean => isDeepStrictEqual(value, {})
+
+/**
+ * Whether the state of the client replaces that of the session. An empty one of a client without any message of the
+ * session is its default, not a change.
+ */
+export function replacesState(thread: Thread, input: RunInput): boolean {
+  if (input.state == null || isDeepStrictEqual(clientState(input), sessionState(thread))) return false
+  const isNew = thread.stored_ids.length === 0 && !input.messages.some(({ role }) => role === 'assistant')
+  return !(isNew && isEmptyObject(input.state))
+}
+
+/** Replaces the state of the session, in the transaction of the run. Requires the conversation's lock. */
+export async function replaceState(tx: Tx, sessionId: string, { state }: RunInput): Promise<void> {
+  const session = await findSession(tx, sessionId)
+  if (session) await setSessionState(tx, session, state)
+}
+
+const stateSnapshot = (snapshot: unknown): AgUiEvent => ({ type: 'STATE_SNAPSHOT', snapshot })
+
+/** The state that the client has in the course of a run. */
+export class ClientState {
+  private current: unknown
+
+  constructor(input: RunInput) {
+    this.current = clientState(input)
+  }
+
+  /** Returns a snapshot of the session's state, unless the client has it. */
+  sync(state: unknown): AgUiEvent[] {
+    if (isDeepStrictEqual(state ?? {}, this.current)) return []
+    this.current = state ?? {}
+    return [stateSnapshot(this.current)]
+  }
+
+  /** Returns a snapshot of the session's state. */
+  snapshot(state: unknown): AgUiEvent {
+    this.current = state ?? {}
+    return stateSnapshot(this.current)
+  }
+
+  /** Returns a change of the session's state by the agent. */
+  change(delta: readonly PatchOperation[]): AgUiEvent[] {
+    try {
+      this.current = applyPatch(this.current, delta)
+    } catch {
+      // The state has changed otherwise as well: a snapshot follows at the end of the run.
+    }
+    return [{ type: 'STATE_DELTA', delta }]
+  }
+}
+
+/** Returns the current state of a session. */
+export const readState = async (db: Queryable, sessionId: string): Promise<unknown> =>
+  (await findSession(db, sessionId))?.state ?? null
