@@ -59,7 +59,7 @@ const storedMessageView = endUserView({
 })
 
 /** Whether a session belongs to an end user and is not deleted by it. */
-const ownsSession = (
+export const ownsSession = (
   { id, actor_id, agent_id, hidden_at }: Pick<SessionRow, 'id' | 'actor_id' | 'agent_id' | 'hidden_at'>,
   { actor_id: own, agent_ids, session_ids }: EndUser,
 ): boolean =>
