@@ -76,15 +76,15 @@ describe('end users at the AG-UI mount', () => {
     const tool = { name: 'hidden_tool', execute: { url: `${target.url}/x` } }
     const labelled = await app.agent({
       end_user_activity: 'labels',
-      tool_bindings: [{ label: 'Looking it up', tool }],
+      tool_bindings: [{ label: 'Checking the order', tool }],
     })
     const { token } = await endUser(app, { agent_ids: [labelled] })
     const events = await open(token, { agentId: labelled }).say(said(calls('hidden_tool'), { text: 'done' }))
     assert.deepEqual(
       ofType(events, 'ACTIVITY_SNAPSHOT').map(({ content }) => content),
       [
-        { label: 'Looking it up', state: 'started' },
-        { label: 'Looking it up', state: 'ended', ok: true },
+        { label: 'Checking the order', state: 'started' },
+        { label: 'Checking the order', state: 'ended', ok: true },
       ],
     )
     assert.equal(JSON.stringify(events).includes('hidden_tool'), false)
