@@ -37,7 +37,7 @@ import { turnSettingsOf } from './agent-request.ts'
 import { type Alignment, alignTexts, listStoredTexts, type Spoken, spokenTexts } from './align.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
-import { awaitFirstChunk } from './first-chunk.ts'
+import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import { type EndUserRef, requireActor } from './identity.ts'
 import { modelNotFound } from './models.ts'
 import { findPausedTurn, trailingResults } from './paused-turn.ts'
@@ -418,7 +418,7 @@ async function presentTurn(
   if (body.stream) {
     const after = isNew ? await make(generationId) : make.after_frame
     const state = { started: false }
-    const format = turnFormat(body.stream(generationId, state, afterStep), presented)
+    const format = turnFormat(startingWithText(body.stream(generationId, state, afterStep), state), presented)
     const streamed = streamTurn(context, { id: generationId }, after, format)
     await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
     state.started = true
