@@ -321,6 +321,61 @@ describe('end-user tokens', () => {
       assert.equal(response.status, 401)
       const proof = await fetch(`${app.url}/api/v1/sessions`, { headers: { authorization: `DPoP ${user.token}` } })
       assert.equal(proof.status, 401)
+      const info = await fetch(`${app.url}/oauth/userinfo`, { headers: { authorization: `Bearer ${user.token}` } })
+      assert.equal(info.status, 401)
+    })
+
+    it('policies see the credential of the issuer', async () => {
+      const resource = [`srn:${app.projectId}:*:*`]
+      const statement = [
+        { effect: 'Allow', action: CHAT_ACTIONS, resource },
+        {
+          effect: 'Deny',
+          action: ['sessions:ListSessions'],
+          resource,
+          condition: { StringEquals: { 'svc:CredentialType': 'api_key' } },
+        },
+      ]
+      const policy = expectStatus(await app.admin.post('/policies', { document: { statement } }), 201)
+      const fields = { project_id: app.projectId, policy_ids: [policy.id] }
+      const key = client(app.url, expectStatus(await app.admin.post('/project-keys', fields), 201).secret)
+      expectRefusal(await key.get('/sessions'), 403, 'FORBIDDEN')
+      const { actorId } = await endUser(app)
+      const { token } = expectStatus(await key.post(`/actors/${actorId}/tokens`, { agent_ids: [app.agentId] }), 201)
+      expectRefusal(await client(app.url, token).get('/sessions'), 403, 'FORBIDDEN')
+      expectStatus(await client(app.url, token).post('/sessions', { agent_id: app.agentId }), 201)
+    })
+
+    it('a repeat with the next token of the end user gets the first response, narrowed like it', async () => {
+      const first = await endUser(app)
+      const next = await endUser(app, {}, first.actorId)
+      const headers = { 'idempotency-key': 'create-1' }
+      const made = expectStatus(await first.post('/sessions', { agent_id: app.agentId }, headers), 201)
+      const repeat = await next.post('/sessions', { agent_id: app.agentId }, headers)
+      assert.deepEqual([repeat.body, repeat.headers.get('idempotency-replayed')], [made, 'true'])
+      assert.equal((await next.get('/sessions')).body.total, 1)
+      // A stored refusal is shown like a new one.
+      const unknown = { agent_id: 'agent_00000000000000000000000000' }
+      const refused = await first.post('/sessions', unknown, { 'idempotency-key': 'create-2' })
+      const again = await next.post('/sessions', unknown, { 'idempotency-key': 'create-2' })
+      assert.deepEqual([again.status, again.body], [refused.status, refused.body])
+      assert.deepEqual([refused.status, refused.body.error.meta], [400, undefined])
+      const other = await endUser(app)
+      const own = await other.post('/sessions', { agent_id: app.agentId }, headers)
+      assert.notEqual(expectStatus(own, 201).id, made.id)
+    })
+
+    it('responses have no entity tag of hidden fields, and no method reads more', async () => {
+      const user = await endUser(app)
+      const session = await chat(user, app.agentId)
+      const reply = await user.get(`/sessions/${session.id}`)
+      assert.equal(reply.headers.get('etag'), null)
+      const head = await fetch(`${app.url}/api/v1/sessions/${session.id}`, {
+        method: 'HEAD',
+        headers: { authorization: `Bearer ${user.token}` },
+      })
+      assert.deepEqual([head.status, head.headers.get('etag')], [200, null])
+      assert.equal(Number(head.headers.get('content-length')), JSON.stringify(reply.body).length)
     })
 
     it('a key that a page sends is logged as a warning and recorded', async () => {

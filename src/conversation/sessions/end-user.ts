@@ -2,6 +2,7 @@ import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
+import { approvalView } from '../../execution/approvals/end-user.ts'
 import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
@@ -35,8 +36,6 @@ const sessionView = endUserView(
     'assigned_to',
     'tool_context',
     'knowledge_config',
-    'assigned_to',
-    'takeover_timeout_seconds',
     'generating_at',
     'queued_turns',
     'forked_from_session_id',
@@ -148,36 +147,7 @@ const streamEventViews = {
   requires_action: endUserView(['generation_id', 'tool_calls']),
   turn_completed: endUserView(['generation_id', 'document_id']),
   turn_failed: endUserView({ generation_id: true, error: endUserFailure }),
-  approval: endUserView(
-    ['id', 'status', 'created_at', 'expires_at'],
-    [
-      'project_id',
-      'origin',
-      'proposed_action',
-      'reasoning',
-      'evidence',
-      'predicted_impact',
-      'dedup_key',
-      'orchestration_run_id',
-      'node_id',
-      'generation_id',
-      'session_id',
-      'agent_id',
-      'task_id',
-      'task_transition',
-      'policy_version',
-      'previous_item_id',
-      'approver',
-      'title',
-      'shown_arguments',
-      'resolved_by',
-      'resolved_by_actor_id',
-      'resolution_reason',
-      'edited_arguments',
-      'execution',
-      'updated_at',
-    ],
-  ),
+  approval: approvalView,
   control: endUserView({ control: true, attention: sessionView.shown.attention, reason: true }, ['assigned_to']),
   session: sessionView,
   typing: endUserView(['who', 'state'], ['actor_id']),
