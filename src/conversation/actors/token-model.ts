@@ -112,7 +112,11 @@ export const ActorToken = z
     sessions: z.array(z.string()).nullable().describe('IDs of the sessions; null for all of the end user'),
     scopes: z.array(z.enum(END_USER_SCOPES)).describe('Groups of operations that the token opens'),
     limits: z
-      .record(z.enum(Object.keys(LIMITS) as (keyof EndUserLimits)[]), z.int())
+      .object(
+        Object.fromEntries(
+          Object.keys(LIMITS).map(name => [name, z.int().describe('Limit of the end user')]),
+        ) as unknown as Record<keyof EndUserLimits, z.ZodInt>,
+      )
       .describe('Limits of the end user, counted over all of its tokens'),
   })
   .meta({ id: 'ActorToken' })
