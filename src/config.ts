@@ -201,6 +201,19 @@ const settings = {
     'Name of the host in heartbeats and logs; default HOSTNAME.',
   ),
 
+  OPENAI_MOUNT: setting('openai', flag, 'true', 'Whether /openai/v1 is served; otherwise 404.'),
+  OPENAI_ACTOR_HEADERS: setting(
+    'openai',
+    list,
+    'X-OpenWebUI-User-Id,X-LibreChat-User-Id',
+    "Comma-separated headers with a client's ID of its user, after HEADER_PREFIX + `Actor`.",
+  ),
+  OPENAI_SESSION_HEADERS: setting(
+    'openai',
+    list,
+    'X-OpenWebUI-Chat-Id,X-Conversation-Id',
+    "Comma-separated headers with a client's ID of its chat, after HEADER_PREFIX + `Session-Key`.",
+  ),
   AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
 
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),

@@ -58,6 +58,7 @@ import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
 import agUi from './protocols/ag-ui/module.ts'
+import openai from './protocols/openai/module.ts'
 
 /** All modules of a process, in the order of the areas, which is also the order of the API. */
 export const modules: readonly Module[] = [
@@ -119,5 +120,6 @@ export const modules: readonly Module[] = [
   formations,
   mcp,
   agUi,
+  openai,
   planned,
 ]

@@ -74,6 +74,10 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
       'control/webhooks': 'goes with the last delivery that refers to it',
     },
   },
+  session_frames: {
+    owner: 'conversation/conversations',
+    also: { 'conversation/sessions': 'retention of what streams read' },
+  },
   users: { owner: 'identity/users', also: { 'identity/policies': 'a change of attachments makes tokens anew' } },
   webhook_deliveries: {
     owner: 'control/webhooks',

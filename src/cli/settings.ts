@@ -13,6 +13,7 @@ const TITLES: Record<string, string> = {
   workers: 'Workers and turns',
   control: 'Events, webhooks and audit',
   content: 'Files, documents and search',
+  openai: 'OpenAI mount',
 }
 
 /** Returns the settings as Markdown tables, one per group. */

@@ -384,6 +384,18 @@ describe('the commands of the pages', function () {
     assert.match(answers.get('# The description of the API') ?? '', /^\{"openapi":"3\.1\.\d"/)
   })
 
+  it('of guide.md run as they are written', async () => {
+    const sections = commandsOf('docs/guide.md')
+    const answers = await answersOf(sections, base)
+    assert.deepEqual([...answers.keys()], [...sections.keys()])
+    const page = fs.readFileSync(path.join(root, 'docs/guide.md'), 'utf8')
+    for (const section of page.split(/^## /m).slice(1)) {
+      const heading = section.slice(0, section.indexOf('\n'))
+      const shown = [...section.matchAll(/^```sh\n.*?^```\n\n```\n(.*?)^```$/gms)].map(([, text]) => text).join('')
+      assert.equal(answers.get(heading) ?? '', shown.trim(), heading)
+    }
+  })
+
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')
     const headings = ['A first conversation', 'A first search']

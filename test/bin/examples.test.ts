@@ -2,14 +2,20 @@ import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
 import { once } from 'node:events'
 import fs from 'node:fs'
+import http from 'node:http'
 import { type AddressInfo, createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { stopEmbedded } from '../../src/local/postgres.ts'
 import { type Client, client, eventually } from '../support/app.ts'
+import { openPage, startChromium } from '../support/chromium.ts'
 import { launch, type Running } from '../support/commands.ts'
+import { pngHeader } from '../support/images.ts'
 
 const MAILBOX_SECRET = 'a secret of mailboxes'
+
+const expectOk = ({ status, body }: { status: number; body: unknown }) =>
+  assert.ok(status < 300, `${status} ${JSON.stringify(body)}`)
 
 describe('the examples, against npm start', function () {
   this.timeout(120_000)
@@ -108,6 +114,61 @@ describe('the examples, against npm start', function () {
     assert.equal((await caller.delete(path)).status, 200)
     assert.deepEqual(output.stdout.match(/^(create|update|delete) Box$/gm), ['create Box', 'update Box', 'delete Box'])
     assert.equal((await fetch(`http://127.0.0.1:${mailboxPort}/`, { method: 'POST', body: '{}' })).status, 401)
+  })
+
+  it('a support page, which a browser uses with the token of an end user', async function () {
+    const chromium = await startChromium()
+    if (!chromium) return this.skip()
+    await run('deploy', 'page', 'examples/support-page/support.yaml', `ModelUrl=${modelUrl}`, `ShopUrl=${modelUrl}`)
+    const [agent] = (await caller.get('/agents?name=Support')).body.data
+    const { token, actor_id } = (
+      await caller.post('/actors/tokens', {
+        actor: { external_id: 'customer-7', name: 'Ann' },
+        agent_ids: [agent.id],
+        scopes: ['chat', 'files', 'feedback', 'approvals'],
+      })
+    ).body
+    const html = fs.readFileSync(path.resolve(import.meta.dirname, '../../examples/support-page/index.html'))
+    const site = http.createServer((_req, res) => res.setHeader('content-type', 'text/html').end(html))
+    await once(site.listen(0, '127.0.0.1'), 'listening')
+    const origin = `http://127.0.0.1:${(site.address() as AddressInfo).port}`
+    const { page, problems, close } = await openPage(chromium, [origin, new URL(url).origin])
+    const send = async (text: string) => {
+      await page.getByLabel('Your question').fill(text)
+      await page.getByRole('button', { name: 'Send' }).click()
+    }
+    try {
+      await page.goto(`${origin}/#url=${url}&token=${token}`)
+      await page.getByText('Hello! How can I help?').waitFor()
+      await send('How long does a refund take?')
+      await page.locator('article.agent', { hasText: 'echo: [Ann]: How long does a refund take?' }).waitFor()
+      await page.getByRole('button', { name: 'Helpful', exact: true }).click()
+      await page.locator('button[aria-pressed=true]').waitFor()
+
+      const { body: found } = await caller.get(`/sessions?actor_id=${actor_id}`)
+      const [session] = found.data
+      const refund = { name: 'refund', args: { order: '1042', amount: 20 } }
+      await send(`@double ${JSON.stringify([{ tool_calls: [refund] }, { text: 'Please confirm.' }])}`)
+      await page.getByRole('button', { name: 'Approve' }).click()
+      await page.getByText('Approved').waitFor()
+
+      await page.locator('#file').setInputFiles({ name: 'box.png', mimeType: 'image/png', buffer: pngHeader(4, 4) })
+      await send('What is this?')
+      await page.locator('article.end_user', { hasText: '[image: box.png]' }).waitFor()
+
+      expectOk(await caller.post(`/sessions/${session.id}/takeover`))
+      await page.getByText('A colleague answers you').waitFor()
+      expectOk(await caller.post(`/sessions/${session.id}/operator-messages`, { message: 'This is Eva.' }))
+      await page.locator('article.operator', { hasText: 'This is Eva.' }).waitFor()
+      assert.deepEqual(problems, [])
+
+      const { body: feedback } = await caller.get(`/feedback?session_id=${session.id}`)
+      assert.equal(feedback.data[0].rating, 1)
+    } finally {
+      await close()
+      await chromium.close()
+      site.close()
+    }
   })
 
   it('an example says what the service refuses', async () => {

@@ -76,6 +76,7 @@ describe('files', () => {
         metadata: { 'A b': [1, null] },
         tags: { team: 'x' },
         document_id: null,
+        actor_id: null,
       })
       assert.deepEqual((await key.get(`/files/${id}`)).body, made.body)
       assert.deepEqual(await events(id), [{ name: 'files.created', data: made.body }])

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import http from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually } from '../support/app.ts'
+import { endUser } from './end-user-support.ts'
 import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -101,6 +102,32 @@ describe('many session streams', function () {
     await eventually(slow.ended)
     assert.ok(slow.text().split('event: message').length - 1 < sent)
     assert.equal(fast.ended(), false)
+  })
+
+  it('checks the tokens of many end users with one statement for each ping', async () => {
+    const checked = await startSessionApp({
+      actions: ['actors:*', 'agents:*', 'generations:*', 'sessions:*'],
+      workers: [],
+      // Beyond the time for which principals are cached.
+      env: { STREAM_PING_INTERVAL_MS: '6000' },
+    })
+    const opened: ReturnType<typeof open>[] = []
+    try {
+      for (let n = 0; n < 30; n++) {
+        const user = await endUser(checked)
+        const session = expectStatus(await user.post('/sessions', { agent_id: checked.agentId }), 201)
+        opened.push(open(checked.url, user.token, session))
+      }
+      await eventually(() => opened.every(stream => stream.text().includes('event: ready')))
+      const from = checked.statements.length
+      await eventually(() => opened.every(stream => stream.text().split(': ping').length > 2))
+      const checks = checked.statements.slice(from).filter(text => text.includes('from actors a where a.id'))
+      assert.ok(checks.length >= 1 && checks.length <= 4, `${checks.length} statements`)
+      assert.ok(opened.every(stream => !stream.ended()))
+    } finally {
+      for (const stream of opened) stream.close()
+      await checked.close()
+    }
   })
 
   it('checks the permissions of many readers with one statement for each ping', async () => {

@@ -158,6 +158,8 @@ describe('turns of a conversation', function () {
           position: 1,
           content: 'echo: hello',
           metadata: null,
+          origin: 'agent',
+          parts: null,
           created_at: null,
         },
       )

@@ -35,6 +35,7 @@ const READ_ALONE: Record<string, readonly string[]> = {
   cases: ['evidence_count', 'updated_at'],
   conversations: ['message_count', 'updated_at'],
   memory_stores: ['memory_count'],
+  sessions: ['unread_count'],
 }
 
 /** Lists of figures: a parameter that they do not know would seem to narrow them. */

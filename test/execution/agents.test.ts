@@ -70,6 +70,7 @@ describe('agents', () => {
     description: 'Help with orders',
     greeting: 'Hello!',
     suggestions: ['Where is my order?', 'Return an order'],
+    media: { accept: ['image/*'], history_turns: 2, fallback: 'note' },
   }
 
   it('are created with a provider alone', async () => {
@@ -109,6 +110,7 @@ describe('agents', () => {
       avatar_file_id: null,
       greeting: null,
       suggestions: null,
+      media: null,
       version: 1,
       active_release: null,
       created_at: record.created_at,

@@ -48,7 +48,7 @@ describe('interrupts of AG-UI clients', function () {
     payload: { approved },
   })
 
-  it('ask the end user with the listed arguments only, and go on after its approval', async () => {
+  it('show the end user the listed arguments only, and continue after its approval', async () => {
     const { client } = await open()
     const asked = await client.say(said(refund(), { text: 'It waits.' }))
     assert.deepEqual(types(asked).slice(-6), [
@@ -155,7 +155,7 @@ describe('interrupts of AG-UI clients', function () {
     assert.equal(events.at(-1)?.code, 'APPROVAL_ALREADY_RESOLVED')
   })
 
-  it('are none for an approval of an operator, nor without the scope: the client may go on', async () => {
+  it('are none for an approval of an operator, nor without the scope: the client may continue', async () => {
     const cases = [await open({}), await open(undefined, ['chat'])]
     for (const { client } of cases) {
       const events = await client.say(said(refund(), { text: 'It waits.' }))

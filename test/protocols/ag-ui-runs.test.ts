@@ -172,7 +172,7 @@ describe('runs of AG-UI clients', () => {
     )
   })
 
-  it('attach a repeated run to its running turn, and leave the turn to go on when the client aborts', async () => {
+  it('attach a repeated run to its running turn, and let the turn continue when the client aborts', async () => {
     const gate = `gate-${randomUUID()}`
     const client = open()
     const runId = randomUUID()
@@ -197,7 +197,7 @@ describe('runs of AG-UI clients', () => {
     assert.equal((await stored(headers.get('x-svc-session-id') as string)).length, 2)
   })
 
-  it('queue the run of another message behind the running turn', async () => {
+  it('queue the run of another message after the running turn', async () => {
     const gate = `gate-${randomUUID()}`
     const threadId = randomUUID()
     const post = (runId: string, messages: any[]) => postRun(app, app.key, agentId, { threadId, runId, messages })

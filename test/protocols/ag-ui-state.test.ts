@@ -67,7 +67,7 @@ describe('state of AG-UI clients', () => {
     assert.deepEqual((await sessionOf(client)).state, { items: ['a', 'b'], done: true })
   })
 
-  it('stays as it is when a patch does not apply', async () => {
+  it('stays unchanged when a patch does not apply', async () => {
     const client = open({ state: { a: 1 } })
     const script = said(patch({ op: 'add', path: '/b', value: 2 }, { op: 'remove', path: '/none' }), { text: 'sorry' })
     const events = await client.say(script)
@@ -87,7 +87,7 @@ describe('state of AG-UI clients', () => {
     assert.deepEqual((await sessionOf(other)).state, { a: 1 })
   })
 
-  it('is sent again at the end of a run in which somebody else changed it', async () => {
+  it('is sent again at the end of a run in which another caller changed it', async () => {
     const client = open({ state: { a: 1 } })
     await client.say(said({ text: 'ok' }))
     const { id } = await sessionOf(client)

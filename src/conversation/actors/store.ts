@@ -5,7 +5,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { type ActorRow, actorKind } from './model.ts'
 
 /** Returns the actor with an external id, with a lock against its deletion. By actors_external_id. */
-const findByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
+export const findByExternalId = (db: Queryable, projectId: string, externalId: string): Promise<ActorRow | null> =>
   db.maybeOne(actorKind.sql`
     select ${actorKind.columns} from actors t
     where t.project_id = ${projectId} and t.external_id = ${externalId} for key share of t`)

@@ -289,10 +289,11 @@ export function completionOf({ id, created }: CompletionHeader, answer: ModelAns
 const frame = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
 
 /** Returns functions that format the messages of a stream. The first chunk has the role. */
-export function completionFrames({ id, created }: CompletionHeader, model: () => string) {
+export function completionFrames({ id, created }: CompletionHeader, firstModel: string, options: { usage: boolean }) {
+  let model = firstModel
   let first = true
   const chunk = (choices: object[], more: object = {}) =>
-    frame({ id, object: 'chat.completion.chunk', created, model: model(), choices, ...more })
+    frame({ id, object: 'chat.completion.chunk', created, model, choices, ...more })
   const deltaChunk = (delta: object, finish_reason: string | null = null) => {
     const fullDelta = first ? { role: 'assistant', ...delta } : delta
     first = false
@@ -300,11 +301,12 @@ export function completionFrames({ id, created }: CompletionHeader, model: () =>
   }
   return {
     text: (content: string) => deltaChunk({ content }),
-    *end(answer: ModelAnswer, usage: boolean): Generator<string> {
+    *end(answer: ModelAnswer): Generator<string> {
+      model = answer.model
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
       yield deltaChunk({}, reasonOf(answer))
-      if (usage) yield chunk([], { usage: usageOf(answer) })
+      if (options.usage) yield chunk([], { usage: usageOf(answer) })
       yield 'data: [DONE]\n\n'
     },
     failed: (error: object) => frame({ error }),

@@ -4,7 +4,7 @@ import type { Queryable } from '../../core/db/sql.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { firstProvider } from '../../execution/model-routes/store.ts'
+import { findLoadedRoute, firstProvider } from '../../execution/model-routes/store.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
 import { modelClient } from '../../execution/providers/models.ts'
 import { type ChatRow, chatKind } from './model.ts'
@@ -38,7 +38,7 @@ function parseTarget({ chat_id, ai_provider_id, model }: TargetFields): TargetFi
 export async function findCompletionTarget(
   db: Queryable,
   caller: Caller,
-  body: CompletionBody,
+  body: TargetFields,
 ): Promise<{ target: CompletionTarget; chat: ChatRow | null }> {
   const { chat_id, ai_provider_id, model = null } = parseTarget(body)
   if (chat_id !== undefined) {
@@ -51,6 +51,13 @@ export async function findCompletionTarget(
   const provider = isIdOf(aiProviderKind, id) ? await aiProviderKind.find(db, id) : null
   if (!provider || !canSeeProject(caller, provider.project_id)) return raise('AI_PROVIDER_NOT_FOUND', { meta: { id } })
   return { chat: null, target: { provider, route: null, project_id: provider.project_id, model } }
+}
+
+/** Returns a model route as the target of completions. @throws MODEL_ROUTE_NOT_FOUND */
+export async function findRouteTarget(db: Queryable, caller: Caller, id: string): Promise<CompletionTarget> {
+  const route = await findLoadedRoute(db, id)
+  if (!route || !canSeeProject(caller, route.route.project_id)) return raise('MODEL_ROUTE_NOT_FOUND', { meta: { id } })
+  return { provider: null, route, project_id: route.route.project_id, model: null }
 }
 
 /**

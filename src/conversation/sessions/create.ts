@@ -20,7 +20,15 @@ import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
 import { findSessionByKey, insertSessionKey, lockSessionKey, moveSessionKey } from './session-keys.ts'
-import { copyMessages, hasMessageAt, insertSession, listOpenSessions, lockPair, type SessionValues } from './store.ts'
+import {
+  copyMessages,
+  hasMessageAt,
+  insertSession,
+  listOpenSessions,
+  lockPair,
+  type SessionValues,
+  updateSession,
+} from './store.ts'
 
 /**
  * Returns the agent of a new session: an agent of the project with a lock against its deletion, or a shared one with a
@@ -127,7 +135,7 @@ export async function createSession(
   if (key) {
     await lockSessionKey(tx, key)
     const existing = await findSessionByKey(tx, key)
-    // A session that its end user has deleted gives up the key.
+    // A session that its end user has deleted releases the key.
     if (existing?.hidden_at === null && (!end_user || ownsSession(existing, end_user))) return existing
   }
   if (end_user) await requireNewSession(tx, end_user, agent.id)
@@ -148,6 +156,64 @@ export async function createSession(
   if (key && !(await insertSessionKey(tx, key, session.id))) await moveSessionKey(tx, key, session.id)
   emitCreated(tx, session, conversation)
   return session
+}
+
+/** A session of a client of a chat protocol, which finds it by a key. */
+export async function createClientSession(
+  tx: Tx,
+  agent: Pick<AgentRow, 'id' | 'single_session_per_actor'>,
+  values: Pick<NewSession, 'project_id' | 'actor_id'> & { ephemeral?: boolean },
+): Promise<{ session: SessionRow; conversation: ConversationRow }> {
+  const { actor_id, ephemeral = false } = values
+  if (agent.single_session_per_actor && actor_id !== null && !ephemeral)
+    await requireSingleSession(tx, agent.id, actor_id)
+  const made = await insertSessionWithConversation(tx, {
+    name: null,
+    tags: {},
+    auto_generate: false,
+    message_delay_seconds: null,
+    inactivity_ttl_seconds: 0,
+    takeover_timeout_seconds: null,
+    tool_context: null,
+    knowledge_config: null,
+    agent_id: agent.id,
+    ...values,
+  })
+  emitCreated(tx, made.session, made.conversation)
+  return made
+}
+
+/**
+ * Forks a session with its end user and settings, up to and including a position; -1 copies no messages. The parent is
+ * closed if its agent allows one session per end user. Requires the lock of the parent.
+ */
+export async function branchSession(
+  tx: Tx,
+  parent: SessionRow,
+  agent: Pick<AgentRow, 'single_session_per_actor'>,
+  until: number,
+): Promise<{ session: SessionRow; conversation: ConversationRow }> {
+  if (agent.single_session_per_actor && parent.status === 'open')
+    tx.emit(sessionKind, 'closed', await updateSession(tx, parent.id, { status: 'closed' }))
+  const { session, conversation } = await insertSessionWithConversation(tx, {
+    project_id: parent.project_id,
+    agent_id: parent.agent_id,
+    name: parent.name,
+    actor_id: parent.actor_id,
+    tags: parent.tags,
+    auto_generate: false,
+    message_delay_seconds: parent.message_delay_seconds,
+    inactivity_ttl_seconds: parent.inactivity_ttl_seconds,
+    takeover_timeout_seconds: parent.takeover_timeout_seconds,
+    tool_context: parent.tool_context,
+    knowledge_config: parent.knowledge_config,
+    forked_from_session_id: parent.id,
+    forked_from_position: until < 0 ? null : until,
+  })
+  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
+  const copied = { ...conversation, message_count }
+  emitCreated(tx, session, copied)
+  return { session, conversation: copied }
 }
 
 /**

@@ -2,6 +2,7 @@ import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '
 import { raise } from '../../core/api/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserScope } from '../../core/iam/caller.ts'
+import { approvalView } from '../../execution/approvals/end-user.ts'
 import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
@@ -39,6 +40,7 @@ const sessionView = endUserView(
     'queued_turns',
     'forked_from_session_id',
     'forked_from_position',
+    'ephemeral',
     'tags',
     'ephemeral',
     'state',
@@ -64,6 +66,12 @@ export const ownsSession = (
   { actor_id: own, agent_ids, session_ids }: EndUser,
 ): boolean =>
   actor_id === own && agent_ids.includes(agent_id) && (session_ids?.includes(id) ?? true) && hidden_at === null
+
+/** Requires that an end user may have another session with an agent. @throws AGENT_NOT_FOUND, FORBIDDEN */
+export function requireUsableAgent({ agent_ids, session_ids }: EndUser, agentId: string): void {
+  if (!agent_ids.includes(agentId)) raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
+  if (session_ids !== null) raise('FORBIDDEN')
+}
 
 /** Condition of the sessions `t` that `ownsSession` accepts. By sessions_actor. */
 export const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
@@ -139,36 +147,7 @@ const streamEventViews = {
   requires_action: endUserView(['generation_id', 'tool_calls']),
   turn_completed: endUserView(['generation_id', 'document_id']),
   turn_failed: endUserView({ generation_id: true, error: endUserFailure }),
-  approval: endUserView(
-    ['id', 'status', 'created_at', 'expires_at'],
-    [
-      'project_id',
-      'origin',
-      'proposed_action',
-      'reasoning',
-      'evidence',
-      'predicted_impact',
-      'dedup_key',
-      'orchestration_run_id',
-      'node_id',
-      'generation_id',
-      'session_id',
-      'agent_id',
-      'task_id',
-      'task_transition',
-      'policy_version',
-      'previous_item_id',
-      'approver',
-      'title',
-      'shown_arguments',
-      'resolved_by',
-      'resolved_by_actor_id',
-      'resolution_reason',
-      'edited_arguments',
-      'execution',
-      'updated_at',
-    ],
-  ),
+  approval: approvalView,
   control: endUserView({ control: true, attention: sessionView.shown.attention, reason: true }, ['assigned_to']),
   session: sessionView,
   typing: endUserView(['who', 'state'], ['actor_id']),
@@ -186,12 +165,11 @@ export const shownOrigins = ['end_user', 'agent', 'operator'] as const
  * @throws AGENT_NOT_FOUND, FORBIDDEN for a token of listed sessions, ACTOR_LIMIT_EXCEEDED
  */
 export async function requireNewSession(tx: Queryable, endUser: EndUser, agentId: string): Promise<void> {
-  const { actor_id, agent_ids, session_ids, limits } = endUser
-  if (!agent_ids.includes(agentId)) raise('AGENT_NOT_FOUND', { meta: { id: agentId } })
-  if (session_ids !== null) raise('FORBIDDEN')
+  const { actor_id, limits } = endUser
+  requireUsableAgent(endUser, agentId)
   await tx.query(voidStatement`select from actors where id = ${actor_id} for no key update`)
   const open = await tx.oneFirst(countStatement`
     select count(*)::int as count from sessions t
-    where t.actor_id = ${actor_id} and t.status = 'open' and t.hidden_at is null and coalesce(t.expires_at > now(), true)`)
+    where t.actor_id = ${actor_id} and t.status = 'open' and not t.ephemeral and t.hidden_at is null and coalesce(t.expires_at > now(), true)`)
   if (open >= limits.open_sessions) raiseLimit(endUser, 'open_sessions')
 }

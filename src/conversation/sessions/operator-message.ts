@@ -52,5 +52,6 @@ async function presentMessage(
   const author = await userKind.find(tx, caller.user.id)
   const author_name = author?.display_name ?? null
   const fields = { role, origin, content, parts, document_id, position, model: null, actor_id, generation_id }
-  return { ...fields, author_name, created_at }
+  // Only replies of the agent have feedback.
+  return { ...fields, author_name, feedback: null, created_at }
 }

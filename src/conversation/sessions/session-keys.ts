@@ -14,7 +14,7 @@ export const findSessionByKey = (db: Queryable, key: SessionKey): Promise<Sessio
   db.maybeOne(sessionKind.sql`
     select ${sessionKind.columns} from session_keys k join sessions t on t.id = k.session_id where ${keyCondition(key)}`)
 
-/** Locks a key until the transaction ends, so that of concurrent creates one makes the session and the others find it. */
+/** Locks a key until the transaction ends: one of several concurrent creates makes the session, the others find it. */
 export const lockSessionKey = (
   db: Queryable,
   { project_id, agent_id, actor_id, key }: SessionKey,

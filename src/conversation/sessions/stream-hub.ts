@@ -15,8 +15,6 @@ import { SessionReader } from './stream-reader.ts'
 
 /** Readers whose permissions are checked with one statement. */
 const CHECK_BATCH = 500
-/** Checks that run concurrently. */
-const CHECK_CONCURRENCY = 16
 const RETRY_AFTER_SECONDS = '10'
 
 const limitReached = (scope: 'project' | 'actor', max: number): AppError =>
@@ -153,12 +151,7 @@ class SessionStreams {
         if (ping) for (const reader of batch) reader.send(PING)
         const ids = [...new Set(batch.map(({ session }) => session.id))]
         const sessions = new Map((await listWatchedSessions(pool, ids)).map(row => [row.id, row]))
-        const waiting = [...batch]
-        const checkNext = async () => {
-          for (let reader = waiting.pop(); reader; reader = waiting.pop())
-            await this.#checkReader(reader, sessions.get(reader.session.id) ?? null)
-        }
-        await Promise.all(Array.from({ length: CHECK_CONCURRENCY }, checkNext))
+        await Promise.all(batch.map(reader => this.#checkReader(reader, sessions.get(reader.session.id) ?? null)))
         for (const [id, { head }] of sessions) this.#feeds.get(id)?.catchUp(head)
       }
     } catch (error) {

@@ -43,7 +43,7 @@ export const turnInput = (
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
-  },
+  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored'>,
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
@@ -51,9 +51,13 @@ export const turnInput = (
   messages: null,
   model: turn.model ?? null,
   overrides: {
+    ...turn.overrides,
     ...(turn.knowledge_config && { knowledge_config: turn.knowledge_config }),
     ...(turn.client && { client: turn.client }),
   },
+  system_extra: turn.system_extra,
+  metadata: turn.metadata,
+  unstored: turn.unstored,
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,
@@ -61,7 +65,7 @@ export const turnInput = (
   authority,
   permission: replyPermission(session),
   streamed: turn.streamed,
-  shape: 'conversation',
+  shape: turn.shape ?? 'conversation',
   ...nestedTurnFields(turn.origin),
 })
 

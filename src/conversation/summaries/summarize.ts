@@ -11,7 +11,7 @@ import { type ContextPolicy, completePolicy } from '../../execution/agents/conte
 import type { AgentRow } from '../../execution/agents/model.ts'
 import { callAgentModel } from '../../execution/agents/model-call.ts'
 import { findAgentVersion } from '../../execution/agents/served-version.ts'
-import { bytesOfTokens, estimatedTokensOf } from '../../execution/generations/loop/context-bound.ts'
+import { bytesOf, tokensOf } from '../../execution/generations/loop/context-bound.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { agentWorkColumns } from './agent-work.ts'
@@ -32,6 +32,8 @@ const RECENT = 0.5
 const RECENT_MESSAGES = 5000
 /** Most messages of one call. */
 const MESSAGES_PER_CALL = 500
+/** Fewest bytes of messages in a call. */
+const MIN_BYTES = 500
 /** Calls of one item; later turns request the rest. */
 const CALLS = 10
 
@@ -72,7 +74,7 @@ async function summarize(attempt: Attempt): Promise<AttemptFields> {
     const summary = {
       conversation_id: conversation.id,
       text: text ?? '',
-      tokens: estimatedTokensOf(Buffer.byteLength(text ?? '')),
+      tokens: tokensOf(Buffer.byteLength(text ?? '')),
       agent_id: agent.id,
       agent_version: agent.version,
     }
@@ -100,7 +102,7 @@ type Part = { base: SummaryRow | null; messages: readonly CoveredMessage[]; line
 
 /** Returns the oldest messages that the summary does not cover, as many as one call takes; null if all are recent. */
 async function findNextPart(
-  { services: { pool }, entity: { id }, claim: { history_tokens } }: Attempt,
+  { services: { pool }, entity: { id, bytes_per_token }, claim: { history_tokens } }: Attempt,
   { max_context_tokens, keep_last_messages, summary_max_tokens }: Policy,
 ): Promise<Part | null> {
   const base = await findSummary(pool, id)
@@ -109,11 +111,12 @@ async function findNextPart(
   let recentBytes = 0
   const until = newest.find(({ bytes }, index) => {
     recentBytes += bytes
-    return index >= keep_last_messages && estimatedTokensOf(recentBytes) > RECENT * history_tokens
+    return index >= keep_last_messages && tokensOf(recentBytes, bytes_per_token) > RECENT * history_tokens
   })?.position
   const last = until ?? (newest.length === RECENT_MESSAGES ? newest[newest.length - 1].position - 1 : null)
   if (last === null) return null
-  const capacity = bytesOfTokens(max_context_tokens - summary_max_tokens) - Buffer.byteLength(instructions(0))
+  const given = bytesOf(max_context_tokens - summary_max_tokens, bytes_per_token)
+  const capacity = Math.max(MIN_BYTES, given - Buffer.byteLength(instructions(0)))
   const found = await listOldestMessages(pool, id, { after, until: last, limit: MESSAGES_PER_CALL })
   const messages: CoveredMessage[] = []
   const lines: string[] = []
@@ -149,6 +152,6 @@ async function requestSummary(
     max_output_tokens: summary_max_tokens,
     signal,
   })
-  const summary = truncateBytes(storableText(text).trim(), bytesOfTokens(summary_max_tokens))
+  const summary = truncateBytes(storableText(text).trim(), bytesOf(summary_max_tokens))
   return summary === '' ? raise('GENERATION_FAILED', { message: 'The model returned an empty summary' }) : summary
 }

@@ -10,7 +10,7 @@ import { refusalToStart } from '../../execution/generations/loop/prepare-turn.ts
 import { recordTurnFailure } from '../../execution/generations/loop/settle-turn.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { actorKind } from '../actors/model.ts'
-import { withFiles } from '../chats/completion.ts'
+import { withFiles } from '../chats/complete.ts'
 import { type CompletionTarget, runCompletion } from '../chats/run-completion.ts'
 import { findServedTarget } from '../chats/target.ts'
 import { messageEvents } from '../conversations/model.ts'

@@ -13,6 +13,7 @@ import { summaryWork } from '../summaries/summarize.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
+import { replyHashCtes } from './reply-hash.ts'
 import { endedTurns, endTurns, findOpenTurn, type OpenTurn, type TurnRow } from './store.ts'
 
 /** A turn that was taken from the mailbox to be executed. */
@@ -26,6 +27,9 @@ export type ClaimedTurn = {
   /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
   alone?: boolean
 }
+
+/** Whether the turn was requested by a client that receives the result of the agent, with all its steps. */
+const isAgentShaped = ({ shape }: { shape: 'agent' | 'conversation' }): boolean => shape === 'agent'
 
 export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
   (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
@@ -118,6 +122,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           bytes_per_token: outcome.context?.bytes_per_token,
           extraCtes: [
             sql.fragment`ended as (${endedTurns(conversation.id, [turn.seq], 'done')})`,
+            ...(isAgentShaped(generation) ? replyHashCtes(generation_id, outcome.texts) : []),
             ...requestSummary(tx, conversation, generation, outcome),
           ],
         })
@@ -154,7 +159,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
         })
       // After the partial text of an interrupted turn.
       if (outcome.status === 'failed') addSessionFrame(tx, conversation, { event: 'turn_failed', generation_id })
-      return { result }
+      return { result: isAgentShaped(generation) ? null : result }
     },
 
     async pause(tx, generation, { required_action, text, model }) {
@@ -185,7 +190,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
         trace_id,
         required_action,
       }
-      return { result }
+      return { result: isAgentShaped(generation) ? null : result }
     },
   }
 }

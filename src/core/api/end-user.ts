@@ -58,6 +58,8 @@ export type EndUserAccess<Row = any> = {
   mountEvents?: Readonly<Record<string, EndUserView>>
   /** Whether a response may be a stream of bytes of the item itself. */
   bytes?: boolean
+  /** Whether its caller, a mount, presents the responses and errors to end users. */
+  presented?: boolean
 }
 
 /** Error text in place of texts of models, tools and vendors. */

@@ -251,8 +251,8 @@ export function createHttp(
   }
 
   /** Returns the handler of a mount. */
-  function mountHandler({ path, endUsers, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
-    const read = jsonReader(config.HTTP_JSON_LIMIT_BYTES)
+  function mountHandler({ path, endUsers, bodyLimit, serve }: Mount): (req: Wire, res: Response) => Promise<void> {
+    const read = jsonReader(bodyLimit ?? config.HTTP_JSON_LIMIT_BYTES)
     return async (req, res) => {
       let caller: Caller | undefined
       const noted: Record<string, unknown> = {}

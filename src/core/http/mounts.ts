@@ -22,9 +22,11 @@ export type MountExchange = {
   stream(status: number, contentType: string, stream: Readable): void
 }
 
-/** An endpoint of another protocol, for all HTTP methods of its path. */
+/** An endpoint of another protocol, for all HTTP methods of its path, which may end with a wildcard. */
 export type Mount = {
   path: string
+  /** Largest JSON body; default HTTP_JSON_LIMIT_BYTES. */
+  bodyLimit?: number
   /** Whether tokens of end users are accepted; otherwise they are no valid credential. */
   endUsers?: boolean
   serve(services: Services, exchange: MountExchange): Promise<void>

@@ -81,6 +81,7 @@ export function endUserResult({ operation, services, call }: Invocation, respons
   const headers = Object.fromEntries(
     Object.entries(response.headers ?? {}).filter(([name]) => SHOWN_HEADERS.has(name.toLowerCase())),
   )
+  if (access.presented) return { ...response, headers }
   if (stream) {
     if (contentType !== 'text/event-stream') {
       if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)

@@ -48,7 +48,7 @@ async function runGuarded(inv: Invocation): Promise<OperationResult> {
     if (inv.call.tx && isPlanStale(error)) throw error
     const refusal = withChallenge(inv, await refusalOf(inv, error))
     await auditRefusal(inv, refusal)
-    throw inv.caller?.end_user ? endUserError(refusal) : refusal
+    throw inv.caller?.end_user && !inv.operation.endUser?.presented ? endUserError(refusal) : refusal
   } finally {
     const { log } = inv.services
     await inv.received
@@ -128,11 +128,12 @@ function withChallenge({ operation, call, caller, services }: Invocation, error:
 
 /**
  * Counts a REST request of a project key against the quotas of its project. Other surfaces count their requests themselves,
- * except MCP requests of an unscoped key, whose project is only in the call.
+ * except requests to a mount with an unscoped key, whose project is only in the call.
  */
 async function countKeyRequest({ services, call, caller }: Invocation, project: string | null): Promise<void> {
   if (caller?.credential.type !== 'api_key' || project === null) return
-  if (call.surface === 'rest' || (call.surface === 'mcp' && caller.project_id === null && !call.isCounted))
+  const isMount = call.surface === 'mcp' || call.surface === 'openai'
+  if (call.surface === 'rest' || (isMount && caller.project_id === null && !call.isCounted))
     await countRequest(services, caller, project)
 }
 

@@ -170,7 +170,7 @@ export type StepSettings = { tool_choice?: ToolChoice; active_tool_ids?: string[
 export type ClientRequest = {
   /** Text given as a message of the user before the history. */
   instructions?: string
-  tools?: { name: string; description: string; parameters: Record<string, unknown> }[]
+  tools?: ModelRequest['tools']
   /** Only settings in `request_settings` of the agent apply. */
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
   /** Lowers the limit of the agent. */

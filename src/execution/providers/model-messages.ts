@@ -61,7 +61,7 @@ export type ModelRequest = {
   seed?: number | null
   /** Stop sequences. */
   stop?: string[] | null
-  /** Settings that only some vendors know; dropped for others. */
+  /** Settings that only some vendors support; dropped for others. */
   vendor_settings?: VendorSettings
   /** Whether the answer must be a JSON object, without a schema. */
   json?: boolean

@@ -39,7 +39,7 @@ const optionNames: Partial<Record<ProviderType, OptionNames>> = {
   custom: compatible,
 }
 
-/** Returns the SDK options of settings that a provider type knows; penalties are arguments of the call. */
+/** Returns the SDK options of settings that a provider type supports; penalties are arguments of the call. */
 export function vendorOptions(type: ProviderType, settings: VendorSettings = {}): Record<string, unknown> {
   const names = optionNames[type] ?? {}
   const options = Object.entries(settings).flatMap(([name, value]) => {

@@ -45,7 +45,7 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
 
 type Actor = { id: string } | { external_id: string }
 
-/** Returns the end user of the token, or one that another credential names in a header; null for none. */
+/** Returns the end user of the token, or the end user that another credential names in a header; null for none. */
 function actorOf({ services, exchange, caller }: AgUiRequest): Actor | null {
   if (caller.end_user) return { id: caller.end_user.actor_id }
   const name = exchange.req.headers[`${services.config.HEADER_PREFIX}Actor`.toLowerCase()]

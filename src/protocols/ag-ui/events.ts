@@ -10,7 +10,7 @@ type Json = Record<string, any>
 /** A call of a settled step, with its result. */
 export type SettledCall = { tool_call_id: string; args: unknown; result: unknown; failed: boolean }
 
-/** What the translation of a turn reads beside its frames. */
+/** Reads of the translation of a turn, in addition to its frames. */
 export type TurnReads = {
   /** Calls of the turn's steps; null if the caller may not read them. */
   calls(generationId: string): Promise<ReadonlyMap<string, SettledCall> | null>
@@ -31,7 +31,7 @@ export type TurnReads = {
 /** An approval that the end user decides, with the call as the end user sees it. */
 type Interrupt = { interrupt: Json & { toolCallId: string }; name: string; args: Json }
 
-/** Approvals filed in a turn: events about those that others decide, and interrupts. */
+/** Approvals filed in a turn: events about approvals of operators, and interrupts. */
 export type FiledApprovals = { events: AgUiEvent[]; interrupts: Interrupt[] }
 
 type Run = { threadId: string; runId: string }
@@ -76,7 +76,7 @@ export class TurnTranslation {
   private readonly detailed: boolean
   /** Whether the caller sees only tools with a label. */
   private readonly labelled: boolean
-  /** The messages that the client has, and those of this run. */
+  /** The messages of the client and of this run. */
   private readonly messages: Message[]
   private generation: string
   private step = 1
@@ -308,7 +308,7 @@ export class TurnTranslation {
     return [...events, finishedRun(this.run, { outcome: { type: 'success' }, ...(await this.usage()) })]
   }
 
-  /** Ends the run with questions to the end user, after everything that the client needs to ask them later. */
+  /** Ends the run with interrupts, after the state and the messages, from which the client continues later. */
   private async interrupt(interrupts: readonly Interrupt[]): Promise<AgUiEvent[]> {
     const calls = interrupts.flatMap(({ interrupt: { toolCallId }, name, args }) => [
       this.openCall(toolCallId, name),

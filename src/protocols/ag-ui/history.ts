@@ -41,7 +41,7 @@ async function listStored({ request, sessionId }: Run): Promise<Stored[]> {
   }
 }
 
-/** The client's messages with those that it lacks; `known` are those before the first one that it lacks. */
+/** The client's messages with the messages that it lacks; `known` are its messages before the first missing message. */
 export type History = { messages: readonly Message[]; known: readonly Message[] }
 
 /**

@@ -87,7 +87,7 @@ export function parseRunInput(body: unknown): RunInput {
   return input
 }
 
-/** Whether the client asks for a turn that is not streamed. */
+/** Whether the client requests a turn that is not streamed. */
 export const isUnstreamed = ({ forwardedProps }: Pick<RunInput, 'forwardedProps'>): boolean =>
   (forwardedProps as { stream?: unknown } | null | undefined)?.stream === false
 

@@ -43,8 +43,8 @@ async function resolvable(request: AgUiRequest, project_id: string, id: string):
 }
 
 /**
- * Returns the approvals filed in a turn. One that others decide is an event: an interrupt would lock the input of the
- * client until then.
+ * Returns the approvals filed in a turn. An approval of an operator is an event: an interrupt would lock the input of the
+ * client until the decision.
  */
 export async function filedApprovals(request: AgUiRequest, projectId: string, ids: readonly string[]) {
   const filed: FiledApprovals = { events: [], interrupts: [] }

@@ -2,7 +2,7 @@ import { AppError } from '../../core/api/errors.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import type { SettledCall, TurnReads } from './events.ts'
 
-/** Reads beside the frames of a turn, with the permissions of the caller. */
+/** Reads in addition to the frames of a turn, with the permissions of the caller. */
 
 /** Returns the result of a read; undefined if the caller may not read it or it is gone. */
 async function readIfAllowed<T>(request: AgUiRequest, operation: string, params: Record<string, string>) {

@@ -118,7 +118,7 @@ async function storeMessages({ request, sessionId, thread, input }: Run): Promis
   return messages.length
 }
 
-/** Starts a turn; one that an agent's output schema does not allow to be streamed is shown when it ends. */
+/** Starts a turn. A turn of an agent with an output schema cannot be streamed, and is shown when it ends. */
 async function startTurn(run: Run): Promise<RunOutcome> {
   if (isUnstreamed(run.input)) return startUnstreamed(run)
   try {

@@ -15,8 +15,8 @@ const sessionState = ({ state }: Pick<Thread, 'state'>): unknown => state ?? {}
 const isEmptyObject = (value: unknown): boolean => isDeepStrictEqual(value, {})
 
 /**
- * Whether the state of the client replaces that of the session. An empty one of a client without any message of the
- * session is its default, not a change.
+ * Whether the state of the client replaces the state of the session. The empty state of a client without any message of
+ * the session is its default, not a change.
  */
 export function replacesState(thread: Thread, input: RunInput): boolean {
   if (input.state == null || isDeepStrictEqual(clientState(input), sessionState(thread))) return false

@@ -6,7 +6,7 @@ import { THREAD_KEY_PREFIX } from './input.ts'
 
 const Thread = z.object({
   agent_project_id: z.string(),
-  /** Project of the session: that of the credential, else that of the agent. */
+  /** Project of the session: the project of the credential, else of the agent. */
   project_id: z.string(),
   /** Null if the thread is new. */
   session_id: z.string().nullable(),
@@ -15,16 +15,16 @@ const Thread = z.object({
   shared_state: z.boolean(),
   /** The run, if it has begun before; its turn is null if it only stored messages. */
   run: z.object({ generation_id: z.string().nullable(), after_frame: z.int() }).nullable(),
-  /** Client ids of stored messages, of those asked for. */
+  /** The requested client ids that stored messages have. */
   stored_ids: z.array(z.string()),
-  /** Whether the session had messages that the client does not know when the run began. */
+  /** Whether the session had messages that the client lacks when the run began. */
   lacks_history: z.boolean(),
   /** Whether the agent takes tools of clients. */
   accept_client_tools: z.boolean(),
   /** Names of tools of the agent. */
   tool_names: z.array(z.string()),
 })
-/** A thread of a client and what is known of its run. */
+/** A thread of a client with its run. */
 export type Thread = z.output<typeof Thread>
 const threadRow = sql.type(Thread)
 
@@ -121,7 +121,7 @@ const ThreadApproval = z.object({
 export type ThreadApproval = z.output<typeof ThreadApproval>
 const approvalRow = sql.type(ThreadApproval)
 
-/** Returns the open approvals that a session's end user decides, and those of the given ids. By approvals_session. */
+/** Returns the approvals that a session's end user decides: open ones, and the given ones. By approvals_session. */
 export const listInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
   db.any(approvalRow`
     select a.id, a.status, a.status = 'pending' and a.expires_at > now() as is_open from approvals a
@@ -139,7 +139,7 @@ const continuationRow = sql.type(
   }),
 )
 
-/** Returns how the follow-up of a decided approval stands. Primary keys. */
+/** Returns the progress of the follow-up of a decided approval. By the primary keys. */
 export const findContinuation = (db: Queryable, approvalId: string) =>
   db.one(continuationRow`
     select a.status, coalesce(a.execution ->> 'status' = 'succeeded', false) as succeeded,

@@ -22,7 +22,7 @@ export function clientInstructionMessages({ overrides }: Pick<TurnData, 'overrid
 
 type Settings = Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop' | 'max_output_tokens' | 'vendor_settings'>
 
-/** Returns the model settings of a turn: those of the agent, replaced by those that it lets requests set. */
+/** Returns the model settings of a turn: the settings of the agent, replaced by settings that it lets requests set. */
 export function modelSettings(
   agent: Pick<AgentRow, 'temperature' | 'top_p' | 'seed' | 'max_output_tokens' | 'request_settings'>,
   { client }: TurnData['overrides'],
@@ -49,7 +49,7 @@ export const clientToolsOf = ({ client }: TurnData['overrides'], projectId: stri
   (client?.tools ?? []).map(({ name, description, parameters }) => ({
     name,
     description,
-    schema: parameters,
+    schema: parameters as Record<string, unknown>,
     validationSchema: null,
     callable: {
       ...withToolDefaults({ name, description, type: 'client' }),

@@ -62,15 +62,16 @@ function groupsOf(messages: readonly ModelMessage[]): ModelMessage[][] {
   return groups
 }
 
-/** Tokens of bytes. The correction never lowers the estimate: the bound is a ceiling. */
-const tokensOf = (bytes: number, bytesPerToken: number | null): number =>
-  Math.ceil(bytes / Math.min(BYTES_PER_TOKEN, bytesPerToken ?? BYTES_PER_TOKEN))
+/** Returns the assumed bytes of a token. A correction never lowers an estimate: the bound is a ceiling. */
+const assumedBytes = (corrected: number | null): number => Math.min(BYTES_PER_TOKEN, corrected ?? BYTES_PER_TOKEN)
 
-/** Returns the estimated tokens of a text. */
-export const estimatedTokensOf = (bytes: number): number => tokensOf(bytes, null)
+/** Returns the estimated tokens of a number of bytes. */
+export const tokensOf = (bytes: number, bytesPerToken: number | null = null): number =>
+  Math.ceil(bytes / assumedBytes(bytesPerToken))
 
 /** Returns the bytes that a number of tokens may have. */
-export const bytesOfTokens = (tokens: number): number => Math.floor(tokens * BYTES_PER_TOKEN)
+export const bytesOf = (tokens: number, bytesPerToken: number | null = null): number =>
+  Math.floor(tokens * assumedBytes(bytesPerToken))
 
 /**
  * Omits the oldest messages of a history until a request fits into the bound of a policy. The last user message and the
@@ -109,8 +110,8 @@ export function boundHistory(
 }
 
 /**
- * Returns the bytes of a token by the metered input of a request, null without a correction, and whether the next turn may exceed the
- * bound.
+ * Returns the bytes of a token by the metered input of a request, null without a correction, and whether the next turn
+ * may exceed the bound.
  * @param inputTokens metered input of the last request; null if unknown
  * @param reply text of the turn, which the next turn reads too
  */
@@ -121,7 +122,7 @@ export function contextUse(
   reply: string,
 ): { bytes_per_token: number | null; full: boolean } {
   const known = inputTokens !== null && inputTokens > 0
-  const left = (known ? Math.max(inputTokens, tokens) : tokens) + estimatedTokensOf(textBytes(reply))
+  const left = (known ? Math.max(inputTokens, tokens) : tokens) + tokensOf(textBytes(reply))
   const corrects = known && tokens >= TELLING * max_context_tokens
   return {
     bytes_per_token: corrects ? Math.max(MIN_BYTES_PER_TOKEN, bytes / inputTokens) : null,

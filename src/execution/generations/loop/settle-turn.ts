@@ -164,6 +164,7 @@ async function settleTurn(
   const outcome = () => ({
     status: end.status,
     content: end.output?.content ?? null,
+    texts: steps.map(({ text }) => text ?? ''),
     partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
     model: end.output?.model ?? null,
     object: end.output?.object ?? null,

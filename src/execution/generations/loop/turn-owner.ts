@@ -12,6 +12,8 @@ import type { GenerationRow, PromptContext } from '../model.ts'
 export type TurnOutcome = {
   status: 'completed' | 'failed'
   content: string | null
+  /** Texts of all steps; those without text are empty. */
+  texts: readonly string[]
   /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
   model: string | null

@@ -41,6 +41,8 @@ export type NewTurn = Pick<
   assigned: boolean
   parent_trace_id: string | null
   root_trace_id: string | null
+  /** Whether the request forbids storing its content. */
+  unstored: boolean
   sealedData: string
 }
 
@@ -92,7 +94,7 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
     sql.fragment`project as (select id, paused_at, pause_reason, trace_content_mode, require_priced_model from projects where id = ${turn.project_id} for share)`,
     // The stricter mode of project and agent; for an agent of another project, the mode of the project.
     sql.fragment`runnable as (
-      select case when project.trace_content_mode = 'none' then 'none' when p.id is not null then 'full'
+      select case when project.trace_content_mode = 'none' or ${turn.unstored} then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,
         a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, p.id as publisher_project_id
       from project left join ${servedAgentOf(turn)} a on true

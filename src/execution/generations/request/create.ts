@@ -84,6 +84,8 @@ export type TurnInput = {
   streamed: boolean
   /** Format of the stream: of agents, with steps, or of conversations, without. */
   shape: 'agent' | 'conversation'
+  /** Whether the request forbids storing the content of the turn. */
+  unstored?: boolean
   /** Time at which the turn fails unless it has settled. */
   deadline_at?: string | null
   /** Chosen by a caller that has already subscribed. */
@@ -154,6 +156,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     permission: input.permission ?? { action: 'agents:CreateAgentGeneration', kind: 'agent', id: input.agent_id },
     streamed: input.streamed,
     shape: input.shape,
+    unstored: input.unstored ?? false,
     deadline_at: input.deadline_at ?? null,
     created_at: new Date().toISOString(),
     sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),

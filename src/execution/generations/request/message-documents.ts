@@ -16,7 +16,7 @@ export type SentMessage = {
 }
 
 /** A message whose documents have not been read. */
-export type UnresolvedMessage = SentMessage | Exclude<ModelMessage, { role: 'user' }>
+export type UnresolvedMessage = SentMessage | ModelMessage
 
 /** Yields the documents of messages with the path of each. */
 function* documentParts(messages: readonly UnresolvedMessage[]) {

@@ -60,6 +60,10 @@ type SubmitContext = Pick<
   'services' | 'caller' | 'query' | 'request' | 'record' | 'recheck' | 'client'
 >
 
+/** How the resumed turn is presented, and whether a structured answer may be streamed. */
+export type SubmitResponse = { respond: typeof respondWithTurn; streamsObjects: boolean }
+const DEFAULT_RESPONSE: SubmitResponse = { respond: respondWithTurn, streamsObjects: false }
+
 /**
  * Stores the outputs of a paused turn's tool calls and resumes the turn.
  * @param generation read before the lock; the second of two concurrent submissions finds the turn resumed
@@ -72,6 +76,7 @@ export async function submitToolOutputs(
   generation: GenerationRow,
   body: ToolOutputsInput,
   extraFields: Record<string, unknown> = {},
+  { respond, streamsObjects } = DEFAULT_RESPONSE,
 ): Promise<OperationResult> {
   const { services, caller, query } = context
   const mode = responseMode(body.stream, query.wait ?? true)
@@ -84,7 +89,7 @@ export async function submitToolOutputs(
     return raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: generation.id } })
   const { agent } = turn
   if (!agent) return raise('AGENT_NOT_FOUND', { meta: { id: generation.agent_id } })
-  if (mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  if (mode === 'stream' && agent.output_schema && !streamsObjects) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   checkToolSettings({ ...body, tool_choice: null }, agent.tool_bindings)
   checkToolSettings({ active_tool_ids: body.defaults?.active_tool_ids }, agent.tool_bindings)
   const { step, outcomes } = open
@@ -95,7 +100,7 @@ export async function submitToolOutputs(
     outcomeEntries(services, clientTools(agent, turn.tools), step, pending, body),
   )
   const sealedData = sealTurnData(services, generation, withSubmittedSettings(data, step.n, body))
-  return respondWithTurn(
+  return respond(
     context,
     mode,
     () =>

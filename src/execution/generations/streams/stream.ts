@@ -1,3 +1,4 @@
+import type { RecordedFailure } from '../../../core/api/errors.ts'
 import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
@@ -18,6 +19,20 @@ const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
 export const lastEventId = (header: string | string[] | undefined): number =>
   typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
 
+/** A stored or rebuilt frame of a turn, with its data as JSON text. */
+export type TurnFrame = { seq: number; event: string; data: string }
+
+/** The wire format of a turn's frames. */
+export type TurnFormat = {
+  frame(frame: TurnFrame): Iterable<string>
+  /** Whether a frame ended the stream before the end of the turn. */
+  ended?(): boolean
+  /** The last message for a caller that has lost its permission. */
+  refused?(refusal: RecordedFailure): string
+}
+
+const events: TurnFormat = { frame: ({ seq, event, data }) => [eventMessage(seq, event, data)] }
+
 /**
  * Streams the events of a turn after `after`, from any web process. If the turn was not streamed or its frames were
  * deleted, events are built from its record. The turn is independent of the stream.
@@ -26,6 +41,7 @@ export function streamTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   generation: { id: string },
   after: number,
+  format: TurnFormat = events,
 ): OperationResult {
   const { services } = context
   let seq = after
@@ -35,8 +51,8 @@ export function streamTurn(
     for (const frame of frames) {
       seq = frame.seq
       if (!context.client && MOUNT_EVENTS.has(frame.event)) continue
-      yield eventMessage(frame.seq, frame.event, readFrame(services, turn, frame))
-      if (END_EVENTS.has(frame.event)) return true
+      yield* format.frame({ ...frame, data: readFrame(services, turn, frame) })
+      if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.
       if (frame.event === 'requires_action' && (await readTurnEnd(services, generation.id))?.status === frame.event)
         return true
@@ -46,6 +62,7 @@ export function streamTurn(
   return eventStream(context, {
     watch: notify => liveTurns(services).watch(generation.id, notify),
     position: () => seq,
+    refused: format.refused,
     async *look(quiet) {
       row ??= await generationKind.find(services.pool, generation.id)
       if (!row) return 'ended'
@@ -53,7 +70,7 @@ export function streamTurn(
         if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
       } else if (seq === 0) {
         seq = 1
-        yield eventMessage(1, 'started', JSON.stringify(startedOf(row)))
+        yield* format.frame({ seq: 1, event: 'started', data: JSON.stringify(startedOf(row)) })
       }
       if (!quiet && row.streamed) return POLL_MS
       const ended = await readTurnEnd(services, generation.id)
@@ -61,24 +78,21 @@ export function streamTurn(
       // The last frames may have been written between the two reads.
       const rest = row.streamed ? await framesAfter(services.pool, generation.id, seq) : []
       yield* messages(row, rest)
-      if (rest.length === 0) yield* endMessages(ended, seq)
+      if (rest.length === 0) for (const frame of endFrames(ended, seq)) yield* format.frame(frame)
       return 'ended'
     },
   })
 }
 
 /** Yields the end of a turn from its record; the text is a single delta if none was written. */
-function* endMessages(ended: TurnEndState, seq: number): Generator<string> {
+function* endFrames(ended: TurnEndState, seq: number): Generator<TurnFrame> {
   let next = seq
   if (ended.failure) {
-    yield eventMessage(next + 1, 'error', JSON.stringify(ended.failure))
+    yield { seq: next + 1, event: 'error', data: JSON.stringify(ended.failure) }
     return
   }
   if (!ended.streamed && ended.output?.content && next < 2)
-    yield eventMessage(++next, 'delta', JSON.stringify(deltaOf(ended.output.content)))
-  yield eventMessage(
-    next + 1,
-    ended.status === 'requires_action' ? 'requires_action' : 'completed',
-    JSON.stringify(ended.result),
-  )
+    yield { seq: ++next, event: 'delta', data: JSON.stringify(deltaOf(ended.output.content)) }
+  const event = ended.status === 'requires_action' ? 'requires_action' : 'completed'
+  yield { seq: next + 1, event, data: JSON.stringify(ended.result) }
 }

@@ -1,0 +1,36 @@
+import type { AgentRow } from '../../execution/agents/model.ts'
+import type { ClientRequest, TurnData } from '../../execution/generations/model.ts'
+import { type ClientChatRequest, schemaOf } from './client-request.ts'
+
+export type TurnSettings = { overrides: TurnData['overrides']; system_extra: string[]; ignored: string[] }
+
+/** Returns what a request adds to a turn within the settings of the agent, and the fields that have no effect. */
+export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEndUser: boolean): TurnSettings {
+  const ignored: string[] = []
+  const client: ClientRequest = {}
+  const system_extra: string[] = []
+  const overrides: TurnData['overrides'] = { client }
+  if (request.instructions !== null) {
+    const use = agent.client_instructions
+    if (use === 'system' && !isEndUser) system_extra.push(request.instructions)
+    else if (use !== 'ignore') client.instructions = request.instructions
+  }
+  if (request.tools.length > 0) {
+    if (agent.accept_client_tools) {
+      client.tools = request.tools
+      // A forced choice in every step would never end the turn.
+      if (request.tool_choice !== null && !isEndUser)
+        overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
+    } else ignored.push('tools')
+  }
+  const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))
+  ignored.push(...Object.keys(request.settings).filter(name => !allowed.has(name)))
+  client.settings = Object.fromEntries(Object.entries(request.settings).filter(([name]) => allowed.has(name)))
+  if (request.max_output_tokens !== null) client.max_output_tokens = request.max_output_tokens
+  const schema = schemaOf(request.format)
+  if (schema !== null) {
+    if (agent.output_schema === null) overrides.output_schema = schema
+    else ignored.push('response_format')
+  }
+  return { overrides, system_extra, ignored }
+}

@@ -1,0 +1,101 @@
+import { z } from 'zod'
+import { messageTextJoin } from '../../content/documents/message-text.ts'
+import { messageOrigin } from '../../conversation/conversations/store.ts'
+import { comparedText, joinedTexts, replyHash } from '../../conversation/turns/reply-hash.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+
+/** A text of a request: of the user, or of the assistant over all steps of a turn. */
+export type Spoken = { role: 'user' | 'assistant'; text: string }
+
+const mediaNote = (name: string): string => `[file: ${JSON.stringify(name)}]`
+
+/** Returns the text form of a message of the user. */
+function userText(content: Extract<ModelMessage, { role: 'user' }>['content']): string {
+  if (typeof content === 'string') return content
+  return content
+    .map(part => (part.type === 'text' ? part.text : mediaNote(part.type === 'file' ? part.file_id : part.filename)))
+    .join('\n\n')
+}
+
+const assistantText = (content: Extract<ModelMessage, { role: 'assistant' }>['content']): string =>
+  typeof content === 'string' ? content : content.flatMap(part => (part.type === 'text' ? part.text : [])).join('\n\n')
+
+/** Returns the texts of a request; messages of the assistant between two messages of the user are one text. */
+export function spokenTexts(messages: readonly ModelMessage[]): Spoken[] {
+  const spoken: Spoken[] = []
+  for (const message of messages) {
+    if (message.role === 'user') {
+      const text = userText(message.content)
+      if (text.trim() !== '') spoken.push({ role: 'user', text })
+    } else if (message.role === 'assistant') {
+      const text = assistantText(message.content)
+      const last = spoken.at(-1)
+      if (comparedText(text) === '') continue
+      if (last?.role === 'assistant') last.text = joinedTexts([last.text, text])
+      else spoken.push({ role: 'assistant', text })
+    }
+  }
+  return spoken
+}
+
+const Stored = z.object({
+  role: z.enum(['user', 'assistant']),
+  origin: z.string(),
+  content: z.string().nullable(),
+  position: z.int(),
+  hash: z.instanceof(Buffer).nullable(),
+})
+export type Stored = z.output<typeof Stored>
+const storedRow = sql.type(Stored)
+
+/** Returns the messages of a conversation with the hashes of replies with several steps, in order. */
+export const listStoredTexts = (db: Queryable, conversationId: string): Promise<readonly Stored[]> =>
+  db.any(storedRow`
+    select m.role, ${messageOrigin} as origin, x.content, m.position, h.hash
+    from conversation_messages m ${messageTextJoin} left join reply_hashes h on h.generation_id = m.generation_id
+    where m.conversation_id = ${conversationId} order by m.position`)
+
+/** How a request continues a conversation. */
+export type Alignment =
+  /** The texts of the user are added. */
+  | { type: 'append'; added: string[] }
+  /** A fork after a position, -1 for none, gets the texts of the user. */
+  | { type: 'fork'; position: number; added: string[] }
+  /** Another question of the front end, outside the conversation. */
+  | { type: 'ephemeral' }
+  /** Another history, which a new conversation gets before the last text of the user. */
+  | { type: 'import'; history: Spoken[]; added: string[] }
+
+const hashOf = ({ hash, content }: Stored): Buffer => hash ?? replyHash(content ?? '')
+
+/** Returns how a request continues a conversation, by its texts of the assistant. */
+export function alignTexts(spoken: readonly Spoken[], stored: readonly Stored[]): Alignment {
+  const sent = spoken.filter(({ role }) => role === 'assistant').map(({ text }) => replyHash(text))
+  // Texts of operators do not reach clients of this protocol.
+  const replies = stored.filter(
+    message =>
+      message.role === 'assistant' &&
+      message.origin !== 'operator' &&
+      (message.hash !== null || comparedText(message.content ?? '') !== ''),
+  )
+  const isPrefix = sent.length <= replies.length && sent.every((hash, index) => hash.equals(hashOf(replies[index])))
+  const afterReplies = spoken.slice(spoken.findLastIndex(({ role }) => role === 'assistant') + 1)
+  const added = afterReplies.map(({ text }) => text)
+  if (isPrefix && sent.length === replies.length)
+    return { type: 'append', added: withoutStored(added, stored, replies.at(-1)?.position ?? -1) }
+  if (isPrefix && sent.length > 0) return { type: 'fork', position: replies[sent.length - 1].position, added }
+  if (sent.length === 0) {
+    const first = stored.find(({ role }) => role === 'user')
+    return first?.content === added[0] ? { type: 'fork', position: -1, added } : { type: 'ephemeral' }
+  }
+  const last = spoken.findLastIndex(({ role }) => role === 'user')
+  return { type: 'import', history: spoken.slice(0, Math.max(last, 0)), added: last < 0 ? [] : [spoken[last].text] }
+}
+
+/** Returns the texts without the leading texts that the conversation already has after its last reply. */
+function withoutStored(added: readonly string[], stored: readonly Stored[], after: number): string[] {
+  const waiting = stored.filter(({ role, position }) => role === 'user' && position > after)
+  const isRepeat = waiting.length <= added.length && waiting.every(({ content }, index) => content === added[index])
+  return added.slice(isRepeat ? waiting.length : 0)
+}

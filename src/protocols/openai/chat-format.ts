@@ -1,0 +1,123 @@
+import type { CompletionFrames } from '../../conversation/chats/complete.ts'
+import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
+
+/** Id, time and version of a completion and its chunks. */
+export type ChatHeader = { id: string; created: number; system_fingerprint: string | null }
+
+/** What a caller may see: end users see neither usage nor reasoning. */
+export type Visibility = { usage: boolean; reasoning: boolean }
+
+/** The parts of an answer that its format needs. */
+export type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model'>
+
+const REASONS: Record<string, string> = {
+  length: 'length',
+  'content-filter': 'content_filter',
+}
+const reasonOf = ({ finish_reason, tool_calls }: ChatAnswer): string =>
+  tool_calls.length > 0 ? 'tool_calls' : (REASONS[finish_reason] ?? 'stop')
+
+export const argumentsOf = (args: unknown): string => (typeof args === 'string' ? args : JSON.stringify(args ?? {}))
+
+const callsOf = ({ tool_calls }: ChatAnswer) =>
+  tool_calls.map(({ id, tool_name, args }) => ({
+    id,
+    type: 'function' as const,
+    function: { name: tool_name, arguments: argumentsOf(args) },
+  }))
+
+/** Returns the usage; zeros for callers that may not see it. */
+function usageOf({ usage }: ChatAnswer, visible: Visibility) {
+  const shown = visible.usage ? usage : null
+  const {
+    input_tokens = 0,
+    output_tokens = 0,
+    cached_tokens = 0,
+    cache_write_tokens = 0,
+    reasoning_tokens = 0,
+  } = shown ?? {}
+  const prompt_tokens = input_tokens + cached_tokens + cache_write_tokens
+  return {
+    prompt_tokens,
+    completion_tokens: output_tokens,
+    total_tokens: prompt_tokens + output_tokens,
+    prompt_tokens_details: { cached_tokens },
+    completion_tokens_details: { reasoning_tokens },
+  }
+}
+
+/** Returns an answer as a completion. */
+export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Visibility) {
+  const tool_calls = callsOf(answer)
+  const called = tool_calls.length > 0
+  return {
+    id: head.id,
+    object: 'chat.completion',
+    created: head.created,
+    model: answer.model,
+    system_fingerprint: head.system_fingerprint,
+    choices: [
+      {
+        index: 0,
+        message: {
+          role: 'assistant',
+          content: called && answer.text === '' ? null : answer.text,
+          refusal: null,
+          ...(visible.reasoning && answer.reasoning && { reasoning_content: answer.reasoning }),
+          ...(called && { tool_calls }),
+        },
+        logprobs: null,
+        finish_reason: reasonOf(answer),
+      },
+    ],
+    usage: usageOf(answer, visible),
+  }
+}
+
+const frame = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
+
+/**
+ * Returns functions that format the chunks of a stream. The first chunk has the role.
+ * @param options.failed formats an error; null leaves it to the status of the response
+ */
+export function chatChunks(
+  head: ChatHeader,
+  firstModel: string,
+  visible: Visibility,
+  options: { include_usage: boolean; failed(error: unknown): object | null },
+): Omit<CompletionFrames, 'end'> & { end(answer: ChatAnswer): Iterable<string> } {
+  let model = firstModel
+  let first = true
+  const chunk = (choices: object[], more: object = {}) =>
+    frame({
+      id: head.id,
+      object: 'chat.completion.chunk',
+      created: head.created,
+      model,
+      system_fingerprint: head.system_fingerprint,
+      choices,
+      ...(options.include_usage && { usage: null }),
+      ...more,
+    })
+  const deltaChunk = (delta: object, finish_reason: string | null = null) => {
+    const fullDelta = first ? { role: 'assistant', content: '', ...delta } : delta
+    first = false
+    return chunk([{ index: 0, delta: fullDelta, logprobs: null, finish_reason }])
+  }
+  return {
+    text: content => deltaChunk({ content }),
+    ...(visible.reasoning && { reasoning: (text: string) => deltaChunk({ reasoning_content: text }) }),
+    *end(answer) {
+      model = answer.model
+      const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
+      if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
+      yield deltaChunk({}, reasonOf(answer))
+      if (options.include_usage) yield chunk([], { usage: usageOf(answer, visible) })
+      yield 'data: [DONE]\n\n'
+    },
+    failed(error) {
+      const body = options.failed(error)
+      return body && frame(body)
+    },
+  }
+}

@@ -1,0 +1,82 @@
+import { parseArguments } from '../../conversation/chats/completion.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+
+type ClientCall = { id: string; name: string; arguments: string }
+
+const invalid = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
+
+/** Collects the messages of a request; results follow their calls immediately, as vendors require. */
+export class HistoryBuilder {
+  private readonly messages: ModelMessage[] = []
+  private readonly open = new Map<string, string>()
+
+  /** Adds messages that precede the request; calls of the last one may be answered by the request. */
+  addAll(messages: readonly ModelMessage[]): void {
+    this.messages.push(...messages)
+    for (const message of messages) {
+      this.open.clear()
+      if (message.role !== 'assistant' || typeof message.content === 'string') continue
+      for (const part of message.content)
+        if (part.type === 'tool_call') this.open.set(part.tool_call_id, part.tool_name)
+    }
+  }
+
+  addUser(content: Extract<ModelMessage, { role: 'user' }>['content']): void {
+    this.closeCalls()
+    this.messages.push({ role: 'user', content })
+  }
+
+  /** @throws VALIDATION_FAILED for arguments that are not a JSON object */
+  addAssistant(text: string, calls: readonly ClientCall[], path: string): void {
+    this.closeCalls()
+    if (text === '' && calls.length === 0) return
+    const parts = calls.map((call, index) => {
+      this.open.set(call.id, call.name)
+      const at = `${path}.tool_calls[${index}].function.arguments`
+      const args = parseArguments(call.arguments, () => invalid(at, 'must be a JSON object'))
+      return { type: 'tool_call' as const, tool_call_id: call.id, tool_name: call.name, args }
+    })
+    this.messages.push({
+      role: 'assistant',
+      content: [...(text === '' ? [] : [{ type: 'text' as const, text }]), ...parts],
+    })
+  }
+
+  /** @throws VALIDATION_FAILED for a result without a preceding call */
+  addResult(id: string, text: string, path: string): void {
+    const tool_name = this.open.get(id)
+    if (tool_name === undefined)
+      throw invalid(`${path}.tool_call_id`, 'is not a pending call of the preceding assistant message')
+    this.open.delete(id)
+    const result = { type: 'tool_result' as const, tool_call_id: id, tool_name, result: text, error: null }
+    const last = this.messages.at(-1)
+    if (last?.role === 'tool') last.content.push(result)
+    else this.messages.push({ role: 'tool', content: [result] })
+  }
+
+  /** Returns the messages. @throws VALIDATION_FAILED for pending calls, no message, and more than 4 MiB of text */
+  finish(path: string): ModelMessage[] {
+    this.closeCalls(path)
+    if (this.messages.length === 0) invalid(path, 'must contain a message of the user or the assistant')
+    const bytes = this.messages.reduce((sum, message) => sum + textBytes(message), 0)
+    if (bytes > MAX_MESSAGES_BYTES)
+      raiseInvalid({ code: 'TOO_BIG', path, message: 'must be at most 4 MiB of text in total' })
+    return this.messages
+  }
+
+  /** Requires results of all calls before the next message. */
+  private closeCalls(path = 'messages'): void {
+    if (this.open.size > 0) invalid(path, `must contain the result of tool call ${[...this.open.keys()][0]}`)
+  }
+}
+
+/** Returns the size of a message without its attachments. */
+function textBytes({ content }: ModelMessage): number {
+  if (typeof content === 'string') return Buffer.byteLength(content)
+  return content.reduce(
+    (sum, part) => sum + (part.type === 'attachment' ? 0 : Buffer.byteLength(JSON.stringify(part))),
+    0,
+  )
+}

@@ -1,0 +1,21 @@
+import { module } from '../../core/api/module.ts'
+import { mounts } from '../../core/http/mounts.ts'
+import { sweepTurnRequests } from './turn-requests.ts'
+
+const MEGABYTE = 1024 * 1024
+
+/** Loads the endpoint on first use. */
+const endpoint = () => import('./endpoint.ts')
+
+export default module('openai', {
+  extensions: [
+    mounts.with({
+      path: '/openai/v1{/*route}',
+      // Messages may contain images.
+      bodyLimit: 32 * MEGABYTE,
+      endUsers: true,
+      serve: async (...request) => (await endpoint()).serveOpenAi(...request),
+    }),
+  ],
+  sweeps: [{ name: 'openai requests', when: '19 * * * *', run: sweepTurnRequests }],
+})

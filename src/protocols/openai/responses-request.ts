@@ -1,0 +1,192 @@
+import { z } from 'zod'
+import { raiseInvalid } from '../../core/api/errors.ts'
+import { parse } from '../../core/api/validate.ts'
+import {
+  checkedChoice,
+  joinTexts,
+  sessionKeyOf,
+  settingFields,
+  settingsOf,
+  ToolName,
+  ToolSchema,
+  toolOf,
+  unknownFields,
+  userFields,
+  userOf,
+} from './chat-request.ts'
+import type { ClientChatRequest, OutputFormat } from './client-request.ts'
+import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
+import { HistoryBuilder } from './history.ts'
+
+const name = z.string().min(1).max(255)
+
+const FunctionCall = z.object({
+  type: z.literal('function_call'),
+  call_id: name,
+  name,
+  arguments: z.string().max(262_144),
+})
+const CallOutput = z.object({
+  type: z.literal('function_call_output'),
+  call_id: name,
+  output: z.union([z.string().max(262_144), TextContent]),
+})
+const Reference = z.object({ type: z.literal('item_reference'), id: z.string().max(512) })
+const Reasoning = z.object({ type: z.literal('reasoning') })
+const Message = z.union([
+  z.object({ type: z.literal('message').optional(), role: z.enum(['system', 'developer']), content: TextContent }),
+  z.object({ type: z.literal('message').optional(), role: z.literal('user'), content: UserContent }),
+  z.object({ type: z.literal('message').optional(), role: z.literal('assistant'), content: TextContent }),
+])
+const Item = z.union([FunctionCall, CallOutput, Reference, Reasoning, Message])
+export type Item = z.output<typeof Item>
+
+const Tool = z.union([
+  z.object({
+    type: z.literal('function'),
+    name: ToolName,
+    description: z.string().max(4096).nullish(),
+    parameters: ToolSchema.nullish(),
+  }),
+  // Hosted tools are ignored.
+  z.object({ type: z.string() }),
+])
+
+const Format = z.discriminatedUnion('type', [
+  z.object({ type: z.literal('text') }),
+  z.object({ type: z.literal('json_object') }),
+  z.object({ type: z.literal('json_schema'), schema: z.record(z.string(), z.unknown()) }),
+])
+
+const ResponseRequest = z.object({
+  model: z.string().min(1).max(512),
+  input: z.union([z.string().min(1).max(262_144), z.array(Item).min(1).max(500)]),
+  instructions: z.string().max(262_144).nullish(),
+  tools: z.array(Tool).max(128).nullish(),
+  tool_choice: z
+    .union([z.enum(['none', 'auto', 'required']), z.object({ type: z.literal('function'), name })])
+    .nullish(),
+  text: z.object({ format: Format.nullish(), verbosity: z.string().max(64).nullish() }).nullish(),
+  reasoning: z.object({ effort: z.string().max(64).nullish() }).nullish(),
+  max_output_tokens: z.int().min(1).max(2_147_483_647).nullish(),
+  stream: z.boolean().nullish(),
+  store: z.boolean().nullish(),
+  background: z.boolean().nullish(),
+  previous_response_id: z.string().max(512).nullish(),
+  conversation: z.union([z.string().max(255), z.object({ id: z.string().max(255) })]).nullish(),
+  ...settingFields,
+  ...userFields,
+})
+
+/** Known fields without effect. */
+const WITHOUT_EFFECT = { include: true, truncation: true, stream_options: true, prompt_cache_retention: true }
+
+/** A request for a response, before its references are resolved. */
+export type ParsedResponse = {
+  items: readonly Item[]
+  /** The request without its messages. */
+  request: Omit<ClientChatRequest, 'messages' | 'instructions'>
+  instructions: string | null
+  previous_response_id: string | null
+  conversation: string | null
+  store: boolean
+  background: boolean
+  ignored: string[]
+}
+
+/** @throws VALIDATION_FAILED */
+export function parseResponseRequest(body: unknown): ParsedResponse {
+  const parsed = parse(ResponseRequest, body ?? {})
+  const tools = (parsed.tools ?? []).flatMap(tool => ('name' in tool ? toolOf(tool) : []))
+  const { tool_choice: choice, text, reasoning, conversation } = parsed
+  const format: OutputFormat = text?.format ?? { type: 'text' }
+  if (parsed.previous_response_id && conversation)
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'conversation',
+      message: 'cannot be combined with previous_response_id',
+    })
+  const hosted = (parsed.tools ?? []).some(tool => !('name' in tool))
+  return {
+    items: typeof parsed.input === 'string' ? [{ role: 'user' as const, content: parsed.input }] : parsed.input,
+    request: {
+      model: parsed.model,
+      tools,
+      tool_choice: checkedChoice(
+        tools,
+        typeof choice === 'object' ? (choice?.name ?? null) : null,
+        typeof choice === 'string' ? choice : null,
+      ),
+      settings: {
+        ...settingsOf(parsed, settingFields),
+        ...(text?.verbosity && { verbosity: text.verbosity }),
+        ...(reasoning?.effort && { reasoning_effort: reasoning.effort }),
+      },
+      max_output_tokens: parsed.max_output_tokens ?? null,
+      format,
+      stream: parsed.stream ?? false,
+      user: userOf(parsed),
+      session_key: sessionKeyOf(parsed),
+    },
+    instructions: parsed.instructions || null,
+    previous_response_id: parsed.previous_response_id ?? null,
+    conversation: (typeof conversation === 'string' ? conversation : conversation?.id) || null,
+    store: parsed.store ?? true,
+    background: parsed.background ?? false,
+    ignored: [...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }), ...(hosted ? ['tools'] : [])],
+  }
+}
+
+/** Returns the stored text or call that a reference names. */
+export type ResolvedItem =
+  | { type: 'text'; text: string }
+  | { type: 'call'; id: string; name: string; arguments: string }
+
+/**
+ * Returns the messages of items, and their system texts.
+ * @param references the stored items by ID
+ * @throws VALIDATION_FAILED
+ */
+export function messagesOfItems(
+  items: readonly Item[],
+  references: ReadonlyMap<string, ResolvedItem>,
+  before: Parameters<HistoryBuilder['addAll']>[0],
+) {
+  const system: string[] = []
+  const history = new HistoryBuilder()
+  history.addAll(before)
+  // Consecutive texts and calls of the assistant are one message.
+  let text: string[] = []
+  let calls: { id: string; name: string; arguments: string }[] = []
+  const flush = (path: string) => {
+    if (text.length > 0 || calls.length > 0) history.addAssistant(text.join('\n\n'), calls, path)
+    text = []
+    calls = []
+  }
+  for (const [index, item] of items.entries()) {
+    const path = `input[${index}]`
+    if ('role' in item) {
+      if (item.role === 'assistant') {
+        if (calls.length > 0) flush(path)
+        text.push(textOf(item.content))
+        continue
+      }
+      flush(path)
+      if (item.role === 'user') history.addUser(userContentOf(item.content, `${path}.content`))
+      else system.push(textOf(item.content))
+    } else if (item.type === 'function_call') {
+      calls.push({ id: item.call_id, name: item.name, arguments: item.arguments })
+    } else if (item.type === 'item_reference') {
+      const found = references.get(item.id)
+      if (found?.type === 'text') {
+        if (calls.length > 0) flush(path)
+        text.push(found.text)
+      } else if (found) calls.push(found)
+    } else if (item.type === 'function_call_output') {
+      flush(path)
+      history.addResult(item.call_id, typeof item.output === 'string' ? item.output : textOf(item.output), path)
+    }
+  }
+  flush('input')
+  return { instructions: joinTexts(system), messages: history.finish('input') }
+}

@@ -1,0 +1,328 @@
+import { z } from 'zod'
+import { newCompletionHeader } from '../../conversation/chats/completion.ts'
+import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { type Context, itemOperation, operations } from '../../core/api/operation.ts'
+import { generationAccess } from '../../execution/generations/end-user.ts'
+import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
+import { stepMessages } from '../../execution/generations/request/turn-result.ts'
+import { streamTurn } from '../../execution/generations/streams/stream.ts'
+import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { AgentTurnCall } from './agent-turn.ts'
+import type { ClientChatRequest } from './client-request.ts'
+import { answerOf, completionOperation } from './completion.ts'
+import { endUserOf } from './identity.ts'
+import { modelNotFound, parseModelId } from './models.ts'
+import { findOwnTurn } from './own-turn.ts'
+import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
+import {
+  generationOfResponse,
+  messageItem,
+  outputItems,
+  parseItemId,
+  type ResponseHead,
+  responseEvents,
+  responseId,
+  responseObject,
+  statusOf,
+  usageOfTotals,
+} from './responses-format.ts'
+import {
+  type Item,
+  messagesOfItems,
+  type ParsedResponse,
+  parseResponseRequest,
+  type ResolvedItem,
+} from './responses-request.ts'
+import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
+import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
+import { readStoredSteps, type StoredSteps } from './stored-steps.ts'
+import { turnFormat } from './turn-format.ts'
+
+const notFound = (param: string, id: string): AppError =>
+  new AppError('RESOURCE_NOT_FOUND', {
+    message: `Item ${id.slice(0, 200)} not found`,
+    meta: { id: id.slice(0, 200), param },
+  })
+
+const now = (): number => Math.floor(Date.now() / 1000)
+
+/** Handles POST /responses. */
+export async function createResponse(session: OpenAiSession): Promise<void> {
+  const parsed = parseResponseRequest(await session.exchange.readJson())
+  const model = parseModelId(parsed.request.model)
+  const { previous, references } = await resolveReferences(session, parsed)
+  const { instructions, messages } = messagesOfItems(parsed.items, references, previous)
+  const texts = [parsed.instructions, instructions].filter(text => text !== null)
+  const request: ClientChatRequest = {
+    ...parsed.request,
+    messages,
+    instructions: texts.length > 0 ? texts.join('\n\n') : null,
+  }
+  if (model.kind === 'agent' || model.kind === 'agent_name') return respondByAgent(session, model, request, parsed)
+  if (isEndUser(session)) throw modelNotFound(request.model)
+  const visible = visibilityFor(session)
+  const id = newCompletionHeader().id.replace(/^[a-z]+_/, 'resp_')
+  const head = headOf(request.model, { ...parsed, store: false }, id)
+  const answer = await invokeOperation(session, completionOperation, {
+    body: {
+      model,
+      request,
+      stream: request.stream
+        ? (_first: string, state: { started: boolean }) =>
+            responseEvents(head, visible, { failed: error => (state.started ? errorFrame(session, error) : null) })
+        : null,
+    },
+  })
+  setIgnored(session, parsed.ignored)
+  if (answer.stream) return sendStream(session, answer)
+  const { text, tool_calls, finish_reason, usage } = answerOf(answer)
+  const output = outputItems(id.slice('resp_'.length), { texts: [text], tool_calls, finish_reason, usage }, 0)
+  sendJson(session, responseObject(head, { status: statusOf(finish_reason), output, usage }, visible))
+}
+
+const headOf = (model: string, parsed: Omit<ParsedResponse, 'items' | 'request'>, id: string): ResponseHead => ({
+  id,
+  created_at: now(),
+  model,
+  previous_response_id: parsed.previous_response_id,
+  store: parsed.store,
+  background: parsed.background,
+})
+
+async function respondByAgent(
+  session: OpenAiSession,
+  model: AgentModel,
+  request: ClientChatRequest,
+  parsed: ParsedResponse,
+): Promise<void> {
+  const visible = visibilityFor(session)
+  const stream: AgentTurnCall['stream'] = request.stream
+    ? (generationId, state, afterStep) =>
+        responseEvents(headOf(request.model, parsed, responseId(generationId)), visible, {
+          failed: error => (state.started ? errorFrame(session, error) : null),
+          afterStep,
+        })
+    : null
+  const { store, background, conversation, ignored } = parsed
+  const { answer, report } = await runAgent(session, model, request, stream, { key: conversation, store, background })
+  setReport(session, report, ignored)
+  if (answer.stream) return sendStream(session, answer)
+  const { queued } = answer.body as { queued?: string }
+  if (queued !== undefined)
+    return sendJson(
+      session,
+      responseObject(headOf(request.model, parsed, responseId(queued)), { status: 'queued', output: [] }, visible),
+    )
+  const turn = turnAnswerOf(answer)
+  const id = responseId(turn.generation_id)
+  const output = outputItems(id.slice('resp_'.length), turn, turn.afterStep)
+  const status = statusOf(turn.finish_reason)
+  sendJson(session, responseObject(headOf(request.model, parsed, id), { status, output, usage: turn.usage }, visible))
+}
+
+/** Returns the stored items that a request names, and the messages of its previous response. */
+async function resolveReferences(
+  session: OpenAiSession,
+  { items, previous_response_id, request }: ParsedResponse,
+): Promise<{ previous: ModelMessage[]; references: Map<string, ResolvedItem> }> {
+  const references = new Map<string, ResolvedItem>()
+  const steps = new Map<string, StoredSteps>()
+  const endUser = endUserOf(session, request)
+  const read = async (generationId: string, param: string, id: string): Promise<StoredSteps> => {
+    const known = steps.get(generationId)
+    if (known) return known
+    const turn = await findOwnTurn(session, generationId, endUser)
+    if (!turn) throw notFound(param, id)
+    const stored = { generation: turn, steps: await readStoredSteps(session.services, turn) }
+    steps.set(generationId, stored)
+    return stored
+  }
+  for (const [index, item] of items.entries()) {
+    if (!isReference(item)) continue
+    const param = `input[${index}]`
+    const named = parseItemId(item.id)
+    if (!named) throw notFound(param, item.id)
+    const stored = await read(named.generation_id, param, item.id)
+    const call = stored.steps.flatMap(step => step.tool_calls).find(({ id }) => id === named.call_id)
+    const text = named.step === undefined ? null : stored.steps.find(({ n }) => n === named.step)?.text
+    if (call)
+      references.set(item.id, { type: 'call', id: call.id, name: call.tool_name, arguments: JSON.stringify(call.args) })
+    else if (text) references.set(item.id, { type: 'text', text })
+    else throw notFound(param, item.id)
+  }
+  if (previous_response_id === null) return { previous: [], references }
+  const generationId = generationOfResponse(previous_response_id)
+  if (!generationId) throw notFound('previous_response_id', previous_response_id)
+  const { generation, steps: own } = await read(generationId, 'previous_response_id', previous_response_id)
+  // The input of a paused turn is not in its record; only results of its calls continue it.
+  const input = generation.input ?? (generation.status === 'requires_action' ? [] : null)
+  if (!input) throw notFound('previous_response_id', previous_response_id)
+  return { previous: [...input, ...own.flatMap(stepMessages)], references }
+}
+
+const isReference = (item: Item): item is Extract<Item, { type: 'item_reference' }> =>
+  'type' in item && item.type === 'item_reference'
+
+/** Reads a generation, for the routes of one response. */
+const readOperation = itemOperation(generationKind, {
+  id: 'getOpenAiResponse',
+  method: 'get',
+  path: '/openai/v1/responses/{generation_id}',
+  summary: 'Get a response',
+  tag: 'OpenAI',
+  action: 'generations:GetGeneration',
+  query: z.object({ starting_after: z.string().optional() }),
+  endUser: { ...generationAccess, query: ['starting_after'], presented: true },
+  answers: { 200: null },
+  run: async ({ resource, services }) => ({ generation: resource, steps: await readStoredSteps(services, resource) }),
+})
+
+/** Streams a generation as the events of its response. */
+const streamOperation = itemOperation(generationKind, {
+  id: 'streamOpenAiResponse',
+  method: 'post',
+  path: '/openai/v1/responses/{generation_id}/stream',
+  summary: 'Stream a response',
+  tag: 'OpenAI',
+  action: 'generations:GetGeneration',
+  reads: true,
+  body: z.custom<{ present(generation: GenerationRow): Parameters<typeof turnFormat>[0] }>(),
+  endUser: { ...generationAccess, fields: ['present'], presented: true },
+  answers: { 200: null },
+  run: async (
+    context: Context<
+      Record<string, never>,
+      { present(generation: GenerationRow): Parameters<typeof turnFormat>[0] },
+      GenerationRow
+    >,
+  ) => {
+    const { resource, body } = context
+    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep: 0 }
+    return streamTurn(context, resource, 0, turnFormat(body.present(resource), turn))
+  },
+})
+
+const idIn = ([, id]: RegExpExecArray): string => {
+  const generationId = generationOfResponse(id)
+  if (!generationId) throw notFound('response_id', id)
+  return generationId
+}
+
+async function readResponse(session: OpenAiSession, match: RegExpExecArray): Promise<StoredSteps> {
+  const generation_id = idIn(match)
+  const { body } = await invokeOperation(session, readOperation, { params: { generation_id } })
+  const stored = body as StoredSteps
+  const { content_mode, content_redacted_at } = stored.generation
+  if (content_mode === 'none' || content_redacted_at !== null) throw notFound('response_id', match[1])
+  return stored
+}
+
+const STATUSES = {
+  pending: 'queued',
+  in_progress: 'in_progress',
+  requires_action: 'completed',
+  completed: 'completed',
+  failed: 'failed',
+} as const
+
+function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
+  const suffix = responseId(generation.id).slice('resp_'.length)
+  const { status, stop_reason, error, output } = generation
+  const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
+  const calls = steps.flatMap(step => step.tool_calls).filter(call => pending.some(({ id }) => id === call.id))
+  const items = outputItems(
+    suffix,
+    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason: 'stop', usage: null },
+    0,
+  )
+  const shown =
+    status === 'failed' && stop_reason === 'cancelled'
+      ? 'cancelled'
+      : status === 'completed'
+        ? statusOf(output?.finish_reason ?? 'stop')
+        : STATUSES[status]
+  const failure = status === 'failed' && error ? errorFrame(session, failureOf(error)).error : null
+  return responseObject(
+    { ...headOfGeneration(generation), created_at: Math.floor(Date.parse(generation.created_at) / 1000) },
+    {
+      status: shown,
+      output: items,
+      usage: usageOfTotals(generation.usage),
+      error: failure as { code: string; message: string } | null,
+    },
+    visibilityFor(session),
+  )
+}
+
+const failureOf = ({ code, message, meta }: RecordedFailure): AppError =>
+  new AppError(code as AppError['code'], { message, meta })
+
+const headOfGeneration = ({ id, agent_id }: GenerationRow): ResponseHead => ({
+  id: responseId(id),
+  created_at: now(),
+  model: agent_id,
+  previous_response_id: null,
+  store: true,
+  background: false,
+})
+
+/** Handles GET /responses/{id}, as a whole or as a stream after an event. */
+export async function getResponse(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
+  const { stream, starting_after } = session.exchange.req.query
+  if (stream !== 'true') return sendJson(session, present(session, await readResponse(session, match)))
+  const after = typeof starting_after === 'string' && /^\d{1,9}$/.test(starting_after) ? Number(starting_after) : -1
+  const visible = visibilityFor(session)
+  const answer = await invokeOperation(session, streamOperation, {
+    params: { generation_id: idIn(match) },
+    body: {
+      present: (generation: GenerationRow) =>
+        responseEvents(headOfGeneration(generation), visible, { failed: error => errorFrame(session, error), after }),
+    },
+  })
+  sendStream(session, answer)
+}
+
+/** Handles DELETE /responses/{id}: erases the content of the turn. */
+export async function deleteResponse(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
+  const generation_id = idIn(match)
+  await invokeOperation(session, operations.get('purgeGenerationContent'), { params: { generation_id } })
+  sendJson(session, { id: match[1], object: 'response', deleted: true })
+}
+
+/** Handles POST /responses/{id}/cancel. */
+export async function cancelResponse(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
+  const generation_id = idIn(match)
+  await invokeOperation(session, operations.get('cancelGeneration'), { params: { generation_id } })
+  sendJson(session, present(session, await readResponse(session, match)))
+}
+
+/** Handles GET /responses/{id}/input_items: what the turn was given, newest first. */
+export async function listInputItems(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
+  const { generation } = await readResponse(session, match)
+  const data = (generation.input ?? []).map((message, index) => inputItem(generation.id, message, index)).reverse()
+  sendJson(session, {
+    object: 'list',
+    data,
+    first_id: data.at(0)?.id ?? null,
+    last_id: data.at(-1)?.id ?? null,
+    has_more: false,
+  })
+}
+
+function inputItem(generationId: string, { role, content }: ModelMessage, index: number) {
+  const suffix = `${generationId.slice(generationId.indexOf('_') + 1)}_in${index}`
+  const text =
+    typeof content === 'string' ? content : content.map(part => (part.type === 'text' ? part.text : '')).join('\n\n')
+  if (role === 'assistant') return messageItem(suffix, 0, text)
+  if (role === 'tool') {
+    const [first] = content
+    return {
+      id: `fco_${suffix}`,
+      type: 'function_call_output',
+      status: 'completed',
+      call_id: first.tool_call_id,
+      output: typeof first.result === 'string' ? first.result : JSON.stringify(first.result),
+    }
+  }
+  return { id: `msg_${suffix}`, type: 'message', status: 'completed', role, content: [{ type: 'input_text', text }] }
+}

@@ -1,0 +1,66 @@
+import { raiseInvalid } from '../../core/api/errors.ts'
+import type { OperationResult } from '../../core/api/operation.ts'
+import { type AgentTurnCall, agentTurnOperation, sessionTurnOperation, type TurnReport } from './agent-turn.ts'
+import { spokenTexts } from './align.ts'
+import type { ClientChatRequest } from './client-request.ts'
+import { conversationKeyOf, endUserOf } from './identity.ts'
+import { findAgentByName, type ModelRef } from './models.ts'
+import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
+import type { TurnAnswer } from './turn-answer.ts'
+import { requestIdentity } from './turn-requests.ts'
+
+export type AgentModel = Extract<ModelRef, { kind: 'agent' | 'agent_name' }>
+
+/** Runs an agent for a request, by the operation for its end user and its conversation. @throws errors of the turn */
+export async function runAgent(
+  session: OpenAiSession,
+  model: AgentModel,
+  request: ClientChatRequest,
+  stream: AgentTurnCall['stream'],
+  options: { key?: string | null; store?: boolean; background?: boolean } = {},
+): Promise<{ answer: OperationResult; report: TurnReport }> {
+  const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
+  const end_user = endUserOf(session, request)
+  const { store = true, background = false } = options
+  const key = options.key ?? conversationKeyOf(session, request)
+  const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
+  const report: TurnReport = { session_id: null, ignored: [] }
+  if (isEndUser(session)) requireOwnContent(request)
+  const call: AgentTurnCall = {
+    agent_id,
+    message: textAdded(request),
+    request,
+    isEndUser: isEndUser(session),
+    end_user,
+    key,
+    appends: options.key != null,
+    identity: requestIdentity(session.caller, agent_id, end_user, key, request),
+    isRetry: retries >= 1,
+    stream,
+    store,
+    background,
+    report,
+  }
+  const isSession = end_user !== null || key !== null
+  const answer = isSession
+    ? await invokeOperation(session, sessionTurnOperation, { body: call })
+    : await invokeOperation(session, agentTurnOperation, { params: { agent_id }, body: call })
+  return { answer, report }
+}
+
+/** Returns the text of the user after the last message of the assistant. */
+const textAdded = ({ messages }: ClientChatRequest): string =>
+  spokenTexts(messages.slice(messages.findLastIndex(({ role }) => role === 'assistant') + 1))
+    .map(({ text }) => text)
+    .join('\n')
+
+/** Refuses files of the project in a request of an end user. @throws VALIDATION_FAILED */
+function requireOwnContent({ messages }: ClientChatRequest): void {
+  const hasFile = messages.some(
+    ({ role, content }) => role === 'user' && typeof content !== 'string' && content.some(part => part.type === 'file'),
+  )
+  if (hasFile) raiseInvalid({ code: 'INVALID_VALUE', path: 'messages', message: 'must not refer to files by ID' })
+}
+
+/** Returns the answer of a turn that was not streamed. */
+export const turnAnswerOf = ({ body }: OperationResult): TurnAnswer => body as TurnAnswer

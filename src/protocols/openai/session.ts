@@ -1,0 +1,59 @@
+import type { Operation, OperationResult } from '../../core/api/operation.ts'
+import type { MountExchange } from '../../core/http/mounts.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import { callAs } from '../../core/invoke/call.ts'
+import { invoke } from '../../core/invoke/invoke.ts'
+import type { Services } from '../../core/process/services.ts'
+
+/** Action of turns in sessions. */
+export const SEND_ACTION = 'sessions:SendSessionMessage'
+
+/** Context of one request to the mount. */
+export type OpenAiSession = {
+  services: Services
+  exchange: MountExchange
+  caller: Caller
+  /** Project of the credential, or the project that an unbound credential names in a header. */
+  project: string | null
+}
+
+/** Whether the caller is an end user, who sees no usage, reasoning and details of failures. */
+export const isEndUser = ({ caller }: Pick<OpenAiSession, 'caller'>): boolean => caller.end_user !== undefined
+
+/** Returns the value of a header with the prefix of the deployment. */
+export function serviceHeader({ services, exchange }: Pick<OpenAiSession, 'services' | 'exchange'>, name: string) {
+  const value = exchange.req.headers[`${services.config.HEADER_PREFIX}${name}`.toLowerCase()]
+  return typeof value === 'string' && value !== '' ? value : undefined
+}
+
+/** Sets a response header with the prefix of the deployment. */
+export const setServiceHeader = ({ services, exchange }: OpenAiSession, name: string, value: string): void =>
+  void exchange.res.setHeader(`${services.config.HEADER_PREFIX}${name}`, value)
+
+type Input = {
+  params?: Record<string, string>
+  query?: Record<string, unknown>
+  body?: Record<string, unknown>
+}
+
+/** Invokes an operation with the permissions of the request. @throws errors of the operation */
+export function invokeOperation(session: OpenAiSession, operation: Operation, input: Input): Promise<OperationResult> {
+  const { services, exchange, caller, project } = session
+  let isFirst = true
+  const call = callAs(caller, 'openai', input)
+  return invoke(services, operation, {
+    ...call,
+    query: { ...call.query, ...(caller.project_id === null && project !== null && { project_id: project }) },
+    path: exchange.req.path,
+    request: exchange.request,
+    // Calls of end users are counted by the operation.
+    isCounted: caller.project_id !== null && !caller.end_user,
+    upload: operation.receive ? exchange.req : undefined,
+    // Identified again during long responses.
+    identify: () => {
+      const known = isFirst
+      isFirst = false
+      return known ? Promise.resolve(caller) : exchange.identify()
+    },
+  })
+}

@@ -1,0 +1,60 @@
+import assert from 'node:assert/strict'
+import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+
+type Json = Record<string, any>
+
+describe('the OpenAI mount: embeddings and files', () => {
+  let app: OpenAiApp
+
+  before(async () => {
+    app = await startOpenAiApp({
+      workers: [],
+      actions: [
+        'embeddings:CreateEmbeddings',
+        'files:UploadFile',
+        'files:GetFile',
+        'files:DownloadFile',
+        'files:DeleteFile',
+      ],
+      env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '64' },
+    })
+  })
+  after(async () => {
+    await app?.close()
+  })
+
+  it('three texts give the vectors of the API, whether as numbers or as base64', async () => {
+    const texts = ['one', 'two', 'three']
+    const expected = (await app.key.post('/embeddings', { inputs: texts })).body
+    const client = app.openai(app.key.token)
+    const packed = await client.embeddings.create({ model: 'any', input: texts })
+    assert.deepEqual(
+      packed.data.map(({ embedding }) => embedding),
+      expected.embeddings.map((vector: number[]) => vector.map(Math.fround)),
+    )
+    assert.ok(packed.usage.total_tokens > 0)
+    const plain = await client.embeddings.create({ model: 'any', input: 'one', encoding_format: 'float' })
+    assert.deepEqual(plain.data[0].embedding, expected.embeddings[0])
+    assert.equal(plain.model, expected.model)
+    const refused = await app.send('/embeddings', { model: 'any', input: 'one', dimensions: expected.dimensions + 1 })
+    assert.equal(((await refused.json()) as Json).error.param, 'dimensions')
+    const tokens = await app.send('/embeddings', { model: 'any', input: [1, 2] })
+    assert.deepEqual([tokens.status, ((await tokens.json()) as Json).error.param], [400, 'input'])
+  })
+
+  it('files are uploaded, also under equal names, read, listed, downloaded and deleted', async () => {
+    const client = app.openai(app.key.token)
+    const upload = () =>
+      client.files.create({ file: new File(['hello'], 'a.txt', { type: 'text/plain' }), purpose: 'assistants' })
+    const first = await upload()
+    const second = await upload()
+    assert.match(first.id, /^file_/)
+    assert.deepEqual([first.filename, first.purpose, first.bytes], ['a.txt', 'assistants', 5])
+    assert.deepEqual(await client.files.retrieve(first.id), first)
+    const listed = await client.files.list()
+    assert.deepEqual(listed.data.map(({ id }) => id).sort(), [first.id, second.id].sort())
+    assert.equal(await (await client.files.content(first.id)).text(), 'hello')
+    assert.equal((await client.files.delete(first.id)).deleted, true)
+    await assert.rejects(client.files.retrieve(first.id), { status: 404 })
+  })
+})
