@@ -315,7 +315,8 @@ async function createForKey(
   const agent = await requireAgent(tx, key)
   const { session, conversation } = await createClientSession(tx, agent, { project_id, actor_id })
   // A concurrent request has created the session: the client repeats this one.
-  if (!(await insertSessionKey(tx, key, session.id))) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { agent_id } })
+  if (!(await insertSessionKey(tx, key, session.id)))
+    raise('GENERATION_ALREADY_IN_PROGRESS', { message: 'Another request has created the session', meta: { agent_id } })
   body.report.session_id = session.id
   const aligned = alignTexts(spoken, [])
   const { history, added } = aligned.type === 'import' ? aligned : { history: [], added: textsOfUser(spoken) }
