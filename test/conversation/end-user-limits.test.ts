@@ -59,6 +59,9 @@ describe('end users on several web processes', () => {
     const path = `/sessions/${made[0].body.id}/messages`
     const long = expectRefusal(await user.post(path, { message: 'x'.repeat(11) }), 429, 'ACTOR_LIMIT_EXCEEDED')
     assert.deepEqual([long.meta.limit, long.meta.max, long.meta.resets_at], ['message_chars', 10, null])
+    const described = [{ type: 'image', file_id: 'file_none', alt: 'x'.repeat(6) }]
+    const parts = await user.post(path, { parts: [...described, ...described] })
+    assert.equal(expectRefusal(parts, 429, 'ACTOR_LIMIT_EXCEEDED').meta.limit, 'message_chars')
     const sent = await Promise.all(
       Array.from({ length: 6 }, () => onOther(user.token).post(path, { message: 'hello' })),
     )

@@ -36,16 +36,22 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
   if (call.isCounted) return
-  const spend: EndUserSpend = operation.endUser?.sends
-    ? { messages: 1, chars: textLength((body ?? {}) as Record<string, unknown>) }
-    : {}
+  const spend: EndUserSpend = {
+    messages: operation.endUser?.sends ? 1 : 0,
+    chars: textLength((body ?? {}) as Record<string, unknown>),
+  }
   await endUserLimits.only()?.(services, endUser, spend)
 }
 
-/** Returns the number of characters of the texts of a message. */
-function textLength({ message, parts }: Record<string, unknown>): number {
-  const texts = Array.isArray(parts) ? parts.map(part => (part as { text?: unknown } | null)?.text) : []
-  return [message, ...texts].reduce((sum: number, text) => sum + (typeof text === 'string' ? text.length : 0), 0)
+/** Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason. */
+function textLength({ message, parts, reason }: Record<string, unknown>): number {
+  const texts = Array.isArray(parts)
+    ? parts.flatMap((part: { text?: unknown; alt?: unknown } | null) => [part?.text, part?.alt])
+    : []
+  return [message, reason, ...texts].reduce(
+    (sum: number, text) => sum + (typeof text === 'string' ? text.length : 0),
+    0,
+  )
 }
 
 /** Whether an item belongs to the end user of a call; true for other callers. */
