@@ -151,6 +151,8 @@ describe('the examples, against npm start', function () {
       await send(`@double ${JSON.stringify([{ tool_calls: [refund] }, { text: 'Please confirm.' }])}`)
       await page.getByRole('button', { name: 'Approve' }).click()
       await page.getByText('Approved').waitFor()
+      await page.locator('article.agent', { hasText: 'was approved' }).waitFor()
+      await page.getByText('Connected').waitFor()
 
       await page.locator('#file').setInputFiles({ name: 'box.png', mimeType: 'image/png', buffer: pngHeader(4, 4) })
       await send('What is this?')
