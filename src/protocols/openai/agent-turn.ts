@@ -113,7 +113,13 @@ export const sessionTurnOperation = operation({
   about: sessionKind,
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
-  endUser: { scope: 'chat', fields: callFields, sends: true, presented: true },
+  endUser: {
+    scope: 'chat',
+    fields: callFields,
+    sends: true,
+    streams: ({ stream }) => stream !== null,
+    presented: true,
+  },
   transaction: false,
   run: runInSession,
 })

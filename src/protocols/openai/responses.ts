@@ -187,7 +187,7 @@ const streamOperation = itemOperation(generationKind, {
   action: 'generations:GetGeneration',
   reads: true,
   body: z.custom<{ present(generation: GenerationRow): Parameters<typeof turnFormat>[0] }>(),
-  endUser: { ...generationAccess, fields: ['present'], presented: true },
+  endUser: { ...generationAccess, fields: ['present'], streams: () => true, presented: true },
   answers: { 200: null },
   run: async (
     context: Context<
