@@ -136,8 +136,7 @@ export async function createSession(
   if (key) {
     await lockSessionKey(tx, key)
     const existing = await findSessionByKey(tx, key)
-    // A session that its end user has deleted releases the key.
-    if (existing?.hidden_at === null) return existing
+    if (existing) return existing
   }
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await insertSessionWithConversation(tx, {
