@@ -51,6 +51,7 @@ export async function run(streams = 5000): Promise<Row[]> {
       ...testEnvironment(proxy.url),
       STREAM_PING_INTERVAL_MS: '3600000',
       HTTP_KEEP_ALIVE_MS: '600000',
+      STREAMS_PER_PROJECT: '20000',
     })
     child = web.child
     child.stdout?.resume()

@@ -177,6 +177,7 @@ describe('end-user tokens', () => {
         'last_activity_at',
         'name',
         'status',
+        'unread_count',
         'updated_at',
       ])
       const path = `/sessions/${session.id}`
@@ -273,8 +274,8 @@ describe('end-user tokens', () => {
         description: null,
         avatar_file_id: null,
         greeting: null,
+        media: null,
         suggestions: null,
-        media: { accept: null, max_parts_per_turn: 8 },
       })
     })
 

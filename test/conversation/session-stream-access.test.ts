@@ -20,11 +20,7 @@ describe('access to session streams', function () {
   let app: SessionApp
   const steady = steadyWorkers()
   before(async () => {
-    app = await startSessionApp({
-      actions: ACTIONS,
-      workers: ['generation', 'snapshot'],
-      env: { STREAM_PING_INTERVAL_MS: '200' },
-    })
+    app = await startSessionApp({ actions: ACTIONS, env: { STREAM_PING_INTERVAL_MS: '200' } })
   })
   after(async () => {
     await steady.stop()
@@ -285,12 +281,15 @@ describe('access to session streams', function () {
     await reader.seen(is('requires_action'))
     const frames = async () => JSON.stringify(await app.services.pool.any(sql.unsafe`select * from session_frames`))
     assert.equal((await frames()).includes(SECRET), false)
-    expectStatus(await app.key.post(`/actors/${actor.id}/purge-content`), 202)
-    await eventually(async () => !JSON.stringify(await app.messages(session)).includes(SECRET))
+    const { generation_id } = reader.of('requires_action')[0]
+    const erased = await app.key.delete(`/generations/${generation_id}/content`)
+    assert.ok(erased.status < 300, JSON.stringify(erased.body))
+    const [message] = await app.messages(session)
+    expectStatus(await app.key.delete(`/conversations/${session.conversation_id}/messages/${message.document_id}`), 204)
     const late = await tab(session, app.key, { after: '0' })
-    await late.seen(is('turn_failed'))
+    await late.seen(is('message_deleted'))
     assert.equal(JSON.stringify(late.events).includes(SECRET), false)
-    assert.ok(late.of('message').every(({ content }) => content === null))
+    assert.deepEqual(late.of('requires_action'), [{ generation_id, tool_calls: [] }])
     for (const each of [reader, late]) each.close()
   })
 

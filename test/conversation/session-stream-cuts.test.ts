@@ -33,7 +33,7 @@ class CutReader {
 
   async run(): Promise<void> {
     while (!this.#done) {
-      await this.#read(this.#below(6) > 0, 1 + this.#below(700))
+      await this.#read(this.#below(6) > 0, 1 + this.#below(900))
       this.cuts += 1
     }
   }
@@ -79,7 +79,7 @@ class CutReader {
 }
 
 describe('session streams that are cut', function () {
-  this.timeout(300_000)
+  this.timeout(600_000)
   let app: SessionApp
   before(async () => {
     app = await startSessionApp({ actions: ['agents:*', 'sessions:*'] })
@@ -133,6 +133,6 @@ describe('session streams that are cut', function () {
       while (next < SEEDS) cuts += await one(next++)
     }
     await Promise.all(Array.from({ length: CONCURRENT }, lane))
-    assert.ok(cuts > SEEDS, `${cuts} cuts`)
+    assert.ok(cuts > SEEDS / 4, `${cuts} cuts`)
   })
 })

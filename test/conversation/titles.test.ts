@@ -6,6 +6,7 @@ import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { CHAT_ACTIONS, endUser } from './end-user-support.ts'
+import { openTab } from './session-stream-support.ts'
 import { expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -101,10 +102,13 @@ describe('names of sessions by the agent', function () {
       assert.deepEqual(face[name], value)
     for (const name of ['auto_title', 'context_policy', 'instructions']) assert.equal(name in face, false)
     const session = expectStatus(await user.post('/sessions', { agent_id: agentId }), 201)
+    const tab = await openTab({ url: app.url, key: app.key }, session)
     expectStatus(await user.post(`/sessions/${session.id}/messages`, { message: 'Where is it?' }), 201)
     expectStatus(await user.post(`/sessions/${session.id}/generate?wait=true`), 200)
     await t.idle()
     assert.equal(expectStatus(await user.get(`/sessions/${session.id}`), 200).name, 'Late order')
+    await tab.seen(({ event, data }) => event === 'session' && data.name === 'Late order')
+    tab.close()
   })
 
   it('have at most 60 characters', async () => {

@@ -46,10 +46,11 @@ describe('approvals by end users', function () {
     guardrail_ids: string[],
     session: Json = {},
     args: Json = { amount: 5, account: 'secret-1' },
+    label?: string,
   ) => {
     const agent_id = await app.agent({
       guardrail_ids,
-      tool_bindings: [{ tool: { name: 'refund', execute: { method: 'POST', url: `${target.url}/refund` } } }],
+      tool_bindings: [{ label, tool: { name: 'refund', execute: { method: 'POST', url: `${target.url}/refund` } } }],
     })
     const made = ok(await app.key.post('/sessions', { agent_id, ...session }), 201)
     const script = [{ tool_calls: [{ name: 'refund', args }] }, { text: 'It waits.' }]
@@ -87,8 +88,13 @@ describe('approvals by end users', function () {
         resolved_by_actor_id: null,
       },
     )
-    const none = await proposed(await ruled({ class: 'C', approver: 'end_user' }), actor())
-    assert.deepEqual(none.approval.shown_arguments, {})
+    const none = await proposed(
+      await ruled({ class: 'C', approver: 'end_user' }),
+      actor(),
+      { amount: 5 },
+      'Booking the refund',
+    )
+    assert.deepEqual([none.approval.title, none.approval.shown_arguments], ['Booking the refund', {}])
     const operators = await proposed(await ruled({ class: 'C', end_user_arguments: ['amount'] }), actor())
     assert.deepEqual(
       [operators.approval.approver, operators.approval.title, operators.approval.shown_arguments],

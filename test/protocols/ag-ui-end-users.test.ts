@@ -72,6 +72,24 @@ describe('end users at the AG-UI mount', () => {
     assert.deepEqual(client.texts(), ['done'])
   })
 
+  it('see the label of a tool if the agent shows activity', async () => {
+    const tool = { name: 'hidden_tool', execute: { url: `${target.url}/x` } }
+    const labelled = await app.agent({
+      end_user_activity: 'labels',
+      tool_bindings: [{ label: 'Checking the order', tool }],
+    })
+    const { token } = await endUser(app, { agent_ids: [labelled] })
+    const events = await open(token, { agentId: labelled }).say(said(calls('hidden_tool'), { text: 'done' }))
+    assert.deepEqual(
+      ofType(events, 'ACTIVITY_SNAPSHOT').map(({ content }) => content),
+      [
+        { label: 'Checking the order', state: 'started' },
+        { label: 'Checking the order', state: 'ended', ok: true },
+      ],
+    )
+    assert.equal(JSON.stringify(events).includes('hidden_tool'), false)
+  })
+
   it('find neither other agents nor threads and sessions of others', async () => {
     const [ann, bob] = [await user(), await user()]
     const other = await app.agent()

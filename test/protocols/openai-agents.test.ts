@@ -492,6 +492,18 @@ describe('the OpenAI mount: agents', () => {
       assert.deepEqual(await contentsOf(sessionOf(response)), ['a', 'now'])
     })
 
+    it('under an operator store the message, and are refused', async () => {
+      const { agentId } = await app.scripted(echo)
+      const headers = chatHeaders('chat-operator')
+      const first = await ask(agentId, [user('a')], headers)
+      const text = textOf(await read(first))
+      const taken = await app.admin.post(`/sessions/${sessionOf(first)}/takeover`, {})
+      assert.equal(taken.status, 200, JSON.stringify(taken.body))
+      const refused = await ask(agentId, [user('a'), assistant(text), user('b')], headers)
+      assert.equal((await read(refused, 400)).error.code, 'SESSION_UNDER_OPERATOR')
+      assert.equal((await contentsOf(sessionOf(first))).at(-1), 'b')
+    })
+
     it('of a closed session are refused permanently', async () => {
       const { agentId } = await app.scripted(echo)
       const headers = chatHeaders('chat-closed')

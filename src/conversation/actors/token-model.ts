@@ -104,15 +104,19 @@ export const ActorTokenForInput = z
 export const ActorToken = z
   .object({
     token: z.string().describe('Bearer credential of the end user'),
-    token_type: z.literal('Bearer'),
+    token_type: z.literal('Bearer').describe('Always `Bearer`'),
     expires_at: z.iso.datetime(),
     actor_id: z.string(),
     jti: z.string().describe('ID of the token, which audit entries of its calls contain'),
     agents: z.array(z.string()).describe('IDs of the agents'),
     sessions: z.array(z.string()).nullable().describe('IDs of the sessions; null for all of the end user'),
-    scopes: z.array(z.enum(END_USER_SCOPES)),
-    limits: z.object(
-      Object.fromEntries(Object.keys(LIMITS).map(name => [name, z.int()])) as Record<keyof EndUserLimits, z.ZodInt>,
-    ),
+    scopes: z.array(z.enum(END_USER_SCOPES)).describe('Groups of operations that the token opens'),
+    limits: z
+      .object(
+        Object.fromEntries(
+          Object.keys(LIMITS).map(name => [name, z.int().describe('Limit of the end user')]),
+        ) as unknown as Record<keyof EndUserLimits, z.ZodInt>,
+      )
+      .describe('Limits of the end user, counted over all of its tokens'),
   })
   .meta({ id: 'ActorToken' })

@@ -120,7 +120,7 @@ const description =
 export const tokenOperations: Operation[] = [
   actors.action('tokens', {
     id: 'createActorToken',
-    command: ['actors', 'create-token'],
+    command: ['actors', 'issue-token'],
     summary: 'Issue a token of an end user',
     description,
     action: ISSUE_TOKENS,
@@ -134,7 +134,7 @@ export const tokenOperations: Operation[] = [
   }),
   operation({
     id: 'createTokenForActor',
-    command: ['actors', 'create-token-for'],
+    command: ['actors', 'issue-token-for'],
     method: 'post',
     path: '/actors/tokens',
     summary: 'Issue a token of a new or existing end user',

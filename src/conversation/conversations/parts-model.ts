@@ -50,7 +50,7 @@ export const MessageParts = z
       type: z.enum(['text', 'image', 'file', 'document']),
       text: z.string().optional(),
       file_id: z.string().optional(),
-      alt: z.string().optional(),
+      alt: z.string().optional().describe('Description of the image'),
       document_id: z.string().optional(),
       gone: z.literal(true).optional().describe('Set if the file no longer exists'),
     }),

@@ -15,7 +15,7 @@ import { actorKind } from '../actors/model.ts'
 import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { copySummary } from '../summaries/store.ts'
-import { requireNewSession } from './end-user.ts'
+import { ownsSession, requireNewSession } from './end-user.ts'
 import { expireLockedSessions } from './expire.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { ForkInput, SessionInput, SessionRow } from './model.ts'
@@ -123,7 +123,6 @@ export async function createSession(
   if (body.knowledge_config) await checkOverlay(context, agent, project_id, body.knowledge_config)
   const { end_user } = caller
   let actor_id = end_user?.actor_id ?? body.actor_id ?? null
-  if (end_user) await requireNewSession(tx, end_user, agent.id)
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
     const actor = await findOrCreateActor(tx, { ...body.actor, project_id })
@@ -136,8 +135,9 @@ export async function createSession(
   if (key) {
     await lockSessionKey(tx, key)
     const existing = await findSessionByKey(tx, key)
-    if (existing) return existing
+    if (existing && (!end_user || ownsSession(existing, end_user))) return existing
   }
+  if (end_user) await requireNewSession(tx, end_user, agent.id)
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)
   const { session, conversation } = await insertSessionWithConversation(tx, {
     project_id,

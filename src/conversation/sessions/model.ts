@@ -64,8 +64,8 @@ export const SessionState = z
 const Attention = z
   .object({
     reason: z.string().nullable().describe('Null if it was erased'),
-    urgency: z.enum(URGENCIES),
-    since: z.iso.datetime(),
+    urgency: z.enum(URGENCIES).describe('Urgency of the request'),
+    since: z.iso.datetime().describe('Time of the request'),
     by: z.object({ type: z.enum(['agent', 'user', 'api_key']), id: z.string() }).describe('Who requested it'),
   })
   .meta({ id: 'SessionAttention' })

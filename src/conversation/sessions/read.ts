@@ -21,6 +21,7 @@ const ReadInput = z
 
 export const readOperation = itemOperation(sessionKind, {
   id: 'markSessionRead',
+  command: ['sessions', 'mark-read'],
   method: 'post',
   path: '/sessions/{session_id}/read',
   summary: 'Mark session messages as read',

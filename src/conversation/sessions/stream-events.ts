@@ -47,7 +47,7 @@ const events: EventSchema[] = [
     'ready',
     'First event: the state from which the stream continues',
     z.object({
-      session: StreamedSession,
+      session: StreamedSession.describe('The session'),
       generation_id: z.string().nullable().describe('ID of the running turn. Null if none is running.'),
       position: z.int().nullable().describe('Position of the last message. Null without messages.'),
     }),

@@ -22,6 +22,7 @@ export class SessionReader {
   position = 0
   /** Turn whose text the reader has from its beginning. */
   turn: string | null = null
+  /** Whether nothing more is sent. */
   closed = false
   #onDrained: (() => void) | null = null
 
@@ -75,7 +76,11 @@ export class SessionReader {
     this.end()
   }
 
+  /** Ends the stream after the sent events. */
   end(): void {
-    if (!this.closed) this.output.push(null)
+    if (this.closed) return
+    this.closed = true
+    this.#drain()
+    this.output.push(null)
   }
 }

@@ -37,6 +37,7 @@ export const streamOperation = itemOperation(sessionKind, {
 
 export const sessionTicketOperation = ticketOperation(sessionKind, {
   id: 'createSessionStreamTicket',
+  command: ['sessions', 'create-stream-ticket'],
   path: '/sessions/{session_id}/stream-tickets',
   summary: 'Create a session stream ticket',
   tag: 'Sessions',

@@ -9,6 +9,7 @@ import { withoutRetries } from '../../core/work/retry.ts'
 import { work } from '../../core/work/work.ts'
 import { callAgentModel } from '../../execution/agents/model-call.ts'
 import { findAgentVersion } from '../../execution/agents/served-version.ts'
+import { addSessionFrame } from '../conversations/frames.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { type AgentWorkColumns, agentWorkColumns } from '../summaries/agent-work.ts'
 import { listOldestMessages } from '../summaries/store.ts'
@@ -87,8 +88,10 @@ async function nameSession({
   const name = titleOf(text)
   const named = await settle(async tx => {
     const session = name === null ? null : await setAutoName(tx, session_id, name, messages)
-    if (session) tx.emit(sessionKind, 'updated', session)
-    return session !== null
+    if (session === null) return false
+    tx.emit(sessionKind, 'updated', session)
+    addSessionFrame(tx, { session_id }, { event: 'session' })
+    return true
   })
   return { outcome: named ? 'named' : 'unchanged' }
 }

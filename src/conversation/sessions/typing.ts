@@ -85,6 +85,7 @@ const TypingInput = z
 
 export const typingOperation = itemOperation(sessionKind, {
   id: 'signalSessionTyping',
+  command: ['sessions', 'signal-typing'],
   method: 'post',
   path: '/sessions/{session_id}/typing',
   summary: 'Signal typing in a session',

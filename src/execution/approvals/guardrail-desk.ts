@@ -33,7 +33,7 @@ function dedupKey({ generation, tool, action, args, tool_context }: Proposal): s
   })
 }
 
-/** Title of an approval for an end user, who must not see the name of the tool. */
+/** Title for the end user, who must not see the name of the tool, without a label of its binding. */
 const END_USER_TITLE = 'Confirmation required'
 
 /** Files approvals for calls that guardrails route to a person. */
@@ -89,7 +89,7 @@ async function insert(tx: Tx, services: Services, proposal: Proposal, dedup_key:
       starters,
       forbid_self_approval: proposal.forbid_self_approval,
       approver: isForEndUser ? 'end_user' : 'operator',
-      title: isForEndUser ? END_USER_TITLE : null,
+      title: isForEndUser ? (tool.label ?? END_USER_TITLE) : null,
       end_user_arguments: isForEndUser ? [...proposal.end_user_arguments] : [],
       content_mode: generation.content_mode,
     },

@@ -326,6 +326,7 @@ export const generationOperations: Operation[] = [
   }),
   ticketOperation(generationKind, {
     id: 'createGenerationStreamTicket',
+    command: ['generations', 'create-stream-ticket'],
     path: '/generations/{generation_id}/stream-tickets',
     summary: 'Create a generation stream ticket',
     tag: 'Generations',

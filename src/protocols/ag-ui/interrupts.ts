@@ -93,7 +93,7 @@ function decisionsOf(resume: readonly Resume[], known: readonly ThreadApproval[]
     const isExpired = approval.status === 'expired' || (approval.status === 'pending' && !approval.is_open)
     if (isExpired) return entry.status === 'cancelled' ? [] : refuse(`interrupt ${approval.id} has expired`)
     if (approval.status !== 'pending' && (approval.status === 'approved') !== approved)
-      throw new AppError('APPROVAL_ALREADY_RESOLVED', { meta: { id: approval.id } })
+      throw new AppError('APPROVAL_ALREADY_RESOLVED', { meta: { id: approval.id, status: approval.status } })
     return [{ approval, approved }]
   })
 }

@@ -17,7 +17,7 @@ import { lockSessionAndConversation, requireOpen } from '../../conversation/sess
 import { touchSession } from '../../conversation/sessions/store.ts'
 import { turnContext, turnInput } from '../../conversation/sessions/turns.ts'
 import { enqueueTurn, findMailboxState } from '../../conversation/turns/mailbox.ts'
-import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import { type Context, itemOperation, type OperationResult, operation, result } from '../../core/api/operation.ts'
@@ -40,7 +40,7 @@ import { turnSettingsOf } from './agent-request.ts'
 import { type Alignment, alignTexts, listStoredTexts, type Spoken, spokenTexts } from './align.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
-import { awaitFirstChunk } from './first-chunk.ts'
+import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import { type EndUserRef, requireActor } from './identity.ts'
 import { modelNotFound } from './models.ts'
 import { findPausedTurn, trailingResults } from './paused-turn.ts'
@@ -184,14 +184,14 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
     const made = await services.write(async tx => {
       const actor_id = await requireActor(tx, context.allow, project_id, end_user)
       const turn = { generation_id, project_id, actor_id }
-      const enqueued =
+      const ids =
         (body.key !== null && (await enqueueInConversation(tx, context, { ...turn, key: body.key }))) ||
         (await createEphemeralTurn(tx, context, turn))
-      if (!(enqueued instanceof AppError)) recordTurn(context, tx, { generation_id, after_step: 0, after_frame: 0 })
-      return enqueued
+      if ('operator' in ids) return ids
+      recordTurn(context, tx, { generation_id, after_step: 0, after_frame: 0 })
+      return ids
     })
-    // The texts are stored for the operator.
-    if (made instanceof AppError) throw made
+    if ('operator' in made) raise('SESSION_UNDER_OPERATOR', { meta: made.operator })
     return made
   })
 }
@@ -229,6 +229,9 @@ async function findActorId(
 
 type NewTurn = { generation_id: string; project_id: string; actor_id: string | null }
 type Ids = { generation_id: string; trace_id: string }
+
+/** A session whose messages an operator answers: the message is stored, and no turn runs. */
+type UnderOperator = { operator: { session_id: string; assigned_to: string | null } }
 
 /** Creates a turn over the messages of the request, in a session that holds its end user. */
 async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn): Promise<Ids> {
@@ -273,7 +276,7 @@ async function enqueueInConversation(
   tx: Tx,
   context: TurnContext,
   { generation_id, project_id, actor_id, key }: NewTurn & { key: string },
-): Promise<Ids | AppError | null> {
+): Promise<Ids | UnderOperator | null> {
   const { services, caller, body, audit } = context
   const ref: SessionKey = { project_id, agent_id: body.agent_id, actor_id, key }
   const spoken = spokenTexts(body.request.messages)
@@ -282,18 +285,14 @@ async function enqueueInConversation(
   if (!located) return null
   const { session, conversation, added, history } = located
   Object.assign(audit, { resource_public_id: session.id })
-  if (session.control === 'operator') {
-    for (const text of added) await append(tx, conversation, session, { role: 'user', text, origin: 'end_user' })
-    if (added.length > 0) touchSession(tx, session.id)
-    const { id: session_id, assigned_to } = session
-    return new AppError('SESSION_UNDER_OPERATOR', { meta: { session_id, assigned_to } })
-  }
-  const agent = await admitTurn(tx, services, { ...session, session_id: session.id })
+  const isWithOperator = session.control === 'operator'
+  const agent = isWithOperator ? null : await admitTurn(tx, services, { ...session, session_id: session.id })
   for (const { role, text } of history) await append(tx, conversation, session, { role, text, origin: 'system' })
   for (const text of added) await append(tx, conversation, session, { role: 'user', text, origin: 'end_user' })
   const isEmpty = conversation.message_count + added.length + history.length === 0
   if (isEmpty) raiseInvalid({ code: 'REQUIRED', path: 'messages', message: 'must contain a text of the user' })
   touchSession(tx, session.id)
+  if (!agent) return { operator: { session_id: session.id, assigned_to: session.assigned_to } }
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
     input: turnInput(session, principalRecord(caller), {
@@ -334,7 +333,8 @@ async function createForKey(
   const agent = await requireAgent(tx, key)
   const { session, conversation } = await createClientSession(tx, agent, { project_id, actor_id })
   // A concurrent request has created the session: the client repeats this one.
-  if (!(await insertSessionKey(tx, key, session.id))) raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { agent_id } })
+  if (!(await insertSessionKey(tx, key, session.id)))
+    raise('GENERATION_ALREADY_IN_PROGRESS', { message: 'Another request has created the session', meta: { agent_id } })
   body.report.session_id = session.id
   const aligned = alignTexts(spoken, [])
   const { history, added } = aligned.type === 'import' ? aligned : { history: [], added: textsOfUser(spoken) }
@@ -440,7 +440,7 @@ async function presentTurn(
   if (body.stream) {
     const after = isNew ? await make(generationId) : make.after_frame
     const state = { started: false }
-    const format = turnFormat(body.stream(generationId, state, afterStep), presented)
+    const format = turnFormat(startingWithText(body.stream(generationId, state, afterStep), state), presented)
     const streamed = streamTurn(context, { id: generationId }, after, format)
     await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
     state.started = true

@@ -14,7 +14,7 @@ import { raise } from '../../core/api/errors.ts'
 import { type Context, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { type ClientChatRequest, schemaOf } from './client-request.ts'
-import { awaitFirstChunk } from './first-chunk.ts'
+import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import type { ModelRef } from './models.ts'
 
 /** Completions of chats, model routes and models of providers. */
@@ -83,7 +83,13 @@ async function createCompletion(context: Context<Record<string, never>, Completi
   // Continues after a disconnect, because the call is billed.
   if (!stream) return result(200, await prepared.complete(new AbortController().signal))
   const state = { started: false }
-  const streamed = streamCompletion(context, target, context.request.id, stream(modelOf(target), state), prepared)
+  const streamed = streamCompletion(
+    context,
+    target,
+    context.request.id,
+    startingWithText(stream(modelOf(target), state), state),
+    prepared,
+  )
   await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
   state.started = true
   return streamed

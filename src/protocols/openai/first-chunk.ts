@@ -9,3 +9,15 @@ import type { Readable } from 'node:stream'
 export const awaitFirstChunk = async (stream: Readable): Promise<void> => {
   await once(stream, 'readable')
 }
+
+/** Returns a format that marks its stream as started with the first text: a failure after it is a part of the stream. */
+export const startingWithText = <F extends { text(delta: string): string }>(
+  format: F,
+  state: { started: boolean },
+): F => ({
+  ...format,
+  text(delta: string) {
+    state.started = true
+    return format.text(delta)
+  },
+})

@@ -230,8 +230,10 @@ async function requestStep(
     prompt_caching: agent.prompt_caching?.enabled ?? false,
     provider_options: agent.provider_options,
     signal,
-    // A structured answer is validated as a whole.
-    ...(generation.streamed && !output_schema ? { onDelta: (text: string) => turn.appendText(text) } : {}),
+    // A structured answer is validated as a whole before front ends receive it; clients of the OpenAI API validate it too.
+    ...(generation.streamed && (!output_schema || generation.shape === 'agent')
+      ? { onDelta: (text: string) => turn.appendText(text) }
+      : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
   // The provider or route of an earlier agent version may have been deleted.

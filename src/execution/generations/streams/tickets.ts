@@ -78,7 +78,10 @@ export async function consumeStreamTicket(
 /** Declares the operation that creates a ticket for the stream of an item, for callers that may open the stream. */
 export const ticketOperation = <Row extends { id: string; project_id: string | null }>(
   kind: Kind<Row, any>,
-  declaration: Pick<Operation, 'id' | 'path' | 'summary' | 'tag'> & { action: string; endUser: EndUserAccess<Row> },
+  declaration: Pick<Operation, 'id' | 'command' | 'path' | 'summary' | 'tag'> & {
+    action: string
+    endUser: EndUserAccess<Row>
+  },
 ): Operation =>
   itemOperation(kind, {
     ...declaration,

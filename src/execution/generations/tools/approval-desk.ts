@@ -6,8 +6,8 @@ import type { GenerationRow } from '../model.ts'
 /** A call that a guardrail routed to approval; the model receives the status `pending_approval`. */
 export type Proposal = {
   generation: GenerationRow
-  /** `id` is null for a tool defined in a binding of the agent. */
-  tool: { id: string | null; name: string; type: string }
+  /** `id` is null for a tool defined in a binding of the agent; `label` is the activity that end users see. */
+  tool: { id: string | null; name: string; type: string; label?: string }
   action: string
   /** As evaluated by guardrails; presets are applied again when the call is made. */
   args: Record<string, unknown>

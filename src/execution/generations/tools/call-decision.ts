@@ -139,13 +139,13 @@ async function evaluateGuardrails(
 /** Returns the proposal for an approval in place of a call. */
 function proposalOf(
   { generation, data: { tool_context, guardrail_context } }: Pick<CallDecisionInput, 'generation' | 'data'>,
-  { callable: { id, name, type } }: TurnTool,
+  { callable: { id, name, type }, label }: TurnTool,
   { action, args, justification }: Pick<Proposal, 'action' | 'args'> & { justification: JustificationValues },
   verdict: Extract<Verdict, { decision: 'route_to_approval' }>,
 ): Proposal {
   return {
     generation,
-    tool: { id, name, type },
+    tool: { id, name, type, label },
     action,
     args,
     reasoning: stringOrNull(justification.approval_reasoning),
