@@ -55,8 +55,8 @@ const textAdded = ({ messages }: ClientChatRequest): string =>
     .join('\n')
 
 /**
- * Returns the longest text of a request that limits count: what the user adds, and each of its other texts, system text, tools
- * and the schema. Texts of the assistant may be those of the agent.
+ * Returns the longest text of a request that limits count: what the user adds, each of its earlier texts, the system text, each
+ * tool and the schema. Texts of the assistant are not counted, because the agent may have written them.
  */
 function longestText(request: ClientChatRequest): string {
   const { messages, instructions, tools, format } = request
@@ -65,7 +65,7 @@ function longestText(request: ClientChatRequest): string {
     textAdded(request),
     ...earlier.map(({ text }) => text),
     instructions ?? '',
-    ...(tools.length > 0 ? [JSON.stringify(tools)] : []),
+    ...tools.map(tool => JSON.stringify(tool)),
     ...(format.type === 'json_schema' ? [JSON.stringify(format.schema)] : []),
   ]
   return texts.reduce((longest, text) => (text.length > longest.length ? text : longest))
