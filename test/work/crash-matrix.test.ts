@@ -59,6 +59,24 @@ describe('durable work whose workers are lost', function () {
   const turn = (agent: string, body: object = { prompt: 'hello' }) =>
     during('generation', () => ok(`/agents/${agent}/generate?wait=true`, body))
 
+  /** Returns the ID of an agent whose model always gives one answer. */
+  async function agentThatSays(text: string, fields: object): Promise<string> {
+    const lane = `matrix-${++count}`
+    await double.put(lane, { rules: [{ reply: { text } }] })
+    return app.agent({ model: `${lane}/m`, ...fields })
+  }
+
+  /**
+   * Requests a turn whose worker ends with its commit. The turn and the work that it requests have workers of the same
+   * concern.
+   */
+  async function lostAfter<T>(request: () => Promise<T>): Promise<T> {
+    const first = await worker('generation', { FAULT_POINTS: 'after_settle=kill' })
+    const response = await request()
+    await first.exited
+    return response
+  }
+
   const SCENARIOS: Record<string, Scenario> = {
     'ingestion.process': {
       concern: 'ingestion',
@@ -213,16 +231,47 @@ describe('durable work whose workers are lost', function () {
         const store = (await ok('/memory-stores', { name: lane })).id
         const rule = { memory_store_id: store, on: 'generations.completed', source_agent_ids: [agent] }
         const { id } = await ok('/memory-rules', rule)
-        // The turn and the firing have workers of the same concern: the turn commits the firing, its worker ends then.
-        const first = await worker('generation', { FAULT_POINTS: 'after_settle=kill' })
-        const { generation_id } = await ok(`/agents/${agent}/generate`, { prompt: 'hello' })
-        await first.exited
+        const { generation_id } = await lostAfter(() => ok(`/agents/${agent}/generate`, { prompt: 'hello' }))
         return async () => {
           const { extraction } = await read(`/generations/${generation_id}`)
           if (!extraction?.[id]) return false
           assert.deepEqual(extraction[id], { candidates: 2, created: 2, superseded: 0, skipped: 0, failed: 0 })
           const { data } = await read(`/memory-entries?memory_store_id=${store}`)
           assert.equal(data.length, 2)
+          return true
+        }
+      },
+    },
+    'session.title': {
+      concern: 'generation',
+      table: 'session_title_work',
+      async start() {
+        const agent_id = await agentThatSays('Late order', { auto_title: true })
+        const { id } = await ok('/sessions', { agent_id })
+        await ok(`/sessions/${id}/messages`, { message: 'hello' })
+        await lostAfter(() => ok(`/sessions/${id}/generate`))
+        return async () => {
+          const { name } = await read(`/sessions/${id}`)
+          if (name === null) return false
+          assert.equal(name, 'Late order')
+          await emittedOnce(id, 'sessions.updated')
+          return true
+        }
+      },
+    },
+    'conversation.summarize': {
+      concern: 'generation',
+      table: 'conversation_summary_work',
+      async start() {
+        const context_policy = { max_context_tokens: 1000, strategy: 'summarize', keep_last_messages: 1 }
+        const agent_id = await agentThatSays('Short.', { context_policy })
+        const { id, conversation_id } = await ok('/sessions', { agent_id })
+        for (let n = 0; n < 12; n++) await ok(`/sessions/${id}/messages`, { message: `${n} `.repeat(200) })
+        await lostAfter(() => ok(`/sessions/${id}/generate`))
+        return async () => {
+          const { status, body } = await app.key.get(`/conversations/${conversation_id}/summary`)
+          if (status !== 200) return false
+          assert.equal(body.text, 'Short.')
           return true
         }
       },

@@ -46,12 +46,16 @@ export function streamTurn(
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
+  // A generator: the iterator of an array has no throw(), which a stream calls when its client has gone.
+  const formatted = function* (frame: TurnFrame) {
+    for (const message of format.frame(frame)) yield message
+  }
   /** Yields frames; returns whether one of them ended the stream. */
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
       if (!context.client && MOUNT_EVENTS.has(frame.event)) continue
-      yield* format.frame({ ...frame, data: readFrame(services, turn, frame) })
+      yield* formatted({ ...frame, data: readFrame(services, turn, frame) })
       if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.
       if (frame.event === 'requires_action' && (await readTurnEnd(services, generation.id))?.status === frame.event)
@@ -70,7 +74,7 @@ export function streamTurn(
         if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
       } else if (seq === 0) {
         seq = 1
-        yield* format.frame({ seq: 1, event: 'started', data: JSON.stringify(startedOf(row)) })
+        yield* formatted({ seq: 1, event: 'started', data: JSON.stringify(startedOf(row)) })
       }
       if (!quiet && row.streamed) return POLL_MS
       const ended = await readTurnEnd(services, generation.id)
@@ -78,7 +82,7 @@ export function streamTurn(
       // The last frames may have been written between the two reads.
       const rest = row.streamed ? await framesAfter(services.pool, generation.id, seq) : []
       yield* messages(row, rest)
-      if (rest.length === 0) for (const frame of endFrames(ended, seq)) yield* format.frame(frame)
+      if (rest.length === 0) for (const frame of endFrames(ended, seq)) yield* formatted(frame)
       return 'ended'
     },
   })
