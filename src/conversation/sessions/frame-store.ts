@@ -59,7 +59,7 @@ const stateRow = sql.type(StreamState)
 
 /**
  * Returns the state in which a stream begins, at one moment; null if the session was deleted.
- * @param options.shownOnly whether the position is that of the last message that an end user sees
+ * @param options.shownOnly whether `position` counts only messages that an end user sees
  */
 export const findStreamState = (
   db: Queryable,
