@@ -16,7 +16,7 @@ create table session_frames (
   event text not null,
   -- Loose, all IDs.
   document_id text, generation_id text, approval_id text,
-  -- Of events about the control of the session.
+  -- Of changes of control the reason, of a deleted message its origin.
   data jsonb,
   created_at timestamptz(3) not null default now(),
   primary key (session_id, seq)

@@ -85,8 +85,8 @@ export function registerCache(cache: PrincipalCache<never>): () => void {
 /**
  * Announces changes in this transaction that affect resolved credentials: of a user (name, role, password, disabled,
  * attachments), a key (binding, policies, rotation, deletion), an OAuth grant (scopes, end), a client (deletion), a
- * policy (document), a project (deletion, with its bound keys and grants) or an actor (deletion, revoked tokens). Other processes are notified on commit;
- * this process drops its entries before it responds.
+ * policy (document), a project (deletion, with its bound keys and grants) or an actor (deletion, revoked tokens). Other
+ * processes are notified on commit; this process drops its entries before it responds.
  */
 export function principalsChanged(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, ...sources: PrincipalSource[]): void {
   for (const source of sources) tx.invalidate(principalChannel, source)

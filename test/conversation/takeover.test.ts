@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { sql } from '../../src/core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
-import { chat, endUser } from './end-user-support.ts'
+import { chat, endUser, openEndUserStream } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 
 type Json = Record<string, any>
@@ -301,6 +301,30 @@ describe('takeover', function () {
     )
     assert.deepEqual([seen[0].control, seen[0].attention.reason], ['agent', 'angry'])
     assert.doesNotMatch(JSON.stringify(seen), /internal|user_|assigned_to/)
+  })
+
+  it('hidden messages neither move the position of a stream of the end user nor show their deletion', async () => {
+    const user = await endUser(app)
+    const session = await chat(user, app.agentId)
+    expectStatus(await takeOver(session), 200)
+    expectStatus(await handBack(session, { note: 'internal' }), 200)
+    const messages = await app.messages(session)
+    assert.deepEqual(
+      messages.map(({ origin, position }: Json) => [origin, position]),
+      [
+        ['end_user', 0],
+        ['system', 1],
+      ],
+    )
+    const stream = await openEndUserStream(app.url, user.token, `${path(session)}/stream`)
+    const ready = await stream.read()
+    assert.deepEqual([ready?.event, ready?.data.position], ['ready', 0])
+    const { conversation_id } = await read(session)
+    for (const { document_id } of messages.toReversed())
+      expectStatus(await app.key.delete(`/conversations/${conversation_id}/messages/${document_id}`), 204)
+    const next = await stream.read()
+    assert.deepEqual([next?.event, next?.data], ['message_deleted', { document_id: messages[0].document_id }])
+    stream.close()
   })
 
   it('every way to request a reply is refused under an operator', async () => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type OpenAI from 'openai'
+import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -376,10 +377,17 @@ describe('the OpenAI mount: agents', () => {
       assert.equal(await say('three'), session)
       const contents = ['one', 'first', 'two', 'second', 'three', 'third']
       assert.deepEqual(await contentsOf(session), contents)
+      await app.services.pool.query(voidStatement`
+        insert into conversation_summaries (conversation_id, up_to_position, text, tokens, agent_id, agent_version)
+        select conversation_id, 3, 'Two words.', 2, agent_id, 1 from sessions where id = ${session}`)
       const regenerated = await ask(agentId, history.slice(0, 5), headers)
       assert.equal(textOf(await read(regenerated)), 'third again')
       const fork = (await app.key.get(`/sessions/${sessionOf(regenerated)}`)).body
       assert.deepEqual([fork.forked_from_session_id, fork.forked_from_position], [session, 3])
+      const summaries = await app.services.pool.anyFirst(idStatement`
+        select session_id as id from conversation_summaries s join conversations c on c.id = s.conversation_id
+        where c.session_id = any(${sql.array([session, fork.id], 'text')})`)
+      assert.equal(summaries.length, 2)
       assert.equal(fork.actor_id, (await app.key.get(`/sessions/${session}`)).body.actor_id)
       const edited = await ask(agentId, [...history.slice(0, 2), user('edited')], headers)
       assert.equal(textOf(await read(edited)), 'changed')
@@ -446,6 +454,8 @@ describe('the OpenAI mount: agents', () => {
         ['system', 'never said'],
         ['end_user', 'y'],
       ])
+      // The imported reply is not unread.
+      assert.equal((await app.key.get(`/sessions/${sessionOf(other)}`)).body.unread_count, 1)
       assert.deepEqual(
         (await requests()).at(-1)?.body.messages.map(({ content }: Json) => content),
         ['[ow]: x', 'never said', '[ow]: y'],

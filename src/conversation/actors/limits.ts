@@ -25,15 +25,16 @@ export const MAX_LIMIT_FACTOR = 100
 type Spend = { name: string; amount: number; max: number; seconds: number }
 
 const spentRow = sql.type(z.object({ spent: z.int() }))
-const windowRow = sql.type(z.object({ name: z.string(), resets_at: z.string(), seconds: z.number() }))
+const windowRow = sql.type(z.object({ resets_at: z.string(), seconds: z.number() }))
 
-/** Returns the ctes that count a spend, each only if the one before it was within its limit. */
+/** Returns the ctes that count spends, each only if the one before it was within its limit. */
 const spendCtes = (subject: string, spends: readonly Spend[]): Fragment[] =>
   spends.map(({ name, amount, max, seconds }, index) => {
     const ends = sql.fragment`now() + make_interval(secs => ${seconds})`
     const before = index === 0 ? sql.fragment`` : sql.fragment`from ${sql.identifier([`spend_${index - 1}`])}`
     return sql.fragment`${sql.identifier([`spend_${index}`])} as (
-      insert into actor_limits as t (subject, name, used, resets_at) select ${subject}, ${name}, ${amount}::bigint, ${ends} ${before}
+      insert into actor_limits as t (subject, name, used, resets_at)
+      select ${subject}, ${name}, ${amount}::bigint, ${ends} ${before}
       on conflict (subject, name) do update set
         used = case when t.resets_at <= now() then excluded.used else t.used + excluded.used end,
         resets_at = case when t.resets_at <= now() then excluded.resets_at else t.resets_at end
@@ -58,7 +59,7 @@ async function spend(db: Queryable, subject: string, spends: readonly Spend[]): 
 /** Returns ACTOR_LIMIT_EXCEEDED, with the time until the window ends. */
 async function limitExceeded(db: Queryable, actorId: string | null, subject: string, { name, max }: Spend) {
   const window = await db.maybeOne(windowRow`
-    select name, resets_at, greatest(1, ceil(extract(epoch from resets_at - now())))::float8 as seconds
+    select resets_at, greatest(1, ceil(extract(epoch from resets_at - now())))::float8 as seconds
     from actor_limits where subject = ${subject} and name = ${name}`)
   return limitError(actorId, name, max, window)
 }

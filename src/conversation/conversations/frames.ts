@@ -19,6 +19,7 @@ export type FrameDraft = {
     | 'session'
   document_id?: string
   generation_id?: string
+  /** Of `control` the reason, of `message_deleted` the origin of the message. */
   data?: object
 }
 

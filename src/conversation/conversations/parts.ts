@@ -52,8 +52,9 @@ export async function findAnsweringAgent(
 }
 
 /**
- * Checks the parts of a message: that the caller may read files and documents, an end user only its own files, and that the files are media which the
- * agent, if it is known, and its models accept. Reads headers of images and the structure of PDFs.
+ * Checks the parts of a message: that the caller may read files and documents, an end user only its own files, and that
+ * the files are media which the agent, if it is known, and its models accept. Reads headers of images and the structure
+ * of PDFs.
  * @throws FILE_NOT_FOUND, FORBIDDEN, MEDIA_NOT_ACCEPTED; RESOURCE_NOT_FOUND and VALIDATION_FAILED for a document
  */
 export async function checkParts(

@@ -320,7 +320,7 @@ export async function removeMessage(tx: Tx, owner: ConversationRow, documentId: 
     update conversations set message_count = message_count - 1, updated_at = now() where id = ${owner.id}`)
   await deleteMessageTexts(tx, texts, isTextInUse)
   tx.emit(messageEvents, 'deleted', { id: documentId, project_id: owner.project_id }, { data: row })
-  addSessionFrame(tx, owner, { event: 'message_deleted', document_id: documentId })
+  addSessionFrame(tx, owner, { event: 'message_deleted', document_id: documentId, data: { origin: row.origin } })
   return true
 }
 

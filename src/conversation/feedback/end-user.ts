@@ -1,6 +1,6 @@
 import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
 import { sql } from '../../core/db/sql.ts'
-import { ownSessions, sessionAccess } from '../sessions/end-user.ts'
+import { ownSessionIds, sessionAccess } from '../sessions/end-user.ts'
 
 /** Access of end users to their feedback on replies in their sessions. */
 
@@ -30,6 +30,6 @@ export const listAccess: EndUserAccess = {
   scope: 'feedback',
   query: ['session_id', 'generation_id'],
   rows: endUser => sql.fragment`t.author_type = 'actor' and t.author_id = ${endUser.actor_id}
-    and t.session_id in (select t.id from sessions t where ${ownSessions(endUser)})`,
+    and t.session_id in (${ownSessionIds(endUser)})`,
   view,
 }

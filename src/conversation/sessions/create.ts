@@ -209,10 +209,22 @@ export async function branchSession(
     forked_from_session_id: parent.id,
     forked_from_position: until < 0 ? null : until,
   })
-  const message_count = await copyMessages(tx, { from: parent.conversation_id, to: conversation.id, until })
-  const copied = { ...conversation, message_count }
+  const copied = await copyHistory(tx, parent, conversation, until)
   emitCreated(tx, session, copied)
   return { session, conversation: copied }
+}
+
+/** Copies the messages of a session up to a position, or all, and the summary of them, to the conversation of a fork. */
+async function copyHistory(
+  tx: Tx,
+  parent: SessionRow,
+  conversation: ConversationRow,
+  until: number | null,
+): Promise<ConversationRow> {
+  const copy = { from: parent.conversation_id, to: conversation.id, until }
+  const message_count = await copyMessages(tx, copy)
+  await copySummary(tx, copy)
+  return { ...conversation, message_count }
 }
 
 /**
@@ -249,9 +261,6 @@ export async function forkSession(
     forked_from_session_id: parent.id,
     forked_from_position: until,
   })
-  const copy = { from: parent.conversation_id, to: conversation.id, until }
-  const message_count = await copyMessages(tx, copy)
-  await copySummary(tx, copy)
-  emitCreated(tx, session, { ...conversation, message_count })
+  emitCreated(tx, session, await copyHistory(tx, parent, conversation, until))
   return session
 }

@@ -6,6 +6,7 @@ import { approvalView } from '../../execution/approvals/end-user.ts'
 import { messageView, mountEventViews, turnEventViews, turnResultView } from '../../execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '../../execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
+import { messageOrigin } from '../conversations/store.ts'
 import type { SessionRow } from './model.ts'
 
 /** Access of end users to their sessions. */
@@ -42,7 +43,6 @@ const sessionView = endUserView(
     'forked_from_position',
     'ephemeral',
     'tags',
-    'ephemeral',
     'state',
   ],
 )
@@ -160,6 +160,9 @@ export const readAccess = sessionAccess({ fields: ['position'] })
 /** Origins of the messages that an end user sees. */
 export const shownOrigins = ['end_user', 'agent', 'operator'] as const
 
+/** Condition of the messages `m` that an end user sees. */
+export const isShown: Fragment = sql.fragment`${messageOrigin} = any(${sql.array([...shownOrigins], 'text')})`
+
 /**
  * Requires that an end user may create a session with an agent. Locks the actor, so that concurrent creates are counted.
  * @throws AGENT_NOT_FOUND, FORBIDDEN for a token of listed sessions, ACTOR_LIMIT_EXCEEDED
@@ -170,6 +173,7 @@ export async function requireNewSession(tx: Queryable, endUser: EndUser, agentId
   await tx.query(voidStatement`select from actors where id = ${actor_id} for no key update`)
   const open = await tx.oneFirst(countStatement`
     select count(*)::int as count from sessions t
-    where t.actor_id = ${actor_id} and t.status = 'open' and not t.ephemeral and t.hidden_at is null and coalesce(t.expires_at > now(), true)`)
+    where t.actor_id = ${actor_id} and t.status = 'open' and not t.ephemeral and t.hidden_at is null
+      and coalesce(t.expires_at > now(), true)`)
   if (open >= limits.open_sessions) raiseLimit(endUser, 'open_sessions')
 }

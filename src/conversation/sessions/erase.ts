@@ -12,7 +12,7 @@ const BATCH = 200
  * Erases the states of an end user's sessions, and the reasons for which a person was requested, which may repeat its
  * words. The requests remain.
  */
-export const attentionContent: EndUserContentEraser = {
+export const sessionFieldContent: EndUserContentEraser = {
   async erase({ services, endUser, read, until, write }) {
     const without = (data: Record<string, unknown>) => {
       const attention = data.attention as Attention | null | undefined

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { GENERATION_STATUSES } from '../../execution/generations/model.ts'
+import { isShown } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import { SessionMessage } from './model.ts'
 import { messageColumns, messageTables } from './store.ts'
@@ -56,13 +57,21 @@ const StreamState = z.object({
 export type StreamState = z.output<typeof StreamState>
 const stateRow = sql.type(StreamState)
 
-/** Returns the state in which a stream begins, at one moment; null if the session was deleted. */
-export const findStreamState = (db: Queryable, sessionId: string): Promise<StreamState | null> =>
+/**
+ * Returns the state in which a stream begins, at one moment; null if the session was deleted.
+ * @param options.shownOnly whether `position` counts only messages that an end user sees
+ */
+export const findStreamState = (
+  db: Queryable,
+  sessionId: string,
+  { shownOnly }: { shownOnly: boolean },
+): Promise<StreamState | null> =>
   db.maybeOne(stateRow`
     select c.frame_seq as head,
       (select min(f.seq) from session_frames f where f.session_id = s.id) as oldest,
       (select q.generation_id from conversation_turns q where q.conversation_id = c.id and q.state = 'running') as generation_id,
-      (select max(m.position) from conversation_messages m where m.conversation_id = c.id) as position
+      (select max(m.position) from conversation_messages m
+        where m.conversation_id = c.id and ${shownOnly ? isShown : sql.fragment`true`}) as position
     from sessions s join conversations c on c.id = s.conversation_id where s.id = ${sessionId}`)
 
 /** Begins the events of a session with its first stream. Waits for transactions that change the conversation. */

@@ -33,8 +33,8 @@ const MAX_QUEUED = 20
 /**
  * Generates a reply in a session. All refusals are decided under the conversation's lock, so that exactly one of
  * several concurrent calls starts a turn.
- * @throws SESSION_CLOSED, SESSION_EXPIRED, SESSION_UNDER_OPERATOR, GENERATION_ALREADY_IN_PROGRESS with `meta { generation_id }`,
- *   OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` the failure of the turn
+ * @throws SESSION_CLOSED, SESSION_EXPIRED, SESSION_UNDER_OPERATOR, GENERATION_ALREADY_IN_PROGRESS with
+ *   `meta { generation_id }`, OUTPUT_SCHEMA_STREAMING_UNSUPPORTED, PROJECT_PAUSED; with `wait` the failure of the turn
  */
 export async function generateInSession(
   context: Pick<

@@ -26,8 +26,8 @@ type SendContext = Pick<
 
 /**
  * Stores a user message, whether or not a turn is running. With auto_generate it also requests, in the same
- * transaction and unless an operator has the session, a turn that reads the message; `wait` then delays the response of a message without delay until that
- * turn ends.
+ * transaction and unless an operator has the session, a turn that reads the message; `wait` then delays the response of a
+ * message without delay until that turn ends.
  * @throws SESSION_CLOSED, SESSION_EXPIRED; errors of a document (appendMessage) or of parts (checkParts); with `wait`
  *   the failure of the turn
  */

@@ -6,7 +6,7 @@ import { endUserSessions } from '../../execution/generations/end-user.ts'
 import { actorMergeHooks } from '../actors/merge.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { isOwnSession, ownSessionIds } from './end-user.ts'
-import { attentionContent } from './erase.ts'
+import { sessionFieldContent } from './erase.ts'
 import { sessionErrors } from './errors.ts'
 import { sessionExpiryHandler, sessionExpirySchedule, sweepEphemeralSessions } from './expire.ts'
 import { deleteOldSessionFrames } from './frame-store.ts'
@@ -42,7 +42,7 @@ export default module('sessions', {
   ],
   extensions: [
     turnContent.with(sessionContent),
-    endUserContent.with(attentionContent),
+    endUserContent.with(sessionFieldContent),
     endUserContent.with(titleContent),
     sessionHooks.with(sessionTurnHooks),
     actorMergeHooks.with(moveActorSessions),

@@ -25,13 +25,13 @@ import { createSession, forkSession, projectOfAgent } from './create.ts'
 import {
   createAccess,
   generateAccess,
+  isShown,
   listAccess,
   messagesAccess,
   outputsAccess,
   patchAccess,
   sendAccess,
   sessionAccess,
-  shownOrigins,
 } from './end-user.ts'
 import { generateInSession } from './generate.ts'
 import { handBack } from './handback.ts'
@@ -128,7 +128,7 @@ const listMessages = itemOperation(sessionKind, {
       filters: [
         context.query.role && sql.fragment`m.role = any(${sql.array([...context.query.role], 'text')})`,
         context.query.origin && sql.fragment`${messageOrigin} = any(${sql.array([...context.query.origin], 'text')})`,
-        context.caller.end_user && sql.fragment`${messageOrigin} = any(${sql.array([...shownOrigins], 'text')})`,
+        context.caller.end_user && isShown,
       ],
     }),
 })

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
+import { eventMessage } from '../../core/api/event-stream.ts'
 import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '../../core/api/streams.ts'
 import { isAllowed } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -206,8 +207,8 @@ export async function resolveFrame(services: Services, sessionId: string, frame:
 }
 
 /** Formats an event; without an id it is not stored. */
-const format = (event: string, data: unknown, id?: number): string =>
-  `${id === undefined ? '' : `id: ${id}\n`}event: ${event}\ndata: ${JSON.stringify(data)}\n\n`
+const format = (event: string, data: unknown, id: number | null = null): string =>
+  eventMessage(id, event, JSON.stringify(data))
 
 const sessionView = (session: SessionRow, access: ReaderAccess) =>
   access.session ? sessionKind.present(session) : Object.fromEntries(VISIBLE.map(name => [name, session[name]]))
@@ -217,8 +218,6 @@ const controlView = ({ control, assigned_to, attention }: SessionRow, access: Re
   ...(access.session && { assigned_to }),
   attention,
 })
-
-export const PING = ': ping\n\n'
 
 export const readyEvent = (
   state: { session: SessionRow; generation_id: string | null; position: number | null },
@@ -260,8 +259,9 @@ export function frameEvent(frame: ResolvedFrame, access: ReaderAccess): string |
 
 function frameData(frame: ResolvedFrame, access: ReaderAccess): object | null {
   const { event, document_id, generation_id, message, session, approval, data } = frame
-  const isHidden = access.hidden && message && !(shownOrigins as readonly string[]).includes(message.origin)
-  if (isHidden) return null
+  // Of a deleted message the origin is in the event.
+  const origin = message?.origin ?? data?.origin
+  if (access.hidden && origin !== undefined && !(shownOrigins as readonly unknown[]).includes(origin)) return null
   const shown = message && { ...message, created_at: new Date(message.created_at).toISOString() }
   switch (event) {
     case 'message':

@@ -1,4 +1,5 @@
 import { AppError, serviceNotReady } from '../../core/api/errors.ts'
+import { PING } from '../../core/api/event-stream.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
@@ -9,7 +10,7 @@ import { SESSION_CHANNEL } from '../conversations/frames.ts'
 import { findStreamState, listWatchedSessions, markStreamed } from './frame-store.ts'
 import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
-import { gapEvent, PING, readyEvent } from './stream-events.ts'
+import { gapEvent, readyEvent } from './stream-events.ts'
 import { SessionFeed } from './stream-feed.ts'
 import { SessionReader } from './stream-reader.ts'
 
@@ -17,7 +18,7 @@ import { SessionReader } from './stream-reader.ts'
 const CHECK_BATCH = 500
 const RETRY_AFTER_SECONDS = 10
 
-/** Numbers of open streams by key. */
+/** Numbers of open streams of this process by key. */
 class Tally {
   readonly #counts = new Map<string, number>()
 
@@ -73,7 +74,7 @@ class SessionStreams {
     try {
       await this.#unlisten.ready
       await markStreamed(pool, resource.conversation_id)
-      const state = await findStreamState(pool, resource.id)
+      const state = await findStreamState(pool, resource.id, { shownOnly: reader.access.hidden })
       // Read after the state: later events contain later changes.
       const session = await findSession(pool, resource.id)
       if (!state || !session) throw new AppError('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })

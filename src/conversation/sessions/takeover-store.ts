@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, idStatement, jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
+import { isShown } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import type { Attention, ReplyPermit, SessionRow } from './model.ts'
 
@@ -39,20 +40,20 @@ export const writeAttention = (db: Queryable, id: string, attention: Attention |
     update sessions t set attention = ${jsonb(attention)}, updated_at = now()
     where t.id = ${id} returning ${sessionKind.columns}`)
 
-/** Returns sessions whose takeover has timed out, by ID after a given one. By sessions_operator_until. */
+/** Returns open sessions whose takeover has timed out, by ID after a given one. By sessions_operator_until. */
 export const listTimedOutSessions = (db: Queryable, after: string, limit: number): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select t.id from sessions t
     where t.operator_until <= now() and t.status = 'open' and t.id > ${after}
     order by t.id limit ${limit}`)
 
-const lastShownRow = sql.type(z.object({ role: z.enum(['user', 'assistant']), position: z.int() }))
+const shownMessageRow = sql.type(z.object({ role: z.enum(['user', 'assistant']), position: z.int() }))
 
 /** Returns the last message of a conversation that the end user sees. By conversation_messages_position. */
 export const findLastShownMessage = (db: Queryable, conversationId: string) =>
-  db.maybeOne(lastShownRow`
+  db.maybeOne(shownMessageRow`
     select m.role, m.position from conversation_messages m
-    where m.conversation_id = ${conversationId} and (m.origin is null or m.origin in ('end_user', 'agent', 'operator'))
+    where m.conversation_id = ${conversationId} and ${isShown}
     order by m.position desc limit 1`)
 
 /** Returns sessions of an end user, by ID after a given one. By sessions_actor. */

@@ -18,9 +18,12 @@ export type StreamSource = {
   refused?(refusal: RecordedFailure): string
 }
 
-/** Formats a message of a stream. */
-export const eventMessage = (id: string | number, event: string, data: string): string =>
-  `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`
+/** Formats a message of a stream, without an id if a client cannot resume after it. */
+export const eventMessage = (id: string | number | null, event: string, data: string): string =>
+  `${id === null ? '' : `id: ${id}\n`}event: ${event}\ndata: ${data}\n\n`
+
+/** Comment that keeps a quiet stream open. */
+export const PING = ': ping\n\n'
 
 /**
  * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is checked
@@ -59,7 +62,7 @@ async function* streamMessages(
         if (refusal)
           return yield source.refused?.(refusal) ?? eventMessage(source.position(), 'error', JSON.stringify(refusal))
         pingAt = Date.now() + pingMs
-        yield ': ping\n\n'
+        yield PING
       }
       const next = yield* source.look(quiet)
       if (next === 'ended') return
