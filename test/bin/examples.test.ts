@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
 import { createHmac } from 'node:crypto'
 import { once } from 'node:events'
 import fs from 'node:fs'
@@ -6,6 +7,7 @@ import http from 'node:http'
 import { type AddressInfo, createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { promisify } from 'node:util'
 import { stopEmbedded } from '../../src/local/postgres.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { openPage, startChromium } from '../support/chromium.ts'
@@ -26,6 +28,7 @@ describe('the examples, against npm start', function () {
   let modelUrl: string
   let mailboxPort: number
   let key: string
+  let agentId: string
   let caller: Client
   const started: Running[] = []
 
@@ -50,6 +53,7 @@ describe('the examples, against npm start', function () {
     url = report.url
     modelUrl = report.model.url
     key = report.demo.key
+    agentId = report.demo.agent_id
     caller = client(url, key)
   })
   after(async () => {
@@ -114,6 +118,20 @@ describe('the examples, against npm start', function () {
     assert.equal((await caller.delete(path)).status, 200)
     assert.deepEqual(output.stdout.match(/^(create|update|delete) Box$/gm), ['create Box', 'update Box', 'delete Box'])
     assert.equal((await fetch(`http://127.0.0.1:${mailboxPort}/`, { method: 'POST', body: '{}' })).status, 401)
+  })
+
+  it('the clients of OpenAI, the AI SDK, LangChain, and curl, with an agent as their model', async () => {
+    const question = 'How long may I return an order?'
+    for (const name of ['openai', 'ai-sdk', 'langchain'])
+      assert.match(
+        await run(`openai-clients/${name}`, agentId),
+        /echo: (\[.*\]: )?How long may I return an order\?/,
+        name,
+      )
+    const file = path.resolve(import.meta.dirname, '../../examples/openai-clients/curl.sh')
+    const env = { ...process.env, MUSTER_URL: url, MUSTER_KEY: key }
+    const { stdout } = await promisify(execFile)('sh', [file, agentId], { env })
+    assert.equal(JSON.parse(stdout).choices[0].message.content, `echo: ${question}`)
   })
 
   it('a support page, which a browser uses with the token of an end user', async function () {

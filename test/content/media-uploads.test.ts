@@ -134,6 +134,23 @@ describe('uploads of end users', function () {
     const second = await endUser(app, FILES, user.actorId)
     const error = expectRefusal(await upload(second.token, 'image/png', big), 429, 'ACTOR_LIMIT_EXCEEDED')
     assert.equal(error.meta.limit, 'upload_bytes_per_day')
+    // Refused by its length, of which no byte is sent.
+    const { request } = await import('node:http')
+    const unsent = request(`${app.url}/api/v1/files/upload`, {
+      method: 'POST',
+      headers: {
+        authorization: `Bearer ${user.token}`,
+        'content-type': 'multipart/form-data; boundary=x',
+        'content-length': '45001',
+      },
+    })
+    unsent.flushHeaders()
+    const status = await new Promise<number | undefined>((resolve, reject) => {
+      unsent.on('response', response => resolve(response.statusCode))
+      unsent.on('error', reject)
+    })
+    unsent.destroy()
+    assert.equal(status, 429)
   })
 
   it('are part of messages, and are deleted with the content of the end user', async () => {

@@ -70,6 +70,23 @@ describe('checks of media', () => {
     assert(process.memoryUsage().arrayBuffers - before < 1024 * 1024)
   })
 
+  it('stop at an image of too many blocks, which would occupy the event loop', async () => {
+    const blocks: [string, Buffer, Buffer][] = [
+      ['image/gif', gif(100, 100, 1).subarray(0, -1), Buffer.from([0x21, 0xff, 0])],
+      ['image/jpeg', Buffer.from('ffd8ff', 'hex'), Buffer.from([0xff])],
+      ['image/jpeg', Buffer.from('ffd8', 'hex'), Buffer.from('ffe00002', 'hex')],
+    ]
+    for (const [type, start, block] of blocks) {
+      let pages = 0
+      async function* endless() {
+        yield start
+        for (; pages < 320; pages++) yield Buffer.alloc(60_000, block)
+      }
+      assert.equal((await mediaProblem(type, endless()))?.reason, 'content')
+      assert.ok(pages < 3, `${pages} pages`)
+    }
+  })
+
   it('read no more of an image than its header', async () => {
     let read = 0
     let closed = false

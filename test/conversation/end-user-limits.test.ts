@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { client, type Reply } from '../support/app.ts'
+import { client, eventually, type Reply } from '../support/app.ts'
 import { type HostedProcess, runWeb } from '../support/hosts.ts'
 import { CHAT_ACTIONS, chat, endUser, openEndUserStream } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
@@ -59,6 +59,9 @@ describe('end users on several web processes', () => {
     const path = `/sessions/${made[0].body.id}/messages`
     const long = expectRefusal(await user.post(path, { message: 'x'.repeat(11) }), 429, 'ACTOR_LIMIT_EXCEEDED')
     assert.deepEqual([long.meta.limit, long.meta.max, long.meta.resets_at], ['message_chars', 10, null])
+    const described = [{ type: 'image', file_id: 'file_none', alt: 'x'.repeat(6) }]
+    const parts = await user.post(path, { parts: [...described, ...described] })
+    assert.equal(expectRefusal(parts, 429, 'ACTOR_LIMIT_EXCEEDED').meta.limit, 'message_chars')
     const sent = await Promise.all(
       Array.from({ length: 6 }, () => onOther(user.token).post(path, { message: 'hello' })),
     )
@@ -106,6 +109,36 @@ describe('end users on several web processes', () => {
     assert.equal(await stream.read(), null)
     return last?.data
   }
+
+  it('streams of turns and of sessions count together, and free their place when they end', async () => {
+    const { user, session, stream, generationId, finish } = await openTurn({ limits: { streams: 1 } })
+    const reader = onOther(user.token)
+    const again = `/generations/${generationId}/stream`
+    const refused = expectRefusal(await reader.get(again), 429, 'STREAM_LIMIT_EXCEEDED')
+    assert.deepEqual(refused.meta, { scope: 'actor', max: 1 })
+    expectRefusal(await reader.get(`/sessions/${session.id}/stream`), 429, 'STREAM_LIMIT_EXCEEDED')
+    // A refused call starts no turn.
+    const another = expectStatus(await user.post('/sessions', { agent_id: session.agent_id }), 201)
+    expectStatus(await user.post(`/sessions/${another.id}/messages`, { message: 'hello' }), 201)
+    const body = { stream: true }
+    expectRefusal(await reader.post(`/sessions/${another.id}/generate`, body), 429, 'STREAM_LIMIT_EXCEEDED')
+    expectStatus(await reader.get(`/sessions/${another.id}`), 200)
+    assert.equal(expectStatus(await app.key.get(`/generations?session_id=${another.id}`), 200).total, 0)
+    stream.close()
+    await eventually(async () => {
+      const next = await openEndUserStream(other.url, user.token, again).catch(() => null)
+      next?.close()
+      return next
+    })
+    await finish()
+    await app.settled(generationId)
+    // A stream that has ended is free at once; refusals and plain responses keep nothing.
+    for (let call = 0; call < 3; call++) {
+      const read = await eventually(() => openEndUserStream(other.url, user.token, again).catch(() => null))
+      while (await read.read());
+      expectRefusal(await reader.get('/generations/gen_none/stream'), 404, 'GENERATION_NOT_FOUND')
+    }
+  })
 
   it('a revocation ends tokens and streams on every process; the turn continues, a new token works', async () => {
     const turn = await openTurn()

@@ -283,6 +283,12 @@ describe('session streams', function () {
     const late = await tab(session, { after: '0' })
     await late.seen(is('turn_completed'))
     assert.deepEqual(late.of('requires_action'), [{ generation_id, tool_calls: [] }])
+    // A paused turn is in no mailbox: its end is shown too, once.
+    const second = await app.say(session, 'hi again')
+    await reader.seen(is('requires_action', { generation_id: second.generation_id }))
+    expectStatus(await app.key.post(`/generations/${second.generation_id}/cancel`), 200)
+    await reader.seen(is('turn_failed', { generation_id: second.generation_id }))
+    assert.equal(reader.of('turn_failed').length, 1)
     for (const each of [reader, late]) each.close()
   })
 

@@ -24,21 +24,20 @@ const TYPES: readonly string[] = [...IMAGE_TYPES, PDF, 'text/plain', 'text/markd
 /** Path of an end user's file; names of end users are not part of it. */
 export const actorFilePath = (actorId: string, fileId: string): string => filePath(`/.actors/${actorId}`, fileId)
 
-/** Counts the bytes of an upload against the limits of the token. Contributed by the module of actors. */
+/** Counts the length of an upload, which is not read yet, against the limits of the token. Contributed by the module of actors. */
 export const uploadLimits =
   extensionPoint<(services: Services, endUser: EndUser, bytes: number) => Promise<void>>('upload limits of end users')
 
 /**
- * Counts and checks an upload of an end user before it is stored, and returns its media type.
- * @throws ACTOR_LIMIT_EXCEEDED, MEDIA_NOT_ACCEPTED
+ * Checks an upload of an end user before it is stored, and returns its media type.
+ * @throws MEDIA_NOT_ACCEPTED
  */
 export async function checkActorUpload(
   services: Services,
-  { endUser, project, upload }: { endUser: EndUser; project: string; upload: Upload },
+  { project, upload }: { project: string; upload: Upload },
   signal: AbortSignal,
 ): Promise<string> {
   const { staged } = upload
-  await uploadLimits.only()?.(services, endUser, staged.size)
   const filename = actorFileName(upload)
   const type = essenceOf(await mediaTypeOf({ part: upload.type, filename, head: staged.head }))
   if (!TYPES.includes(type))

@@ -13,11 +13,19 @@ const NOTHING = Buffer.alloc(0)
 const MAX_READ = 1024
 
 /**
+ * Most steps of a scan. A file of millions of empty blocks would occupy the event loop for seconds; real images have
+ * hundreds of blocks before their header ends, animations a few per frame.
+ */
+const MAX_STEPS = 20_000
+
+/**
  * Runs a scan over the pieces of a file and stops reading when it returns. Keeps no more than MAX_READ bytes, so that a
- * hostile file costs neither memory nor more than one pass. Null if the file ends early.
+ * hostile file costs neither memory nor more than one pass. Null if the file ends early or needs too many steps.
  */
 export async function scanHeader(pieces: AsyncIterable<Uint8Array>, scan: HeaderScan): Promise<Header | null> {
-  let step = scan.next(NOTHING)
+  let steps = 0
+  const next = (bytes: Buffer) => (++steps > MAX_STEPS ? scan.return(null) : scan.next(bytes))
+  let step = next(NOTHING)
   let gathered: Buffer = NOTHING
   let skipped = 0
   let inBlock = 0
@@ -37,14 +45,14 @@ export async function scanHeader(pieces: AsyncIterable<Uint8Array>, scan: Header
             ended = inBlock === 0
           }
         }
-        if (ended) step = scan.next(NOTHING)
+        if (ended) step = next(NOTHING)
       } else if ('skip' in value) {
         const part = Math.min(value.skip - skipped, piece.length - at)
         at += part
         skipped += part
         if (skipped < value.skip) continue
         skipped = 0
-        step = scan.next(NOTHING)
+        step = next(NOTHING)
       } else {
         const part = piece.subarray(at, at + Math.min(value.read, MAX_READ) - gathered.length)
         at += part.length
@@ -52,7 +60,7 @@ export async function scanHeader(pieces: AsyncIterable<Uint8Array>, scan: Header
         if (gathered.length < Math.min(value.read, MAX_READ)) continue
         const bytes = gathered
         gathered = NOTHING
-        step = scan.next(bytes)
+        step = next(bytes)
       }
     }
     if (step.done) break

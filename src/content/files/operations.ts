@@ -13,7 +13,14 @@ import { tagOperations } from '../../core/api/tags.ts'
 import { sql } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { Directory, isReserved, listedBelow } from '../paths.ts'
-import { actorFilePath, checkActorUpload, createActorFile, fileAccess, uploadAccess } from './actor-files.ts'
+import {
+  actorFilePath,
+  checkActorUpload,
+  createActorFile,
+  fileAccess,
+  uploadAccess,
+  uploadLimits,
+} from './actor-files.ts'
 import { changeFile, checkRemoval, writeFileContent } from './change.ts'
 import { createFile, createUploaded } from './create.ts'
 import { downloadBase64, hasDownloadToken, sendFile } from './download.ts'
@@ -34,7 +41,7 @@ import {
   UploadToken,
   UploadTokenInput,
 } from './model.ts'
-import { isForm, receiveBytes, receiveForm, receiveJson } from './receive-upload.ts'
+import { declaredLength, isForm, receiveBytes, receiveForm, receiveJson } from './receive-upload.ts'
 import { issueToken, receiveByToken, uploadByToken } from './tokens.ts'
 import { Upload } from './upload.ts'
 
@@ -50,9 +57,13 @@ const receiveWith =
     maxBytes: (config: Config, caller: Caller | null) => number,
   ): NonNullable<Operation['receive']> =>
   async request => {
-    const { project, services, caller } = request
+    const { project, services, caller, req } = request
+    const limit = maxBytes(services.config, caller)
+    // Before the body is read: beyond its limit an end user sends no bytes.
+    if (caller?.end_user)
+      await uploadLimits.only()?.(services, caller.end_user, Math.min(declaredLength(req) ?? limit, limit))
     if (project !== null) await checkStorage(services, project, 0)
-    return read(request, { fileId: newId('file'), projectId: project, maxBytes: maxBytes(services.config, caller) })
+    return read(request, { fileId: newId('file'), projectId: project, maxBytes: limit })
   }
 
 /** Maximum size of an upload by a form. */
@@ -247,11 +258,7 @@ export const fileOperations: Operation[] = [
     raises: [...uploadRaises, 'ACTOR_LIMIT_EXCEEDED', 'MEDIA_NOT_ACCEPTED'],
     prepare: async ({ body, caller, project, services, request }) =>
       caller.end_user
-        ? checkActorUpload(
-            services,
-            { endUser: caller.end_user, project: project as string, upload: body.file },
-            request.closed,
-          )
+        ? checkActorUpload(services, { project: project as string, upload: body.file }, request.closed)
         : null,
     make: ({ body, caller, prepared, project, services, tx }) =>
       caller.end_user

@@ -33,7 +33,7 @@ const UNASSIGNED = 'unassigned'
 const PROJECT = /^proj_[0-9a-z]{26}$/
 
 /** Returns the declared length of a body, or null without a declaration. */
-function declaredLength(req: IncomingMessage): number | null {
+export function declaredLength(req: IncomingMessage): number | null {
   const length = req.headers['content-length']
   return length === undefined ? null : Number(length)
 }

@@ -3,6 +3,7 @@ import { AppError } from '../../core/api/errors.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserLimits } from '../../core/iam/caller.ts'
 import type { EndUserSpend } from '../../core/invoke/hooks.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 
 /** Limits of end users, counted by actor in fixed windows, exactly over all processes. */
@@ -107,6 +108,31 @@ export async function countCall(
 /** Counts uploaded bytes of an end user. Raises ACTOR_LIMIT_EXCEEDED. */
 export const countUpload = ({ pool }: Pick<Services, 'pool'>, endUser: EndUser, bytes: number): Promise<void> =>
   spendOrRaise(pool, endUser, [spendOf(endUser, 'upload_bytes_per_day', bytes)])
+
+/** Numbers of open streams of end users in this process: of sessions, of turns and of protocol mounts. */
+const openStreams = processSingleton(() => new Map<string, number>())
+
+/** Takes a stream of an end user until it is released. Raises STREAM_LIMIT_EXCEEDED. */
+export function takeStream(services: Services, { actor_id, limits }: EndUser): () => void {
+  const open = openStreams(services)
+  const count = open.get(actor_id) ?? 0
+  if (count >= limits.streams) throw streamLimitReached('actor', limits.streams)
+  open.set(actor_id, count + 1)
+  return () => {
+    const rest = (open.get(actor_id) ?? 0) - 1
+    if (rest > 0) open.set(actor_id, rest)
+    else open.delete(actor_id)
+  }
+}
+
+const STREAM_RETRY_SECONDS = 10
+
+/** Returns STREAM_LIMIT_EXCEEDED. */
+export const streamLimitReached = (scope: 'project' | 'actor', max: number): AppError =>
+  new AppError('STREAM_LIMIT_EXCEEDED', {
+    meta: { scope, max },
+    headers: { 'Retry-After': String(STREAM_RETRY_SECONDS) },
+  })
 
 /** Counts an actor created by a key on behalf of its front end. Raises ACTOR_LIMIT_EXCEEDED. */
 export async function countCreatedActor(db: Queryable, keyId: string, max: number): Promise<void> {

@@ -1,10 +1,10 @@
 import { uploadLimits } from '../../content/files/actor-files.ts'
 import { module } from '../../core/api/module.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
-import { endUserLimits } from '../../core/invoke/hooks.ts'
+import { endUserLimits, endUserStreams } from '../../core/invoke/hooks.ts'
 import { actorRecord } from '../../identity/principal-store.ts'
 import { actorErrors } from './errors.ts'
-import { countCall, countUpload, pruneLimits } from './limits.ts'
+import { countCall, countUpload, pruneLimits, takeStream } from './limits.ts'
 import { actorKind } from './model.ts'
 import { actorOperations } from './operations.ts'
 import { purgeWork } from './purge.ts'
@@ -18,5 +18,10 @@ export default module('actors', {
   operations: [...actorOperations, ...tokenOperations],
   work: [purgeWork],
   sweeps: [{ name: 'actor limits', when: '51 * * * *', run: pruneLimits }],
-  extensions: [actorRecord.with(actorOfToken), endUserLimits.with(countCall), uploadLimits.with(countUpload)],
+  extensions: [
+    actorRecord.with(actorOfToken),
+    endUserLimits.with(countCall),
+    endUserStreams.with(takeStream),
+    uploadLimits.with(countUpload),
+  ],
 })

@@ -12,6 +12,7 @@ import { oldestQueuedTurn } from '../turns/store.ts'
 import { pruneDeletedMessages } from './deleted-messages.ts'
 import { historyContent, messageContent } from './erase.ts'
 import { EXPIRE_CONVERSATIONS, expiryHandler, expirySchedule } from './expire.ts'
+import { addSessionFrame } from './frames.ts'
 import { conversationKind, messageEvents } from './model.ts'
 import { conversationOperations } from './operations.ts'
 
@@ -40,6 +41,8 @@ export default module('conversations', {
       cancel: cancelMailboxTurn,
       retry: enqueueRetry,
       resume: enqueueResumed,
+      pausedEnded: (tx, { id, session_id }) =>
+        addSessionFrame(tx, { session_id }, { event: 'turn_failed', generation_id: id }),
       continue: enqueueContinuation,
     }),
   ],

@@ -135,8 +135,7 @@ export async function createSession(
   if (key) {
     await lockSessionKey(tx, key)
     const existing = await findSessionByKey(tx, key)
-    // A session that its end user has deleted releases the key.
-    if (existing?.hidden_at === null && (!end_user || ownsSession(existing, end_user))) return existing
+    if (existing && (!end_user || ownsSession(existing, end_user))) return existing
   }
   if (end_user) await requireNewSession(tx, end_user, agent.id)
   if (agent.single_session_per_actor && actor_id !== null) await requireSingleSession(tx, agent.id, actor_id)

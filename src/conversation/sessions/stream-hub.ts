@@ -1,10 +1,10 @@
 import { AppError, serviceNotReady } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
-import type { Caller } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
+import { streamLimitReached } from '../actors/limits.ts'
 import { SESSION_CHANNEL } from '../conversations/frames.ts'
 import { findStreamState, listWatchedSessions, markStreamed } from './frame-store.ts'
 import { findSession } from './kind.ts'
@@ -15,10 +15,7 @@ import { SessionReader } from './stream-reader.ts'
 
 /** Readers whose permissions are checked with one statement. */
 const CHECK_BATCH = 500
-const RETRY_AFTER_SECONDS = '10'
-
-const limitReached = (scope: 'project' | 'actor', max: number): AppError =>
-  new AppError('STREAM_LIMIT_EXCEEDED', { meta: { scope, max }, headers: { 'Retry-After': RETRY_AFTER_SECONDS } })
+const RETRY_AFTER_SECONDS = 10
 
 /** Numbers of open streams by key. */
 class Tally {
@@ -28,14 +25,13 @@ class Tally {
     return this.#counts.get(key) ?? 0
   }
 
-  add(keys: readonly string[]): void {
-    for (const key of keys) this.#counts.set(key, this.count(key) + 1)
+  add(key: string): void {
+    this.#counts.set(key, this.count(key) + 1)
   }
 
-  remove(keys: readonly string[]): void {
-    for (const key of keys)
-      if (this.count(key) > 1) this.#counts.set(key, this.count(key) - 1)
-      else this.#counts.delete(key)
+  remove(key: string): void {
+    if (this.count(key) > 1) this.#counts.set(key, this.count(key) - 1)
+    else this.#counts.delete(key)
   }
 }
 
@@ -46,7 +42,7 @@ class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  /** Open streams by project and by end user. */
+  /** Open streams by project; those of end users are counted with their calls. */
   readonly #open = new Tally()
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined
@@ -67,10 +63,10 @@ class SessionStreams {
    */
   async open({ caller, recheck, resource }: OpenContext, after: number | null): Promise<SessionReader> {
     const { pool } = this.#services
-    this.#requireSlot(resource.project_id, caller)
+    this.#requireSlot(resource.project_id)
     const reader = new SessionReader(resource, { caller, recheck }, closed => this.#close(closed))
     this.#readers.add(reader)
-    this.#open.add(reader.counted)
+    this.#open.add(resource.project_id)
     this.#timer ??= withoutTenant(() =>
       setInterval(() => void this.#check(true), this.#services.config.STREAM_PING_INTERVAL_MS),
     ).unref()
@@ -95,13 +91,11 @@ class SessionStreams {
     }
   }
 
-  #requireSlot(projectId: string, { end_user }: Caller): void {
+  #requireSlot(projectId: string): void {
     const { STREAMS_MAX, STREAMS_PER_PROJECT } = this.#services.config
     if (this.#readers.size >= STREAMS_MAX)
-      throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: Number(RETRY_AFTER_SECONDS) })
-    if (this.#open.count(projectId) >= STREAMS_PER_PROJECT) throw limitReached('project', STREAMS_PER_PROJECT)
-    if (end_user && this.#open.count(end_user.actor_id) >= end_user.limits.streams)
-      throw limitReached('actor', end_user.limits.streams)
+      throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: RETRY_AFTER_SECONDS })
+    if (this.#open.count(projectId) >= STREAMS_PER_PROJECT) throw streamLimitReached('project', STREAMS_PER_PROJECT)
   }
 
   #feedOf({ session }: SessionReader, state: ConstructorParameters<typeof SessionFeed>[2]): SessionFeed {
@@ -113,9 +107,9 @@ class SessionStreams {
   }
 
   #close(reader: SessionReader): void {
-    const { id } = reader.session
+    const { id, project_id } = reader.session
     if (!this.#readers.delete(reader)) return
-    this.#open.remove(reader.counted)
+    this.#open.remove(project_id)
     const feed = this.#feeds.get(id)
     feed?.remove(reader)
     if (feed?.isEmpty) {

@@ -15,8 +15,6 @@ export class SessionReader {
   readonly session: Pick<SessionRow, 'id' | 'project_id' | 'conversation_id'>
   readonly output: Readable
   readonly recheck: Context['recheck']
-  /** Project and end user whose open streams are counted. */
-  readonly counted: readonly string[]
   access: ReaderAccess
   /** Number of the last stored event that was sent. */
   position = 0
@@ -34,7 +32,6 @@ export class SessionReader {
     const { id, project_id, conversation_id } = session
     this.session = { id, project_id, conversation_id }
     this.recheck = recheck
-    this.counted = caller.end_user ? [project_id, caller.end_user.actor_id] : [project_id]
     this.access = readerAccess(caller, session)
     this.output = new Readable({ highWaterMark: HIGH_WATER_BYTES, read: () => this.#drain() })
     this.output.once('close', () => {

@@ -17,6 +17,7 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   if (operation.gate === 'public') return codes
   codes.push('UNAUTHORIZED', 'FORBIDDEN', 'QUOTA_EXCEEDED')
   if (operation.endUser) codes.push('ACTOR_LIMIT_EXCEEDED' as ErrorCode)
+  if (operation.endUser && operation.stream) codes.push('STREAM_LIMIT_EXCEEDED' as ErrorCode)
   if (operation.shape === 'item' && operation.kind) codes.push(operation.kind.notFound)
   if (operation.path.includes('{')) codes.push('RESOURCE_NOT_FOUND')
   codes.push('API_KEY_PROJECT_SCOPE')

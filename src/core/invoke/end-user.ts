@@ -7,7 +7,7 @@ import type { KindRow } from '../api/kind.ts'
 import { type Operation, type OperationResult, result } from '../api/operation.ts'
 import type { Fragment } from '../db/sql.ts'
 import type { Caller, EndUser } from '../iam/caller.ts'
-import { type EndUserSpend, endUserLimits } from './hooks.ts'
+import { type EndUserSpend, endUserLimits, endUserStreams } from './hooks.ts'
 import type { Invocation } from './invocation.ts'
 
 /**
@@ -36,16 +36,43 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
   if (call.isCounted) return
-  const spend: EndUserSpend = operation.endUser?.sends
-    ? { messages: 1, chars: textLength((body ?? {}) as Record<string, unknown>) }
-    : {}
+  const spend: EndUserSpend = {
+    messages: operation.endUser?.sends ? 1 : 0,
+    chars: textLength((body ?? {}) as Record<string, unknown>),
+  }
   await endUserLimits.only()?.(services, endUser, spend)
 }
 
-/** Returns the number of characters of the texts of a message. */
-function textLength({ message, parts }: Record<string, unknown>): number {
-  const texts = Array.isArray(parts) ? parts.map(part => (part as { text?: unknown } | null)?.text) : []
-  return [message, ...texts].reduce((sum: number, text) => sum + (typeof text === 'string' ? text.length : 0), 0)
+/**
+ * Takes a stream of the end user for a call that opens one, before it starts any work, so that streams of turns and of
+ * sessions and repeats of requests count alike. Raises STREAM_LIMIT_EXCEEDED.
+ */
+export function takeStream(inv: Invocation, endUser: EndUser): void {
+  const { operation, services } = inv
+  const body = (inv.body ?? {}) as Record<string, unknown>
+  const opens =
+    operation.endUser?.streams?.(body) ??
+    (operation.stream !== undefined && (operation.method === 'get' || body.stream === true))
+  if (opens) inv.releaseStream = endUserStreams.only()?.(services, endUser) ?? null
+}
+
+/** Releases the stream of a call with the end of its response; at once if the response is none. */
+export function releaseStream({ releaseStream }: Invocation, response: OperationResult | undefined): void {
+  if (!releaseStream) return
+  const { stream } = response ?? {}
+  if (stream && !stream.closed) stream.once('close', releaseStream)
+  else releaseStream()
+}
+
+/** Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason. */
+function textLength({ message, parts, reason }: Record<string, unknown>): number {
+  const texts = Array.isArray(parts)
+    ? parts.flatMap((part: { text?: unknown; alt?: unknown } | null) => [part?.text, part?.alt])
+    : []
+  return [message, reason, ...texts].reduce(
+    (sum: number, text) => sum + (typeof text === 'string' ? text.length : 0),
+    0,
+  )
 }
 
 /** Whether an item belongs to the end user of a call; true for other callers. */

@@ -35,6 +35,8 @@ export type Invocation = {
   received: StreamedBody | null
   /** The claim of the call's key, with the records made by a lost first request. */
   idempotency: (IdempotencyClaim & { made: Made | null }) | null
+  /** Releases the stream of an end user that the call opens. */
+  releaseStream: (() => void) | null
   /** Whether the response was stored together with the change. */
   kept: boolean
   /** Whether the effects were recorded, so that a repeat can be answered from them. */
@@ -69,6 +71,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
     body: call.body,
     received: null,
     idempotency: null,
+    releaseStream: null,
     kept: false,
     noted: false,
   }

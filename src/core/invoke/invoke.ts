@@ -12,7 +12,7 @@ import type { Services } from '../process/services.ts'
 import { auditRefusal } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
 import type { Call } from './call.ts'
-import { countEndUserCall, endUserResult } from './end-user.ts'
+import { countEndUserCall, endUserResult, releaseStream, takeStream } from './end-user.ts'
 import { countRequest } from './hooks.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
 import { operationContext, requireObject } from './input.ts'
@@ -40,8 +40,9 @@ export const executeInvocation = (inv: Invocation): Promise<OperationResult> =>
   withTriggerChain(inv.call.chain, () => withTenant(inv.tenancy, () => runGuarded(inv)))
 
 async function runGuarded(inv: Invocation): Promise<OperationResult> {
+  let response: OperationResult | undefined
   try {
-    const response = await runSteps(inv)
+    response = await runSteps(inv)
     return inv.caller?.end_user ? endUserResult(inv, response) : response
   } catch (error) {
     // The caller's transaction is rerun together with this call.
@@ -51,6 +52,7 @@ async function runGuarded(inv: Invocation): Promise<OperationResult> {
     throw inv.caller?.end_user && !inv.operation.endUser?.presented ? endUserError(refusal) : refusal
   } finally {
     const { log } = inv.services
+    releaseStream(inv, response)
     await inv.received
       ?.discard()
       .catch(error => log.error({ err: error, request_id: inv.call.request.id }, 'upload discard failed'))
@@ -97,7 +99,10 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
 async function admit(inv: Invocation): Promise<void> {
   const { operation } = inv
   const caller = await authenticateCaller(inv)
-  if (caller.end_user) await countEndUserCall(inv, caller.end_user)
+  if (caller.end_user) {
+    await countEndUserCall(inv, caller.end_user)
+    takeStream(inv, caller.end_user)
+  }
   await countKeyRequest(inv, caller.project_id)
   requireStorableParams(inv)
   if (operation.receive && operation.shape !== 'item') {

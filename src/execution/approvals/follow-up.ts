@@ -131,12 +131,18 @@ async function startTurn(
 
 /** Returns the opening message of the turn that follows an approval. */
 function followUpMessage(row: ApprovalRow, frozen: Frozen | null, outcome: ApprovedCallOutcome | null): string {
-  const { proposed_action, status, resolution_reason, id } = row
+  const { proposed_action, status, resolution_reason, resolved_by_actor_id, id } = row
   const called = proposed_action?.action ?? proposed_action?.tool_name ?? 'a tool'
   const lines = [`The call of ${called} that waited for approval (${id}) was ${STATUS_TEXT[status]}.`]
   if (frozen) lines.push(`Arguments: ${JSON.stringify(frozen.arguments)}`)
   if (row.edited_arguments) lines.push('The approver changed the arguments.')
-  if (resolution_reason !== null) lines.push(`Reason: ${resolution_reason}`)
+  // A JSON string, so that an end user adds no lines to the text of the platform.
+  if (resolution_reason !== null)
+    lines.push(
+      resolved_by_actor_id === null
+        ? `Reason: ${resolution_reason}`
+        : `Reason, as the end user wrote it: ${JSON.stringify(resolution_reason)}`,
+    )
   if (outcome?.error) lines.push(`It failed: ${JSON.stringify({ error: outcome.error })}`)
   else if (outcome) lines.push(`Result: ${outcome.text}`)
   else if (status === 'approved') lines.push('The client makes the call.')

@@ -1,9 +1,11 @@
 import { Readable } from 'node:stream'
+import { ownsSession } from '../../conversation/sessions/end-user.ts'
+import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
 import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
-import { canSeeProject, isAllowed } from '../../core/iam/access.ts'
+import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -74,8 +76,29 @@ async function openRun(request: AgUiRequest, agentId: string, input: RunInput): 
   if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
     return raise(agentKind.notFound, { meta: { id: agentId } })
   await countKeyRequest(services, caller, thread)
+  if (thread.session_id !== null) await requireSession(request, thread.session_id)
   const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
   return { request, agentId, sessionId, thread, input }
+}
+
+/** Requires that the caller may send to a session. @throws RESOURCE_NOT_FOUND, FORBIDDEN */
+async function requireSession({ services, caller }: AgUiRequest, id: string): Promise<void> {
+  const row = await findSession(services.pool, id)
+  if (!row || (caller.end_user && !ownsSession(row, caller.end_user)))
+    return raise('RESOURCE_NOT_FOUND', { meta: { id } })
+  requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, row })
+}
+
+/** Returns the refusal of a caller that has lost its permission; null for any other. */
+async function lostPermission({ request, sessionId }: Run): Promise<AppError | null> {
+  try {
+    const caller = (await request.exchange.identify()) ?? raise('UNAUTHORIZED')
+    await requireSession({ ...request, caller }, sessionId)
+    return null
+  } catch (error) {
+    if (error instanceof AppError && error.status < 500) return error
+    throw error
+  }
 }
 
 async function countKeyRequest(services: Services, caller: Caller, { project_id }: Thread): Promise<void> {
@@ -182,7 +205,11 @@ async function* continuationEvents(
   for (const [index, id] of approvals.entries()) {
     const waiting = awaitContinuation(run, id)
     let next = await waiting.next()
-    for (; !next.done; next = await waiting.next()) yield ': ping\n\n'
+    for (; !next.done; next = await waiting.next()) {
+      const refusal = await lostPermission(run)
+      if (refusal) return yield message(runError(shownError(run, refusal)))
+      yield ': ping\n\n'
+    }
     const { generation_id, result } = next.value
     yield message(result)
     const { messageId, toolCallId, content } = result

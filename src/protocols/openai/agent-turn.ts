@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { countUpload } from '../../conversation/actors/limits.ts'
 import { findByExternalId } from '../../conversation/actors/store.ts'
 import { type ConversationRow, conversationKind } from '../../conversation/conversations/model.ts'
 import { appendMessage } from '../../conversation/conversations/store.ts'
@@ -22,7 +23,8 @@ import { isIdOf } from '../../core/api/kind.ts'
 import { type Context, itemOperation, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
+import { type EndUser, principalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { admitTurn, consumeShareForTurn } from '../../execution/generations/request/admission.ts'
@@ -33,6 +35,7 @@ import { type SubmitResponse, submitToolOutputs } from '../../execution/generati
 import { subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import { requireContext } from '../../execution/generations/tools/toolbox.ts'
+import type { AttachedFile, ModelMessage } from '../../execution/providers/model-messages.ts'
 import { turnSettingsOf } from './agent-request.ts'
 import { type Alignment, alignTexts, listStoredTexts, type Spoken, spokenTexts } from './align.ts'
 import type { ClientChatRequest } from './client-request.ts'
@@ -113,7 +116,13 @@ export const sessionTurnOperation = operation({
   about: sessionKind,
   body: z.custom<AgentTurnCall>(),
   answers: { 200: null },
-  endUser: { scope: 'chat', fields: callFields, sends: true, presented: true },
+  endUser: {
+    scope: 'chat',
+    fields: callFields,
+    sends: true,
+    streams: ({ stream }) => stream !== null,
+    presented: true,
+  },
   transaction: false,
   run: runInSession,
 })
@@ -176,6 +185,7 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
     if (paused) return resumeTurn(context, paused)
   }
   if (body.key === null) await admitFiles(services.pool, context, project_id, request.messages)
+  if (caller.end_user) await countAttachments(services, caller.end_user, request.messages)
   return respondWithNewTurn(context, async generation_id => {
     const made = await services.write(async tx => {
       const actor_id = await requireActor(tx, context, project_id, end_user)
@@ -191,6 +201,19 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
     return made
   })
 }
+
+/** Counts the bytes that an end user sends within messages. Raises ACTOR_LIMIT_EXCEEDED. */
+async function countAttachments(
+  services: Services,
+  endUser: EndUser,
+  messages: readonly ModelMessage[],
+): Promise<void> {
+  const parts = messages.flatMap(({ role, content }) => (role === 'user' && typeof content !== 'string' ? content : []))
+  const bytes = parts.reduce((sum, part) => sum + (part.type === 'attachment' ? attachedBytes(part) : 0), 0)
+  if (bytes > 0) await countUpload(services, endUser, bytes)
+}
+
+const attachedBytes = ({ data_base64 }: AttachedFile): number => Math.floor((data_base64.length * 3) / 4)
 
 /** Returns the project of an agent for a credential without a project. @throws RESOURCE_NOT_FOUND */
 async function projectOf({ services, caller }: TurnContext, agentId: string): Promise<string> {
@@ -251,7 +274,8 @@ type Located = { session: SessionRow; conversation: ConversationRow; added: stri
 
 /**
  * Continues the conversation of a key with a turn; null for a question outside the conversation. All is decided under
- * the lock of the conversation, so that one of two concurrent requests runs.
+ * the lock of the conversation, so that one of two concurrent requests runs. Under an operator the texts are stored, and
+ * the refusal is returned.
  * @throws GENERATION_ALREADY_IN_PROGRESS, SESSION_CLOSED, SESSION_EXPIRED
  */
 async function enqueueInConversation(
@@ -355,12 +379,15 @@ async function locate(
   if (end_user && !ownsSession(found, end_user)) throw modelNotFound(key.agent_id)
   const { session, conversation } = await lockSessionAndConversation(tx, found)
   const current = isIdOf(conversationKind, key.key) ? found : await findSessionByKey(tx, key)
-  if (current && current.id !== found.id) return locate(tx, context, key, current, spoken)
+  // Its end user has deleted the session meanwhile: the client repeats the request.
+  if (!current) return raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { agent_id: key.agent_id } })
+  if (current.id !== found.id) return locate(tx, context, key, current, spoken)
   requireOpen(session)
   const aligned: Alignment = context.body.appends
     ? { type: 'append', added: textsOfUser(spoken) }
     : alignTexts(spoken, await listStoredTexts(tx, conversation.id))
   if (aligned.type === 'ephemeral') return null
+  if (session.control === 'operator') return { session, conversation, added: aligned.added, history: [] }
   await requireIdle(tx, conversation.id)
   const { added } = aligned
   if (aligned.type === 'append') return { session, conversation, added, history: [] }
@@ -446,14 +473,19 @@ const requireEnded = (ended: TurnEndState | null, generation_id: string): TurnEn
   throw new UnrepeatableTurnError('GENERATION_ALREADY_IN_PROGRESS', { meta: { generation_id } })
 }
 
+/** Requires that the caller may send to the session of a turn. @throws RESOURCE_NOT_FOUND, FORBIDDEN */
+async function requireTurn({ services, allow, caller }: TurnContext, { session_id, agent_id }: GenerationRow) {
+  const session = session_id === null ? null : await findSession(services.pool, session_id)
+  if (session) allow(SEND_ACTION, { kind: sessionKind, row: session })
+  const { end_user } = caller
+  if (end_user && !(session && ownsSession(session, end_user))) throw modelNotFound(agent_id)
+}
+
 /** Submits the results of the client's tools and responds with the rest of the turn. */
 async function resumeTurn(context: TurnContext, generation: GenerationRow): Promise<OperationResult> {
-  const { services, body } = context
+  const { body } = context
   const { session_id, project_id, step_count } = generation
-  const session = session_id === null ? null : await findSession(services.pool, session_id)
-  if (session) context.allow(SEND_ACTION, { kind: sessionKind, row: session })
-  const { end_user } = context.caller
-  if (end_user && !(session && ownsSession(session, end_user))) throw modelNotFound(generation.agent_id)
+  await requireTurn(context, generation)
   body.report.session_id = session_id
   Object.assign(context.audit, { project_id })
   // The paused step has been presented already.
@@ -481,6 +513,7 @@ async function attachToTurn(context: TurnContext): Promise<OperationResult | nul
   const found = body.isRetry ? await findTurnRequest(services.pool, body.identity) : null
   const turn = found && (await generationKind.find(services.pool, found.generation_id))
   if (!found || !turn || (turn.status === 'failed' && turn.step_count === 0)) return null
+  await requireTurn(context, turn)
   body.report.session_id = turn.session_id
   return presentTurn(context, turn.id, found.after_step, found)
 }

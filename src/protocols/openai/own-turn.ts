@@ -1,6 +1,7 @@
 import { findByExternalId } from '../../conversation/actors/store.ts'
 import { ownsSession } from '../../conversation/sessions/end-user.ts'
 import { findSession } from '../../conversation/sessions/kind.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import type { EndUserRef } from './identity.ts'
 import type { OpenAiSession } from './session.ts'
@@ -16,7 +17,8 @@ export async function findOwnTurn(
 ): Promise<GenerationRow | null> {
   const turn = await generationKind.find(services.pool, generationId)
   if (!turn || turn.content_redacted_at !== null || turn.content_mode === 'none') return null
-  if (turn.authority.id !== caller.principal.id || (project !== null && turn.project_id !== project)) return null
+  const isReadable = project === null ? canSeeProject(caller, turn.project_id) : turn.project_id === project
+  if (turn.authority.id !== caller.principal.id || !isReadable) return null
   const { end_user } = caller
   if (end_user) {
     const session = turn.session_id === null ? null : await findSession(services.pool, turn.session_id)

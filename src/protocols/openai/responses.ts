@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newCompletionHeader } from '../../conversation/chats/completion.ts'
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { type Context, itemOperation, operations } from '../../core/api/operation.ts'
 import { generationAccess } from '../../execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
@@ -187,7 +187,7 @@ const streamOperation = itemOperation(generationKind, {
   action: 'generations:GetGeneration',
   reads: true,
   body: z.custom<{ present(generation: GenerationRow): Parameters<typeof turnFormat>[0] }>(),
-  endUser: { ...generationAccess, fields: ['present'], presented: true },
+  endUser: { ...generationAccess, fields: ['present'], streams: () => true, presented: true },
   answers: { 200: null },
   run: async (
     context: Context<
@@ -298,6 +298,8 @@ export async function cancelResponse(session: OpenAiSession, match: RegExpExecAr
 
 /** Handles GET /responses/{id}/input_items: what the turn was given, newest first. */
 export async function listInputItems(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
+  // It contains results of tools and messages of the team.
+  if (isEndUser(session)) raise('FORBIDDEN')
   const { generation } = await readResponse(session, match)
   const data = (generation.input ?? []).map((message, index) => inputItem(generation.id, message, index)).reverse()
   sendJson(session, {

@@ -28,7 +28,7 @@ export async function runAgent(
   if (isEndUser(session)) requireOwnContent(request)
   const call: AgentTurnCall = {
     agent_id,
-    message: textAdded(request),
+    message: isEndUser(session) ? longestText(request) : '',
     request,
     isEndUser: isEndUser(session),
     end_user,
@@ -53,6 +53,23 @@ const textAdded = ({ messages }: ClientChatRequest): string =>
   spokenTexts(messages.slice(messages.findLastIndex(({ role }) => role === 'assistant') + 1))
     .map(({ text }) => text)
     .join('\n')
+
+/**
+ * Returns the longest text of a request that limits count: what the user adds, each of its earlier texts, the system text, each
+ * tool and the schema. Texts of the assistant are not counted, because the agent may have written them.
+ */
+function longestText(request: ClientChatRequest): string {
+  const { messages, instructions, tools, format } = request
+  const earlier = messages.filter(({ role }) => role === 'user').flatMap(message => spokenTexts([message]))
+  const texts = [
+    textAdded(request),
+    ...earlier.map(({ text }) => text),
+    instructions ?? '',
+    ...tools.map(tool => JSON.stringify(tool)),
+    ...(format.type === 'json_schema' ? [JSON.stringify(format.schema)] : []),
+  ]
+  return texts.reduce((longest, text) => (text.length > longest.length ? text : longest))
+}
 
 /** Refuses files of the project in a request of an end user. @throws VALIDATION_FAILED */
 function requireOwnContent({ messages }: ClientChatRequest): void {

@@ -18,6 +18,7 @@ import { meterAbortedTurn } from '../loop/metering.ts'
 import { emitSettled, withMemory } from '../loop/turn-hooks.ts'
 import { turnOwnerOf } from '../loop/turn-owner.ts'
 import { type GenerationRow, generationKind, type TraceRow } from '../model.ts'
+import { mailboxHooks } from '../request/cancel-turn.ts'
 import { traceKind } from '../traces/kind.ts'
 import { detachTraceFiles } from '../traces/store.ts'
 import {
@@ -77,6 +78,7 @@ async function eraseGenerations(
   const paused = new Set(generations.filter(({ status }) => status === 'requires_action').map(({ id }) => id))
   const ended = redacted.filter(({ id }) => paused.has(id))
   for (const row of ended) {
+    mailboxHooks.only()?.pausedEnded(tx, row)
     emitSettled(tx, row, null)
     await turnOwnerOf(row)?.settled(tx, row, {
       status: 'failed',

@@ -45,6 +45,8 @@ export type Mailboxes = {
     generation: Pick<GenerationRow, 'id' | 'conversation_id'>,
     principal: { type: string; id: string },
   ) => Promise<() => Promise<void>>
+  /** Reports the end of a paused turn, which is in no mailbox. */
+  pausedEnded: (tx: Tx, generation: Pick<GenerationRow, 'id' | 'session_id'>) => void
   /** Enqueues a turn that continues an earlier one, after an opening message. */
   continue: (
     tx: Tx,
@@ -118,6 +120,7 @@ export async function abortTurn(
   const journalled = generation.journalled > 0
   const stored = step && storedStep(step, generation.content_mode)
   await executeFenced(tx, settlementParts({ generation, after, step: stored, frames, journalled }))
+  if (generation.status === 'requires_action') mailboxHooks.only()?.pausedEnded(tx, after)
   emitSettled(tx, after, generation.journalled > 0 ? await loadTurnMemory(tx, generationId) : [])
   await turnOwnerOf(after)?.settled(tx, after, { status: 'failed', content: null, object: null, error: failure })
   if (after.step_count > 0) tx.send(traceFlushQueue, { trace_id: after.trace_id, project_id: after.project_id })
