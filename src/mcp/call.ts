@@ -2,8 +2,7 @@ import { z } from 'zod'
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
 import { requestPath } from '../core/api/parameters.ts'
-import type { Caller } from '../core/iam/caller.ts'
-import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
+import { type Call, callAs, identifyOnce, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
@@ -54,16 +53,6 @@ export async function callMcpOperation(
   }
 }
 
-/** Returns the identified caller at the first use, and identifies the credential again at later uses. */
-function identifyOnce({ identify }: McpClientSession['exchange'], caller: Caller): Call['identify'] {
-  let first = true
-  return () => {
-    const isFirst = first
-    first = false
-    return isFirst ? Promise.resolve(caller) : identify()
-  }
-}
-
 /** Builds the call of an operation from flat arguments. @throws VALIDATION_FAILED */
 function buildCall(
   session: McpClientSession,
@@ -87,7 +76,7 @@ function buildCall(
   const extended = {
     ...call,
     isCounted: isCounted(exchange),
-    identify: identifyOnce(exchange, caller),
+    identify: identifyOnce(caller, exchange.identify),
     path: requestPath(operation, request.params),
     request: { ...exchange.request, closed: call.request.closed },
     upload: operation.receive ? jsonUpload(request.body) : undefined,

@@ -109,4 +109,24 @@ describe('the OpenAI mount: tokens of end users', () => {
     const statuses = [(await ask(limited, 'b')).status, (await ask(limited, 'c')).status]
     assert.ok(statuses.includes(429), String(statuses))
   })
+
+  it('of keys are created at most ACTORS_CREATED_PER_HOUR per key', async () => {
+    const limited = await startOpenAiApp({ actions: CHAT_ACTIONS, env: { ACTORS_CREATED_PER_HOUR: '1' } })
+    try {
+      const { agentId: model } = await limited.scripted([{ reply: { text: 'hello' } }])
+      const say = async (name: string) => {
+        const response = await limited.send('/chat/completions', {
+          model,
+          user: name,
+          messages: [{ role: 'user', content: 'a' }],
+        })
+        return { status: response.status, code: ((await response.json()) as Json).error?.code }
+      }
+      assert.equal((await say('first')).status, 200)
+      assert.deepEqual(await say('second'), { status: 429, code: 'ACTOR_LIMIT_EXCEEDED' })
+      assert.equal((await say('first')).status, 200)
+    } finally {
+      await limited.close()
+    }
+  })
 })

@@ -87,6 +87,16 @@ export type Call = {
   tx?: Tx
 }
 
+/** Returns the known caller at the first use, and identifies the credential again at later uses. */
+export function identifyOnce(caller: Caller, identify: Call['identify']): Call['identify'] {
+  let isFirst = true
+  return () => {
+    const isKnown = isFirst
+    isFirst = false
+    return isKnown ? Promise.resolve(caller) : identify()
+  }
+}
+
 const never = new AbortController().signal
 
 /** Returns a call by a known caller, for surfaces without an HTTP request. */

@@ -1,7 +1,7 @@
 import { type Operation, type OperationResult, operations } from '../../core/api/operation.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import { type ClientInput, callAs } from '../../core/invoke/call.ts'
+import { type ClientInput, callAs, identifyOnce } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { RunInput } from './input.ts'
@@ -28,15 +28,10 @@ export function callOperation(
 ): Promise<OperationResult> {
   const operation: Operation = operations.get(id)
   const call = callAs(caller, 'ag_ui', input)
-  let first = true
   return invoke(services, operation, {
     ...call,
     // The request has identified its caller; later checks of a stream find what has changed since.
-    identify: () => {
-      const isFirst = first
-      first = false
-      return isFirst ? Promise.resolve(caller) : exchange.identify()
-    },
+    identify: identifyOnce(caller, exchange.identify),
     request: { ...exchange.request, headers: {}, closed: exchange.request.closed },
   })
 }

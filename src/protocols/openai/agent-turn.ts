@@ -188,7 +188,7 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
   if (caller.end_user) await countAttachments(services, caller.end_user, request.messages)
   return respondWithNewTurn(context, async generation_id => {
     const made = await services.write(async tx => {
-      const actor_id = await requireActor(tx, context.allow, project_id, end_user)
+      const actor_id = await requireActor(tx, context, project_id, end_user)
       const turn = { generation_id, project_id, actor_id }
       const ids =
         (body.key !== null && (await enqueueInConversation(tx, context, { ...turn, key: body.key }))) ||

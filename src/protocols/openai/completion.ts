@@ -26,7 +26,7 @@ export type StreamFormat = (model: string, state: { started: boolean }) => Compl
 
 type CompletionCall = { model: CompletionModel; request: ClientChatRequest; stream: StreamFormat | null }
 
-const completionOperation = operation({
+export const completionOperation = operation({
   id: 'createOpenAiCompletion',
   method: 'post',
   path: '/openai/v1/chat/completions',
@@ -39,8 +39,6 @@ const completionOperation = operation({
   transaction: false,
   run: createCompletion,
 })
-
-export { completionOperation }
 
 function findTarget(context: Context<unknown, CompletionCall>): Promise<FoundTarget> | FoundTarget {
   const { services, caller, body } = context

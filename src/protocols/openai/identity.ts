@@ -1,3 +1,4 @@
+import { countCreatedActor } from '../../conversation/actors/limits.ts'
 import { actorKind } from '../../conversation/actors/model.ts'
 import { findByExternalId, findOrCreateActor } from '../../conversation/actors/store.ts'
 import { raiseInvalid } from '../../core/api/errors.ts'
@@ -43,11 +44,12 @@ export const conversationKeyOf = (
 
 /**
  * Returns the ID of an end user, who is created if the caller may; its row is locked against its deletion.
- * @throws FORBIDDEN for an unknown end user without actors:CreateActor
+ * @throws FORBIDDEN for an unknown end user without actors:CreateActor; ACTOR_LIMIT_EXCEEDED for a key that has created too
+ *   many end users in an hour
  */
 export async function requireActor(
   tx: Tx,
-  allow: Context['allow'],
+  { allow, caller, services }: Pick<Context, 'allow' | 'caller' | 'services'>,
   project_id: string,
   endUser: EndUserRef | null,
 ): Promise<string | null> {
@@ -59,6 +61,8 @@ export async function requireActor(
   allow('actors:CreateActor', { kind: actorKind, project_id })
   const made = await findOrCreateActor(tx, { project_id, external_id, name: external_id })
   if ('existing' in made) return made.existing.id
+  if (caller.principal.type === 'api_key')
+    await countCreatedActor(tx, caller.principal.id, services.config.ACTORS_CREATED_PER_HOUR)
   tx.emit(actorKind, 'created', made)
   return made.id
 }

@@ -1,7 +1,7 @@
 import type { Operation, OperationResult } from '../../core/api/operation.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import { callAs } from '../../core/invoke/call.ts'
+import { callAs, identifyOnce } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
 
@@ -39,7 +39,6 @@ type Input = {
 /** Invokes an operation with the permissions of the request. @throws errors of the operation */
 export function invokeOperation(session: OpenAiSession, operation: Operation, input: Input): Promise<OperationResult> {
   const { services, exchange, caller, project } = session
-  let isFirst = true
   const call = callAs(caller, 'openai', input)
   return invoke(services, operation, {
     ...call,
@@ -50,10 +49,6 @@ export function invokeOperation(session: OpenAiSession, operation: Operation, in
     isCounted: caller.project_id !== null && !caller.end_user,
     upload: operation.receive ? exchange.req : undefined,
     // Identified again during long responses.
-    identify: () => {
-      const known = isFirst
-      isFirst = false
-      return known ? Promise.resolve(caller) : exchange.identify()
-    },
+    identify: identifyOnce(caller, exchange.identify),
   })
 }
