@@ -125,7 +125,8 @@ describe('tools in sessions and conversations', () => {
     const body = { generation_id: data.generation_id, tool_outputs: [{ tool_call_id, output: 1 }], stream: true }
     const rest = await readStream(await openStream(app, `/sessions/${id}/tool-outputs`, body))
     assert.deepEqual([rest.at(-1)?.event, rest.at(-1)?.data.content], ['completed', 'the end'])
-    assert.equal(rest[0].id, (first.at(-1)?.id ?? 0) + 1)
+    // Events of protocol mounts have numbers too.
+    assert.ok(Number(rest[0].id) > Number(first.at(-1)?.id))
   })
 
   it('say whose session it is to those who are called', async () => {

@@ -74,6 +74,7 @@ const PREFIXES: Record<string, string> = {
   decision: 'dec',
   activity: 'acte',
   exception: 'exc',
+  feedback: 'fb',
   formation: 'form',
 }
 

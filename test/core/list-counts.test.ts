@@ -22,6 +22,7 @@ const COUNTED = {
   decisions: 'project_id',
   events: 'project_id',
   exceptions: 'project_id',
+  feedback: 'project_id',
   generations: 'project_id',
   guardrail_evaluations: 'project_id',
   orchestration_runs: 'project_id',

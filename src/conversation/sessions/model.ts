@@ -56,7 +56,7 @@ const fitsState = (state: unknown) => Buffer.byteLength(JSON.stringify(state) ??
 
 /** State of a session: any JSON up to 64 KiB; null for none. */
 export const SessionState = z
-  .json()
+  .unknown()
   .refine(fitsState, 'must be at most 64 KiB')
   .describe('State that the agent shares with its client, any JSON up to 64 KiB. Null for none.')
 
@@ -90,7 +90,7 @@ export const Session = record(
     last_activity_at: z.iso.datetime().nullable().describe('Time of the last user message'),
     generating_at: z.iso.datetime().nullable().describe('Start of the running turn. Null if none is running.'),
     queued_turns: z.int().describe('Number of queued turns'),
-    state: z.json().describe('State that the agent shares with its client. Null for none.'),
+    state: z.unknown().describe('State that the agent shares with its client. Null for none.'),
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
     unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
