@@ -132,7 +132,7 @@ describe('end users on several web processes', () => {
     })
     await finish()
     await app.settled(generationId)
-    // A stream that has ended is free at once; refusals and plain responses keep nothing.
+    // A stream that has ended is free immediately; refusals and plain responses keep nothing.
     for (let call = 0; call < 3; call++) {
       const read = await eventually(() => openEndUserStream(other.url, user.token, again).catch(() => null))
       while (await read.read());

@@ -43,7 +43,7 @@ class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  /** Open streams by project; those of end users are counted with their calls. */
+  /** Open streams by project; streams of end users are counted with their calls. */
   readonly #open = new Tally()
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined

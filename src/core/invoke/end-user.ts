@@ -56,7 +56,7 @@ export function takeStream(inv: Invocation, endUser: EndUser): void {
   if (opens) inv.releaseStream = endUserStreams.only()?.(services, endUser) ?? null
 }
 
-/** Releases the stream of a call with the end of its response; at once if the response is none. */
+/** Releases the stream of a call with the end of its response; immediately if the response is none. */
 export function releaseStream({ releaseStream }: Invocation, response: OperationResult | undefined): void {
   if (!releaseStream) return
   const { stream } = response ?? {}
