@@ -240,6 +240,7 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { message_delay_seconds: 5 },
       { inactivity_ttl_seconds: 1000 },
       { takeover_timeout_seconds: 600 },
+      { state: { step: 1 } },
       { tool_context: { tenant: 'one' } },
       { tool_context: { tenant: 'two' } },
       { knowledge_config: { memory_store_ids: [ref('Store')] } },
