@@ -380,7 +380,10 @@ async function locate(
   const { session, conversation } = await lockSessionAndConversation(tx, found)
   const current = isIdOf(conversationKind, key.key) ? found : await findSessionByKey(tx, key)
   // Its end user has deleted the session meanwhile: the client repeats the request.
-  if (!current) return raise('GENERATION_ALREADY_IN_PROGRESS', { meta: { agent_id: key.agent_id } })
+  if (!current)
+    return raise('GENERATION_ALREADY_IN_PROGRESS', {
+      message: 'The session of this key was deleted; repeat the request',
+    })
   if (current.id !== found.id) return locate(tx, context, key, current, spoken)
   requireOpen(session)
   const aligned: Alignment = context.body.appends
