@@ -1,4 +1,5 @@
 import { PassThrough } from 'node:stream'
+import { eventMessage } from '../core/api/event-stream.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
 
 const KEEP_ALIVE_MS = 15_000
@@ -26,4 +27,4 @@ export class SseWriter {
   }
 }
 
-const frame = (message: object): string => `event: message\ndata: ${JSON.stringify(message)}\n\n`
+const frame = (message: object): string => eventMessage(null, 'message', JSON.stringify(message))

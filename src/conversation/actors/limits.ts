@@ -3,8 +3,10 @@ import { AppError } from '../../core/api/errors.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { EndUser, EndUserLimits } from '../../core/iam/caller.ts'
 import type { EndUserSpend } from '../../core/invoke/hooks.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
+import { Tally } from '../../core/process/tally.ts'
 
 /** Limits of end users, counted by actor in fixed windows, exactly over all processes. */
 
@@ -110,20 +112,15 @@ export async function countCall(
 export const countUpload = ({ pool }: Pick<Services, 'pool'>, endUser: EndUser, bytes: number): Promise<void> =>
   spendOrRaise(pool, endUser, [spendOf(endUser, 'upload_bytes_per_day', bytes)])
 
-/** Numbers of open streams of end users in this process: of sessions, of turns and of protocol mounts. */
-const openStreams = processSingleton(() => new Map<string, number>())
+/** Open streams of end users in this process: of sessions, of turns and of protocol mounts. */
+const openStreams = processSingleton(() => new Tally())
 
 /** Takes a stream of an end user until it is released. Raises STREAM_LIMIT_EXCEEDED. */
-export function takeStream(services: Services, { actor_id, limits }: EndUser): () => void {
+export function takeEndUserStream(services: Services, { actor_id, limits }: EndUser): () => void {
   const open = openStreams(services)
-  const count = open.get(actor_id) ?? 0
-  if (count >= limits.streams) throw streamLimitReached('actor', limits.streams)
-  open.set(actor_id, count + 1)
-  return () => {
-    const rest = (open.get(actor_id) ?? 0) - 1
-    if (rest > 0) open.set(actor_id, rest)
-    else open.delete(actor_id)
-  }
+  if (open.count(actor_id) >= limits.streams) throw streamLimitReached('actor', limits.streams)
+  open.add(actor_id)
+  return () => open.remove(actor_id)
 }
 
 const STREAM_RETRY_SECONDS = 10
@@ -141,9 +138,11 @@ export async function countCreatedActor(db: Queryable, keyId: string, max: numbe
   if (await spend(db, keyId, [created])) throw await limitExceeded(db, null, keyId, created)
 }
 
-/** Deletes the counters of windows that ended; returns their number. By actor_limits_resets. */
-export const pruneLimits = async ({ pool }: Pick<Services, 'pool'>): Promise<number> =>
-  (
-    await pool.query(voidStatement`
-      delete from actor_limits where resets_at < now() - interval '1 hour'`)
-  ).rowCount
+/** Deletes counters of windows that ended, in batches; returns their number. By actor_limits_resets. */
+export const pruneLimits = ({ pool }: Pick<Services, 'pool'>, stopping: AbortSignal | undefined): Promise<number> =>
+  deleteInBatches(async limit => {
+    const { rowCount } = await pool.query(voidStatement`
+      delete from actor_limits where ctid = any (array(
+        select ctid from actor_limits where resets_at < now() - interval '1 hour' order by resets_at limit ${limit}))`)
+    return rowCount
+  }, stopping)

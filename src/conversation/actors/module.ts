@@ -4,7 +4,7 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserLimits, endUserStreams } from '../../core/invoke/hooks.ts'
 import { actorRecord } from '../../identity/principal-store.ts'
 import { actorErrors } from './errors.ts'
-import { countCall, countUpload, pruneLimits, takeStream } from './limits.ts'
+import { countCall, countUpload, pruneLimits, takeEndUserStream } from './limits.ts'
 import { actorKind } from './model.ts'
 import { actorOperations } from './operations.ts'
 import { purgeWork } from './purge.ts'
@@ -21,7 +21,7 @@ export default module('actors', {
   extensions: [
     actorRecord.with(actorOfToken),
     endUserLimits.with(countCall),
-    endUserStreams.with(takeStream),
+    endUserStreams.with(takeEndUserStream),
     uploadLimits.with(countUpload),
   ],
 })

@@ -31,16 +31,16 @@ export function authorizeCompletion({ audit, allow }: CompletionContext, { targe
   allow(COMPLETE_ACTION, chat ? { kind: chatKind, row: chat } : { kind: chatKind, project_id })
 }
 
-export type CompletionSpec = {
+type CompletionSpec = {
   messages: readonly UnresolvedMessage[]
   request: Omit<ModelRequest, 'signal' | 'messages'>
   /** JSON Schema that the answer must satisfy; null for text. */
   schema: object | null
 }
 
-export type DeltaHandlers = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
+type DeltaHandlers = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
 
-export type PreparedCompletion = {
+type PreparedCompletion = {
   content_mode: 'full' | 'none'
   /** Makes the model call and checks its answer. @throws errors of the call, OUTPUT_SCHEMA_VALIDATION_FAILED */
   complete(signal: AbortSignal, handlers?: DeltaHandlers): Promise<ModelAnswer>

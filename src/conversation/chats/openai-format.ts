@@ -1,8 +1,9 @@
 import { z } from 'zod'
 import { RecordedFailure } from '../../core/api/errors.ts'
+import { dataMessage } from '../../core/api/event-stream.ts'
 import { type EventStream, streamEvent } from '../../core/api/streams.ts'
 import { Part, textField } from '../../execution/generations/request/generate-request.ts'
-import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
+import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
 
 const id = z.string().min(1).max(255)
 const role = <const T extends string>(value: T) => z.literal(value).describe('Author of the message')
@@ -242,15 +243,18 @@ const REASONS: Record<string, z.output<typeof ChatCompletion>['choices'][number]
 }
 const reasonOf = ({ finish_reason }: ModelAnswer) => REASONS[finish_reason] ?? 'stop'
 
-const callsOf = ({ tool_calls }: ModelAnswer) =>
+export const argumentsOf = (args: unknown): string => (typeof args === 'string' ? args : JSON.stringify(args ?? {}))
+
+/** Returns tool calls in the format of completions. */
+export const callsOf = ({ tool_calls }: Pick<ModelAnswer, 'tool_calls'>) =>
   tool_calls.map(({ id, tool_name, args }) => ({
     id,
     type: 'function' as const,
-    function: { name: tool_name, arguments: typeof args === 'string' ? args : JSON.stringify(args ?? {}) },
+    function: { name: tool_name, arguments: argumentsOf(args) },
   }))
 
-function usageOf({ usage }: ModelAnswer): z.output<typeof Usage> | null {
-  if (!usage) return null
+/** Returns usage in the format of completions. */
+export function usageOf(usage: ModelUsage): z.output<typeof Usage> {
   const prompt_tokens = usage.input_tokens + usage.cached_tokens + usage.cache_write_tokens
   return {
     prompt_tokens,
@@ -282,18 +286,16 @@ export function completionOf({ id, created }: CompletionHeader, answer: ModelAns
         finish_reason: reasonOf(answer),
       },
     ],
-    usage: usageOf(answer),
+    usage: answer.usage && usageOf(answer.usage),
   }
 }
-
-const frame = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
 
 /** Returns functions that format the messages of a stream. The first chunk has the role. */
 export function completionFrames({ id, created }: CompletionHeader, firstModel: string, options: { usage: boolean }) {
   let model = firstModel
   let first = true
   const chunk = (choices: object[], more: object = {}) =>
-    frame({ id, object: 'chat.completion.chunk', created, model, choices, ...more })
+    dataMessage({ id, object: 'chat.completion.chunk', created, model, choices, ...more })
   const deltaChunk = (delta: object, finish_reason: string | null = null) => {
     const fullDelta = first ? { role: 'assistant', ...delta } : delta
     first = false
@@ -306,9 +308,9 @@ export function completionFrames({ id, created }: CompletionHeader, firstModel: 
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
       yield deltaChunk({}, reasonOf(answer))
-      if (options.usage) yield chunk([], { usage: usageOf(answer) })
+      if (options.usage) yield chunk([], { usage: answer.usage && usageOf(answer.usage) })
       yield 'data: [DONE]\n\n'
     },
-    failed: (error: object) => frame({ error }),
+    failed: (error: object) => dataMessage({ error }),
   }
 }

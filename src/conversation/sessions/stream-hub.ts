@@ -4,6 +4,7 @@ import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
+import { Tally } from '../../core/process/tally.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
 import { streamLimitReached } from '../actors/limits.ts'
 import { SESSION_CHANNEL } from '../conversations/frames.ts'
@@ -17,24 +18,6 @@ import { SessionReader } from './stream-reader.ts'
 /** Readers whose permissions are checked with one statement. */
 const CHECK_BATCH = 500
 const RETRY_AFTER_SECONDS = 10
-
-/** Numbers of open streams of this process by key. */
-class Tally {
-  readonly #counts = new Map<string, number>()
-
-  count(key: string): number {
-    return this.#counts.get(key) ?? 0
-  }
-
-  add(key: string): void {
-    this.#counts.set(key, this.count(key) + 1)
-  }
-
-  remove(key: string): void {
-    if (this.count(key) > 1) this.#counts.set(key, this.count(key) - 1)
-    else this.#counts.delete(key)
-  }
-}
 
 type OpenContext = Pick<Context<unknown, undefined, SessionRow>, 'caller' | 'recheck' | 'resource'>
 

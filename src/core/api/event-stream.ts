@@ -22,6 +22,9 @@ export type StreamSource = {
 export const eventMessage = (id: string | number | null, event: string, data: string): string =>
   `${id === null ? '' : `id: ${id}\n`}event: ${event}\ndata: ${data}\n\n`
 
+/** Formats a message without a name or id, for protocols whose messages have neither. */
+export const dataMessage = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
+
 /** Comment that keeps a quiet stream open. */
 export const PING = ': ping\n\n'
 

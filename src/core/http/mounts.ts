@@ -32,4 +32,16 @@ export type Mount = {
   serve(services: Services, exchange: MountExchange): Promise<void>
 }
 
+type MountRequest = { services: Pick<Services, 'config'>; exchange: Pick<MountExchange, 'req' | 'res'> }
+
+/** Returns the value of a request header with the prefix of the deployment; undefined if it is missing or empty. */
+export function serviceHeader({ services, exchange }: MountRequest, name: string): string | undefined {
+  const value = exchange.req.headers[`${services.config.HEADER_PREFIX}${name}`.toLowerCase()]
+  return typeof value === 'string' && value !== '' ? value : undefined
+}
+
+/** Sets a response header with the prefix of the deployment. */
+export const setServiceHeader = ({ services, exchange }: MountRequest, name: string, value: string): void =>
+  void exchange.res.setHeader(`${services.config.HEADER_PREFIX}${name}`, value)
+
 export const mounts = extensionPoint<Mount>('mounts')

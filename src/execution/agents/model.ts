@@ -271,8 +271,8 @@ export const AgentConfig = z.object(fields)
 export type AgentConfig = Pick<AgentRow, keyof typeof fields>
 export const configFields = Object.keys(fields) as (keyof AgentConfig)[]
 
-/** Value of a field that a stored version does not have. */
-const UNSET: Partial<AgentConfig> = {
+/** Values of unset fields that are not null. */
+export const AGENT_DEFAULTS: Partial<AgentConfig> = {
   single_session_per_actor: false,
   auto_title: false,
   end_user_activity: 'none',
@@ -286,7 +286,7 @@ const UNSET: Partial<AgentConfig> = {
  * fields of other releases are dropped.
  */
 export const readConfig = (stored: Record<string, unknown>): AgentConfig =>
-  Object.fromEntries(configFields.map(name => [name, stored[name] ?? UNSET[name] ?? null])) as AgentConfig
+  Object.fromEntries(configFields.map(name => [name, stored[name] ?? AGENT_DEFAULTS[name] ?? null])) as AgentConfig
 
 const versionNumber = z.int().min(1).max(999_999_999)
 

@@ -3,8 +3,9 @@ import { ownsSession } from '../../conversation/sessions/end-user.ts'
 import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
 import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { dataMessage, PING } from '../../core/api/event-stream.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
-import type { MountExchange } from '../../core/http/mounts.ts'
+import { type MountExchange, serviceHeader, setServiceHeader } from '../../core/http/mounts.ts'
 import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { countRequest } from '../../core/invoke/hooks.ts'
@@ -13,7 +14,7 @@ import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { type AgUiRequest, callOperation, type Run } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
-import { type AgUiEvent, finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
+import { finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
 import { readFrames } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
@@ -40,7 +41,7 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
     })
   const run = await openRun(request, agentId, parseRunInput(await exchange.readJson()))
   exchange.noted.session_id = run.sessionId
-  exchange.res.setHeader(`${services.config.HEADER_PREFIX}Session-Id`, run.sessionId)
+  setServiceHeader(request, 'Session-Id', run.sessionId)
   exchange.res.setHeader('Cache-Control', 'no-store')
   exchange.stream(200, 'text/event-stream', Readable.from(await runEvents(run), { objectMode: false }))
 }
@@ -48,10 +49,11 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
 type Actor = { id: string } | { external_id: string }
 
 /** Returns the end user of the token, or the end user that another credential names in a header; null for none. */
-function actorOf({ services, exchange, caller }: AgUiRequest): Actor | null {
+function actorOf(request: AgUiRequest): Actor | null {
+  const { caller } = request
   if (caller.end_user) return { id: caller.end_user.actor_id }
-  const name = exchange.req.headers[`${services.config.HEADER_PREFIX}Actor`.toLowerCase()]
-  return typeof name === 'string' && name !== '' ? { external_id: name } : null
+  const external_id = serviceHeader(request, 'Actor')
+  return external_id === undefined ? null : { external_id }
 }
 
 /**
@@ -131,22 +133,22 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
   const outcome = await beginRun(run)
   const ids = { threadId: run.input.threadId, runId: run.input.runId }
   return (async function* (): AsyncGenerator<string, void> {
-    yield message(startedRun(ids))
-    if ('refused' in outcome) return yield message(runError(shownError(run, outcome.refused)))
+    yield dataMessage(startedRun(ids))
+    if ('refused' in outcome) return yield dataMessage(runError(shownError(run, outcome.refused)))
     const state = new ClientState(run.input)
     if (!run.thread.run && !replacesState(run.thread, run.input))
-      for (const event of state.sync(run.thread.state)) yield message(event)
+      for (const event of state.sync(run.thread.state)) yield dataMessage(event)
     let messages = [...run.input.messages]
     if (run.thread.lacks_history) {
       const history = await completedHistory(run)
       messages = [...history.messages]
       // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
-      if (history.known.length < run.input.messages.length) yield message(messagesSnapshot(history.known))
-      yield message(messagesSnapshot(messages))
+      if (history.known.length < run.input.messages.length) yield dataMessage(messagesSnapshot(history.known))
+      yield dataMessage(messagesSnapshot(messages))
     }
     if ('operator' in outcome) {
-      yield message({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
-      return yield message(finishedRun(ids))
+      yield dataMessage({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
+      return yield dataMessage(finishedRun(ids))
     }
     if ('turn' in outcome) yield* turnEvents(run, ids, outcome.turn, messages, state)
     else yield* continuationEvents(run, ids, outcome.decided, messages, state)
@@ -184,11 +186,11 @@ async function* turnEvents(
     },
   )
   for await (const frame of readFrames(stream)) {
-    if (frame === null) yield ': ping\n\n'
+    if (frame === null) yield PING
     else
       for (const event of await translation.translate(frame.event, frame.data)) {
         isEnded ||= event.type === 'RUN_ERROR' || (isLast && event.type === 'RUN_FINISHED')
-        if (isLast || event.type !== 'RUN_FINISHED') yield message(event)
+        if (isLast || event.type !== 'RUN_FINISHED') yield dataMessage(event)
       }
   }
   return isEnded
@@ -207,18 +209,18 @@ async function* continuationEvents(
     let next = await waiting.next()
     for (; !next.done; next = await waiting.next()) {
       const refusal = await lostPermission(run)
-      if (refusal) return yield message(runError(shownError(run, refusal)))
-      yield ': ping\n\n'
+      if (refusal) return yield dataMessage(runError(shownError(run, refusal)))
+      yield PING
     }
     const { generation_id, result } = next.value
-    yield message(result)
+    yield dataMessage(result)
     const { messageId, toolCallId, content } = result
     messages.push({ id: messageId, role: 'tool', toolCallId, content } as Message)
     if (generation_id === null) continue
     const turn = { generation_id, stream: await attach(run, generation_id, 0) }
     if (yield* turnEvents(run, ids, turn, messages, state, index === approvals.length - 1)) return
   }
-  yield message(finishedRun(ids))
+  yield dataMessage(finishedRun(ids))
 }
 
 const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>
@@ -227,5 +229,3 @@ const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>
 /** Whether the caller may read turns of the project, and so sees steps and calls on the server. */
 const seesSteps = ({ request: { caller }, thread: { project_id } }: Run): boolean =>
   !caller.end_user && isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })
-
-const message = (event: AgUiEvent): string => `data: ${JSON.stringify(event)}\n\n`

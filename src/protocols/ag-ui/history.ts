@@ -42,7 +42,7 @@ async function listStored({ request, sessionId }: Run): Promise<Stored[]> {
 }
 
 /** The client's messages with the messages that it lacks; `known` are its messages before the first missing message. */
-export type History = { messages: readonly Message[]; known: readonly Message[] }
+type History = { messages: readonly Message[]; known: readonly Message[] }
 
 /**
  * Returns the client's messages with the messages of the session that it lacks, in the order of the session. Messages that

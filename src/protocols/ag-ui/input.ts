@@ -38,7 +38,7 @@ const Message = z.discriminatedUnion('role', [
 ])
 export type Message = z.output<typeof Message>
 export type UserMessage = Extract<Message, { role: 'user' }>
-export type ToolMessage = Extract<Message, { role: 'tool' }>
+type ToolMessage = Extract<Message, { role: 'tool' }>
 
 const Tool = z.object({
   name: z.string().trim().min(1).max(128),

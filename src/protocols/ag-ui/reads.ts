@@ -43,7 +43,7 @@ export const cancelReads =
     return turn?.stop_reason === 'cancelled'
   }
 
-type Usage = { input_tokens?: number; output_tokens?: number; reasoning_tokens?: number }
+type Usage = { input_tokens?: number; output_tokens?: number }
 
 export const usageReads =
   (request: AgUiRequest): TurnReads['usage'] =>

@@ -19,7 +19,7 @@ import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
 /** What a run shows: a turn, or the reason why there is none. */
-export type RunOutcome =
+type RunOutcome =
   | { turn: { generation_id: string; stream: Readable } }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }

@@ -89,7 +89,7 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
 }
 
 /** A run of a session, by the client's id. */
-export type RunKey = { session_id: string; run_id: string }
+type RunKey = { session_id: string; run_id: string }
 
 /** Records a run with its turn, or without one. Returns false if the run was recorded before. */
 export const recordRun = async (

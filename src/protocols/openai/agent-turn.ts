@@ -248,26 +248,26 @@ async function createEphemeralTurn(tx: Tx, context: TurnContext, turn: NewTurn):
   const agent = await admitTurn(tx, services, { project_id, agent_id: body.agent_id, actor_id })
   const { session } = await createClientSession(tx, agent, { project_id, actor_id, ephemeral: true })
   return createTurn(tx, services, {
-    ...turnInput(session, principalRecord(caller), {
-      generation_id,
-      tool_context: turnContext(session, null),
-      streamed: body.stream !== null || body.background,
-      origin: null,
-      shape: 'agent',
-      unstored: !body.store,
-      ...settingsIn(context, session, agent),
-    }),
+    ...sessionTurnInput(context, session, agent, generation_id),
     agent_version: agent.version,
     conversation_id: null,
     messages: body.request.messages,
   })
 }
 
-/** Returns the additions of the request to a turn of a session, which the response names. */
-function settingsIn({ body }: TurnContext, session: SessionRow, agent: AgentRow) {
+/** Returns the input of a turn of a session, with the additions of the request, which the response names. */
+function sessionTurnInput({ body, caller }: TurnContext, session: SessionRow, agent: AgentRow, generation_id: string) {
   const { ignored, ...settings } = turnSettingsOf(agent, body.request, body.isEndUser)
   Object.assign(body.report, { ignored, session_id: session.id })
-  return settings
+  return turnInput(session, principalRecord(caller), {
+    generation_id,
+    tool_context: turnContext(session, null),
+    streamed: body.stream !== null || body.background,
+    origin: null,
+    shape: 'agent',
+    unstored: !body.store,
+    ...settings,
+  })
 }
 
 type Located = { session: SessionRow; conversation: ConversationRow; added: string[]; history: Spoken[] }
@@ -283,7 +283,7 @@ async function enqueueInConversation(
   context: TurnContext,
   { generation_id, project_id, actor_id, key }: NewTurn & { key: string },
 ): Promise<Ids | UnderOperator | null> {
-  const { services, caller, body, audit } = context
+  const { services, body, audit } = context
   const ref: SessionKey = { project_id, agent_id: body.agent_id, actor_id, key }
   const spoken = spokenTexts(body.request.messages)
   const found = isIdOf(conversationKind, key) ? await requireSessionOf(tx, ref) : await findSessionByKey(tx, ref)
@@ -301,15 +301,7 @@ async function enqueueInConversation(
   if (!agent) return { operator: { session_id: session.id, assigned_to: session.assigned_to } }
   return enqueueTurn(tx, services, conversation, {
     kind: 'turn',
-    input: turnInput(session, principalRecord(caller), {
-      generation_id,
-      tool_context: turnContext(session, null),
-      streamed: body.stream !== null || body.background,
-      origin: null,
-      shape: 'agent',
-      unstored: !body.store,
-      ...settingsIn(context, session, agent),
-    }),
+    input: sessionTurnInput(context, session, agent, generation_id),
   })
 }
 

@@ -1,5 +1,7 @@
 import type { CompletionFrames } from '../../conversation/chats/complete.ts'
-import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
+import { callsOf, usageOf } from '../../conversation/chats/openai-format.ts'
+import { dataMessage } from '../../core/api/event-stream.ts'
+import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
 
 /** Id, time and version of a completion and its chunks. */
 export type ChatHeader = { id: string; created: number; system_fingerprint: string | null }
@@ -8,7 +10,7 @@ export type ChatHeader = { id: string; created: number; system_fingerprint: stri
 export type Visibility = { usage: boolean; reasoning: boolean }
 
 /** The parts of an answer that its format needs. */
-export type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model'>
+type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model'>
 
 const REASONS: Record<string, string> = {
   length: 'length',
@@ -17,34 +19,17 @@ const REASONS: Record<string, string> = {
 const reasonOf = ({ finish_reason, tool_calls }: ChatAnswer): string =>
   tool_calls.length > 0 ? 'tool_calls' : (REASONS[finish_reason] ?? 'stop')
 
-export const argumentsOf = (args: unknown): string => (typeof args === 'string' ? args : JSON.stringify(args ?? {}))
-
-const callsOf = ({ tool_calls }: ChatAnswer) =>
-  tool_calls.map(({ id, tool_name, args }) => ({
-    id,
-    type: 'function' as const,
-    function: { name: tool_name, arguments: argumentsOf(args) },
-  }))
-
-/** Returns the usage; zeros for callers that may not see it. */
-function usageOf({ usage }: ChatAnswer, visible: Visibility) {
-  const shown = visible.usage ? usage : null
-  const {
-    input_tokens = 0,
-    output_tokens = 0,
-    cached_tokens = 0,
-    cache_write_tokens = 0,
-    reasoning_tokens = 0,
-  } = shown ?? {}
-  const prompt_tokens = input_tokens + cached_tokens + cache_write_tokens
-  return {
-    prompt_tokens,
-    completion_tokens: output_tokens,
-    total_tokens: prompt_tokens + output_tokens,
-    prompt_tokens_details: { cached_tokens },
-    completion_tokens_details: { reasoning_tokens },
-  }
+const NO_USAGE: ModelUsage = {
+  input_tokens: 0,
+  cached_tokens: 0,
+  cache_write_tokens: 0,
+  output_tokens: 0,
+  reasoning_tokens: 0,
 }
+
+/** Returns the usage; zeros without one, and for callers that may not see it. */
+export const shownUsage = (usage: ModelUsage | null, visible: Visibility) =>
+  usageOf((visible.usage && usage) || NO_USAGE)
 
 /** Returns an answer as a completion. */
 export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Visibility) {
@@ -70,11 +55,9 @@ export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Vi
         finish_reason: reasonOf(answer),
       },
     ],
-    usage: usageOf(answer, visible),
+    usage: shownUsage(answer.usage, visible),
   }
 }
-
-const frame = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
 
 /**
  * Returns functions that format the chunks of a stream. The first chunk has the role.
@@ -89,7 +72,7 @@ export function chatChunks(
   let model = firstModel
   let first = true
   const chunk = (choices: object[], more: object = {}) =>
-    frame({
+    dataMessage({
       id: head.id,
       object: 'chat.completion.chunk',
       created: head.created,
@@ -112,12 +95,12 @@ export function chatChunks(
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
       yield deltaChunk({}, reasonOf(answer))
-      if (options.include_usage) yield chunk([], { usage: usageOf(answer, visible) })
+      if (options.include_usage) yield chunk([], { usage: shownUsage(answer.usage, visible) })
       yield 'data: [DONE]\n\n'
     },
     failed(error) {
       const body = options.failed(error)
-      return body && frame(body)
+      return body && dataMessage(body)
     },
   }
 }

@@ -19,7 +19,7 @@ import type { ModelRef } from './models.ts'
 
 /** Completions of chats, model routes and models of providers. */
 
-export type CompletionModel = Extract<ModelRef, { kind: 'chat' | 'route' | 'provider' }>
+type CompletionModel = Extract<ModelRef, { kind: 'chat' | 'route' | 'provider' }>
 
 /** Formats a streamed completion by the model that is called first. `state.started` is set with the first bytes. */
 export type StreamFormat = (model: string, state: { started: boolean }) => CompletionFrames

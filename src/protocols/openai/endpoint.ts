@@ -1,7 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
-import type { MountExchange } from '../../core/http/mounts.ts'
+import { type MountExchange, serviceHeader } from '../../core/http/mounts.ts'
 import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion } from './chat-completions.ts'
@@ -11,7 +11,7 @@ import { deleteFile, downloadFile, getFile, listFiles, uploadFile } from './file
 import { findModel, listModels, presentModel } from './models.ts'
 import { sendJson } from './response.ts'
 import { cancelResponse, createResponse, deleteResponse, getResponse, listInputItems } from './responses.ts'
-import { isEndUser, type OpenAiSession, serviceHeader } from './session.ts'
+import { isEndUser, type OpenAiSession } from './session.ts'
 
 const BASE = '/openai/v1'
 

@@ -91,7 +91,7 @@ function paramOf(error: AppError, vendor: VendorError): string | null {
   return problems?.[0]?.path || textOrNull(error.meta?.param)
 }
 
-export type OpenAiError = { status: number; headers: Record<string, string>; body: { error: Record<string, unknown> } }
+type OpenAiError = { status: number; headers: Record<string, string>; body: { error: Record<string, unknown> } }
 
 /** Returns the response of an error. @param hidesDetails whether the caller is an end user */
 export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails = false): OpenAiError {

@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
 import { COMPLETE_ACTION } from '../../conversation/chats/complete.ts'
 import { chatKind } from '../../conversation/chats/model.ts'
@@ -110,8 +111,9 @@ function selectModels({ caller, db, query }: Pick<Context<{ project_id?: string 
     limit ${MAX_MODELS}`)
 }
 
-type Cached = { until: number; models: Promise<readonly Model[]> }
-const cachedModels = processSingleton(() => new Map<string, Cached>())
+const cachedModels = processSingleton(
+  () => new LRUCache<string, Promise<readonly Model[]>>({ max: MAX_CACHED, ttl: CACHE_MS }),
+)
 
 /** Returns the models that the caller may use, up to ten seconds old. */
 export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
@@ -120,13 +122,12 @@ export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
   const cache = cachedModels(services)
   const key = `${type} ${id} ${caller.end_user?.jti} ${project}`
   const cached = cache.get(key)
-  if (cached && cached.until > Date.now()) return cached.models
+  if (cached) return cached
   const models = invokeOperation(session, caller.end_user ? endUserListOperation : listOperation, {}).then(
     ({ body }) => body as readonly Model[],
   )
   models.catch(() => cache.delete(key))
-  if (cache.size >= MAX_CACHED) cache.clear()
-  cache.set(key, { until: Date.now() + CACHE_MS, models })
+  cache.set(key, models)
   return models
 }
 

@@ -1,6 +1,8 @@
 import { countsOf, type UsageSums } from '../../control/usage/totals.ts'
+import { argumentsOf } from '../../conversation/chats/openai-format.ts'
+import { eventMessage } from '../../core/api/event-stream.ts'
 import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
-import { argumentsOf, type Visibility } from './chat-format.ts'
+import { shownUsage, type Visibility } from './chat-format.ts'
 
 /** IDs of responses and their items follow from the ID of the generation. */
 export const responseId = (generationId: string): string => `resp_${suffixOf(generationId)}`
@@ -55,20 +57,13 @@ export type ResponseHead = {
 }
 
 function usageOf(usage: ModelUsage | null, visible: Visibility) {
-  const {
-    input_tokens = 0,
-    output_tokens = 0,
-    cached_tokens = 0,
-    cache_write_tokens = 0,
-    reasoning_tokens = 0,
-  } = (visible.usage && usage) || {}
-  const input = input_tokens + cached_tokens + cache_write_tokens
+  const shown = shownUsage(usage, visible)
   return {
-    input_tokens: input,
-    input_tokens_details: { cached_tokens },
-    output_tokens,
-    output_tokens_details: { reasoning_tokens },
-    total_tokens: input + output_tokens,
+    input_tokens: shown.prompt_tokens,
+    input_tokens_details: shown.prompt_tokens_details,
+    output_tokens: shown.completion_tokens,
+    output_tokens_details: shown.completion_tokens_details,
+    total_tokens: shown.total_tokens,
   }
 }
 
@@ -139,7 +134,7 @@ export function responseEvents(
   const event = (type: string, data: object): string => {
     const sequence_number = sequence++
     if (sequence_number <= after) return ''
-    return `event: ${type}\ndata: ${JSON.stringify({ type, sequence_number, ...data })}\n\n`
+    return eventMessage(null, type, JSON.stringify({ type, sequence_number, ...data }))
   }
   const opening = (): string => {
     if (sequence > 0) return ''

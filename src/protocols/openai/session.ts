@@ -20,16 +20,6 @@ export type OpenAiSession = {
 /** Whether the caller is an end user, who sees no usage, reasoning and details of failures. */
 export const isEndUser = ({ caller }: Pick<OpenAiSession, 'caller'>): boolean => caller.end_user !== undefined
 
-/** Returns the value of a header with the prefix of the deployment. */
-export function serviceHeader({ services, exchange }: Pick<OpenAiSession, 'services' | 'exchange'>, name: string) {
-  const value = exchange.req.headers[`${services.config.HEADER_PREFIX}${name}`.toLowerCase()]
-  return typeof value === 'string' && value !== '' ? value : undefined
-}
-
-/** Sets a response header with the prefix of the deployment. */
-export const setServiceHeader = ({ services, exchange }: OpenAiSession, name: string, value: string): void =>
-  void exchange.res.setHeader(`${services.config.HEADER_PREFIX}${name}`, value)
-
 type Input = {
   params?: Record<string, string>
   query?: Record<string, unknown>
