@@ -126,21 +126,29 @@ async function endUserRows(key: Client, agentId: string, url: string, seconds: n
     if (reply.status !== 201) throw new Error(`${path} answered ${reply.status}: ${JSON.stringify(reply.body)}`)
     return reply.body
   }
-  const actor = await made('/actors', { name: 'caller' })
-  const session = await made('/sessions', { agent_id: agentId, actor_id: actor.id })
-  const minted = await made(`/actors/${actor.id}/tokens`, {
-    agent_ids: [agentId],
-    limits: { requests_per_minute: 12_000 },
-    allow_unbounded_agents: true,
-  })
-  const path = `/api/v1/sessions/${session.id}`
-  const reads = (token: string) => () =>
-    rate({ url: `${url}${path}`, headers: { authorization: `Bearer ${token}` } }, seconds, 200)
+  /** Another end user for each half: one has at most 12,000 requests a minute. */
+  const endUser = async () => {
+    const actor = await made('/actors', { name: 'caller' })
+    const session = await made('/sessions', { agent_id: agentId, actor_id: actor.id })
+    const { token } = await made(`/actors/${actor.id}/tokens`, {
+      agent_ids: [agentId],
+      limits: { requests_per_minute: 12_000 },
+      allow_unbounded_agents: true,
+    })
+    return { session_id: session.id as string, token: token as string }
+  }
+  const reads = (sessionId: string, token: string) =>
+    rate({ url: `${url}/api/v1/sessions/${sessionId}`, headers: { authorization: `Bearer ${token}` } }, seconds, 200)
+  const users = [await endUser(), await endUser()]
+  const [{ session_id }] = users
   const read = await compare('read of a session by a token of an end user, of a key', '>= 0.9', {
-    ours: reads(minted.token),
-    theirs: reads(key.token as string),
+    ours: () => {
+      const user = users.pop() as (typeof users)[number]
+      return reads(user.session_id, user.token)
+    },
+    theirs: () => reads(session_id, key.token as string),
   })
-  return [read, ...(await streamRows(key, session.id, url))]
+  return [read, ...(await streamRows(key, session_id, url))]
 }
 
 /** Times from a message to its frame in the event stream of its session. */
