@@ -1,0 +1,102 @@
+import { clientRoutes, contentOf, type Description, flatOf, JSON_TYPE, type Schema, parametersOf, resolve } from './description.ts'
+
+/** A field of a command. */
+export type CommandField = {
+  name: string
+  in: 'path' | 'query' | 'body'
+  required?: true
+  type?: string | string[]
+  enum?: unknown[]
+  /** Type of the items of a list. */
+  items?: { type?: string | string[]; enum?: unknown[] }
+  description?: string
+  secret?: true
+}
+
+/** An operation as a command line sees it. */
+export type Command = {
+  words: string[]
+  id: string
+  method: string
+  path: string
+  summary: string
+  description?: string
+  action?: string
+  codes?: string[]
+  fields: CommandField[]
+  /** Types of a body that is not JSON. */
+  consumes?: string[]
+  /** Types of an answer that is not JSON. */
+  produces?: string[]
+  paged?: string
+  columns?: string[]
+  stream?: unknown
+  wait?: unknown
+  dryRun?: string
+}
+
+const typeOf = (description: Description, schema: Schema | undefined): Pick<CommandField, 'type' | 'enum' | 'items'> => {
+  const { type, enum: values, const: value, items, anyOf, oneOf } = resolve(description, schema ?? {})
+  const branches = (anyOf ?? oneOf)?.map(each => typeOf(description, each)).filter(each => each.type !== 'null')
+  if (branches?.length === 1) return branches[0]
+  const types = branches && [...new Set(branches.flatMap(each => each.type ?? []))]
+  const found = values ?? (value === undefined ? undefined : [value])
+  return {
+    ...(type || types ? { type: type ?? (types?.length === 1 ? types[0] : types) } : {}),
+    ...(found ? { enum: found } : {}),
+    ...(items ? { items: typeOf(description, items) } : {}),
+  }
+}
+
+/** Returns the commands of all operations, for the command line. */
+export function commandsOf(description: Description): Command[] {
+  return clientRoutes(description).map(({ method, path, operation }): Command => {
+    const parameters = parametersOf(description, operation)
+    const sent = operation.requestBody?.content ?? {}
+    const body = resolve(description, (sent[JSON_TYPE] ?? sent['multipart/form-data'])?.schema ?? {})
+    const flat = flatOf(description, operation)
+    const form = sent[JSON_TYPE]
+      ? []
+      : Object.keys(body.properties ?? {}).map(name => ({
+          name,
+          in: 'body' as const,
+          required: body.required?.includes(name),
+          schema: undefined,
+        }))
+    const fields = [...flat, ...form].map(({ name, in: part, required, schema }): CommandField => {
+      const parameter = parameters.find(each => each.name === name && each.in === part)
+      const given = schema ?? (part === 'body' ? body.properties?.[name] : parameter?.schema)
+      const target = resolve(description, given ?? {})
+      const text = given?.description ?? parameter?.description ?? target.description
+      return {
+        name,
+        in: part,
+        ...(required ? { required } : {}),
+        ...typeOf(description, given),
+        ...(text ? { description: text } : {}),
+        ...(target['x-secret'] ? { secret: true } : {}),
+      }
+    })
+    const answered = contentOf(description, operation)
+    const produces = Object.keys(answered).filter(type => type !== JSON_TYPE)
+    const consumes = Object.keys(sent).filter(type => type !== JSON_TYPE)
+    return {
+      words: operation['x-command']!,
+      id: operation.operationId,
+      method,
+      path,
+      summary: operation.summary,
+      description: operation.description,
+      action: operation['x-iam-action'],
+      codes: operation['x-error-codes'],
+      fields,
+      ...(consumes.length > 0 ? { consumes } : {}),
+      ...(produces.length > 0 ? { produces } : {}),
+      paged: operation['x-paged'],
+      columns: answered[JSON_TYPE]?.schema['x-columns'],
+      stream: operation['x-stream'],
+      wait: operation['x-wait'],
+      dryRun: operation['x-dry-run'],
+    }
+  })
+}

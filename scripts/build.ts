@@ -1,0 +1,70 @@
+import { execFile } from 'node:child_process'
+import { createHash } from 'node:crypto'
+import fs from 'node:fs'
+import path from 'node:path'
+import { promisify } from 'node:util'
+
+/**
+ * `npm run build`: writes everything that is generated from the sources, without a database or a network. A step whose
+ * inputs have the hash that it stored last is skipped.
+ */
+
+const root = path.resolve(import.meta.dirname, '..')
+const run = promisify(execFile)
+
+/** Programs in order; a step reads `inputs` and outputs of earlier steps, and writes `outputs`. */
+type Step = { name: string; inputs: string[]; outputs: string[]; programs: string[][] }
+
+const steps: Step[] = [
+  {
+    name: 'description',
+    inputs: ['src/**/*.ts', 'scripts/describe.ts', 'package.json', 'package-lock.json'],
+    outputs: ['client/openapi.json'],
+    programs: [['scripts/describe.ts']],
+  },
+  {
+    name: 'client',
+    inputs: [
+      'client/openapi.json',
+      'client/build/*.ts',
+      'client/src/*.ts',
+      'client/tsconfig.json',
+      'client/package.json',
+      'package-lock.json',
+    ],
+    outputs: ['client/src/generated', 'client/dist', 'client/commands.json'],
+    programs: [['client/build/generate.ts'], ['node_modules/typescript/bin/tsc', '-p', 'client']],
+  },
+]
+
+/** Returns the hash of the names and contents of files. */
+function hashOf(patterns: readonly string[]): string {
+  const hash = createHash('sha256')
+  for (const file of fs.globSync([...patterns], { cwd: root }).sort())
+    hash.update(`${file}\0`).update(fs.readFileSync(path.join(root, file))).update('\0')
+  return hash.digest('hex')
+}
+
+const hashFile = (name: string): string => path.join(root, 'node_modules/.cache/build', name)
+
+const storedHash = (name: string): string | null =>
+  fs.existsSync(hashFile(name)) ? fs.readFileSync(hashFile(name), 'utf8') : null
+
+for (const { name, inputs, outputs, programs } of steps) {
+  const hash = hashOf(inputs)
+  const files = outputs.map(each => path.join(root, each))
+  if (storedHash(name) === hash && files.every(file => fs.existsSync(file))) continue
+  const start = Date.now()
+  for (const file of [hashFile(name), ...files]) fs.rmSync(file, { recursive: true, force: true })
+  for (const program of programs)
+    try {
+      await run(process.execPath, program, { cwd: root, maxBuffer: 64 * 1024 * 1024 })
+    } catch (error) {
+      const { stdout, stderr } = error as { stdout: string; stderr: string }
+      console.error(`${name}: ${program.join(' ')} failed\n${stdout}${stderr}`)
+      process.exit(1)
+    }
+  fs.mkdirSync(path.dirname(hashFile(name)), { recursive: true })
+  fs.writeFileSync(hashFile(name), hash)
+  console.log(`${name}: built in ${((Date.now() - start) / 1000).toFixed(1)} s`)
+}
