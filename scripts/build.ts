@@ -41,7 +41,10 @@ const steps: Step[] = [
 function hashOf(patterns: readonly string[]): string {
   const hash = createHash('sha256')
   for (const file of fs.globSync([...patterns], { cwd: root }).sort())
-    hash.update(`${file}\0`).update(fs.readFileSync(path.join(root, file))).update('\0')
+    hash
+      .update(`${file}\0`)
+      .update(fs.readFileSync(path.join(root, file)))
+      .update('\0')
   return hash.digest('hex')
 }
 

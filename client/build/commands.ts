@@ -1,4 +1,13 @@
-import { clientRoutes, contentOf, type Description, flatOf, JSON_TYPE, type Schema, parametersOf, resolve } from './description.ts'
+import {
+  clientRoutes,
+  contentOf,
+  type Description,
+  flatOf,
+  JSON_TYPE,
+  parametersOf,
+  resolve,
+  type Schema,
+} from './description.ts'
 
 /** A field of a command. */
 export type CommandField = {
@@ -35,7 +44,10 @@ export type Command = {
   dryRun?: string
 }
 
-const typeOf = (description: Description, schema: Schema | undefined): Pick<CommandField, 'type' | 'enum' | 'items'> => {
+const typeOf = (
+  description: Description,
+  schema: Schema | undefined,
+): Pick<CommandField, 'type' | 'enum' | 'items'> => {
   const { type, enum: values, const: value, items, anyOf, oneOf } = resolve(description, schema ?? {})
   const branches = (anyOf ?? oneOf)?.map(each => typeOf(description, each)).filter(each => each.type !== 'null')
   if (branches?.length === 1) return branches[0]

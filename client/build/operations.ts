@@ -17,6 +17,9 @@ const NDJSON = 'application/x-ndjson'
 const pascal = (id: string): string => id[0].toUpperCase() + id.slice(1)
 const camel = (word: string): string => word.replace(/-(\w)/g, (_, letter: string) => letter.toUpperCase())
 
+/** Type of the answers of an operation. The generator has a shorter name for it, which a schema may have too. */
+const answerOf = (id: string): string => `Of<T.${pascal(id)}Responses>`
+
 /** Code that makes an object, without the fields that are undefined. */
 const literal = (value: unknown): string => {
   if (Array.isArray(value)) return `[${value.map(literal).join(', ')}]`
@@ -73,13 +76,21 @@ class Generator {
     const flat = flatOf(this.#description, operation)
     const query = flat.filter(each => each.in === 'query').map(each => each.name)
     const isBodyless = ['GET', 'DELETE'].includes(method)
-    const fileBody = requestBody?.content[FORM] ? 'form' : requestBody && !requestBody.content[JSON_TYPE] ? 'file' : null
-    const body = fileBody ?? (!requestBody ? (isBodyless ? undefined : 'none') : requestBody.required ? undefined : 'optional')
+    const fileBody = requestBody?.content[FORM]
+      ? 'form'
+      : requestBody && !requestBody.content[JSON_TYPE]
+        ? 'file'
+        : null
+    const body =
+      fileBody ?? (!requestBody ? (isBodyless ? undefined : 'none') : requestBody.required ? undefined : 'optional')
     const form = resolve(this.#description, requestBody?.content[FORM]?.schema ?? {})
     return {
       body,
       query: requestBody && query.length > 0 ? query : undefined,
-      project: flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id ? true : undefined,
+      project:
+        flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id
+          ? true
+          : undefined,
       keyed: method === 'POST' && security?.length === 0 ? false : undefined,
     }
   }
@@ -98,20 +109,24 @@ class Generator {
       return `/*@__PURE__*/ ${kind}<${types}>(${target}${text === '{  }' && !more ? '' : `, ${text}`}${more})`
     }
     const args = `${name}Args`
-    const answer = `T.${name}Response`
+    const answer = answerOf(operationId)
     const one = (code: string): Made => ({ name: operationId, words, doc, code })
     const streamed = operation['x-stream']
     if (streamed) {
       const code = this.#streamCode(route, shape, make)
       if (!streamed.selected_by) return [one(code)]
-      const streaming = { name: `${operationId}Stream`, words: [...words.slice(0, -1), `${words.at(-1)}Stream`], doc, code }
+      const streaming = {
+        name: `${operationId}Stream`,
+        words: [...words.slice(0, -1), `${words.at(-1)}Stream`],
+        doc,
+        code,
+      }
       return [one(this.#workCode(operation, { ...shape, streams: true }, make)), streaming]
     }
     if (operation['x-wait']) return [one(this.#workCode(operation, shape, make))]
-    if (operation['x-paged']) return [one(make('list', `${args}, ${answer}['data'][number], ${answer}`, shape))]
+    if (operation['x-paged']) return [one(make('list', `${args}, ${answer}`, shape))]
     const types = Object.keys(content)
     if (types.includes(NDJSON)) return [one(make('download', `${args}, Exclude<${answer}, string>`, shape))]
-    if (types.includes('text/plain')) return [one(make('text', args, shape))]
     if (types.length > 0 && !types.includes(JSON_TYPE)) return [one(make('download', args, shape))]
     return [one(make('call', `${args}, ${answer}`, shape))]
   }
@@ -119,11 +134,11 @@ class Generator {
   #workCode(operation: DescribedOperation, shape: object, make: (kind: string, types: string, all: object) => string) {
     const { operationId, 'x-wait': wait } = operation
     const name = pascal(operationId)
-    const types = `${name}Args, T.${name}Response`
-    if (!wait) return make('streamable', types, shape)
+    const types = `${name}Args, ${answerOf(operationId)}`
+    if (!wait) return make('call', types, shape)
     const { path } = this.#routes.get(wait.poll)!
     const { done, failed, paused } = wait
-    return make('work', `${types}, T.${pascal(wait.poll)}Response`, { ...shape, wait: { poll: path, done, failed, paused } })
+    return make('work', `${types}, ${answerOf(wait.poll)}`, { ...shape, wait: { poll: path, done, failed, paused } })
   }
 
   #streamCode(
@@ -139,7 +154,8 @@ class Generator {
     const { $ref } = contentOf(this.#description, operation)[EVENTS].schema
     const union = `T.${$ref!.split('/').at(-1)}`
     const results = last.filter(event => event !== 'error')
-    const result = results.length > 0 ? `Extract<${union}, { event: ${results.map(literal).join(' | ')} }>['data']` : 'never'
+    const result =
+      results.length > 0 ? `Extract<${union}, { event: ${results.map(literal).join(' | ')} }>['data']` : 'never'
     return make(
       'stream',
       `${pascal(operationId)}Args, ${union}, ${result}`,
@@ -172,14 +188,22 @@ const HEAD = '// Generated by npm run build.\n'
 export function sourcesOf(description: Description): Record<string, string> {
   const { types, functions } = new Generator(description).all()
   const print = (branch: Branch, leaf: (made: Made, word: string) => string, depth: string): string =>
-    [...branch].map(([word, entry]) => entry instanceof Map ? `${depth}${word}: {\n${print(entry, leaf, `${depth}  `)}${depth}}${leaf === asType ? '' : ','}\n` : `${depth}${leaf(entry, word)}\n`).join('')
+    [...branch]
+      .map(([word, entry]) =>
+        entry instanceof Map
+          ? `${depth}${word}: {\n${print(entry, leaf, `${depth}  `)}${depth}}${leaf === asType ? '' : ','}\n`
+          : `${depth}${leaf(entry, word)}\n`,
+      )
+      .join('')
   const asType = ({ name, doc }: Made, word: string) => `${doc}\n${word}: Method<typeof o.${name}>`
   const asValue = ({ name }: Made, word: string) => `${word}: o.${name},`
   const tree = treeOf(functions)
   return {
     'operations.ts': `${HEAD}import type { FileInput } from '../form.ts'
-import { call, download, list, stream, streamable, text, work } from '../operation.ts'
+import { call, download, list, stream, work } from '../operation.ts'
 import type * as T from './types.gen.ts'
+
+type Of<Responses> = Responses[keyof Responses]
 
 ${types.join('\n')}
 

@@ -1,4 +1,4 @@
-import type { Answer, Client } from './client.ts'
+import { type Answer, type Client, readJson } from './client.ts'
 import { NoAnswer, NotFound, WorkFailed, WorkWaits } from './errors.ts'
 import { sleep } from './limits.ts'
 import { fillPath } from './request.ts'
@@ -11,7 +11,6 @@ export class Call<T> implements PromiseLike<T> {
     this.#answer = answer
   }
 
-  // biome-ignore lint/suspicious/noThenProperty: a call is awaited
   then<A = T, B = never>(
     onData?: ((data: T) => A | PromiseLike<A>) | null,
     onError?: ((error: any) => B | PromiseLike<B>) | null,
@@ -50,18 +49,18 @@ type WorkRecord = { id?: string; status?: string; error?: { code?: string; messa
 export class WorkCall<T, S> extends Call<T> {
   readonly #client: Client
   readonly #wait: Wait
-  readonly #args: Record<string, unknown>
-  readonly #isDelete: boolean
+  readonly #request: { args: Record<string, unknown>; isDelete: boolean }
 
   constructor(
     answer: Promise<Answer<T>>,
-    work: { client: Client; wait: Wait; args: Record<string, unknown>; isDelete: boolean },
+    client: Client,
+    wait: Wait,
+    request: { args: Record<string, unknown>; isDelete: boolean },
   ) {
     super(answer)
-    this.#client = work.client
-    this.#wait = work.wait
-    this.#args = work.args
-    this.#isDelete = work.isDelete
+    this.#client = client
+    this.#wait = wait
+    this.#request = request
   }
 
   /**
@@ -75,15 +74,18 @@ export class WorkCall<T, S> extends Call<T> {
     const { poll, done, failed, paused } = this.#wait
     const names = [...poll.matchAll(/\{(\w+)\}/g)].map(match => match[1])
     const args = Object.fromEntries(
-      names.map(name => [name, first?.[name] ?? (name === names.at(-1) ? first?.id : undefined) ?? this.#args[name]]),
+      names.map(name => [
+        name,
+        first?.[name] ?? (name === names.at(-1) ? first?.id : undefined) ?? this.#request.args[name],
+      ]),
     )
     if (names.some(name => args[name] == null)) throw new WorkFailed(first, 'the call has started no work')
     let record = first as WorkRecord
     for (let delay = FIRST_POLL_MS; ; delay = Math.min(delay * 1.5, MAX_POLL_MS)) {
       try {
-        record = await this.#client.get<WorkRecord>(fillPath(poll, args), { signal })
+        record = await this.#read(fillPath(poll, args), signal)
       } catch (error) {
-        if (this.#isDelete && error instanceof NotFound) return record as S
+        if (this.#request.isDelete && error instanceof NotFound) return record as S
         throw error
       }
       const status = record.status ?? ''
@@ -95,5 +97,10 @@ export class WorkCall<T, S> extends Call<T> {
         throw new NoAnswer('timeout', `the work is still ${status} after ${timeoutMs / 1000} s`)
       await sleep(delay, signal)
     }
+  }
+
+  async #read(path: string, signal: AbortSignal | undefined): Promise<WorkRecord> {
+    const request = { method: 'GET', path: `/api/v1${path}`, accept: 'application/json' }
+    return (await this.#client.request<WorkRecord>(request, readJson, { signal })).data
   }
 }

@@ -274,12 +274,6 @@ export async function readJson<T>(response: Response, { signal }: Reading): Prom
   return value as T
 }
 
-/** Reads an answer of text. */
-export async function readText(response: Response, { signal }: Reading): Promise<string> {
-  requireType(response, 'text/plain')
-  return new TextDecoder().decode(await bytesOf(response.body, { signal }))
-}
-
 /** Returns 128 random bits in hex. `crypto.randomUUID` is missing on pages without TLS. */
 export const randomKey = (): string =>
   [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('')

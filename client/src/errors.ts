@@ -47,8 +47,8 @@ export class MusterError extends Error {
     this.retryAfter = retryAfter
   }
 
-  toJSON(): Record<string, unknown> {
-    return { name: this.name, message: this.message, ...this }
+  toJSON(): object {
+    return Object.assign({ message: this.message }, this)
   }
 }
 

@@ -1,6 +1,5 @@
 import { Call } from './call.ts'
-import type { CallOptions, Client } from './client.ts'
-import { readJson } from './client.ts'
+import { type CallOptions, type Client, readJson } from './client.ts'
 import { type Args, requestOf, type Shape } from './request.ts'
 
 const PAGE = 100

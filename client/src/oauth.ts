@@ -81,7 +81,8 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
     const body = text === '' ? {} : (JSON.parse(/^\s*\{/.test(text) ? text : '{}') as Record<string, string>)
     if (!response.ok && typeof body.error === 'string')
       throw new OAuthError(body.error, body.error_description ?? body.error)
-    if (!response.ok) throw new NoAnswer('broken', `the sign-in answered with status ${response.status}`, response.status)
+    if (!response.ok)
+      throw new NoAnswer('broken', `the sign-in answered with status ${response.status}`, response.status)
     return body
   }
 
@@ -128,7 +129,13 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
 
   return {
     /** Returns the address to send the user to. */
-    async start({ redirectUri, scope }: { redirectUri: string; scope?: string }): Promise<{ url: string; state: string }> {
+    async start({
+      redirectUri,
+      scope,
+    }: {
+      redirectUri: string
+      scope?: string
+    }): Promise<{ url: string; state: string }> {
       const { authorization_endpoint, issuer } = await discover()
       const state = randomKey()
       const verifier = randomKey() + randomKey()
@@ -180,7 +187,11 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
       await store.set(null)
       if (!refresh_token) return
       const { revocation_endpoint } = await discover()
-      await request(revocation_endpoint, { client_id: clientId, token: refresh_token, token_type_hint: 'refresh_token' })
+      await request(revocation_endpoint, {
+        client_id: clientId,
+        token: refresh_token,
+        token_type_hint: 'refresh_token',
+      })
     },
   }
 }

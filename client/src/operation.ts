@@ -1,6 +1,5 @@
 import { Call, type Wait, WorkCall } from './call.ts'
-import type { Answer, AnswerReader, CallOptions, Client } from './client.ts'
-import { readJson, readText } from './client.ts'
+import { type Answer, type AnswerReader, type CallOptions, type Client, readJson } from './client.ts'
 import { Download } from './download.ts'
 import { List } from './list.ts'
 import { type Args, requestOf, type Shape } from './request.ts'
@@ -34,32 +33,18 @@ export const call = <A, T>(route: string, shape: Shape = {}): OperationFunction<
       send<T>(client, [route, shape], args, options, ['application/json', readJson]),
     )) satisfies AnyFunction as AnyFunction
 
-/** Sends a request of an operation that another function streams: with `stream` its answer would be no result. */
-async function sendUnstreamed<T>(client: Client, route: string, shape: Shape, args?: Args, options?: CallOptions) {
-  if (args?.stream) throw new TypeError('stream is not an argument: call the method that streams')
-  return send<T>(client, [route, shape], args, options, ['application/json', readJson])
-}
-
-/** An operation that answers with JSON, and that another function streams. */
-export const streamable = <A, T>(route: string, shape: Shape & { streams?: true }): OperationFunction<A, Call<T>> =>
-  ((client, args, options) =>
-    new Call(sendUnstreamed<T>(client, route, shape, args, options))) satisfies AnyFunction as AnyFunction
-
 /** An operation that starts work. */
-export const work = <A, T, S>(
-  route: string,
-  shape: Shape & { wait: Wait; streams?: true },
-): OperationFunction<A, WorkCall<T, S>> =>
+export const work = <A, T, S>(route: string, shape: Shape & { wait: Wait }): OperationFunction<A, WorkCall<T, S>> =>
   ((client, args, options) => {
-    const { wait, streams } = shape
-    const answer = streams
-      ? sendUnstreamed<T>(client, route, shape, args, options)
-      : send<T>(client, [route, shape], args, options, ['application/json', readJson])
-    return new WorkCall<T, S>(answer, { client, wait, args: args ?? {}, isDelete: route.startsWith('DELETE') })
+    const answer = send<T>(client, [route, shape], args, options, ['application/json', readJson])
+    return new WorkCall<T, S>(answer, client, shape.wait, { args: args ?? {}, isDelete: route.startsWith('DELETE') })
   }) satisfies AnyFunction as AnyFunction
 
 /** An operation that answers with a page of a list. */
-export const list = <A, Item, Page>(route: string, shape: Shape = {}): OperationFunction<A, List<Item, Page>> =>
+export const list = <A, Page extends { data: unknown[] }>(
+  route: string,
+  shape: Shape = {},
+): OperationFunction<A, List<Page['data'][number], Page>> =>
   ((client, args, options) => new List(client, route, shape, args, options)) satisfies AnyFunction as AnyFunction
 
 /** An operation that streams events. */
@@ -71,17 +56,15 @@ export const stream = <A, E extends StreamEvent, Result>(
   ((client, args, options) =>
     new EventStream(client, route, shape, { ...args, ...more }, options)) satisfies AnyFunction as AnyFunction
 
-/** An operation that answers with bytes, or with lines of JSON. */
-export const download = <A, Line = unknown>(route: string, shape: Shape = {}): OperationFunction<A, Call<Download<Line>>> =>
+/** An operation that answers with bytes, text, or lines of JSON. */
+export const download = <A, Line = unknown>(
+  route: string,
+  shape: Shape = {},
+): OperationFunction<A, Call<Download<Line>>> =>
   ((client, args, options) => {
     const read: AnswerReader<Download<Line>> = async (response, reading) => new Download(response, reading)
     return new Call(send(client, [route, shape], args, options, ['*/*', read]))
   }) satisfies AnyFunction as AnyFunction
-
-/** An operation that answers with text. */
-export const text = <A>(route: string, shape: Shape = {}): OperationFunction<A, Call<string>> =>
-  ((client, args, options) =>
-    new Call(send(client, [route, shape], args, options, ['text/plain', readText]))) satisfies AnyFunction as AnyFunction
 
 type Tree = { [name: string]: AnyFunction | Tree }
 
@@ -90,7 +73,9 @@ export function bind(tree: object, client: Client): object {
   return Object.fromEntries(
     Object.entries(tree as Tree).map(([name, entry]) => [
       name,
-      typeof entry === 'function' ? (args?: unknown, options?: unknown) => entry(client, args, options) : bind(entry, client),
+      typeof entry === 'function'
+        ? (args?: unknown, options?: unknown) => entry(client, args, options)
+        : bind(entry, client),
     ]),
   )
 }

@@ -11,6 +11,8 @@ export type Shape = {
   project?: boolean
   /** False for a POST that accepts no Idempotency-Key. */
   keyed?: false
+  /** Whether another function streams the operation: with `stream` the answer of this one would be no result. */
+  streams?: true
 }
 
 export type Args = Record<string, unknown>
@@ -48,6 +50,7 @@ export function requestOf(
   { project }: Pick<Client, 'project'>,
 ): Omit<Outgoing, 'accept'> {
   const [method, path] = route.split(' ')
+  if (shape.streams && given?.stream) throw new TypeError('stream is no argument: call the method that streams')
   const args = shape.project && project !== undefined ? { project_id: project, ...given } : { ...given }
   const kind = shape.body ?? (method === 'GET' || method === 'DELETE' ? 'none' : 'json')
   const inPath = [...path.matchAll(/\{(\w+)\}/g)].map(match => match[1])

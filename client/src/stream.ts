@@ -1,5 +1,4 @@
-import type { CallOptions, Client } from './client.ts'
-import { randomKey, requireType } from './client.ts'
+import { type CallOptions, type Client, randomKey, requireType } from './client.ts'
 import { NoAnswer, WorkFailed } from './errors.ts'
 import { backoffMs, chunksOf, IDLE_MS, sleep } from './limits.ts'
 import { type Args, fillPath, requestOf, type Shape } from './request.ts'
@@ -51,7 +50,8 @@ export class EventStream<E extends StreamEvent, Result = unknown> implements Asy
     this.#route = route
     this.#shape = shape
     this.#args = args
-    this.#ids = { ...args }
+    // Not the arguments of a POST: a retry of a generation starts another one.
+    this.#ids = route.startsWith('GET') ? { ...args } : {}
     // A request repeated before its first event joins the work that the first one started.
     this.#options = route.startsWith('POST') ? { idempotencyKey: randomKey(), ...options } : options
     this.#ended = deferred()
@@ -167,7 +167,7 @@ export class EventStream<E extends StreamEvent, Result = unknown> implements Asy
   /** Keeps the ids of the first event, by which the stream is resumed and its work cancelled. */
   #note({ data }: StreamEvent): void {
     for (const path of [this.#shape.resume, this.#shape.cancel])
-      for (const name of namesIn(path)) this.#ids[name] ??= data?.[name]
+      for (const name of namesIn(path)) if (data?.[name] != null) this.#ids[name] = data[name]
   }
 
   #canResume(): boolean {

@@ -58,8 +58,8 @@ export async function verifyWebhook<Event = EventEnvelope>(options: VerifyWebhoo
   let isVerified = false
   for (const each of typeof secret === 'string' ? [secret] : secret) {
     const key = await hmacKey(each, 'verify')
+    // Compares in constant time.
     for (const signature of signatures.slice(0, SIGNATURES_MAX))
-      // Compares in constant time.
       if (await crypto.subtle.verify('HMAC', key, fromHex(signature), message)) isVerified = true
   }
   if (!isVerified) throw new WebhookSignatureError('mismatch', 'the body was not signed with the secret')
