@@ -40,7 +40,7 @@ export type Outgoing = {
   /** Path and query below the base address. */
   path: string
   headers?: Record<string, string>
-  body?: BodyInit
+  body?: RequestInit['body']
   /** Whether the body can be read only once. */
   isOneWay?: boolean
   /** Whether the operation accepts an Idempotency-Key. */
@@ -110,7 +110,7 @@ export class Client {
       ...outgoing.headers,
       ...(key === undefined ? {} : { 'idempotency-key': key }),
       ...(ifMatch === undefined ? {} : { 'if-match': ifMatch }),
-      ...options.headers,
+      ...Object.fromEntries(Object.entries(options.headers ?? {}).map(([name, value]) => [name.toLowerCase(), value])),
     }
     const start = Date.now()
     let tries = 0

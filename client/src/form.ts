@@ -3,12 +3,13 @@ import { randomKey } from './client.ts'
 /** Bytes of a file. In Node, `openAsBlob` of `node:fs` gives a file without reading it into memory. */
 export type FileInput = Blob | Uint8Array | ReadableStream<Uint8Array>
 
-type Sent = { body: BodyInit; headers?: Record<string, string>; isOneWay?: boolean }
+type Sent = { body: RequestInit['body']; headers?: Record<string, string>; isOneWay?: boolean }
 
 const isStream = (value: unknown): value is ReadableStream<Uint8Array> =>
   typeof value === 'object' && value !== null && 'getReader' in value
 
-const bytesOf = (file: Blob | Uint8Array): Blob => (file instanceof Blob ? file : new Blob([file as BlobPart]))
+const bytesOf = (file: Blob | Uint8Array): Blob =>
+  file instanceof Blob ? file : new Blob([file as Uint8Array<ArrayBuffer>])
 
 const fieldText = (value: unknown): string => (typeof value === 'string' ? value : JSON.stringify(value))
 

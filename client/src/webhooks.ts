@@ -111,7 +111,7 @@ function signedBytes(seconds: string, body: Uint8Array): Uint8Array<ArrayBuffer>
   return all
 }
 
-const hmacKey = (secret: string, use: 'sign' | 'verify'): Promise<CryptoKey> =>
+const hmacKey = (secret: string, use: 'sign' | 'verify') =>
   crypto.subtle.importKey('raw', new TextEncoder().encode(secret), { name: 'HMAC', hash: 'SHA-256' }, false, [use])
 
 const fromHex = (hex: string): Uint8Array<ArrayBuffer> =>

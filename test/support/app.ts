@@ -14,6 +14,7 @@ import { type OpenServices, openServices } from '../../src/core/process/services
 import { COST } from '../../src/identity/users/passwords.ts'
 import { issueUserToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
+import { drivesClient, sendByClient } from './client-driver.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
 import { ADMIN, cloneTemplate } from './postgres.ts'
@@ -73,6 +74,10 @@ export function client(url: string, token: string | null): Client {
     body?: unknown,
     headers: Record<string, string> = {},
   ): Promise<Reply> => {
+    if (drivesClient() && path.startsWith('/') && !path.startsWith('//')) {
+      const reply = await sendByClient(url, token, { method, path, body, headers })
+      if (reply) return reply
+    }
     const response = await fetch(path.startsWith('//') ? `${url}${path.slice(1)}` : `${url}/api/v1${path}`, {
       method,
       headers: {

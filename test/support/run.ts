@@ -144,7 +144,7 @@ async function test(
   const mocha = path.join(root, 'node_modules/mocha/bin/mocha.js')
   const support = (name: string) => path.join(root, 'test/support', name)
   const options = ['--parallel', '--jobs', String(jobs), '--exit', '--reporter', support('reporter.ts')]
-  options.push('--require', support('timing.ts'))
+  options.push('--require', support('timing.ts'), '--require', support('client-driver.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
   const passed = await succeeds(process.execPath, [mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
@@ -204,6 +204,8 @@ const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
 if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
+const isBuilt = await succeeds(process.execPath, ['scripts/build.ts'])
+if (!isBuilt) console.log('npm run build failed; after a change of packages, run npm ci first')
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
