@@ -3,6 +3,7 @@ export type Schema = {
   $ref?: string
   type?: string | string[]
   const?: unknown
+  pattern?: string
   enum?: unknown[]
   items?: Schema
   properties?: Record<string, Schema>

@@ -1,4 +1,4 @@
-import { clientRoutes, type Description, EVENTS, FORM, JSON_TYPE, resolve } from './description.ts'
+import { clientRoutes, type Description, EVENTS, FORM, JSON_TYPE, type Parameter, resolve } from './description.ts'
 
 /**
  * Returns a copy of the description for the generator of types: without streams, which our layer has, without refusals,
@@ -13,6 +13,7 @@ export function reduce(source: Description): Description {
         delete methods[method]
         continue
       }
+      for (const each of operation.parameters ?? []) acceptNumber(resolve(description, each))
       operation.parameters = operation.parameters?.filter(each => resolve(source, each).in !== 'header')
       for (const [status, response] of Object.entries(operation.responses)) {
         if (status >= '300') delete operation.responses[status]
@@ -29,4 +30,10 @@ export function reduce(source: Description): Description {
     }
   const { 'x-error-codes': _codes, ...reduced } = description
   return reduced as Description
+}
+
+/** Types a number of the query that is described as digits as a number too. */
+function acceptNumber({ name, in: part, schema }: Parameter): void {
+  const isNumber = ['limit', 'offset'].includes(name) || /^\^(0\*)?(\[1-9\])?\\d/.test(schema.pattern ?? '')
+  if (part === 'query' && schema.type === 'string' && isNumber) schema.type = ['integer', 'string']
 }
