@@ -48,7 +48,7 @@ function hashOf(patterns: readonly string[]): string {
   return hash.digest('hex')
 }
 
-const hashFile = (name: string): string => path.join(root, 'node_modules/.cache/build', name)
+const hashFile = (name: string): string => path.join(root, 'client/.build', name)
 
 const storedHash = (name: string): string | null =>
   fs.existsSync(hashFile(name)) ? fs.readFileSync(hashFile(name), 'utf8') : null
