@@ -43,6 +43,27 @@ export default {
       to: { path: '^src/cli/' },
     },
     {
+      name: 'client-stands-alone',
+      comment: 'The client is a program of its own, which has only what every run time has.',
+      severity: 'error',
+      from: { path: '^client/src/' },
+      to: { pathNot: '^client/src/' },
+    },
+    {
+      name: 'client-build-reads-the-description',
+      comment: 'The generator of the client reads the published description, not the application.',
+      severity: 'error',
+      from: { path: '^client/build/' },
+      to: { path: '^(src|jobs|bin|test|scripts)/' },
+    },
+    {
+      name: 'no-client-in-the-application',
+      comment: 'Web and workers start where nothing was built.',
+      severity: 'error',
+      from: { path: '^(src|jobs)/' },
+      to: { path: '^(client|scripts)/' },
+    },
+    {
       name: 'no-cycle',
       comment: 'Modules that need each other are one module.',
       severity: 'error',

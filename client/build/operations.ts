@@ -63,12 +63,18 @@ class Generator {
     if (requestBody?.content[FORM]) parts.push(`Omit<${type}, 'file'> & { file: FileInput }`)
     else if (requestBody && !requestBody.content[JSON_TYPE])
       parts.push(`{ file: FileInput; content_type: ${Object.keys(requestBody.content).map(literal).join(' | ')} }`)
-    else if (requestBody) {
+    else if (requestBody && this.#hasFields(operation)) {
       const whole = requestBody.required ? type : `Partial<NonNullable<${type}>>`
       parts.push(fields.length > 0 ? `Omit<${whole}, ${fields.map(literal).join(' | ')}>` : whole)
       for (const field of fields) parts.push(`{ body_${field}?: NonNullable<${type}>['${field}'] }`)
     }
     return `export type ${name}Args = ${parts.join(' & ') || '{}'}`
+  }
+
+  /** Whether a JSON body has fields other than the selector of a stream. */
+  #hasFields({ requestBody, 'x-stream': stream }: DescribedOperation): boolean {
+    const { properties } = resolve(this.#description, requestBody!.content[JSON_TYPE].schema)
+    return !properties || Object.keys(properties).some(name => name !== stream?.selected_by?.name)
   }
 
   #shapeOf({ method, operation }: Route): Record<string, unknown> {

@@ -3,7 +3,7 @@ import { NoAnswer, NotFound, WorkFailed, WorkWaits } from './errors.ts'
 import { sleep } from './limits.ts'
 import { fillPath } from './request.ts'
 
-/** A call whose request has been sent: await it for the data, or `withResponse()` for what came with it. */
+/** A call whose request has been sent: await it for the data, or `withResponse()` for its status and headers too. */
 export class Call<T> implements PromiseLike<T> {
   readonly #answer: Promise<Answer<T>>
 
@@ -64,7 +64,7 @@ export class WorkCall<T, S> extends Call<T> {
   }
 
   /**
-   * Waits until the work is done and returns its record; of work that deletes its record, the last one that was read.
+   * Waits until the work is done and returns its record; of work that deletes its record, the record as last read.
    * Ending the wait does not end the work.
    * @throws WorkFailed, or WorkWaits if the work needs an input; NoAnswer after `timeoutMs`, by default never
    */

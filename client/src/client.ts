@@ -31,7 +31,7 @@ export type CallOptions = {
   headers?: Record<string, string>
 }
 
-/** An answer with what came with it. */
+/** An answer with its status and headers. */
 export type Answer<T> = { data: T; status: number; headers: Headers; requestId: string | null; etag: string | null }
 
 /** A request of an operation. */

@@ -2,11 +2,11 @@ import type { Reading } from './client.ts'
 import { NoAnswer } from './errors.ts'
 import { bytesOf, chunksOf, IDLE_MS, MESSAGE_MAX_BYTES } from './limits.ts'
 
-/** Content of an answer that is not JSON. It is read once; what is not read keeps a connection open until `close()`. */
+/** Content of an answer that is not JSON. It is read once; unread content keeps a connection open until `close()`. */
 export class Download<Line = unknown> {
   /** Content type. */
   readonly type: string
-  /** Size in bytes; null if the service does not know it before the end. */
+  /** Size in bytes; null if the service does not send it. */
   readonly size: number | null
   /** Name of the file, of downloads of files. */
   readonly filename: string | null

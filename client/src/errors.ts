@@ -23,7 +23,7 @@ type Received = { status: number; requestId: string | null; retryAfter: number |
 /** A refusal of the service. */
 export class MusterError extends Error {
   override readonly name: string = 'MusterError'
-  /** Stable code: one of the catalogue, or one that a newer server has added. */
+  /** Stable code: a code of the catalogue, or of a newer server. */
   readonly code: ErrorCode | (string & {})
   readonly status: number
   /** What to do. */
@@ -150,7 +150,7 @@ export class WorkFailed<Record = unknown> extends Error {
   }
 }
 
-/** The work waits for somebody's input. */
+/** The work waits for an input. */
 export class WorkWaits<Record = unknown> extends Error {
   override readonly name = 'WorkWaits'
   /** Record of the work, with the input that it waits for. */

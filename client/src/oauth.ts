@@ -11,7 +11,7 @@ export type OAuthTokens = {
   expires_at: number
 }
 
-/** A sign-in, or one that waits for the user. */
+/** A completed sign-in, or a pending one. */
 export type OAuthSession = {
   tokens?: OAuthTokens
   pending?: { state: string; verifier: string; redirectUri: string; issuer: string }

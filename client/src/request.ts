@@ -42,7 +42,7 @@ function queryOf(values: Args): string {
   return text && `?${text}`
 }
 
-/** Returns the request of flat arguments: those of the path first, then those of the query, others are the body. */
+/** Returns the request of flat arguments: path parameters first, then query parameters, others are the body. */
 export function requestOf(
   route: string,
   shape: Shape,

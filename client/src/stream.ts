@@ -7,7 +7,7 @@ import { messagesOf } from './sse.ts'
 export type StreamEvent = { event: string; id?: string; data: any }
 
 export type StreamOptions = Omit<CallOptions, 'ifMatch'> & {
-  /** Receives events that this version of the client does not know. */
+  /** Receives events that a newer server has added. */
   onUnknown?: (event: { event: string; data: unknown }) => void
   /** Position after which the stream starts. */
   lastEventId?: string

@@ -19,7 +19,7 @@ export class WebhookSignatureError extends Error {
   }
 }
 
-/** Headers of a request: those of `fetch`, or those of a Node server. */
+/** Headers of a request, of `fetch` or of a Node server. */
 export type ReceivedHeaders = { get(name: string): string | null } | Record<string, string | string[] | undefined>
 
 export type VerifyWebhookOptions = {
@@ -92,7 +92,7 @@ function bytesOf(body: VerifyWebhookOptions['rawBody']): Uint8Array<ArrayBuffer>
   if (ArrayBuffer.isView(body)) return new Uint8Array(body.buffer as ArrayBuffer, body.byteOffset, body.byteLength)
   // Not instanceof: the buffer may come from another realm.
   if (Object.prototype.toString.call(body) === '[object ArrayBuffer]') return new Uint8Array(body)
-  throw new TypeError('rawBody must be the received bytes or their text: a parsed body has lost what was signed')
+  throw new TypeError('rawBody must be the received bytes or their text: a parsed body has lost the signed bytes')
 }
 
 function headerOf(headers: ReceivedHeaders, name: string): string | null {

@@ -12,7 +12,9 @@ const root = path.resolve(import.meta.dirname, '../..')
 const read = (file: string): string => fs.readFileSync(path.join(root, file), 'utf8')
 const run = promisify(execFile)
 
-type Command = { id: string; words: string[]; fields: { name: string; in: string }[]; stream?: object; paged?: string }
+type Field = { name: string; in: string; required?: boolean; enum?: unknown[] }
+
+type Command = { id: string; words: string[]; fields: Field[] }
 
 const description = JSON.parse(read('client/openapi.json'))
 const { commands } = JSON.parse(read('client/commands.json')) as { commands: Command[] }
@@ -60,7 +62,8 @@ function exampleOf({ id, fields, words }: Command): string {
   const content = requestBody?.content ?? {}
   const example = content['application/json']?.example ?? content['multipart/form-data']?.example
   const args: Record<string, unknown> = {}
-  for (const { name, in: part } of fields) if (part === 'path') args[name] = 'id'
+  for (const { name, in: part, required, enum: values } of fields)
+    if (part === 'path' || (part === 'query' && required)) args[name] = values?.[0] ?? 'id'
   const outside = fields.filter(each => each.in !== 'body').map(each => each.name)
   for (const [name, value] of Object.entries(example ?? {}))
     if (!(name === stream?.selected_by?.name)) args[outside.includes(name) ? `body_${name}` : name] = value
@@ -79,6 +82,15 @@ describe('the package of the client', function () {
   it('has a method for each operation, which accepts the declared example', () => {
     assert.ok(commands.length > 480, String(commands.length))
     assert.deepEqual(check(commands.map(command => `void ${exampleOf(command)}`).join('\n')), [])
+  })
+
+  it('compiles the examples of its page', () => {
+    const blocks = [...read('docs/client.md').matchAll(/^```ts\n(.*?)^```$/gms)].map(match => match[1])
+    assert.ok(blocks.length > 8)
+    for (const block of blocks) {
+      const isWhole = /const muster =/.test(block)
+      assert.deepEqual(check(isWhole ? `{${block.replace(/^import .*$/gm, '')}}` : `${block}\nexport {}`), [], block)
+    }
   })
 
   it('refuses wrong and missing properties, stream, and names of other events', () => {
@@ -156,7 +168,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
 
   it('is at most 1,500 lines of ours, without names of Node', () => {
     const files = fs.readdirSync(path.join(root, 'client/src')).filter(file => file.endsWith('.ts'))
-    const lines = files.map(file => read(`client/src/${file}`).trimEnd().split('\n').length)
+    const lines = files.map(file => read(`client/src/${file}`).match(/^.*\S.*$/gm)?.length ?? 0)
     assert.ok(lines.reduce((sum, each) => sum + each, 0) <= 1500)
     for (const file of fs.readdirSync(path.join(root, 'client/dist'), { recursive: true, encoding: 'utf8' }))
       if (file.endsWith('.js'))

@@ -14,17 +14,15 @@ import { type OpenServices, openServices } from '../../src/core/process/services
 import { COST } from '../../src/identity/users/passwords.ts'
 import { issueUserToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
-import { drivesClient, sendByClient } from './client-driver.ts'
+import { drivesClient, type Reply, sendByClient } from './client-driver.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
 import { ADMIN, cloneTemplate } from './postgres.ts'
 import { startProcess } from './processes.ts'
 
-export { ADMIN }
+export { ADMIN, type Reply }
 
 loadModules(modules)
-
-export type Reply = { status: number; body: any; headers: Headers }
 
 /** Calls as one credential. `send` never throws for a status. */
 export type Client = {

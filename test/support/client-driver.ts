@@ -4,7 +4,6 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { isDeepStrictEqual } from 'node:util'
 import type { Client, MusterError } from '../../client/dist/index.js'
-import type { Reply } from './app.ts'
 
 /**
  * Sends the ordinary requests of some test files through the typed client, so that these tests also test it: the client
@@ -12,6 +11,8 @@ import type { Reply } from './app.ts'
  */
 
 const root = path.resolve(import.meta.dirname, '../..')
+
+export type Reply = { status: number; body: any; headers: Headers }
 
 /** One in so many files, by a hash of the name that is the same in every run. */
 const ONE_IN = 3

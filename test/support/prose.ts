@@ -122,7 +122,7 @@ export function filesIn(target: string): string[] {
   return fs
     .readdirSync(target, { recursive: true, encoding: 'utf8' })
     .map(file => path.join(target, file))
-    .filter(file => /\.(ts|md|sql)$/.test(file))
+    .filter(file => /\.(ts|md|sql)$/.test(file) && !file.includes('/generated/'))
 }
 
 /** Findings in `targets`, paths below the root; default the application, its documentation and its migrations. */
@@ -141,7 +141,21 @@ export function forbiddenWords(targets: readonly string[]): Finding[] {
 if (process.argv[1] === import.meta.filename) {
   const targets = process.argv.slice(2)
   const found = forbiddenWords(
-    targets.length > 0 ? targets : ['src', 'jobs', 'bin', 'sql', 'docs', 'README.md', 'CONTRIBUTING.md'],
+    targets.length > 0
+      ? targets
+      : [
+          'src',
+          'jobs',
+          'bin',
+          'scripts',
+          'client/src',
+          'client/build',
+          'client/README.md',
+          'sql',
+          'docs',
+          'README.md',
+          'CONTRIBUTING.md',
+        ],
   )
   for (const { file, line, word, instead } of found) console.log(`${file}:${line}: "${word}" → ${instead}`)
   console.log(`${found.length} forbidden words`)
