@@ -39,15 +39,15 @@ describe('the client with the service', function () {
 
   it('walks a list page by page, each item once while others are created', async () => {
     const { id } = await muster.datasets.create({ name: 'many' })
-    const item = { input: [{ role: 'user' as const, content: 'x' }] }
-    const file = new TextEncoder().encode(`${JSON.stringify(item)}\n`.repeat(120))
+    const added = { input: [{ role: 'user' as const, content: 'x' }] }
+    const file = new TextEncoder().encode(`${JSON.stringify(added)}\n`.repeat(120))
     await muster.datasets.items.importFile({ dataset_id: id, content_type: 'application/x-ndjson', file })
     const list = muster.datasets.items.list({ dataset_id: id, limit: 50 })
     assert.equal(list.total, null)
     const seen: string[] = []
     for await (const item of list) {
       seen.push(item.id)
-      if (seen.length === 10) await muster.datasets.items.create({ ...item, dataset_id: id })
+      if (seen.length === 10) await muster.datasets.items.create({ ...added, dataset_id: id })
     }
     assert.equal(new Set(seen).size, seen.length)
     assert.ok(seen.length >= 120, String(seen.length))
