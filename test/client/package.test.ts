@@ -187,6 +187,18 @@ console.log(await createAgent(client, { name: 'x' }))`)
       for (const file of [types, code]) assert.ok(fs.existsSync(path.join(root, 'client', file)), file)
   })
 
+  it('is not built where the development packages are missing, which is no error', async () => {
+    const empty = fs.mkdtempSync(path.join(tmpdir(), 'client-'))
+    try {
+      fs.cpSync(path.join(root, 'scripts'), path.join(empty, 'scripts'), { recursive: true })
+      const { stdout, stderr } = await run(process.execPath, ['scripts/prepare.mjs'], { cwd: empty })
+      assert.match(stdout, /^muster: not built, .+\n$/)
+      assert.equal(stderr, '')
+    } finally {
+      fs.rmSync(empty, { recursive: true })
+    }
+  })
+
   it('has the commands of the description, for the command line', () => {
     const known = read('test/surfaces/commands.txt').trim().split('\n')
     const aliases = Object.values<any>(description.paths)

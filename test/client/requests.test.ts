@@ -225,6 +225,26 @@ describe('requests of the client', () => {
         assert.throws(() => new Muster({ baseUrl }), TypeError)
     })
 
+    it('out of pages: a project key there warns once', async () => {
+      const server = await start(json(ACTOR))
+      const navigator = Object.getOwnPropertyDescriptor(globalThis, 'navigator') as PropertyDescriptor
+      const { warn } = console
+      const warnings: unknown[] = []
+      console.warn = text => void warnings.push(text)
+      Object.defineProperty(globalThis, 'navigator', { configurable: true, value: { userAgent: 'Mozilla/5.0' } })
+      try {
+        await connect(server, { allowKeyInBrowser: true }).actors.get({ actor_id: 'actor_1' })
+        await connect(server, { token: 'eyJ.a.b' }).actors.get({ actor_id: 'actor_1' })
+        assert.equal(warnings.length, 0)
+        for (let count = 0; count < 2; count++) await connect(server).actors.get({ actor_id: 'actor_1' })
+        assert.equal(warnings.length, 1)
+        assert.ok(!String(warnings[0]).includes(TOKEN))
+      } finally {
+        console.warn = warn
+        Object.defineProperty(globalThis, 'navigator', navigator)
+      }
+    })
+
     it('current, by a function that is called for each try', async () => {
       const server = await start(refusal(503, 'SERVICE_NOT_READY'), json(ACTOR))
       let count = 0
