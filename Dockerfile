@@ -12,12 +12,12 @@ FROM node:24-bookworm-slim
 ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile MALLOC_ARENA_MAX=2
 WORKDIR /app
 COPY --from=packages /app/node_modules ./node_modules
-COPY package.json LICENSE ./
+COPY package.json LICENSE CHANGELOG.md ./
 COPY bin ./bin
 COPY jobs ./jobs
 COPY sql ./sql
 COPY src ./src
-# The manual, which MCP clients read.
+# The manual, served at /docs and read by MCP clients.
 COPY docs ./docs
 USER node
 EXPOSE 5047 5048

@@ -35,6 +35,12 @@ const steps: Step[] = [
     outputs: ['client/src/generated', 'client/dist', 'client/commands.json'],
     programs: [['client/build/generate.ts'], ['node_modules/typescript/bin/tsc', '-p', 'client']],
   },
+  {
+    name: 'reference',
+    inputs: ['scripts/reference.ts', 'node_modules/@scalar/api-reference/package.json'],
+    outputs: ['docs/dist/scalar.js'],
+    programs: [['scripts/reference.ts']],
+  },
 ]
 
 /** Returns the hash of the names and contents of files. */

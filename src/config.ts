@@ -101,6 +101,12 @@ const settings = {
     production: true,
   }),
   DOCS_BASE_URL: setting('process', optional, '', 'URL of the reference pages; default `BASE_URL/docs`.'),
+  DOCS_ENABLED: setting(
+    'process',
+    flag,
+    'true',
+    'Whether `/docs` has all pages; otherwise only error codes and permissions.',
+  ),
   HEADER_PREFIX: setting('process', headerPrefix, 'X-Svc-', 'Prefix of outbound headers.'),
   TOOL_CONTEXT_HEADER_PREFIX: setting(
     'process',

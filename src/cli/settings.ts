@@ -1,39 +1,10 @@
 import fs from 'node:fs'
 import { settingRows } from '../config.ts'
+import { settingGroupTitle, settingsMarkdown } from '../core/docs/settings.ts'
 import { CommandError, print, printJson, table } from './output.ts'
 
 const OPENING = '<!-- settings -->'
 const CLOSING = '<!-- /settings -->'
-
-const TITLES: Record<string, string> = {
-  process: 'Process and HTTP',
-  database: 'Database',
-  identity: 'Identity and secrets',
-  egress: 'Egress',
-  workers: 'Workers and turns',
-  control: 'Events, webhooks and audit',
-  content: 'Files, documents and search',
-  openai: 'OpenAI mount',
-}
-
-/** Returns the settings as Markdown tables, one per group. */
-function settingsMarkdown(): string {
-  const rows = settingRows()
-  const groups = [...new Set(rows.map(row => row.group))]
-  return groups
-    .map(group => {
-      const lines = rows
-        .filter(row => row.group === group)
-        .map(row => {
-          const marks = [row.required_in_production && 'required in production', row.secret && 'secret']
-          const defaultCell = row.default === '' ? 'unset' : `\`${row.default}\``
-          const meaning = [row.meaning, ...marks.filter(Boolean).map(mark => `(${mark})`)].join(' ')
-          return `| \`${row.name}\` | ${defaultCell} | ${meaning.replaceAll('|', '\\|')} |`
-        })
-      return `### ${TITLES[group] ?? group}\n\n| Variable | Default | Meaning |\n|---|---|---|\n${lines.join('\n')}`
-    })
-    .join('\n\n')
-}
 
 /**
  * Returns an environment file: settings required in production first, then all others commented out at their defaults.
@@ -51,7 +22,7 @@ export function settingsEnvironment(): string {
     '# Settings of web and worker. Node reads the file with --env-file; docker and systemd read it too.',
     ['# Required in production', ...required.flatMap(row => [`# ${row.meaning}`, line(row)])].join('\n'),
     ...[...groups].map(([group, members]) =>
-      [`# ${TITLES[group] ?? group}`, ...members.flatMap(row => [`# ${row.meaning}`, `#${line(row)}`])].join('\n'),
+      [`# ${settingGroupTitle(group)}`, ...members.flatMap(row => [`# ${row.meaning}`, `#${line(row)}`])].join('\n'),
     ),
   ]
   return `${parts.join('\n\n')}\n`

@@ -1,0 +1,142 @@
+import { readFileSync } from 'node:fs'
+import type { Config } from '../../config.ts'
+import type { Operation } from '../api/operation.ts'
+import { cataloguePages, requiredPages } from './catalogues.ts'
+import type { Description } from './description.ts'
+import { guides } from './guides.ts'
+import { layout, referenceLayout } from './layout.ts'
+import { createRenderer, publishedMarkdown, type Rendered } from './markdown.ts'
+import type { Links, Page } from './page.ts'
+import { Reference } from './reference.ts'
+import { isReferenceBuilt, SCALAR } from './scalar.ts'
+import { searchIndex } from './search.ts'
+
+/** The documentation: pages as HTML and Markdown, the interactive reference, and the assets of both. */
+
+export type DocsFile = { type: string; text: string; policy?: string }
+
+const HTML = 'text/html; charset=utf-8'
+const MARKDOWN = 'text/markdown; charset=utf-8'
+const SCRIPT = 'text/javascript; charset=utf-8'
+const JSON_TEXT = 'application/json; charset=utf-8'
+
+const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+const NO_EMBEDDING = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+const PAGE_POLICY = `${POLICY}; ${NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'`
+/** The interactive reference writes style elements. */
+const REFERENCE_POLICY = `${POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")}; img-src 'self' data:; ${NO_EMBEDDING}`
+
+const assetOf = (name: string): string => readFileSync(new URL(`assets/${name}`, import.meta.url), 'utf8')
+
+export class Site {
+  readonly #pages: readonly Page[]
+  readonly #byPath: Map<string, Page>
+  readonly #links: Links
+  readonly #render: (page: Page) => Rendered
+  readonly #files: Map<string, () => DocsFile>
+
+  /**
+   * @param description the OpenAPI document
+   * @param links addresses of pages and assets
+   */
+  constructor(
+    config: Pick<Config, 'BASE_URL' | 'DOCS_ENABLED'>,
+    operations: readonly Operation[],
+    description: Description,
+    links: Links,
+  ) {
+    const reference = new Reference(description, config.BASE_URL)
+    const required = requiredPages(operations)
+    this.#pages = config.DOCS_ENABLED
+      ? [...guides(), ...required, ...cataloguePages(description), ...reference.pages()]
+      : required
+    this.#byPath = new Map(this.#pages.map(page => [page.path, page]))
+    const start = this.#byPath.get('')
+    if (start) this.#byPath.set('guides/index', start)
+    this.#links = links
+    this.#render = createRenderer(this.#byPath, links)
+    this.#files = new Map([...this.#pageFiles(), ...this.#assets()])
+    if (config.DOCS_ENABLED)
+      for (const [path, make] of this.#referenceFiles(reference, description)) this.#files.set(path, make)
+  }
+
+  /** Paths of all files, below /docs; a page has a path without a suffix. */
+  paths(): string[] {
+    return [...this.#files.keys()]
+  }
+
+  /** Returns a file, or null. */
+  file(path: string): DocsFile | null {
+    return this.#files.get(path)?.() ?? null
+  }
+
+  *#pageFiles(): Generator<[string, () => DocsFile]> {
+    for (const page of this.#pages) {
+      yield [
+        page.path,
+        () => ({
+          type: HTML,
+          policy: PAGE_POLICY,
+          text: layout(page, this.#render(page).html, this.#pages, this.#links),
+        }),
+      ]
+      yield [
+        `${page.path || 'index'}.md`,
+        () => ({ type: MARKDOWN, text: publishedMarkdown(page, this.#byPath, this.#links) }),
+      ]
+    }
+  }
+
+  *#assets(): Generator<[string, () => DocsFile]> {
+    yield ['assets/docs.css', () => ({ type: 'text/css; charset=utf-8', text: assetOf('docs.css') })]
+    yield ['assets/docs.js', () => ({ type: SCRIPT, text: assetOf('docs.js') })]
+    const search = new URL(import.meta.resolve('minisearch'))
+    yield ['assets/minisearch.js', () => ({ type: SCRIPT, text: withoutSourceMap(readFileSync(search, 'utf8')) })]
+  }
+
+  *#referenceFiles(reference: Reference, description: Description): Generator<[string, () => DocsFile]> {
+    const isBuilt = isReferenceBuilt()
+    yield [
+      'reference',
+      () => ({ type: HTML, policy: REFERENCE_POLICY, text: referenceLayout(isBuilt, this.#pages, this.#links) }),
+    ]
+    if (isBuilt) yield ['assets/scalar.js', () => ({ type: SCRIPT, text: readFileSync(SCALAR, 'utf8') })]
+    yield ['assets/reference.js', () => ({ type: SCRIPT, text: assetOf('reference.js') })]
+    yield ['openapi.json', () => ({ type: JSON_TEXT, text: JSON.stringify(withSamples(description, reference)) })]
+    yield ['search.json', () => ({ type: JSON_TEXT, text: this.#searchIndex(reference) })]
+    yield ['llms.txt', () => ({ type: 'text/plain; charset=utf-8', text: this.#llms() })]
+  }
+
+  #searchIndex(reference: Reference): string {
+    const rendered = this.#pages
+      .filter(({ section }) => section === 'Guides')
+      .map(page => ({ page, sections: this.#render(page).sections }))
+    return searchIndex(rendered, this.#pages, reference, this.#links)
+  }
+
+  /** Returns the index of the pages as Markdown, for models. */
+  #llms(): string {
+    const lines = this.#pages.map(
+      ({ path, title }) => `- [${title}](${this.#links(`${path || 'index'}.md`, 'llms.txt')})`,
+    )
+    return `# Muster\n\n> Self-hosted back end for AI agent applications.\n\n${lines.join('\n')}\n`
+  }
+}
+
+/** Returns a script without the address of its source map, which is not served. */
+const withoutSourceMap = (script: string): string => script.replace(/^\/\/# sourceMappingURL=.*$/m, '')
+
+/** Returns the document with examples of each operation. */
+function withSamples(description: Description, reference: Reference): Description {
+  const samples = reference.samples()
+  const paths = Object.entries(description.paths).map(([path, methods]) => [
+    path,
+    Object.fromEntries(
+      Object.entries(methods).map(([method, operation]) => [
+        method,
+        { ...operation, 'x-codeSamples': samples.get(operation.operationId) },
+      ]),
+    ),
+  ])
+  return { ...description, paths: Object.fromEntries(paths) }
+}
