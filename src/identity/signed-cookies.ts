@@ -1,10 +1,7 @@
 import type { Request, Response } from 'express'
 import type { Config } from '../config.ts'
+import { basePath } from '../core/http/base-path.ts'
 import { derivedKeys, isSigned, signatureOf } from './signatures.ts'
-
-/** Returns the path under which a proxy serves the deployment; empty for none. */
-export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>
-  new URL(BASE_URL).pathname.replace(/\/$/, '')
 
 /** Whether cookies are sent over https only. */
 const isSecure = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): boolean => BASE_URL.startsWith('https:')

@@ -36,8 +36,11 @@ function parameterExample(name: string, schema: Schema): unknown {
 /** Name of a file to send as the first of some types. */
 const fileFor = (content: Content): string => ('text/csv' in content ? 'returns.csv' : 'returns.md')
 
+const flatNames = ({ operation }: Route): string[] => (operation['x-flat'] ?? []).map(each => each.name)
+
 /** Returns the arguments of the example of a call: path, required query and example of the body. */
-function argumentsOf(description: Description, { operation }: Route): Argument[] {
+function argumentsOf(description: Description, route: Route): Argument[] {
+  const { operation } = route
   const parameters = parametersOf(description, operation)
     .filter(each => each.in === 'path' || (each.in === 'query' && each.required))
     .map(
@@ -53,12 +56,12 @@ function argumentsOf(description: Description, { operation }: Route): Argument[]
   const example = media?.example
   if (typeof example !== 'object' || example === null || Array.isArray(example)) return parameters
   const { properties = {} } = resolve(description, media.schema)
-  const clashing = (operation['x-flat'] ?? []).map(each => each.name)
+  const names = flatNames(route)
   const fields = Object.entries(example)
     .filter(([field]) => field !== 'file')
     .map(
       ([field, value]): Argument => ({
-        name: clashing.includes(`body_${field}`) ? `body_${field}` : field,
+        name: names.includes(`body_${field}`) ? `body_${field}` : field,
         in: 'body',
         value,
         schema: resolve(description, properties[field] ?? {}),
@@ -131,7 +134,11 @@ function flagsOf({ name, value, schema }: Argument): string[] {
 function cliOf(route: Route, values: readonly Argument[], answer: Content): string {
   const words = route.operation['x-command'] as string[]
   const ids = values.filter(each => each.in === 'path').map(({ value }) => quote(String(value)))
-  const flags = values.filter(each => each.in !== 'path').flatMap(flagsOf)
+  const isFlag = ({ name, in: part }: Argument): boolean =>
+    part !== 'body' || isFile(route) || flatNames(route).includes(name)
+  const flags = values.filter(each => each.in !== 'path' && isFlag(each)).flatMap(flagsOf)
+  const others = values.filter(each => !isFlag(each)).map(({ name, value }) => [name, value])
+  if (others.length > 0) flags.push(`--body ${quote(JSON.stringify(Object.fromEntries(others)))}`)
   if (isFile(route)) flags.unshift(`--file ${fileFor(route.operation.requestBody?.content ?? {})}`)
   if (isDownload(answer)) flags.push('--output answer')
   return [['muster', ...words, ...ids].join(' '), ...flags].join(' \\\n  ')

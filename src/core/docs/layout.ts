@@ -12,7 +12,10 @@ const head = (title: string, style: string): string =>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>${escapeHtml(title)} – Muster</title><link rel="stylesheet" href="${style}">`
 
-/** Returns the page with navigation and search. Only the search needs the script. */
+/**
+ * Returns the page with navigation, and with search if the deployment has all pages. Only the search needs the script. No
+ * heading has an anchor with a dot, as this id has.
+ */
 export function layout(page: Page, content: string, pages: readonly Page[], links: Links): string {
   const to = (path: string) => links(path, page.path)
   const item = (each: Page) =>
@@ -25,15 +28,17 @@ export function layout(page: Page, content: string, pages: readonly Page[], link
       ? ''
       : `<details${open}><summary>${section}</summary><ul>${interactive}${members.map(item).join('')}</ul></details>`
   })
-  return `${head(page.title, to('assets/docs.css'))}
-<script type="module" src="${to('assets/docs.js')}"></script></head>
-<body><a class="skip" href="#content">Skip to content</a>
-<header><a class="brand" href="${to('')}">Muster</a>
+  const hasSearch = pages.some(each => each.path === '')
+  const script = hasSearch ? `\n<script type="module" src="${to('assets/docs.js')}"></script>` : ''
+  const search = `<a class="brand" href="${to('')}">Muster</a>
 <form role="search" hidden data-index="${to('search.json')}">
-<input type="search" aria-label="Search" placeholder="Search" autocomplete="off"><ul id="results" aria-label="Results"></ul></form>
+<input type="search" aria-label="Search" placeholder="Search" autocomplete="off"><ul class="results" aria-label="Results"></ul></form>`
+  return `${head(page.title, to('assets/docs.css'))}${script}</head>
+<body><a class="skip" href="#page.content">Skip to content</a>
+<header>${hasSearch ? search : '<span class="brand">Muster</span>'}
 <a href="${to(`${page.path || 'index'}.md`)}">Markdown</a></header>
 <div class="columns"><nav aria-label="Pages">${navigation.join('')}</nav>
-<main id="content">${content}</main></div></body></html>`
+<main id="page.content">${content}</main></div></body></html>`
 }
 
 /** Returns the page of the interactive reference. Without its script it leads to the static pages. */
@@ -45,7 +50,7 @@ export function referenceLayout(isBuilt: boolean, pages: readonly Page[], links:
     .join('')
   const opening = head('API reference', to('assets/docs.css'))
   if (!isBuilt)
-    return `${opening}</head><body><main id="content"><h1>API reference</h1>
+    return `${opening}</head><body><main id="page.content"><h1>API reference</h1>
 <p>The interactive reference is not built in this deployment. <code>npm run build</code> in the checkout builds it; the development
 packages must be installed. These pages describe the same operations:</p><ul>${list}</ul></main></body></html>`
   return `${opening}</head><body><div id="reference" data-document="${to('openapi.json')}">

@@ -55,7 +55,9 @@ export class Reference {
         folder: 'reference/',
         markdown: () => {
           const routes = this.#routes.filter(({ operation }) => operation.tags[0] === name)
-          const schemas = [...this.#pageOf].filter(([, page]) => page === slug).map(([schema]) => schema)
+          const schemas = [...this.#pageOf]
+            .filter(([schema, page]) => page === slug && !this.#isInline(schema))
+            .map(([schema]) => schema)
           return [
             `# ${name}`,
             escapeMarkdown(description),
@@ -65,6 +67,13 @@ export class Reference {
         },
       }
     })
+  }
+
+  /** Whether a schema is written where it is used: it is no object and refers to objects at most. */
+  #isInline(name: string): boolean {
+    const { schemas } = this.#description.components
+    const references = [...JSON.stringify(schemas[name]).matchAll(/"\$ref":"#\/components\/schemas\/(\w+)"/g)]
+    return !schemas[name].properties && references.every(([, each]) => schemas[each].properties)
   }
 
   /** Returns the operations for the search: their ids, command words and the address of their entry. */
@@ -132,8 +141,15 @@ export class Reference {
 
   #content(content: Content = {}, page: string): string {
     return Object.entries(content)
-      .map(([type, { schema }]) => `${type === JSON_TYPE ? '' : `${code(type)} `}${this.#type(schema, page)}`)
+      .map(([type, { schema }]) => `${type === JSON_TYPE ? '' : `${code(type)} `}${this.#body(schema, page)}`)
       .join('; ')
+  }
+
+  /** Returns the type of a body; the fields of an unnamed object follow it. */
+  #body(schema: Schema, page: string): string {
+    const fields = Object.entries(schema.properties ?? {})
+    const types = fields.map(([name, field]) => `${code(name)}: ${this.#type(field, page)}`)
+    return fields.length === 0 ? this.#type(schema, page) : `object with ${types.join(', ')}`
   }
 
   #parameter({ name, in: place, required, style, schema, description = '' }: Parameter, page: string): string[] {
@@ -151,11 +167,12 @@ export class Reference {
 
   /** Returns the rows of the fields of an object; those of nested objects have the path as their name. */
   #fields({ properties = {}, required = [] }: Schema, page: string, prefix = ''): string[][] {
-    return Object.entries(properties).flatMap(([name, field]) => [
+    const entries = Object.entries(properties).map(([name, field]) => [name, this.#inlined(field)] as const)
+    return entries.flatMap(([name, field]) => [
       [
         `${code(prefix + name)}${required.includes(name) ? ' \\*' : ''}`,
         this.#type(field, page),
-        escapeMarkdown(field.description ?? ''),
+        escapeMarkdown(field.description ?? resolve(this.#description, field).description ?? ''),
       ],
       ...nestedObjects(field).flatMap(each =>
         this.#fields(each, page, `${prefix}${name}${each === field ? '.' : '[].'}`),
@@ -163,10 +180,18 @@ export class Reference {
     ])
   }
 
+  /** Replaces a reference to a schema that is written where it is used. */
+  #inlined(schema: Schema): Schema {
+    if (!schema.$ref || !this.#isInline(componentName(schema.$ref))) return schema
+    const { $ref: _, ...own } = schema
+    return { ...resolve(this.#description, schema), ...own }
+  }
+
   /** Returns the type of a schema as one line; a named schema is a link to its entry. */
   #type(schema: Schema, page: string): string {
     if (schema.$ref) {
       const name = componentName(schema.$ref)
+      if (this.#isInline(name)) return this.#type(this.#inlined(schema), page)
       const target = this.#pageOf.get(name)
       return `[${name}](${target === page ? '' : `${target}.md`}#${name})`
     }
@@ -178,7 +203,7 @@ export class Reference {
     const type = [schema.type ?? 'any'].flat().join(' or ')
     const limits = LIMITS.filter(name => name in schema && Math.abs(Number(schema[name])) !== Number.MAX_SAFE_INTEGER)
     const facts = [schema.format, ...limits.map(name => `${name} ${JSON.stringify(schema[name])}`)].filter(Boolean)
-    const text = escapeMarkdown([type, ...facts].join(', '))
+    const text = escapeMarkdown(facts.length > 0 ? `${type} (${facts.join(', ')})` : type)
     const element = schema.items ?? schema.additionalProperties
     if (typeof element === 'object' && Object.keys(element).length > 0) return `${text} of ${this.#type(element, page)}`
     return text

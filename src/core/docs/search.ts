@@ -21,7 +21,9 @@ const options: Options<Entry> = {
 /** Characters of a section that the index has. */
 const TEXT_CHARS = 240
 
-const joined = (name: string): string => name.replace(/[^a-z0-9]/gi, '')
+/** Returns a name as one term, in which each separator is a letter; the script of the pages does the same. */
+const termOf = (name: string): string => name.replace(/[^a-z0-9]/gi, each => `z${SEPARATORS.indexOf(each)}z`)
+const SEPARATORS = ' _.:-'
 
 /** Returns the index as JSON: options, index, and the addresses of the entries as seen from the start page. */
 export function searchIndex(
@@ -39,7 +41,7 @@ export function searchIndex(
   ) => {
     const { names = [], text = '', anchor = '' } = more
     const target = `${links(path, '')}${anchor && `#${anchor}`}`
-    entries.push({ id: entries.length, names: names.map(joined).join(' '), title, text, context, target })
+    entries.push({ id: entries.length, names: names.map(termOf).join(' '), title, text, context, target })
   }
   for (const { page, sections } of guides)
     for (const { heading, anchor, text } of sections)

@@ -13,6 +13,7 @@ import { waitingRowAges } from '../jobs/waiting-rows.ts'
 import { collectProcess, registry, reportPool, reportWaitingRows, setQueueDepthSource } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { sha256Of } from '../secrets/digest.ts'
+import { basePath } from './base-path.ts'
 import { allHealthy, type Checks, readinessHandler } from './health.ts'
 import { openApiDocument } from './openapi.ts'
 
@@ -99,13 +100,12 @@ function mountDocs(
   description: () => string,
 ): void {
   const files = new Map<string, CachedDocument>()
-  const prefix = new URL(config.BASE_URL).pathname.replace(/\/$/, '')
   if (config.DOCS_ENABLED && !isReferenceBuilt()) log.info({ hint: 'npm run build' }, 'interactive reference not built')
   let site: Promise<Site> | undefined
   const open = async () => {
     // Imported on demand to save memory.
     const { Site } = await import('../docs/site.ts')
-    const links = (path: string) => `${prefix}/docs${path && `/${path}`}`
+    const links = (path: string) => `${basePath(config)}/docs${path && `/${path}`}`
     return new Site(config, operations, JSON.parse(description()), links)
   }
   // One route for all pages, since every request to the API passes the routes of its application.

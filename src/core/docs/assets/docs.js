@@ -30,8 +30,8 @@ async function show() {
   loading ??= load()
   const { search, targets } = await loading
   if (query !== input.value.trim()) return
-  // A name is one term without its separators, too: createAgent, agents create, RESOURCE_NOT_FOUND.
-  const terms = query ? `${query} ${query.replace(/[^a-z0-9]/gi, '')}` : ''
+  // A name is one term, too: createAgent, agents create, RESOURCE_NOT_FOUND.
+  const terms = query && `${query} ${query.replace(/[^a-z0-9]/gi, each => `z${' _.:-'.indexOf(each)}z`)}`
   const found = terms ? search.search(terms).slice(0, MAX_RESULTS) : []
   list.replaceChildren(...found.map(each => item(each, targets)))
   if (query && found.length === 0) list.append(element('li', 'Nothing found'))

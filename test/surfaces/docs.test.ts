@@ -1,0 +1,319 @@
+import assert from 'node:assert/strict'
+import { gzipSync } from 'node:zlib'
+import MiniSearch from 'minisearch'
+import { Muster } from '../../client/dist/index.js'
+import { settingRows } from '../../src/config.ts'
+import { errorCodes } from '../../src/core/api/errors.ts'
+import { operations } from '../../src/core/api/operation.ts'
+import { eventTypes } from '../../src/core/db/events.ts'
+import { referenceLayout } from '../../src/core/docs/layout.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+
+type Json = Record<string, any>
+type Sample = { lang: string; label: string; source: string }
+type File = { status: number; type: string; policy: string; text: string }
+
+const MOST_BYTES_GZIP = 60 * 1024
+const MOST_BYTES_OF_INDEX_GZIP = 300 * 1024
+
+/** Splits a command of a shell into its words. */
+function wordsOf(command: string): string[] {
+  const text = command.replaceAll('\\\n', ' ')
+  const words = [...text.matchAll(/(?:'(?:[^']*)'|"[^"]*"|\\.|[^\s'"\\])+/g)].map(([word]) => word)
+  return words.map(word =>
+    word.replace(/'([^']*)'|"([^"]*)"|\\(.)/g, (_, single, double, escaped) => single ?? double ?? escaped),
+  )
+}
+
+const FLAGS_WITHOUT_FIELD = ['--file', '--output', '--clear', '--body']
+
+describe('the documentation', function () {
+  this.timeout(120_000)
+  let app: TestApp
+  let document: Json
+  const files = new Map<string, File>()
+
+  const get = async (path: string): Promise<File> => {
+    const known = files.get(path)
+    if (known) return known
+    // Compressing every page would take most of the time.
+    const response = await fetch(app.url + path, { headers: { 'accept-encoding': 'identity' } })
+    const file = {
+      status: response.status,
+      type: response.headers.get('content-type') ?? '',
+      policy: response.headers.get('content-security-policy') ?? '',
+      text: await response.text(),
+    }
+    files.set(path, file)
+    return file
+  }
+  const idsOf = (html: string) => [...html.matchAll(/\bid="([^"]+)"/g)].map(match => match[1])
+  const linksOf = (html: string) => [...html.matchAll(/<a [^>]*?href="([^"]*)"/g)].map(match => match[1])
+
+  /** Addresses of all pages, as the start page leads to them. */
+  let pages: string[]
+
+  before(async () => {
+    app = await startApp({ env: { BASE_URL: 'https://muster.example' } })
+    document = JSON.parse((await get('/docs/openapi.json')).text)
+    const start = await get('/docs')
+    pages = ['/docs', ...new Set(linksOf(start.text).filter(link => /^\/docs\/(?!.*\.md$)/.test(link)))].filter(
+      path => path !== '/docs/reference',
+    )
+  })
+  after(() => app?.close())
+
+  const samplesOf = (): { operation: Json; method: string; path: string; samples: Sample[] }[] =>
+    Object.entries(document.paths as Record<string, Record<string, Json>>).flatMap(([path, methods]) =>
+      Object.entries(methods)
+        .filter(([, operation]) => operation['x-command'] && !operation['x-alias-of'])
+        .map(([method, operation]) => ({ operation, method, path, samples: operation['x-codeSamples'] ?? [] })),
+    )
+
+  it('has a page for each guide, module and catalogue', async () => {
+    for (const path of ['errors', 'permissions', 'events', 'settings', 'cli', 'client', 'changes', 'guides/operations'])
+      assert.ok(pages.includes(`/docs/${path}`), path)
+    for (const { name } of document.tags)
+      assert.ok(pages.includes(`/docs/reference/${name.toLowerCase().replaceAll(' ', '-')}`), name)
+    for (const path of [
+      '/docs/nothing',
+      '/docs/guides/../../package.json',
+      '/docs/assets/site.ts',
+      '/docs/guides/x.md',
+    ])
+      assert.equal((await get(path)).status, 404, path)
+    assert.equal((await get('/docs/')).text, (await get('/docs')).text)
+  })
+
+  it('loads nothing from elsewhere, reads without its script, and is small', async () => {
+    for (const path of pages) {
+      const { status, type, policy, text } = await get(path)
+      assert.deepEqual([path, status, type], [path, 200, 'text/html; charset=utf-8'])
+      assert.match(policy, /^default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; /)
+      assert.match(policy, /require-trusted-types-for 'script'/)
+      const loaded = [...text.matchAll(/<(?:script|link|img|iframe)[^>]* (?:src|href)="([^"]*)"/g)].map(
+        ([, url]) => url,
+      )
+      assert.deepEqual(loaded, ['/docs/assets/docs.css', '/docs/assets/docs.js'])
+      assert.doesNotMatch(text, /<script(?![^>]* src=)|<style| style="| on\w+="/)
+      assert.ok(text.includes('<main id="page.content"><h1>'), path)
+      assert.ok(gzipSync(text).length < MOST_BYTES_GZIP, path)
+    }
+  })
+
+  it('has no dead link and no anchor twice', async () => {
+    const anchors = new Map<string, Set<string>>()
+    for (const path of pages) {
+      const ids = idsOf((await get(path)).text)
+      anchors.set(path, new Set(ids))
+      assert.equal(anchors.get(path)?.size, ids.length, path)
+    }
+    const dead: string[] = []
+    for (const path of pages)
+      for (const link of new Set(linksOf((await get(path)).text))) {
+        const { pathname, hash, origin } = new URL(link, `https://muster.example${path}`)
+        if (origin !== 'https://muster.example') continue
+        const known = anchors.get(pathname)
+        const isThere = known
+          ? !hash || known.has(decodeURIComponent(hash.slice(1)))
+          : (await get(pathname)).status === 200
+        if (!isThere) dead.push(`${path}: ${link}`)
+      }
+    assert.deepEqual(dead, [])
+  })
+
+  it('has every page as Markdown with the same headings, and an index of them', async () => {
+    const decode = (text: string) =>
+      text
+        .replace(/<[^>]+>/g, '')
+        .replace(/&(amp|lt|gt|quot);/g, (_, name) => ({ amp: '&', lt: '<', gt: '>', quot: '"' })[name as 'lt'])
+    const index = await get('/docs/llms.txt')
+    for (const path of pages) {
+      const markdown = path === '/docs' ? '/docs/index.md' : `${path}.md`
+      assert.ok(index.text.includes(`](${markdown})`), markdown)
+      const { status, type, text } = await get(markdown)
+      assert.deepEqual([status, type], [200, 'text/markdown; charset=utf-8'], markdown)
+      const prose = text.replace(/^```.*?^```$/gms, '')
+      const written = [...prose.matchAll(/^#{1,6} (.*)$/gm)].map(([, each]) =>
+        each.replace(/`|\[([^\]]*)\]\([^)]*\)|\\/g, '$1'),
+      )
+      const shown = [...(await get(path)).text.matchAll(/<h[1-6][^>]*>(.*?)<\/h[1-6]>/g)].map(([, each]) =>
+        decode(each),
+      )
+      assert.deepEqual(written, shown, path)
+      for (const [, link] of prose.matchAll(/\]\((\/docs[^)#]*)/g)) assert.equal((await get(link)).status, 200, link)
+    }
+  })
+
+  it('has an anchor for each error code, action, event and setting', async () => {
+    const missing = async (path: string, names: readonly string[]) => {
+      const ids = new Set(idsOf((await get(path)).text))
+      return names.filter(name => !ids.has(name))
+    }
+    assert.deepEqual(await missing('/docs/errors', errorCodes()), [])
+    assert.deepEqual(
+      await missing(
+        '/docs/events',
+        eventTypes.all().map(({ name }) => name),
+      ),
+      [],
+    )
+    assert.deepEqual(
+      await missing(
+        '/docs/settings',
+        settingRows().map(({ name }) => name),
+      ),
+      [],
+    )
+    const actions = operations.all().flatMap(({ action }) => action ?? [])
+    assert.deepEqual(await missing('/docs/permissions', actions), [])
+  })
+
+  it('is where the errors of the API lead to', async () => {
+    const { body } = await app.anonymous.get('/agents')
+    assert.equal(body.error.docs_url, 'https://muster.example/docs/errors#UNAUTHORIZED')
+  })
+
+  it('describes each operation, with its fields, and each field of each record', async () => {
+    const html = (await Promise.all(pages.filter(path => path.startsWith('/docs/reference/')).map(get))).map(
+      ({ text }) => text,
+    )
+    const entries = new Map(
+      html.flatMap(text =>
+        text.split(/(?=<h2 id=")/).map(part => [/^<h2 id="([^"]+)"/.exec(part)?.[1], part] as const),
+      ),
+    )
+    for (const { operation, method, path } of samplesOf()) {
+      const entry = entries.get(operation.operationId) ?? ''
+      assert.ok(entry.includes(`<strong>${method.toUpperCase()}</strong> <code>${path}</code>`), operation.operationId)
+      if (operation['x-iam-action']) assert.ok(entry.includes(`<code>${operation['x-iam-action']}</code>`))
+      for (const { label } of operation['x-codeSamples']) assert.ok(entry.includes(`<p>${label}</p>\n<pre`), label)
+    }
+    for (const [name, schema] of Object.entries(document.components.schemas as Record<string, Json>))
+      for (const field of Object.keys(schema.properties ?? {}))
+        assert.ok((entries.get(name) ?? '').includes(`<code>${field}</code>`), `${name}.${field}`)
+  })
+
+  it('has three examples of each operation, which make one request', async () => {
+    const methods = new Map<string, string>()
+    const AsyncFunction = (async () => {}).constructor as new (
+      ...args: string[]
+    ) => (...args: unknown[]) => Promise<unknown>
+    for (const { operation, samples, method, path } of samplesOf()) {
+      const name = operation.operationId as string
+      assert.deepEqual(
+        samples.map(each => each.label),
+        ['curl', 'Command line', 'TypeScript'],
+        name,
+      )
+      const [curl, cli, typescript] = samples.map(each => each.source)
+      for (const each of [curl, cli, typescript]) assert.doesNotMatch(each, /\bsk_|undefined|\[object/, name)
+
+      const words = wordsOf(curl)
+      const url = new URL(words.find(word => word.startsWith('https://muster.example/')) as string)
+      const pattern = new RegExp(`^${path.replace(/\{\w+\}/g, '[^/]+')}$`)
+      assert.match(url.pathname, pattern, name)
+      assert.equal(words.includes('-X') ? words[words.indexOf('-X') + 1] : 'GET', method.toUpperCase(), name)
+      const isPublic = operation.security?.length === 0
+      assert.equal(words.includes('Authorization: Bearer $MUSTER_TOKEN'), !isPublic, name)
+      const sent = words.includes('-d') ? JSON.parse(words[words.indexOf('-d') + 1]) : undefined
+
+      const requests: { method: string; url: URL; body: unknown; type: string }[] = []
+      const muster = new Muster({
+        baseUrl: 'https://muster.example',
+        token: 'test',
+        maxRetries: 0,
+        async fetch(input: any, init: any) {
+          const { body } = init
+          requests.push({
+            method: init.method,
+            url: new URL(input),
+            body: typeof body === 'string' ? JSON.parse(body) : body,
+            type: new Headers(init.headers).get('content-type') ?? '',
+          })
+          return Response.json({ error: { code: 'NOT_FOUND', message: '', hint: '', docs_url: '' } }, { status: 404 })
+        },
+      })
+      const openAsBlob = async () => new Blob(['text'])
+      await new AsyncFunction('muster', 'openAsBlob', typescript)(muster, openAsBlob).catch(() => {})
+      const request = requests[0]
+      assert.ok(request, `${name}: ${typescript}`)
+      assert.deepEqual([request.method, request.url.pathname], [method.toUpperCase(), url.pathname], name)
+      // The client asks for whole pages.
+      for (const key of ['limit', 'offset']) request.url.searchParams.delete(key)
+      assert.equal(request.url.search, url.search, name)
+      if (sent !== undefined) assert.deepEqual(request.body ?? {}, sent, `${name}: ${typescript}`)
+      methods.set(name, typescript)
+
+      const [program, ...rest] = wordsOf(cli)
+      const command = operation['x-command'] as string[]
+      assert.deepEqual([program, ...rest.slice(0, command.length)], ['muster', ...command], name)
+      const ids = path.match(/\{\w+\}/g)?.length ?? 0
+      const flags = rest.slice(command.length + ids).filter(word => word.startsWith('--'))
+      const parameters = (operation.parameters ?? []).map(({ $ref }: Json) => $ref.split('.').slice(1, 2)[0])
+      const fields = [...(operation['x-flat'] ?? []).map((each: Json) => each.name), ...parameters]
+      const known = new Set(
+        fields
+          .flatMap((field: string) => [`--${field}`, `--no-${field}`])
+          .map((flag: string) => flag.replaceAll('_', '-')),
+      )
+      const isForm = operation.requestBody?.content['multipart/form-data']
+      if (!isForm)
+        for (const flag of flags) assert.ok(known.has(flag) || FLAGS_WITHOUT_FIELD.includes(flag), `${name}: ${flag}`)
+    }
+    assert.ok(methods.size > 450, String(methods.size))
+  })
+
+  it('finds each error code, operation, command, event and setting first', async () => {
+    const { text } = await get('/docs/search.json')
+    assert.ok(gzipSync(text).length < MOST_BYTES_OF_INDEX_GZIP)
+    const { options, index, targets } = JSON.parse(text)
+    const search = MiniSearch.loadJS(index, options)
+    const first = (query: string) =>
+      targets[search.search(`${query} ${query.replace(/[^a-z0-9]/gi, each => `z${' _.:-'.indexOf(each)}z`)}`)[0]?.id]
+    const wrong: string[] = []
+    const expect = (query: string, target: string) => {
+      const found = first(query)
+      if (!found?.endsWith(target)) wrong.push(`${query}: ${found}`)
+    }
+    // A code and a setting may have one name.
+    for (const code of errorCodes()) expect(code, `#${code}`)
+    for (const { name } of settingRows()) expect(name, `#${name}`)
+    for (const { name } of eventTypes.all()) expect(name, `/docs/events#${name}`)
+    for (const { operation } of samplesOf()) {
+      expect(operation.operationId, `#${operation.operationId}`)
+      expect(operation['x-command'].join(' '), `#${operation.operationId}`)
+    }
+    assert.deepEqual(wrong, [])
+    assert.match(first('backups'), /^\/docs\/guides\//)
+    for (const target of targets) assert.ok(pages.includes(target.split('#')[0]), target)
+  })
+
+  it('describes how to build the interactive reference where it is not built', () => {
+    const html = referenceLayout(false, [], path => `/docs/${path}`)
+    assert.match(html, /<code>npm run build<\/code>/)
+    assert.doesNotMatch(html, /<script/)
+  })
+
+  it('has errors and permissions alone when it is turned off', async () => {
+    const other = await startApp({ env: { DOCS_ENABLED: 'false', BASE_URL: 'https://muster.example/ai' } })
+    try {
+      const statusOf = async (path: string) => (await other.anonymous.get(`/${path}`)).status
+      const wanted = ['/docs/errors', '/docs/permissions', '/docs/errors.md', '/docs/assets/docs.css']
+      for (const path of wanted) assert.equal(await statusOf(path), 200, path)
+      const refused = [
+        '/docs',
+        '/docs/guides/operations',
+        '/docs/reference',
+        '/docs/reference/agents',
+        '/docs/search.json',
+      ]
+      for (const path of refused) assert.equal(await statusOf(path), 404, path)
+      const { body } = await other.anonymous.get('//docs/errors')
+      assert.ok(body.includes('href="/ai/docs/permissions"'), 'a path of the proxy precedes all addresses')
+      assert.doesNotMatch(body, /href="\/docs|search\.json|docs\.js/)
+    } finally {
+      await other.close()
+    }
+  })
+})
