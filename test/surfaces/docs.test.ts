@@ -1,13 +1,17 @@
 import assert from 'node:assert/strict'
 import { gzipSync } from 'node:zlib'
+import axe from 'axe-core'
 import MiniSearch from 'minisearch'
+import type { BrowserContextOptions, Browser as Program } from 'playwright-core'
 import { Muster } from '../../client/dist/index.js'
 import { settingRows } from '../../src/config.ts'
 import { errorCodes } from '../../src/core/api/errors.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { eventTypes } from '../../src/core/db/events.ts'
 import { referenceLayout } from '../../src/core/docs/layout.ts'
+import { isReferenceBuilt } from '../../src/core/docs/scalar.ts'
 import { startApp, type TestApp } from '../support/app.ts'
+import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 
 type Json = Record<string, any>
 type Sample = { lang: string; label: string; source: string }
@@ -187,7 +191,8 @@ describe('the documentation', function () {
       const entry = entries.get(operation.operationId) ?? ''
       assert.ok(entry.includes(`<strong>${method.toUpperCase()}</strong> <code>${path}</code>`), operation.operationId)
       if (operation['x-iam-action']) assert.ok(entry.includes(`<code>${operation['x-iam-action']}</code>`))
-      for (const { label } of operation['x-codeSamples']) assert.ok(entry.includes(`<p>${label}</p>\n<pre`), label)
+      for (const { label } of operation['x-codeSamples'])
+        assert.ok(entry.includes(`<p><strong>${label}</strong></p>\n<pre`), label)
     }
     for (const [name, schema] of Object.entries(document.components.schemas as Record<string, Json>))
       for (const field of Object.keys(schema.properties ?? {}))
@@ -315,5 +320,72 @@ describe('the documentation', function () {
     } finally {
       await other.close()
     }
+  })
+
+  describe('in a browser', () => {
+    let chromium: Program | null = null
+    const opened: Watched[] = []
+
+    before(async function () {
+      chromium = await startChromium()
+      if (!chromium) this.skip()
+    })
+    afterEach(async () => void (await Promise.all(opened.splice(0).map(each => each.close()))))
+    after(() => chromium?.close())
+
+    const open = async (path: string, options?: BrowserContextOptions): Promise<Watched> => {
+      const watched = await openPage(chromium as Program, [app.url], options)
+      opened.push(watched)
+      await watched.page.goto(app.url + path)
+      return watched
+    }
+
+    it('is searched with the keyboard', async () => {
+      const { page, problems } = await open('/docs/guides/agents')
+      await page.keyboard.press('/')
+      await page.keyboard.type('createAgent')
+      await page.locator('.results a').first().waitFor()
+      await page.keyboard.press('Enter')
+      await page.waitForURL('**/docs/reference/agents#createAgent')
+      assert.equal(await page.locator('[id="createAgent"]').innerText(), 'createAgent')
+      assert.deepEqual(problems, [])
+    })
+
+    it('is accessible, in both color schemes and on narrow screens', async () => {
+      for (const [colorScheme, width] of [
+        ['light', 1280],
+        ['dark', 360],
+      ] as const) {
+        const { page, problems } = await open('/docs', { colorScheme, viewport: { width, height: 800 } })
+        for (const path of ['/docs', '/docs/guides/mcp', '/docs/reference/prices', '/docs/events']) {
+          await page.goto(app.url + path)
+          await page.evaluate(axe.source)
+          const found = await page.evaluate(
+            `axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] }).then(({ violations }) =>
+              violations.map(({ id, nodes }) => [id, nodes[0].html]))`,
+          )
+          assert.deepEqual(found, [], `${path} ${colorScheme} ${width}`)
+          const overflow = await page.evaluate('document.documentElement.scrollWidth > innerWidth')
+          assert.equal(overflow, false, `${path} is wider than the screen`)
+        }
+        assert.deepEqual(problems, [])
+      }
+    })
+
+    it('has the interactive reference, which requests its own origin alone and stores nothing', async function () {
+      if (!isReferenceBuilt()) this.skip()
+      const { page, problems } = await open('/docs/reference#tag/agents/GET/api/v1/agents')
+      const sent = page.waitForRequest('**/api/v1/agents*')
+      await page.getByRole('button', { name: /Test Request.*get \/api\/v1\/agents\)/ }).click()
+      await page.getByRole('button', { name: /Send get request/ }).click()
+      assert.equal(new URL((await sent).url()).origin, app.url)
+      // The answer of a request without a token.
+      await page.getByText('UNAUTHORIZED').first().waitFor()
+      assert.deepEqual(
+        problems.filter(problem => !problem.includes('401')),
+        [],
+      )
+      assert.equal(await page.evaluate('localStorage.length + sessionStorage.length'), 0)
+    })
   })
 })

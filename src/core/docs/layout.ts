@@ -7,10 +7,12 @@ export const escapeHtml = (text: string): string =>
 
 const SECTIONS = ['Guides', 'Reference', 'API'] as const
 
-const head = (title: string, style: string): string =>
+const head = (title: string): string =>
   `<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>${escapeHtml(title)} – Muster</title><link rel="stylesheet" href="${style}">`
+<title>${escapeHtml(title)} – Muster</title>`
+
+const styleSheet = (address: string): string => `<link rel="stylesheet" href="${address}">`
 
 /**
  * Returns the page with navigation, and with search if the deployment has all pages. Only the search needs the script. No
@@ -33,7 +35,7 @@ export function layout(page: Page, content: string, pages: readonly Page[], link
   const search = `<a class="brand" href="${to('')}">Muster</a>
 <form role="search" hidden data-index="${to('search.json')}">
 <input type="search" aria-label="Search" placeholder="Search" autocomplete="off"><ul class="results" aria-label="Results"></ul></form>`
-  return `${head(page.title, to('assets/docs.css'))}${script}</head>
+  return `${head(page.title)}${styleSheet(to('assets/docs.css'))}${script}</head>
 <body><a class="skip" href="#page.content">Skip to content</a>
 <header>${hasSearch ? search : '<span class="brand">Muster</span>'}
 <a href="${to(`${page.path || 'index'}.md`)}">Markdown</a></header>
@@ -48,12 +50,13 @@ export function referenceLayout(isBuilt: boolean, pages: readonly Page[], links:
     .filter(each => each.section === 'API')
     .map(each => `<li><a href="${to(each.path)}">${escapeHtml(each.title)}</a></li>`)
     .join('')
-  const opening = head('API reference', to('assets/docs.css'))
+  const opening = head('API reference')
   if (!isBuilt)
-    return `${opening}</head><body><main id="page.content"><h1>API reference</h1>
+    return `${opening}${styleSheet(to('assets/docs.css'))}</head><body><main id="page.content"><h1>API reference</h1>
 <p>The interactive reference is not built in this deployment. <code>npm run build</code> in the checkout builds it; the development
 packages must be installed. These pages describe the same operations:</p><ul>${list}</ul></main></body></html>`
-  return `${opening}</head><body><div id="reference" data-document="${to('openapi.json')}">
-<noscript><main><h1>API reference</h1><p>This page needs scripts. These pages do not:</p><ul>${list}</ul></main></noscript></div>
+  // The icon is empty, so that browsers request none.
+  return `${opening}<link rel="icon" href="data:,"></head><body><div id="reference" data-document="${to('openapi.json')}"></div>
+<noscript><main><h1>API reference</h1><p>This page needs scripts. These pages do not:</p><ul>${list}</ul></main></noscript>
 <script src="${to('assets/scalar.js')}"></script><script src="${to('assets/reference.js')}"></script></body></html>`
 }

@@ -113,16 +113,18 @@ export class Reference {
       `${escapeMarkdown(summary)}.`,
       `**${method}** ${code(path)}`,
       description ? escapeMarkdown(description) : '',
-      permissions.length > 0 ? `Permissions: ${permissions.join(', ')}` : '',
+      permissions.length > 0 ? `**Permissions**: ${permissions.join(', ')}` : '',
       parameters.length > 0
-        ? `Parameters\n\n${table(
+        ? `**Parameters**\n\n${table(
             ['Name', 'Type', 'Description'],
             parameters.map(each => this.#parameter(each, page)),
           )}`
         : '',
-      requestBody ? `Body${requestBody.required ? '' : ', optional'}: ${this.#content(requestBody.content, page)}` : '',
-      `Responses\n\n${table(['Status', 'Content'], this.#responses(route, page))}`,
-      ...shown.map(([label, language, text]) => `${label}\n\n\`\`\`${language}\n${text}\n\`\`\``),
+      requestBody
+        ? `**Body**${requestBody.required ? '' : ', optional'}: ${this.#content(requestBody.content, page)}`
+        : '',
+      `**Responses**\n\n${table(['Status', 'Content'], this.#responses(route, page))}`,
+      ...shown.map(([label, language, text]) => `**${label}**\n\n\`\`\`${language}\n${text}\n\`\`\``),
     ]
       .filter(part => part !== '')
       .join('\n\n')
