@@ -9,6 +9,7 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { isDriven } from './client-driver.ts'
 import { startServer } from './postgres.ts'
 import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
@@ -204,8 +205,10 @@ const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
 if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
-const isBuilt = await succeeds(process.execPath, ['scripts/build.ts'])
-if (!isBuilt) console.log('npm run build failed; after a change of packages, run npm ci first')
+const usesClient =
+  args.length === 0 || args.some(arg => !arg.endsWith('.test.ts') || arg.startsWith('test/client/') || isDriven(arg))
+if (usesClient && !(await succeeds(process.execPath, ['scripts/build.ts'])))
+  console.log('npm run build failed; after a change of packages, run npm ci first')
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
