@@ -154,6 +154,7 @@ export async function sendByClient(base: string, token: string | null, request: 
       what,
     )
   } else if (isStreamed) assert.ok(status < 300 && (outcome.data as unknown[]).length > 0, what)
+  else if (outcome.data instanceof Downloaded) assert.equal(outcome.data.text, content, what)
   else assert.deepEqual(outcome.data ?? null, body, what)
   return { status, body, headers }
 }
@@ -164,9 +165,16 @@ async function eventsOf(events: AsyncIterable<unknown>): Promise<unknown[]> {
   return all
 }
 
-/** Returns the data of a call: of a list its page, of a download its text. */
+/** Text of an answer that the client does not parse, whatever its type: a file may have JSON. */
+class Downloaded {
+  readonly text: string
+  constructor(text: string) {
+    this.text = text
+  }
+}
+
+/** Returns the data of a call: of a list its page. */
 async function dataOf(call: any): Promise<unknown> {
   const data = await ('page' in call ? call.page() : call)
-  if (typeof data?.bytes !== 'function') return data
-  return (await data.text()) || null
+  return typeof data?.bytes === 'function' ? new Downloaded(await data.text()) : data
 }
