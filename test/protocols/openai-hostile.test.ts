@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, type EndUserClient, endUser } from '../conversation/end-user-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { pngHeader } from '../support/images.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -121,7 +122,7 @@ describe('the OpenAI mount: hostile callers', function () {
 
   it('attach no more bytes than their limit', async () => {
     const ann = await user({ limits: { upload_bytes_per_day: 1000 } })
-    const url = `data:image/png;base64,${Buffer.alloc(600).toString('base64')}`
+    const url = `data:image/png;base64,${pngHeader(10, 10).subarray(0, 600).toString('base64')}`
     const messages = [
       {
         role: 'user',

@@ -161,7 +161,7 @@ export async function createSession(
 export async function createClientSession(
   tx: Tx,
   agent: Pick<AgentRow, 'id' | 'single_session_per_actor'>,
-  values: Pick<NewSession, 'project_id' | 'actor_id'> & { ephemeral?: boolean },
+  values: Pick<NewSession, 'project_id' | 'actor_id' | 'ephemeral' | 'forked_from_session_id'>,
 ): Promise<{ session: SessionRow; conversation: ConversationRow }> {
   const { actor_id, ephemeral = false } = values
   if (agent.single_session_per_actor && actor_id !== null && !ephemeral)

@@ -1,5 +1,4 @@
 import { newCompletionHeader } from '../../conversation/chats/completion.ts'
-import type { AgentTurnCall } from './agent-turn.ts'
 import { type ChatHeader, chatChunks, chatCompletion } from './chat-format.ts'
 import { parseChatRequest } from './chat-request.ts'
 import type { ClientChatRequest } from './client-request.ts'
@@ -8,6 +7,7 @@ import { modelNotFound, parseModelId } from './models.ts'
 import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
+import type { AgentTurnCall } from './turn-call.ts'
 
 /** Fields of the request that are not part of the messages. */
 type Options = { include_usage: boolean; ignored: string[] }

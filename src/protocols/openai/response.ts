@@ -2,10 +2,10 @@ import { AppError } from '../../core/api/errors.ts'
 import type { OperationResult } from '../../core/api/operation.ts'
 import { setServiceHeader } from '../../core/http/mounts.ts'
 import { toRefusal } from '../../core/invoke/refusal-mapping.ts'
-import type { TurnReport } from './agent-turn.ts'
 import type { Visibility } from './chat-format.ts'
 import { openAiError } from './error-body.ts'
 import { isEndUser, type OpenAiSession } from './session.ts'
+import type { TurnReport } from './turn-call.ts'
 
 const MAX_IGNORED = 20
 

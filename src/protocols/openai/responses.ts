@@ -7,7 +7,6 @@ import { type GenerationRow, generationKind } from '../../execution/generations/
 import { stepMessages } from '../../execution/generations/request/turn-result.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
-import type { AgentTurnCall } from './agent-turn.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation } from './completion.ts'
 import { endUserOf } from './identity.ts'
@@ -36,6 +35,7 @@ import {
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
 import { readStoredSteps, type StoredSteps } from './stored-steps.ts'
+import type { AgentTurnCall, PreviousResponse } from './turn-call.ts'
 import { turnFormat } from './turn-format.ts'
 
 const notFound = (param: string, id: string): AppError =>
@@ -50,7 +50,7 @@ const now = (): number => Math.floor(Date.now() / 1000)
 export async function createResponse(session: OpenAiSession): Promise<void> {
   const parsed = parseResponseRequest(await session.exchange.readJson())
   const model = parseModelId(parsed.request.model)
-  const { previous, references } = await resolveReferences(session, parsed)
+  const { generation, previous, references } = await resolveReferences(session, parsed)
   const { instructions, messages } = messagesOfItems(parsed.items, references, previous)
   const texts = [parsed.instructions, instructions].filter(text => text !== null)
   const request: ClientChatRequest = {
@@ -58,7 +58,10 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
     messages,
     instructions: texts.length > 0 ? texts.join('\n\n') : null,
   }
-  if (model.kind === 'agent' || model.kind === 'agent_name') return respondByAgent(session, model, request, parsed)
+  if (model.kind === 'agent' || model.kind === 'agent_name') {
+    const continued = generation && { generation, message_count: previous.length }
+    return respondByAgent(session, model, request, { ...parsed, previous: continued })
+  }
   if (isEndUser(session)) throw modelNotFound(request.model)
   const visible = visibilityFor(session)
   const id = newCompletionHeader().id.replace(/^[a-z]+_/, 'resp_')
@@ -93,7 +96,7 @@ async function respondByAgent(
   session: OpenAiSession,
   model: AgentModel,
   request: ClientChatRequest,
-  parsed: ParsedResponse,
+  parsed: ParsedResponse & { previous: PreviousResponse | null },
 ): Promise<void> {
   const visible = visibilityFor(session)
   const stream: AgentTurnCall['stream'] = request.stream
@@ -103,8 +106,9 @@ async function respondByAgent(
           afterStep,
         })
     : null
-  const { store, background, conversation, ignored } = parsed
-  const { answer, report } = await runAgent(session, model, request, stream, { key: conversation, store, background })
+  const { store, background, conversation, previous, ignored } = parsed
+  const options = { key: conversation, previous, store, background }
+  const { answer, report } = await runAgent(session, model, request, stream, options)
   setReport(session, report, ignored)
   if (answer.stream) return sendStream(session, answer)
   const { queued } = answer.body as { queued?: string }
@@ -124,7 +128,7 @@ async function respondByAgent(
 async function resolveReferences(
   session: OpenAiSession,
   { items, previous_response_id, request }: ParsedResponse,
-): Promise<{ previous: ModelMessage[]; references: Map<string, ResolvedItem> }> {
+): Promise<{ generation: GenerationRow | null; previous: ModelMessage[]; references: Map<string, ResolvedItem> }> {
   const references = new Map<string, ResolvedItem>()
   const steps = new Map<string, StoredSteps>()
   const endUser = endUserOf(session, request)
@@ -150,14 +154,14 @@ async function resolveReferences(
     else if (text) references.set(item.id, { type: 'text', text })
     else throw notFound(param, item.id)
   }
-  if (previous_response_id === null) return { previous: [], references }
+  if (previous_response_id === null) return { generation: null, previous: [], references }
   const generationId = generationOfResponse(previous_response_id)
   if (!generationId) throw notFound('previous_response_id', previous_response_id)
   const { generation, steps: own } = await read(generationId, 'previous_response_id', previous_response_id)
   // The input of a paused turn is not in its record; only results of its calls continue it.
   const input = generation.input ?? (generation.status === 'requires_action' ? [] : null)
   if (!input) throw notFound('previous_response_id', previous_response_id)
-  return { previous: [...input, ...own.flatMap(stepMessages)], references }
+  return { generation, previous: [...input, ...own.flatMap(stepMessages)], references }
 }
 
 const isReference = (item: Item): item is Extract<Item, { type: 'item_reference' }> =>

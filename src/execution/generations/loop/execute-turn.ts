@@ -216,7 +216,7 @@ async function requestStep(
     turn.files = await readFiles(services, generation.project_id, history, signal, {
       rules: mediaRules(agent.media),
       models: calledModels(turn.loaded, data.model ?? agent.model),
-      describe: (part, file) => describeMedia(turn, part, file, signal),
+      describe: (target, content) => describeMedia(turn, target, content, signal),
     })
     // Texts of files may exceed the estimate.
     if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
