@@ -43,7 +43,7 @@ const replaceParts = (messages: readonly ModelMessage[], replace: (part: UserPar
   })
 
 const MAX_REMOTE = 16
-/** Images that are fetched at once. */
+/** Images that are fetched concurrently. */
 const FETCHES = 4
 
 /**

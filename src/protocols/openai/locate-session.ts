@@ -209,8 +209,8 @@ export async function locateByResponse(
 }
 
 /**
- * Returns the ephemeral session of a turn: that of the previous response if no turn followed it, else a new one, which is
- * then a fork.
+ * Returns the ephemeral session of a turn: the session of the previous response if no turn followed it, else a new one, which
+ * is then a fork.
  * @throws SESSION_CLOSED, FORBIDDEN
  */
 export async function locateEphemeral(

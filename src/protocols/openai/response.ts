@@ -11,7 +11,7 @@ const MAX_IGNORED = 20
 
 /** Names ignored fields in a header. Names that a header cannot contain are omitted. */
 export function setIgnored(session: OpenAiSession, names: readonly string[]): void {
-  const shown = names.filter(name => /^[\w.-]{1,64}$/.test(name)).slice(0, MAX_IGNORED)
+  const shown = [...new Set(names)].filter(name => /^[\w.-]{1,64}$/.test(name)).slice(0, MAX_IGNORED)
   if (shown.length > 0) setServiceHeader(session, 'Ignored-Params', shown.join(', '))
 }
 

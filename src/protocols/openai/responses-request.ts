@@ -78,9 +78,6 @@ const ResponseRequest = z.object({
   ...userFields,
 })
 
-/** Known fields without effect. */
-const WITHOUT_EFFECT = { include: true, truncation: true, stream_options: true, prompt_cache_retention: true }
-
 /** A request for a response, before its references are resolved. */
 export type ParsedResponse = {
   items: readonly Item[]
@@ -112,6 +109,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     request: {
       model: parsed.model,
       tools,
+      tool_fields: [...(parsed.tools ? ['tools'] : []), ...(choice ? ['tool_choice'] : [])],
       tool_choice: checkedChoice(
         tools,
         typeof choice === 'object' ? (choice?.name ?? null) : null,
@@ -133,7 +131,11 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     conversation: (typeof conversation === 'string' ? conversation : conversation?.id) || null,
     store: parsed.store ?? true,
     background: parsed.background ?? false,
-    ignored: [...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }), ...(hosted ? ['tools'] : [])],
+    ignored: [
+      ...unknownFields(body, ResponseRequest.shape),
+      ...(hosted ? ['tools'] : []),
+      ...(choice && tools.length === 0 ? ['tool_choice'] : []),
+    ],
   }
 }
 

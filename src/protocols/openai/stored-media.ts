@@ -20,7 +20,6 @@ import type { Tx } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { mediaRules } from '../../execution/agents/media.ts'
 import type { AttachedFile, ModelMessage } from '../../execution/providers/model-messages.ts'
-import type { Spoken } from './align.ts'
 import { attachmentsIn, checkAttachedType, hasMedia, requireCount } from './client-media.ts'
 import type { TurnContext } from './turn-call.ts'
 
@@ -153,7 +152,7 @@ export async function storeMessage(
   services: Services,
   conversation: ConversationRow,
   { project_id, actor_id, agent_id }: SessionRow,
-  { role, text, media }: Spoken,
+  { role, text, media }: { role: 'user' | 'assistant'; text: string; media?: StoredMedia },
   origin: 'system' | 'end_user',
 ): Promise<void> {
   if (media) await createMediaFiles(tx, services, { project_id, actor_id }, media)
