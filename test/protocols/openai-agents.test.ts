@@ -20,6 +20,7 @@ const ACTIONS = [
 
 const user = (content: string) => ({ role: 'user' as const, content })
 const assistant = (content: string) => ({ role: 'assistant' as const, content })
+const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
 
 describe('the OpenAI mount: agents', () => {
   let app: OpenAiApp
@@ -124,6 +125,28 @@ describe('the OpenAI mount: agents', () => {
         [1, 0.5, 'low', 20, undefined],
       )
       assert.deepEqual([second.body.temperature, second.body.max_tokens], [1, 50])
+    })
+
+    it('name every field without effect: of tools, choices, replaced and unknown ones, at most twenty', async () => {
+      const { agentId } = await app.scripted(echo)
+      const open = await app.scripted(echo, { accept_client_tools: true })
+      const ignored = async (model: string, more: Json): Promise<string | null> => {
+        const response = await ask(model, [user('a')], {}, more)
+        await read(response)
+        return response.headers.get('x-svc-ignored-params')
+      }
+      const functions = [{ name: 'f' }]
+      assert.equal(await ignored(agentId, { tools: [weather], tool_choice: 'auto' }), 'tools, tool_choice')
+      assert.equal(await ignored(agentId, { functions, function_call: 'auto' }), 'functions, function_call')
+      assert.equal(await ignored(open.agentId, { tools: [weather], tool_choice: 'auto' }), null)
+      assert.equal(await ignored(open.agentId, { tools: [weather], functions }), 'functions')
+      assert.equal(await ignored(open.agentId, { tool_choice: 'auto' }), 'tool_choice')
+      assert.equal(await ignored(agentId, { max_tokens: 10, max_completion_tokens: 20 }), 'max_tokens')
+      const sampling = { temperature: 1, top_p: 1, seed: 1, stop: ['x'], logprobs: true, service_tier: 'auto' }
+      assert.equal(await ignored(agentId, sampling), 'temperature, top_p, logprobs, service_tier, seed, stop')
+      assert.equal(await ignored(agentId, { invented: null, other: 1 }), 'other')
+      const many = Object.fromEntries(Array.from({ length: 30 }, (_each, index) => [`p${index}`, 1]))
+      assert.equal((await ignored(agentId, many))?.split(', ').length, 20)
     })
 
     it('check a requested format unless the agent has its own, also streamed', async () => {
@@ -352,7 +375,6 @@ describe('the OpenAI mount: agents', () => {
   })
 
   describe('conversations', () => {
-    const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
     const chatHeaders = (chat: string) => ({ 'x-openwebui-user-id': 'ow', 'x-openwebui-chat-id': chat })
 
     it('of a key are one session: turns, a regenerate, an edit, and a title task outside of it', async () => {
