@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type OpenAI from 'openai'
+import { sweepEphemeralSessions } from '../../src/conversation/sessions/expire.ts'
 import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
@@ -335,6 +336,49 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await app.key.get(`/sessions?agent_id=${agentId}&ephemeral=true`)).body.total, 3)
     })
 
+    it('are named by the first of several headers and fields, as conversations are', async () => {
+      const { agentId } = await app.scripted(echo)
+      const of = async (headers: Record<string, string>, more: Json) => {
+        const response = await ask(agentId, [user('a')], headers, more)
+        await read(response)
+        return (await app.key.get(`/sessions/${sessionOf(response)}`)).body
+      }
+      const actorOf = async (headers: Record<string, string>, more: Json): Promise<string> => {
+        const { actor_id } = await of(headers, more)
+        const { data } = (await app.key.get('/actors?limit=100')).body
+        return data.find(({ id }: Json) => id === actor_id)?.external_id
+      }
+      const headers = { 'x-svc-actor': 'h1', 'x-openwebui-user-id': 'h2', 'x-librechat-user-id': 'h3' }
+      const { 'x-svc-actor': _, ...others } = headers
+      assert.equal(await actorOf(headers, { user: 'u' }), 'h1')
+      assert.equal(await actorOf(others, { user: 'u' }), 'h2')
+      assert.equal(await actorOf({ 'x-svc-actor': ' ' }, { safety_identifier: 's', user: 'u' }), 's')
+      assert.equal(await actorOf({}, { user: { id: 'object' } }), 'object')
+      const keys = { 'x-svc-session-key': 'k1', 'x-openwebui-chat-id': 'k2', 'x-conversation-id': 'k3' }
+      const { 'x-svc-session-key': _own, ...rest } = keys
+      const metadata = { session_key: 'k4' }
+      const first = await of(keys, { metadata })
+      assert.equal((await of({ 'x-svc-session-key': 'k1' }, {})).forked_from_session_id, first.id)
+      const second = await of(rest, { metadata })
+      assert.equal((await of({}, { metadata: { session_key: 'k2' } })).forked_from_session_id, second.id)
+      for (const refused of [{ 'x-svc-actor': 'x'.repeat(256) }, { 'x-conversation-id': 'x'.repeat(256) }])
+        await read(await ask(agentId, [user('a')], refused as never), 400)
+      await read(await ask(agentId, [user('a')], {}, { metadata: { session_key: 'x'.repeat(256) } }), 400)
+    })
+
+    it('have ephemeral sessions for a day', async () => {
+      const { agentId } = await app.scripted(echo)
+      const old = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
+      const next = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
+      for (const response of [old, next]) await read(response)
+      const { pool } = app.services
+      await pool.query(voidStatement`
+        update sessions set created_at = now() - interval '25 hours' where id = ${sessionOf(old)}`)
+      await sweepEphemeralSessions(app.services, new AbortController().signal)
+      assert.equal((await app.key.get(`/sessions/${sessionOf(old)}`)).status, 404)
+      assert.equal((await app.key.get(`/sessions/${sessionOf(next)}`)).status, 200)
+    })
+
     it('spend their own quotas', async () => {
       const { agentId } = await app.scripted([
         { reply: { text: 'ok', usage: { prompt_tokens: 50, completion_tokens: 50 } } },
@@ -432,7 +476,7 @@ describe('the OpenAI mount: agents', () => {
 
     it('compare texts without blocks that clients add, and replies of several steps as a whole', async () => {
       const receiver = await startReceiver()
-      const { agentId } = await app.scripted(
+      const { agentId, requests } = await app.scripted(
         [
           { when: { user: 'next' }, reply: { text: 'done' } },
           { when: { last_role: 'tool' }, reply: { text: 'Found' } },
@@ -459,6 +503,11 @@ describe('the OpenAI mount: agents', () => {
       const next = await ask(agentId, [user('go'), assistant(shown), user('next')], headers)
       await read(next)
       assert.equal(sessionOf(next), sessionOf(first))
+      // The model reads the history of the session, which has the tools.
+      assert.deepEqual(
+        (await requests()).at(-1)?.body.messages.map(({ role }: Json) => role),
+        ['user', 'assistant', 'tool', 'assistant', 'user'],
+      )
       await receiver.close()
     })
 
@@ -536,6 +585,32 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await contentsOf(sessionOf(first))).at(-1), 'b')
     })
 
+    it('after an operator continue the session, whether or not the client has the texts of the operator', async () => {
+      const { agentId } = await app.scripted(echo)
+      const run = async (chat: string, withOperator: boolean) => {
+        const headers = chatHeaders(chat)
+        const first = await ask(agentId, [user('a')], headers)
+        const history: Json[] = [user('a'), assistant(textOf(await read(first))), user('b')]
+        const path = `/sessions/${sessionOf(first)}`
+        assert.equal((await app.admin.post(`${path}/takeover`, {})).status, 200)
+        await read(await ask(agentId, history, headers), 400)
+        const message = { message: 'from a person', idempotency_key: 'one' }
+        assert.equal((await app.admin.post(`${path}/operator-messages`, message)).status, 201)
+        assert.equal((await app.admin.post(`${path}/handback`, {})).status, 200)
+        if (withOperator) history.push(assistant('from a person'))
+        const next = await ask(agentId, [...history, user('c')], headers)
+        await read(next)
+        assert.equal(sessionOf(next), sessionOf(first))
+        const users = (await app.messages({ id: sessionOf(first) })).filter(({ origin }: Json) => origin === 'end_user')
+        assert.deepEqual(
+          users.map(({ content }: Json) => content),
+          ['a', 'b', 'c'],
+        )
+      }
+      await run('chat-person', true)
+      await run('chat-person-hidden', false)
+    })
+
     it('of a closed session are refused permanently', async () => {
       const { agentId } = await app.scripted(echo)
       const headers = chatHeaders('chat-closed')
@@ -559,6 +634,20 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 1)
       await read(await ask(agentId, [user('a')], { 'x-svc-actor': 'rt' }))
       assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 2)
+    })
+
+    it('attach for ten minutes, with the same credential and body, also to the end of a conversation', async () => {
+      const { agentId } = await app.scripted(echo)
+      const retry = { 'x-stainless-retry-count': '1', 'x-svc-session-key': 'retry', 'x-svc-actor': 'rk' }
+      const first = await read(await ask(agentId, [user('a')], { ...retry, 'x-stainless-retry-count': '0' }))
+      const again = await ask(agentId, [user('a')], retry)
+      assert.equal((await read(again)).id, first.id)
+      assert.match(sessionOf(again), /^sess_/)
+      const streamed = await dataLines(await ask(agentId, [user('a')], retry, { stream: true }))
+      assert.notEqual(JSON.parse(streamed[0]).id, first.id)
+      assert.notEqual((await read(await ask(agentId, [user('a')], { ...retry, 'x-svc-actor': 'other' }))).id, first.id)
+      await app.services.pool.query(voidStatement`update turn_requests set created_at = now() - interval '11 minutes'`)
+      assert.notEqual((await read(await ask(agentId, [user('a')], retry))).id, first.id)
     })
   })
 })

@@ -68,6 +68,8 @@ export type MessageDraft = MessageSource & {
   operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
+  /** Messages of a reply with tool calls, which later turns read in place of its text. */
+  history?: readonly object[] | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
@@ -208,9 +210,9 @@ const insertMessage = (
       where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        operator_id, generation_id, parts, file_ids, metadata, idempotency_key)
+        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${jsonb(draft.history)}, ${draft.idempotency_key ?? null}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),

@@ -52,8 +52,8 @@ function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: s
 
 /** Returns a stored message as model messages; none if its text was erased. */
 function messagesOf(message: SeenMessage): ModelMessage[] {
-  if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.content === null) return []
+  if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.role === 'assistant') return [{ role: 'assistant', content: [{ type: 'text', text: message.content }] }]
   if (message.parts !== null) return [{ role: 'user', content: partsOf(message, message.parts) }]
   return [{ role: 'user', content: `${labelOf(message)}${message.content}` }]

@@ -118,6 +118,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           actor_id: turn.actor_id,
           agent_id,
           generation_id,
+          history: outcome.history,
           position: reply_position,
           bytes_per_token: outcome.context?.bytes_per_token,
           extraCtes: [

@@ -88,17 +88,30 @@ export type Alignment =
 
 const hashOf = ({ hash, content }: Stored): Buffer => hash ?? replyHash(content ?? '')
 
+const isByOperator = ({ origin }: Stored): boolean => origin === 'operator'
+
+/**
+ * Returns how many replies of a conversation the texts of a request match from the beginning; null if they do not. Texts of
+ * operators reach clients by another protocol, so a request may lack them.
+ */
+function countMatched(sent: readonly Buffer[], replies: readonly Stored[]): number | null {
+  let at = 0
+  for (const hash of sent) {
+    while (at < replies.length && isByOperator(replies[at]) && !hash.equals(hashOf(replies[at]))) at += 1
+    if (at === replies.length || !hash.equals(hashOf(replies[at]))) return null
+    at += 1
+  }
+  return at
+}
+
 /** Returns how a request continues a conversation, by its texts of the assistant. */
 export function alignTexts(spoken: readonly Spoken[], stored: readonly Stored[]): Alignment {
   const sent = spoken.filter(({ role }) => role === 'assistant').map(({ text }) => replyHash(text))
-  // Texts of operators do not reach clients of this protocol.
   const replies = stored.filter(
-    message =>
-      message.role === 'assistant' &&
-      message.origin !== 'operator' &&
-      (message.hash !== null || comparedText(message.content ?? '') !== ''),
+    message => message.role === 'assistant' && (message.hash !== null || comparedText(message.content ?? '') !== ''),
   )
-  const isPrefix = sent.length <= replies.length && sent.every((hash, index) => hash.equals(hashOf(replies[index])))
+  const matched = countMatched(sent, replies)
+  const isComplete = replies.slice(matched ?? 0).every(isByOperator)
   const added = spoken.slice(spoken.findLastIndex(({ role }) => role === 'assistant') + 1)
   const fork = (position: number): Alignment => ({
     type: 'fork',
@@ -106,9 +119,9 @@ export function alignTexts(spoken: readonly Spoken[], stored: readonly Stored[])
     added,
     unstored: withoutStored(added, stored, position),
   })
-  if (isPrefix && sent.length === replies.length)
-    return { type: 'append', added: withoutStored(added, stored, replies.at(-1)?.position ?? -1) }
-  if (isPrefix && sent.length > 0) return fork(replies[sent.length - 1].position)
+  if (matched !== null && isComplete)
+    return { type: 'append', added: withoutStored(added, stored, replies[matched - 1]?.position ?? -1) }
+  if (matched) return fork(replies[matched - 1].position)
   if (sent.length === 0) {
     const first = stored.find(({ role }) => role === 'user')
     return added.length > 0 && first?.content === added[0].text ? fork(-1) : { type: 'ephemeral' }

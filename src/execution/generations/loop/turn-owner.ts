@@ -14,6 +14,8 @@ export type TurnOutcome = {
   content: string | null
   /** Texts of all steps; those without text are empty. */
   texts: readonly string[]
+  /** Messages of the steps, for later turns; null without tool calls, and for a turn whose content is not stored. */
+  history: readonly ModelMessage[] | null
   /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
   model: string | null
