@@ -82,7 +82,7 @@ describe('the OpenAI mount: images and files', () => {
       for (const model of [chat.id, agentId]) {
         const said = await openai.chat.completions.create({
           model,
-          messages: [user(text('What is it?'), image(`${server.url}/moved.png`))],
+          messages: [user(text('Which animal?'), image(`${server.url}/moved.png`))],
         })
         assert.equal(said.choices[0].message.content, 'seen')
         assert.deepEqual((await lastSeen(requests)).at(-1)[1], { type: 'image_url', image_url: { url: DATA } })
@@ -212,7 +212,7 @@ describe('the OpenAI mount: images and files', () => {
     it('are stored as files of the end user, and the model sees them in later turns', async () => {
       const { agentId, requests } = await app.scripted(echo)
       const headers = keyed('album')
-      const history: Json[] = [user(text('Look'), image(`${server.url}/cat.png`), text('closely'))]
+      const history: Json[] = [user(text('See'), image(`${server.url}/cat.png`), text('closely'))]
       const first = await ask(agentId, history, { headers })
       assert.equal(first.status, 200, JSON.stringify(first.body))
       history.push(assistant('seen'), user(text('And now?')))
@@ -222,10 +222,10 @@ describe('the OpenAI mount: images and files', () => {
       const [seen] = await lastSeen(requests)
       assert.deepEqual(
         seen.map((part: Json) => part.text ?? part.image_url.url),
-        ['[pic]:', 'Look', DATA, 'closely'],
+        ['[pic]:', 'See', DATA, 'closely'],
       )
       const [message] = await app.messages({ id: first.session })
-      assert.equal(message.content, 'Look\n\n[image: image.png]\n\nclosely')
+      assert.equal(message.content, 'See\n\n[image: image.png]\n\nclosely')
       const { file_id } = message.parts[1]
       const file = (await app.admin.get(`/files/${file_id}`)).body
       const { actor_id } = (await app.admin.get(`/sessions/${first.session}`)).body

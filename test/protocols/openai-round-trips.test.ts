@@ -33,7 +33,7 @@ describe('the OpenAI mount: round trips', () => {
     for (const { id } of data as Json[]) await app.key.post(`/generations/${id}/cancel`)
   }
 
-  it('of a turn are those of the same call on /api/v1', async () => {
+  it('of a turn are as many as of the same call on /api/v1', async () => {
     const messages = [{ role: 'user', content: 'a' }]
     const own = await statements(async () =>
       expectStatus(await app.key.post(`/agents/${app.agentId}/generate?wait=false`, { messages }), 202),
@@ -41,7 +41,7 @@ describe('the OpenAI mount: round trips', () => {
     assert.equal(await statements(() => begin('a')), own)
   })
 
-  it('of a turn with a session key are at most two more than those of the calls on /api/v1', async () => {
+  it('of a turn with a session key are at most two more than of the calls on /api/v1', async () => {
     const { id: actor_id } = (await app.key.post('/actors', { name: 'ann', external_id: 'ann' })).body
     const headers = (round: number, of: string) => ({ 'x-svc-actor': 'ann', 'x-svc-session-key': `${of}-${round}` })
     const say = async (session: Json) => {
