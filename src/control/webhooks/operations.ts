@@ -200,7 +200,7 @@ export const webhookOperations: Operation[] = [
     show: (row, { services }) => ({ secret: openSecret(services, row) }),
   }),
   // webhooks_project
-  webhooks.list({ filters: { active: flagFilter('active') } }),
+  webhooks.list({ filters: { active: flagFilter('active') }, where: () => [sql.fragment`t.task_id is null`] }),
   webhooks.get(),
   updateOperation('patch'),
   updateOperation('put'),
