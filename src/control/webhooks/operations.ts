@@ -54,7 +54,7 @@ export const notifyWorkers = (tx: Tx, row: WebhookRef): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /** Makes workers reload a webhook on commit, so that claimed deliveries are not sent with its old settings. */
-const reloadWebhook = (tx: Tx, row: WebhookRef): void =>
+export const reloadWebhook = (tx: Tx, row: WebhookRef): void =>
   tx.invalidate(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /**

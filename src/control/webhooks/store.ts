@@ -144,7 +144,13 @@ export const insertTaskDeliveries = (db: Queryable, messages: readonly TaskDeliv
     insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope)
     select m.id, w.id, w.project_id, m.event_id, m.event_type, m.body
     from ${sql.unnest(
-      messages.map(({ webhook_id, event_id, event_type, body }) => [newId('whd'), webhook_id, event_id, event_type, body]),
+      messages.map(({ webhook_id, event_id, event_type, body }) => [
+        newId('whd'),
+        webhook_id,
+        event_id,
+        event_type,
+        body,
+      ]),
       ['text', 'text', 'text', 'text', 'text'],
     )} as m (id, webhook_id, event_id, event_type, body)
     join webhooks w on w.id = m.webhook_id
@@ -154,3 +160,8 @@ export const insertTaskDeliveries = (db: Queryable, messages: readonly TaskDeliv
 export const listTaskWebhooks = (db: Queryable, taskId: string): Promise<readonly WebhookRow[]> =>
   db.any(webhookKind.sql`
     select ${webhookKind.columns} from webhooks t where t.task_id = ${taskId} order by t.created_at, t.id`)
+
+/** Removes an address of a task, with its deliveries. By webhooks_task. */
+export const removeTaskWebhook = (db: Queryable, taskId: string, name: string): Promise<WebhookRow | null> =>
+  db.maybeOne(webhookKind.sql`
+    delete from webhooks t where t.task_id = ${taskId} and t.name = ${name} returning ${webhookKind.columns}`)
