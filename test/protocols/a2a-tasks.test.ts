@@ -156,10 +156,10 @@ describe('tasks of A2A clients', () => {
     const quota = await app.admin.post('/quotas', {
       project_id: app.projectId,
       scope: 'agent',
-      ref: limited,
+      scope_ref: limited,
       metric: 'tokens',
-      window: 'calendar_day',
-      max: 1,
+      window: 'rolling_24h',
+      limit: 1,
     })
     assert.equal(quota.status, 201, JSON.stringify(quota.body))
     const spender = await open('JSONRPC', limited)

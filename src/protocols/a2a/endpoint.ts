@@ -11,7 +11,7 @@ import type { Services } from '../../core/process/services.ts'
 import { serveCard } from './card.ts'
 import { FaultError, refuse, restError, restStatus, rpcError, rpcStatus } from './fault.ts'
 import { type Method, methods, routes } from './methods.ts'
-import { type A2aRequest, findTarget, projectOf, targetNotFound } from './target.ts'
+import { type A2aRequest, findTarget, projectOf, refuseEndUser, targetNotFound } from './target.ts'
 import { PROTOCOL_VERSION, type StreamResponse } from './wire.ts'
 
 const CARD_PATH = '/.well-known/agent-card.json'
@@ -39,7 +39,7 @@ export async function serveA2a(services: Services, exchange: MountExchange): Pro
 async function openRequest(services: Services, exchange: MountExchange, id: string): Promise<A2aRequest> {
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(exchange.req)
-  if (caller.end_user) raise('FORBIDDEN', { message: 'Tokens of end users are not accepted here' })
+  refuseEndUser(caller)
   if (caller.credential.type === 'api_key' && caller.project_id !== null)
     await countRequest(services, caller, caller.project_id)
   const target = (await findTarget(services.pool, id)) ?? targetNotFound(id)

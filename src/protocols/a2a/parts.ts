@@ -1,3 +1,4 @@
+import { mediaProblem, raiseNotAccepted } from '../../content/files/media.ts'
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
@@ -54,6 +55,8 @@ export async function messageBody(
       continue
     }
     const { bytes, content_type } = part.url === undefined ? decode(part) : await fetchPart(request, part.url)
+    const problem = await mediaProblem(content_type, onePiece(bytes))
+    if (problem) raiseNotAccepted(null, problem)
     const name = cleanName(part.filename ?? '') || 'file'
     const file_id = await uploadFile(
       request,
@@ -76,6 +79,10 @@ function decode({ raw = '', mediaType }: Part): { bytes: Buffer; content_type: s
   const bytes = Buffer.from(raw, 'base64')
   if (bytes.length > MAX_BYTES) refuse('INVALID_PARAMS', `A raw part must be at most ${MAX_BYTES} bytes`)
   return { bytes, content_type: mediaType as string }
+}
+
+async function* onePiece(bytes: Buffer) {
+  yield bytes
 }
 
 /** Fetches the image of a URL under the egress rule. */

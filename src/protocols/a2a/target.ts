@@ -52,3 +52,8 @@ export async function projectOf(db: Queryable, caller: Caller, target: Target): 
       : kind === 'agent' && (await findGrantingShares(db, 'agent', project, [id])).has(id)
   return isVisible ? project : targetNotFound(id)
 }
+
+/** @throws FORBIDDEN for the token of an end user */
+export function refuseEndUser({ end_user }: Caller): void {
+  if (end_user) raise('FORBIDDEN', { message: 'Tokens of end users are not accepted here' })
+}
