@@ -4,7 +4,7 @@ alter table agents add column a2a jsonb;
 alter table orchestrations add column a2a jsonb;
 
 create table a2a_tasks (
-  -- Of its turn or run; an id of its own if the message was refused.
+  -- Of its turn or run; a separate id if the message was refused.
   id text primary key,
   project_id text not null references projects (id) on delete cascade,
   -- Agent or orchestration, loose.

@@ -51,7 +51,7 @@ describe('tasks of A2A clients of an orchestration', () => {
     assert.equal(JSON.stringify(items.at(-2).artifact).includes('Hello Cid'), true)
   })
 
-  it('start once by a message that is sent several times at once', async () => {
+  it('start once by a message that is sent several times concurrently', async () => {
     const client = await connect(app, project.key, await greeting())
     const message = { messageId: randomUUID() }
     const tasks = await Promise.all([1, 2, 3].map(() => send(client, { data: { name: 'Ann' } }, { message })))

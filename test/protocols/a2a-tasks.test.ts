@@ -137,7 +137,7 @@ describe('tasks of A2A clients', () => {
     assert.deepEqual([textOfUpdates(items), statesOf(items).at(-1)], ['got eight', 'COMPLETED'])
   })
 
-  it('are started once by a message that is sent twice at once', async () => {
+  it('are started once by a message that is sent several times concurrently', async () => {
     const client = await open()
     const message = { messageId: randomUUID() }
     const text = said({ text: 'once' })

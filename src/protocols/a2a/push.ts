@@ -164,7 +164,7 @@ export async function listPushConfigs(request: A2aRequest, taskId: string) {
 /** State of a task before its first change. */
 const FIRST_STATE = 'TASK_STATE_SUBMITTED'
 
-/** Queues a notification for each task whose state is not the one that its addresses were notified of. */
+/** Queues a notification for each task whose state differs from the state that its addresses know. */
 async function notifyTasks(tx: Tx, ids: readonly string[]): Promise<void> {
   const locked = await lockTasks(tx, ids)
   const tasks = await listTasksById(tx, locked)
