@@ -185,6 +185,37 @@ describe('tasks of A2A clients', () => {
     assert.deepEqual(artifact.parts.at(-1).content.value, { a: 1 })
   })
 
+  it('wait for the approval of an operator, and continue with the turn that follows it', async () => {
+    target.answer = json({ refunded: true })
+    const document = { class: 'C' }
+    const rule = await app.admin.post('/guardrails', { project_id: app.projectId, name: 'rule', document })
+    assert.equal(rule.status, 201, JSON.stringify(rule.body))
+    const tool = { name: 'refund', execute: { method: 'POST', url: `${target.url}/refund` } }
+    const guarded = await app.agent({ a2a, guardrail_ids: [rule.body.id], tool_bindings: [{ tool }] })
+    const client = await open('JSONRPC', guarded)
+    const asked = await send(client, said(calls('refund', { amount: 5 }), { text: 'It waits.' }))
+    assert.equal(stateOf(asked), 'INPUT_REQUIRED')
+    const [, { approvals }] = explanationOf(asked)
+    const refused = await rpc(
+      app,
+      app.key,
+      guarded,
+      'SendMessage',
+      wireMessage([{ text: 'yes' }], { taskId: asked.id }),
+    )
+    assert.equal(refused.body.error.code, -32004)
+    assert.equal((await app.admin.post(`/approvals/${approvals[0].id}/approve`, {})).status, 200)
+    const ended = await eventually(
+      async () => {
+        const task = await client.getTask({ tenant: '', id: asked.id })
+        return stateOf(task) === 'COMPLETED' ? task : null
+      },
+      { what: 'the end of the task' },
+    )
+    const turns = (await app.admin.get(`/generations?session_id=${asked.contextId}`)).body
+    assert.deepEqual([turns.total, typeof answerOf(ended)], [2, 'string'])
+  })
+
   it('store messages for a person who has taken over', async () => {
     const client = await open()
     const task = await send(client, said({ text: 'hi' }))

@@ -145,7 +145,7 @@ export function checkAddress({ services }: Pick<A2aRequest, 'services'>, { url }
   if (problems.length > 0) raiseInvalid(problems)
 }
 
-/** Sets an address of a task, which is notified at once if the task has changed meanwhile. */
+/** Sets an address of a task, which is notified immediately if the task has changed meanwhile. */
 export async function setPushConfig(request: A2aRequest, task: TaskRow, config: PushConfig): Promise<object> {
   checkAddress(request, config)
   const shown = await callAddressOperation(request, task, 'set', { task_id: task.id, config })
@@ -164,7 +164,7 @@ export async function listPushConfigs(request: A2aRequest, taskId: string) {
 /** State of a task before its first change. */
 const FIRST_STATE = 'TASK_STATE_SUBMITTED'
 
-/** Queues a notification for each task whose state differs from the state that its addresses know. */
+/** Queues a notification for each task whose state differs from the last one of which its addresses were notified. */
 async function notifyTasks(tx: Tx, ids: readonly string[]): Promise<void> {
   const locked = await lockTasks(tx, ids)
   const tasks = await listTasksById(tx, locked)
