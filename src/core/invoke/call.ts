@@ -6,7 +6,7 @@ import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 
 /** The surface of a call. Audit entries contain it unless it is REST. */
-export type CallSurface = 'rest' | 'mcp' | 'openai' | 'ag_ui' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
+export type CallSurface = 'rest' | 'mcp' | 'openai' | 'ag_ui' | 'a2a' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
 
 export type RequestFacts = {
   id: string
