@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { generateText, streamText } from 'ai'
 import OpenAI from 'openai'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
@@ -45,6 +46,43 @@ describe('the OpenAI mount: models and completions', () => {
         [listed.object, listed.owned_by, listed.name, listed.kind, typeof listed.created],
         ['model', 'project', 'Support', 'chat', 'number'],
       )
+    })
+
+    it('lists the other models that the record of a provider lists, each once', async () => {
+      const catalog = await app.projectWith(['chats:CreateChatCompletion'])
+      const provider = await app.admin.post('/ai-providers', {
+        project_id: catalog.id,
+        name: 'catalog',
+        provider: 'custom',
+        default_model: 'm-1',
+        base_url: `${app.double.url}/v1`,
+        config: { models: { 'm-1': { input: ['text'] }, 'm/2': { input: ['text', 'image'] } } },
+      })
+      assert.equal(provider.status, 201, JSON.stringify(provider.body))
+      const client = app.openai(catalog.key.token)
+      const { data } = await client.models.list()
+      assert.deepEqual(data.map(({ id }) => id).sort(), [`${provider.body.id}/m-1`, `${provider.body.id}/m/2`])
+      assert.equal((await client.models.retrieve(`${provider.body.id}/m/2`)).id, `${provider.body.id}/m/2`)
+    })
+
+    it('are cached for a credential, but never a failed read', async () => {
+      const cached = await app.projectWith(['chats:CreateChatCompletion'])
+      const client = app.openai(cached.key.token)
+      const rename = (from: string, to: string) =>
+        app.services.pool.query(voidStatement`alter table ${sql.identifier([from])} rename to ${sql.identifier([to])}`)
+      await rename('model_routes', 'model_routes_away')
+      try {
+        const failed = await Promise.allSettled([client.models.list(), client.models.list()])
+        assert.deepEqual(
+          failed.map(each => (each.status === 'rejected' ? each.reason.status : 200)),
+          [500, 500],
+        )
+      } finally {
+        await rename('model_routes_away', 'model_routes')
+      }
+      assert.deepEqual((await client.models.list()).data, [])
+      await app.admin.post('/chats', { project_id: cached.id, name: 'new' })
+      assert.deepEqual((await client.models.list()).data, [])
     })
 
     it('lists only what the policies of the key allow', async () => {
@@ -291,8 +329,21 @@ describe('the OpenAI mount: models and completions', () => {
         { token: other.key.token },
       )
       assert.ok([403, 404].includes(hidden.status))
-      const unrouted = await app.send('/assistants', {})
-      assert.deepEqual([unrouted.status, ((await unrouted.json()) as Json).error.type], [404, 'invalid_request_error'])
+      for (const [method, path, message] of [
+        ['POST', '/assistants', /^No route POST \/openai\/v1\/assistants$/],
+        ['DELETE', '/models', /^No route DELETE \/openai\/v1\/models; the path accepts GET$/],
+        ['PUT', '/files', /; the path accepts POST, GET$/],
+      ] as const) {
+        const unrouted = await fetch(app.base + path, { method, headers: { authorization: `Bearer ${key}` } })
+        const { error } = (await unrouted.json()) as Json
+        assert.deepEqual(
+          [unrouted.status, error.type, error.code],
+          [404, 'invalid_request_error', 'RESOURCE_NOT_FOUND'],
+        )
+        assert.match(error.message, message)
+        assert.match(error.hint, /docs\/openai\.md/)
+        assert.equal(unrouted.headers.get('x-should-retry'), 'false')
+      }
     })
 
     it('of a vendor keep its class, code and Retry-After, and only repeatable ones are repeated', async () => {

@@ -11,6 +11,17 @@ type ErrorClass = { status: number; type: string; retry: boolean; retryAfterSeco
 /** Raised for a turn whose request must not be repeated: it continues, or a tool call had started when it failed. */
 export class UnrepeatableTurnError extends AppError {}
 
+const ROUTES_HINT = 'Use a route that the page docs/openai.md lists, below /openai/v1.'
+
+/** Raised for a request without a route. The hint names the page of the mount. */
+export class UnknownRouteError extends AppError {
+  /** @param methods that the path has instead */
+  constructor({ method, path }: { method: string; path: string }, methods: readonly string[] = []) {
+    const others = methods.length > 0 ? `; the path accepts ${methods.join(', ')}` : ''
+    super('RESOURCE_NOT_FOUND', { message: `No route ${method} ${path.slice(0, 200)}${others}` })
+  }
+}
+
 const VENDOR_RETRY_SECONDS = 5
 const BUSY_RETRY_SECONDS = 2
 /** Longest wait for the reset of a quota after which clients repeat a request. */
@@ -99,6 +110,7 @@ export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails =
   const shown = hidesDetails ? endUserError(error) : error
   const vendor = hidesDetails ? {} : vendorError(error)
   const { code, message, ...rest } = errorBody(shown, docsBaseUrl).error
+  const hint = error instanceof UnknownRouteError ? ROUTES_HINT : rest.hint
   return {
     status,
     headers: {
@@ -106,6 +118,8 @@ export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails =
       'x-should-retry': String(retry),
       ...(retryAfterSeconds !== undefined && { 'Retry-After': String(retryAfterSeconds) }),
     },
-    body: { error: { message, type, param: paramOf(error, vendor), code: textOrNull(vendor.code) ?? code, ...rest } },
+    body: {
+      error: { message, type, param: paramOf(error, vendor), code: textOrNull(vendor.code) ?? code, ...rest, hint },
+    },
   }
 }

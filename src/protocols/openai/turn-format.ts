@@ -1,10 +1,15 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
 import type { TurnFormat } from '../../execution/generations/streams/stream.ts'
-import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult } from './turn-answer.ts'
+import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult, textsOfResult } from './turn-answer.ts'
 
 /** Formats the parts of a streamed turn for a client. */
 export type TurnChunks = {
+  /** Receives the version of the agent, before the first text. */
+  version?(version: number | null): void
   text(delta: string): string
+  /** Formats reasoning; without it, reasoning is omitted. */
+  reasoning?(delta: string): string
   /** Ends the text of a step; without it, a blank line separates the texts of steps. */
   step?(): Iterable<string>
   end(answer: TurnAnswer): Iterable<string>
@@ -21,29 +26,59 @@ type Delta = { choices: { delta: { content: string } }[] }
 export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }: PresentedTurn): TurnFormat {
   const texts: string[] = []
   let current = ''
+  let hasReasoning = false
+  let reasoningSeparator = ''
   let calledTools = afterStep > 0
+  let isStreamed = true
   let ended = false
   const failWith = (error: AppError): string => {
     const message = out.failed(error)
     if (message === null) throw error
     return message
   }
+  const textChunk = (content: string): string => {
+    const separator = !out.step && current === '' && texts.some(text => text !== '') ? '\n\n' : ''
+    current += content
+    return out.text(`${separator}${content}`)
+  }
+  const endStep = function* () {
+    texts.push(current)
+    current = ''
+    if (out.step) yield* out.step()
+    if (hasReasoning) reasoningSeparator = '\n\n'
+  }
+  /** Yields the texts of a result, of a turn that was not streamed or whose frames were deleted. */
+  const storedTexts = function* (result: TurnResult) {
+    const stored = textsOfResult(result).slice(afterStep)
+    for (const [index, text] of stored.entries()) {
+      if (text !== '') yield textChunk(text)
+      if (index < stored.length - 1) yield* endStep()
+    }
+  }
   return {
+    found({ agent_version, streamed }) {
+      out.version?.(agent_version)
+      isStreamed = streamed
+    },
     ended: () => ended,
     refused: refusal => out.failed(frameFailure(refusal, generation_id, calledTools)) ?? '',
     *frame({ event, data }) {
       switch (event) {
-        case 'delta': {
-          const { content } = (JSON.parse(data) as Delta).choices[0].delta
-          const separator = !out.step && current === '' && texts.some(text => text !== '') ? '\n\n' : ''
-          current += content
-          yield out.text(`${separator}${content}`)
+        case 'started':
+          out.version?.((JSON.parse(data) as { agent_version?: number }).agent_version ?? null)
           break
-        }
+        case 'reasoning':
+          hasReasoning = true
+          if (out.reasoning) yield out.reasoning(reasoningSeparator + (JSON.parse(data) as { text: string }).text)
+          reasoningSeparator = ''
+          break
+        case 'delta':
+          if (isStreamed) yield textChunk((JSON.parse(data) as Delta).choices[0].delta.content)
+          break
         case 'step':
-          texts.push(current)
-          current = ''
-          if (out.step) yield* out.step()
+        case STEP_SETTLED:
+          // The step that a resumed turn had paused in was presented before the pause.
+          if ((JSON.parse(data) as { step: number }).step > afterStep) yield* endStep()
           break
         case 'tool_call':
           calledTools = true
@@ -60,11 +95,15 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
           )
           break
         case 'completed':
-        case 'requires_action':
-          yield* out.end(
-            answerOfResult(generation_id, model, JSON.parse(data) as TurnResult, [...texts, current], afterStep),
-          )
+        case 'requires_action': {
+          const result = JSON.parse(data) as TurnResult
+          if (current === '' && texts.every(text => text === '')) {
+            texts.length = 0
+            yield* storedTexts(result)
+          }
+          yield* out.end(answerOfResult(generation_id, model, result, [...texts, current], afterStep))
           break
+        }
         case 'error':
           yield failWith(frameFailure(JSON.parse(data) as RecordedFailure, generation_id, calledTools))
       }

@@ -47,6 +47,22 @@ export const lastPauseFrame = (db: Queryable, id: string): Promise<number> =>
   db.oneFirst(seqRow`
     select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id} and event = 'requires_action'`)
 
+const lastPartRow = sql.type(z.object({ after: z.int(), steps: z.int() }))
+
+/**
+ * Returns the place of the last part of a turn, which began with the turn or with its last resume: the number of the frame
+ * before it, and of the steps before it, with the one that the turn had paused in.
+ */
+export const findLastPart = (db: Queryable, id: string): Promise<{ after: number; steps: number }> =>
+  db.one(lastPartRow`
+    with pause as (
+      select max(seq) as seq from stream_frames where generation_id = ${id} and event = 'requires_action'
+        and seq < (select max(seq) from stream_frames where generation_id = ${id}))
+    select coalesce(pause.seq, 0) as after, case when pause.seq is null then 0 else 1 + (
+      select count(*)::int from stream_frames
+      where generation_id = ${id} and event = 'step' and seq < pause.seq) end as steps
+    from pause`)
+
 /**
  * Deletes up to `limit` frames of turns that ended ten minutes ago and returns their number. By stream_frames_created.
  */
