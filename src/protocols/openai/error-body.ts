@@ -1,5 +1,7 @@
 import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, type ErrorCode, errorBody, type Problem } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { agentKind } from '../../execution/agents/model.ts'
 
 /**
  * Errors in the format of the OpenAI API. Its clients retry 408, 409, 429 and statuses from 500 on, and only some of them
@@ -92,12 +94,16 @@ function vendorError({ meta }: AppError): VendorError {
   }
 }
 
+/** Whether an error is about an agent, which only the field `model` names. */
+const isUnknownAgent = ({ code, meta }: AppError): boolean =>
+  code === 'RESOURCE_NOT_FOUND' && typeof meta?.id === 'string' && isIdOf(agentKind, meta.id)
+
 const textOrNull = (value: unknown): string | null => (typeof value === 'string' ? value : null)
 
 /** Returns the field that an error is about. */
 function paramOf(error: AppError, vendor: VendorError): string | null {
   if (error.code === 'AI_PROVIDER_ERROR') return textOrNull(vendor.param)
-  if (UNKNOWN_MODEL.has(error.code)) return 'model'
+  if (UNKNOWN_MODEL.has(error.code) || isUnknownAgent(error)) return 'model'
   const problems = error.meta?.problems as Problem[] | undefined
   return problems?.[0]?.path || textOrNull(error.meta?.param)
 }
