@@ -253,7 +253,7 @@ describe('the OpenAI mount: errors as clients see them', () => {
       })
       assert.equal(quota.status, 201, JSON.stringify(quota.body))
       await inOneMinute(async () => {
-        const spend = { model: agentId, messages: [{ role: 'user', content: 'go' }] }
+        const spend = { model: agentId, messages: [{ role: 'user', content: 'spend' }] }
         await eventually(async () => (await app.send('/chat/completions', spend)).status === 429)
         await expectOfAll(
           { model: agentId },
