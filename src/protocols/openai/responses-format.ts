@@ -169,7 +169,7 @@ export const responseObject = (head: ResponseHead, end: ResponseEnd, visible: Vi
 /** Returns a time in seconds; now without one. */
 const seconds = (time: string | null | undefined): number => Math.floor((time ? Date.parse(time) : Date.now()) / 1000)
 
-export const statusOf = (finish_reason: string): 'completed' | 'incomplete' =>
+export const statusOf = (finish_reason: string | null): 'completed' | 'incomplete' =>
   finish_reason === 'length' ? 'incomplete' : 'completed'
 
 /** The end of an answer, with its texts by step. */
@@ -250,8 +250,8 @@ export function responseEvents(
       text += delta
       return opening() + openText() + event('response.output_text.delta', { ...at(), delta, logprobs: [] })
     },
-    *step(): Generator<string> {
-      yield* chunks(closeText())
+    *step(finishReason: string | null): Generator<string> {
+      yield* chunks(closeText(statusOf(finishReason)))
       step++
     },
     *end(answer: Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'>): Generator<string> {

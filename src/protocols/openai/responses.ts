@@ -5,7 +5,7 @@ import { type Context, itemOperation, operations } from '../../core/api/operatio
 import { generationAccess } from '../../execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { stepMessages } from '../../execution/generations/request/turn-result.ts'
-import { findLastPart } from '../../execution/generations/streams/frame-store.ts'
+import { findLastPart, listVoidTexts } from '../../execution/generations/streams/frame-store.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { AgentTurnCall } from './agent-turn.ts'
@@ -194,7 +194,8 @@ const streamOperation = itemOperation(generationKind, {
   run: async (context: Context<Record<string, never>, { present: PresentResponse }, GenerationRow>) => {
     const { resource, body, services } = context
     const { after, steps: afterStep } = await findLastPart(services.pool, resource.id)
-    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep }
+    const voids = await listVoidTexts(services.pool, resource.id)
+    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep, voids }
     return streamTurn(context, resource, after, turnFormat(body.present(resource, afterStep), turn))
   },
 })

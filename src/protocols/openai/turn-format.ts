@@ -1,4 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import type { VoidText } from '../../execution/generations/streams/frame-store.ts'
 import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
 import type { TurnFormat } from '../../execution/generations/streams/stream.ts'
 import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult, textsOfResult } from './turn-answer.ts'
@@ -11,19 +12,29 @@ export type TurnChunks = {
   /** Formats reasoning; without it, reasoning is omitted. */
   reasoning?(delta: string): string
   /** Ends the text of a step; without it, a blank line separates the texts of steps. */
-  step?(): Iterable<string>
+  step?(finishReason: string | null): Iterable<string>
   end(answer: TurnAnswer): Iterable<string>
   /** Null before the first bytes: the error is then the response. */
   failed(error: unknown): string | null
 }
 
 /** A turn as one response presents it. */
-export type PresentedTurn = { generation_id: string; model: string; afterStep: number }
+export type PresentedTurn = {
+  generation_id: string
+  model: string
+  afterStep: number
+  /** Texts that were void before the response began, which it omits. */
+  voids?: readonly VoidText[]
+}
 
+type StepEnd = { step: number; finish_reason?: string | null }
 type Delta = { choices: { delta: { content: string } }[] }
 
 /** Returns the format of a turn's frames: the texts of all steps as one, without the tools of the agent. */
-export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }: PresentedTurn): TurnFormat {
+export function turnFormat(
+  out: TurnChunks,
+  { generation_id, model, afterStep, voids = [] }: PresentedTurn,
+): TurnFormat {
   const texts: string[] = []
   let current = ''
   let hasReasoning = false
@@ -36,15 +47,16 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
     if (message === null) throw error
     return message
   }
+  const isVoid = (seq: number): boolean => voids.some(({ after, before }) => seq > after && seq < before)
   const textChunk = (content: string): string => {
     const separator = !out.step && current === '' && texts.some(text => text !== '') ? '\n\n' : ''
     current += content
     return out.text(`${separator}${content}`)
   }
-  const endStep = function* () {
+  const endStep = function* ({ finish_reason = null }: Partial<StepEnd> = {}) {
     texts.push(current)
     current = ''
-    if (out.step) yield* out.step()
+    if (out.step) yield* out.step(finish_reason)
     if (hasReasoning) reasoningSeparator = '\n\n'
   }
   /** Yields the texts of a result, of a turn that was not streamed or whose frames were deleted. */
@@ -62,7 +74,8 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
     },
     ended: () => ended,
     refused: refusal => out.failed(frameFailure(refusal, generation_id, calledTools)) ?? '',
-    *frame({ event, data }) {
+    *frame({ seq, event, data }) {
+      if (isVoid(seq)) return
       switch (event) {
         case 'started':
           out.version?.((JSON.parse(data) as { agent_version?: number }).agent_version ?? null)
@@ -76,10 +89,12 @@ export function turnFormat(out: TurnChunks, { generation_id, model, afterStep }:
           if (isStreamed) yield textChunk((JSON.parse(data) as Delta).choices[0].delta.content)
           break
         case 'step':
-        case STEP_SETTLED:
+        case STEP_SETTLED: {
+          const end = JSON.parse(data) as StepEnd
           // The step that a resumed turn had paused in was presented before the pause.
-          if ((JSON.parse(data) as { step: number }).step > afterStep) yield* endStep()
+          if (end.step > afterStep) yield* endStep(end)
           break
+        }
         case 'tool_call':
           calledTools = true
           break

@@ -63,6 +63,20 @@ export const findLastPart = (db: Queryable, id: string): Promise<{ after: number
       where generation_id = ${id} and event = 'step' and seq < pause.seq) end as steps
     from pause`)
 
+const VoidText = z.object({ after: z.int(), before: z.int() })
+/** Frames between two others, whose text is void because the worker of their step was lost. */
+export type VoidText = z.output<typeof VoidText>
+const voidTextRow = sql.type(VoidText)
+
+/** Returns the void texts of a turn so far. */
+export const listVoidTexts = (db: Queryable, id: string): Promise<readonly VoidText[]> =>
+  db.any(voidTextRow`
+    select r.seq as before, coalesce((
+      select max(b.seq) from stream_frames b
+      where b.generation_id = r.generation_id and b.seq < r.seq
+        and b.event in ('step', 'step_settled', 'step_restarted', 'requires_action')), 0) as after
+    from stream_frames r where r.generation_id = ${id} and r.event = 'step_restarted'`)
+
 /**
  * Deletes up to `limit` frames of turns that ended ten minutes ago and returns their number. By stream_frames_created.
  */
