@@ -151,7 +151,7 @@ describe('the OpenAI mount: agents', () => {
       const { agentId } = await app.scripted(
         [
           { when: { last_role: 'tool' }, reply: { reasoning: 'It is warm.', text: 'Sunny' } },
-          { reply: { reasoning: 'I must look.', text: 'Wait', tool_calls: [{ name: 'weather', args: {} }] } },
+          { reply: { reasoning: 'I must check.', text: 'Wait', tool_calls: [{ name: 'weather', args: {} }] } },
         ],
         { accept_client_tools: true },
       )
@@ -173,7 +173,7 @@ describe('the OpenAI mount: agents', () => {
           }
         }
         const first = await readMessage(await call([user('go')]))
-        assert.deepEqual([first.content, first.reasoning_content, first.versions], ['Wait', 'I must look.', ['v1']])
+        assert.deepEqual([first.content, first.reasoning_content, first.versions], ['Wait', 'I must check.', ['v1']])
         const [{ id, type, function: called }] = first.tool_calls
         const spoken = { role: 'assistant', content: 'Wait', tool_calls: [{ id, type, function: called }] }
         const second = await readMessage(
@@ -182,9 +182,9 @@ describe('the OpenAI mount: agents', () => {
         assert.deepEqual([second.content, second.reasoning_content, second.versions], ['Sunny', 'It is warm.', ['v1']])
       }
       const { data } = (await app.key.get(`/generations?agent_id=${agentId}&limit=1`)).body
-      assert.doesNotMatch(JSON.stringify(await app.generation(data[0].id)), /I must look|It is warm/)
+      assert.doesNotMatch(JSON.stringify(await app.generation(data[0].id)), /I must check|It is warm/)
       const direct = await app.admin.post(`/agents/${agentId}/generate`, { message: 'go', wait: true })
-      assert.doesNotMatch(JSON.stringify(direct.body), /I must look/)
+      assert.doesNotMatch(JSON.stringify(direct.body), /I must check/)
     })
 
     it('join the texts of all steps around the tools of the agent, streamed or not', async () => {

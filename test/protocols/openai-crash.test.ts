@@ -37,7 +37,7 @@ describe('the OpenAI mount: lost processes', function () {
   }
   const openai = (url: string) =>
     new OpenAI({ baseURL: `${url}/openai/v1`, apiKey: app.key.token as string, maxRetries: 0 })
-  /** An agent whose first call stops at a gate after two words, and whose later calls answer at once. */
+  /** An agent whose first call stops at a gate after two words, and whose later calls answer immediately. */
   async function interrupted(lane: string): Promise<string> {
     await double.put(lane, {
       rules: [

@@ -117,12 +117,12 @@ describe('the OpenAI mount: front ends', () => {
         assert.equal((await app.key.get(`/sessions?agent_id=${model}&ephemeral=true`)).body.total, before)
       })
 
-      it('an image goes to the model of a chat as it was sent', async () => {
+      it('an image goes to the model of a chat unchanged', async () => {
         const lane = `image-${name.replace(' ', '-').toLowerCase()}`
         await app.lanes.put(lane, { rules: [{ reply: { text: 'a pixel' } }] })
         const { id } = await app.chat({ model: `${lane}/m` })
         const parts = [
-          { type: 'text', text: 'What is it?' },
+          { type: 'text', text: 'Describe it' },
           { type: 'image_url', image_url: { url: `data:image/png;base64,${PIXEL}`, detail: 'auto' } },
         ]
         const response = await app.send(

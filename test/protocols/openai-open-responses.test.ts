@@ -222,7 +222,7 @@ describe('the OpenAI mount: Open Responses', () => {
         [message('user', 'I am Ann.'), message('assistant', 'Hello Ann!'), message('user', 'Who am I?')],
         [
           message('user', [
-            { type: 'input_text', text: 'What is it?' },
+            { type: 'input_text', text: 'Describe it' },
             { type: 'input_image', image_url: `data:image/png;base64,${PIXEL}` },
           ]),
         ],

@@ -50,7 +50,7 @@ export class TurnAttempt {
   frames: FrameWriter
   /** Text streamed for the step in progress. */
   partial = ''
-  /** Reasoning of this attempt's steps, for a client that asked for it. */
+  /** Reasoning of this attempt's steps, for a client that requests it. */
   readonly reasoning: string[] = []
   /** Read for the first model call; later steps use the same bytes. */
   files: Attachments | null = null

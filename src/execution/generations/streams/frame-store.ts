@@ -51,7 +51,7 @@ const lastPartRow = sql.type(z.object({ after: z.int(), steps: z.int() }))
 
 /**
  * Returns the place of the last part of a turn, which began with the turn or with its last resume: the number of the frame
- * before it, and of the steps before it, with the one that the turn had paused in.
+ * before it, and the number of steps before it, including the step that the turn had paused in.
  */
 export const findLastPart = (db: Queryable, id: string): Promise<{ after: number; steps: number }> =>
   db.one(lastPartRow`
