@@ -14,33 +14,33 @@ const frontEnds = { 'Open WebUI': openWebUi, LibreChat: librechat }
 const ACTIONS = ['agents:CreateAgentGeneration', 'sessions:*', 'actors:*', 'generations:*', 'chats:*']
 const PIXEL = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
 
+const rules = [
+  { when: { user: '### Task' }, reply: { text: '{"title":"Numbers","tags":["numbers"]}' } },
+  { when: { user: 'one' }, reply: { text: 'first' } },
+  { when: { user: 'two' }, reply: { text: 'second' } },
+  { when: { user: 'three' }, replies: [{ text: 'third' }, { text: 'third again' }] },
+  { reply: { text: 'changed' } },
+]
+
 const user = (content: unknown) => ({ role: 'user', content })
 const assistant = (content: string) => ({ role: 'assistant', content })
 
 describe('the OpenAI mount: front ends', () => {
   let app: OpenAiApp
+  const agents: Record<string, string> = {}
 
   before(async () => {
     app = await startOpenAiApp({ actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
+    // Before the first list of models, which is cached.
+    for (const name of Object.keys(frontEnds)) agents[name] = (await app.scripted(rules, { name })).agentId
   })
   after(() => app?.close())
 
   for (const [name, { headers, chat_headers, chat, title, tags, reply_prefix }] of Object.entries(frontEnds))
     describe(name, () => {
       let model: string
-
-      before(async () => {
-        const scripted = await app.scripted(
-          [
-            { when: { user: 'one' }, reply: { text: 'first' } },
-            { when: { user: 'two' }, reply: { text: 'second' } },
-            { when: { user: 'three' }, replies: [{ text: 'third' }, { text: 'third again' }] },
-            { when: { user: 'edited' }, reply: { text: 'changed' } },
-            { reply: { text: '{"title":"Numbers","tags":["numbers"]}' } },
-          ],
-          { name },
-        )
-        model = scripted.agentId
+      before(() => {
+        model = agents[name]
       })
 
       const isStreamed = ({ stream }: { stream: boolean }): boolean => stream
