@@ -171,6 +171,46 @@ describe('the OpenAI mount: agents', () => {
       assert.equal(ignored.headers.get('x-svc-ignored-params'), 'response_format')
     })
 
+    it('show the version of the agent and the reasoning of its model, streamed or not, also after a pause', async () => {
+      const { agentId } = await app.scripted(
+        [
+          { when: { last_role: 'tool' }, reply: { reasoning: 'It is warm.', text: 'Sunny' } },
+          { reply: { reasoning: 'I must check.', text: 'Wait', tool_calls: [{ name: 'weather', args: {} }] } },
+        ],
+        { accept_client_tools: true },
+      )
+      for (const stream of [false, true]) {
+        const call = (messages: Json[]) =>
+          ask(agentId, messages, { 'x-svc-actor': 'thinker' }, { stream, tools: [weather] })
+        const readMessage = async (response: Response): Promise<Json> => {
+          if (!stream) {
+            const { system_fingerprint, choices } = await read(response)
+            return { ...choices[0].message, versions: [system_fingerprint] }
+          }
+          const chunks = (await dataLines(response)).slice(0, -1).map(line => JSON.parse(line))
+          const joined = (field: string) => chunks.map(({ choices }) => choices[0].delta[field] ?? '').join('')
+          return {
+            content: joined('content'),
+            reasoning_content: joined('reasoning_content'),
+            tool_calls: chunks.flatMap(({ choices }) => choices[0].delta.tool_calls ?? []),
+            versions: [...new Set(chunks.map(({ system_fingerprint }) => system_fingerprint))],
+          }
+        }
+        const first = await readMessage(await call([user('go')]))
+        assert.deepEqual([first.content, first.reasoning_content, first.versions], ['Wait', 'I must check.', ['v1']])
+        const [{ id, type, function: called }] = first.tool_calls
+        const spoken = { role: 'assistant', content: 'Wait', tool_calls: [{ id, type, function: called }] }
+        const second = await readMessage(
+          await call([user('go'), spoken, { role: 'tool', tool_call_id: id, content: 'warm' }]),
+        )
+        assert.deepEqual([second.content, second.reasoning_content, second.versions], ['Sunny', 'It is warm.', ['v1']])
+      }
+      const { data } = (await app.key.get(`/generations?agent_id=${agentId}&limit=1`)).body
+      assert.doesNotMatch(JSON.stringify(await app.generation(data[0].id)), /I must check|It is warm/)
+      const direct = await app.admin.post(`/agents/${agentId}/generate`, { message: 'go', wait: true })
+      assert.doesNotMatch(JSON.stringify(direct.body), /I must check/)
+    })
+
     it('join the texts of all steps around the tools of the agent, streamed or not', async () => {
       const receiver = await startReceiver()
       const { agentId } = await app.scripted(

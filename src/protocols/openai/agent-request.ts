@@ -9,7 +9,7 @@ const isChoice = (field: string): boolean => field === 'tool_choice' || field ==
 /** Returns what a request adds to a turn within the settings of the agent, and the fields that have no effect. */
 export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEndUser: boolean): TurnSettings {
   const ignored: string[] = []
-  const client: ClientRequest = {}
+  const client: ClientRequest = isEndUser ? {} : { reasoning: true }
   const system_extra: string[] = []
   const overrides: TurnData['overrides'] = { client }
   if (request.instructions !== null) {

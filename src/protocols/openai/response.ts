@@ -30,7 +30,7 @@ export function errorFrame(session: OpenAiSession, error: unknown): { error: obj
 
 export const visibilityFor = (session: OpenAiSession): Visibility => {
   const visible = !isEndUser(session)
-  return { usage: visible, reasoning: visible }
+  return { usage: visible, reasoning: visible, version: visible }
 }
 
 export const sendJson = ({ exchange }: OpenAiSession, body: unknown, status = 200): void =>

@@ -5,8 +5,9 @@ import { type Context, itemOperation, operations } from '../../core/api/operatio
 import { generationAccess } from '../../execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { stepMessages } from '../../execution/generations/request/turn-result.ts'
+import { findLastPart, listVoidTexts } from '../../execution/generations/streams/frame-store.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation } from './completion.ts'
 import { endUserOf } from './identity.ts'
@@ -19,6 +20,7 @@ import {
   outputItems,
   parseItemId,
   type ResponseHead,
+  requestEcho,
   responseEvents,
   responseId,
   responseObject,
@@ -36,7 +38,7 @@ import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
 import { readStoredSteps, type StoredSteps } from './stored-steps.ts'
 import type { AgentTurnCall, PreviousResponse } from './turn-call.ts'
-import { turnFormat } from './turn-format.ts'
+import { type TurnChunks, turnFormat } from './turn-format.ts'
 
 const notFound = (param: string, id: string): AppError =>
   new AppError('RESOURCE_NOT_FOUND', {
@@ -83,14 +85,11 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
   sendJson(session, responseObject(head, { status: statusOf(finish_reason), output, usage }, visible))
 }
 
-const headOf = (model: string, parsed: Omit<ParsedResponse, 'items' | 'request'>, id: string): ResponseHead => ({
-  id,
-  created_at: now(),
-  model,
-  previous_response_id: parsed.previous_response_id,
-  store: parsed.store,
-  background: parsed.background,
-})
+const headOf = (
+  model: string,
+  { previous_response_id, store, background, echo }: Omit<ParsedResponse, 'items' | 'request'>,
+  id: string,
+): ResponseHead => ({ id, created_at: now(), model, previous_response_id, store, background, ...echo })
 
 async function respondByAgent(
   session: OpenAiSession,
@@ -181,7 +180,10 @@ const readOperation = itemOperation(generationKind, {
   run: async ({ resource, services }) => ({ generation: resource, steps: await readStoredSteps(services, resource) }),
 })
 
-/** Streams a generation as the events of its response. */
+/** Returns the format of a generation as a stream. @param afterStep steps before the part that the response shows */
+type PresentResponse = (generation: GenerationRow, afterStep: number) => TurnChunks
+
+/** Streams a generation as the events of its response: of a resumed one, as the response that resumed it. */
 const streamOperation = itemOperation(generationKind, {
   id: 'streamOpenAiResponse',
   method: 'post',
@@ -190,19 +192,15 @@ const streamOperation = itemOperation(generationKind, {
   tag: 'OpenAI',
   action: 'generations:GetGeneration',
   reads: true,
-  body: z.custom<{ present(generation: GenerationRow): Parameters<typeof turnFormat>[0] }>(),
+  body: z.custom<{ present: PresentResponse }>(),
   endUser: { ...generationAccess, fields: ['present'], streams: () => true, presented: true },
   answers: { 200: null },
-  run: async (
-    context: Context<
-      Record<string, never>,
-      { present(generation: GenerationRow): Parameters<typeof turnFormat>[0] },
-      GenerationRow
-    >,
-  ) => {
-    const { resource, body } = context
-    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep: 0 }
-    return streamTurn(context, resource, 0, turnFormat(body.present(resource), turn))
+  run: async (context: Context<Record<string, never>, { present: PresentResponse }, GenerationRow>) => {
+    const { resource, body, services } = context
+    const { after, steps: afterStep } = await findLastPart(services.pool, resource.id)
+    const voids = await listVoidTexts(services.pool, resource.id)
+    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep, voids }
+    return streamTurn(context, resource, after, turnFormat(body.present(resource, afterStep), turn))
   },
 })
 
@@ -234,16 +232,17 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
   const { status, stop_reason, error, output } = generation
   const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
   const calls = steps.flatMap(step => step.tool_calls).filter(call => pending.some(({ id }) => id === call.id))
+  const finish_reason = (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason']
   const items = outputItems(
     suffix,
-    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason: 'stop', usage: null },
+    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason, usage: null },
     0,
   )
   const shown =
     status === 'failed' && stop_reason === 'cancelled'
       ? 'cancelled'
       : status === 'completed'
-        ? statusOf(output?.finish_reason ?? 'stop')
+        ? statusOf(finish_reason)
         : STATUSES[status]
   const failure = status === 'failed' && error ? errorFrame(session, failureOf(error)).error : null
   return responseObject(
@@ -252,6 +251,7 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
       status: shown,
       output: items,
       usage: usageOfTotals(generation.usage),
+      completed_at: generation.completed_at,
       error: failure as { code: string; message: string } | null,
     },
     visibilityFor(session),
@@ -268,6 +268,7 @@ const headOfGeneration = ({ id, agent_id }: GenerationRow): ResponseHead => ({
   previous_response_id: null,
   store: true,
   background: false,
+  ...requestEcho({}),
 })
 
 /** Handles GET /responses/{id}, as a whole or as a stream after an event. */
@@ -279,8 +280,12 @@ export async function getResponse(session: OpenAiSession, match: RegExpExecArray
   const answer = await invokeOperation(session, streamOperation, {
     params: { generation_id: idIn(match) },
     body: {
-      present: (generation: GenerationRow) =>
-        responseEvents(headOfGeneration(generation), visible, { failed: error => errorFrame(session, error), after }),
+      present: (generation: GenerationRow, afterStep: number) =>
+        responseEvents(headOfGeneration(generation), visible, {
+          failed: error => errorFrame(session, error),
+          after,
+          afterStep,
+        }),
     },
   })
   sendStream(session, answer)

@@ -7,6 +7,7 @@ import type { Outbox } from '../../core/db/writer.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { type SubmitResponse, submitToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
+import { listVoidTexts } from '../../execution/generations/streams/frame-store.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
 import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
@@ -55,7 +56,9 @@ async function presentTurn(
   if (body.stream) {
     const after = isNew ? await make(generationId) : make.after_frame
     const state = { started: false }
-    const format = turnFormat(startingWithText(body.stream(generationId, state, afterStep), state), presented)
+    const voids = isNew ? [] : await listVoidTexts(services.pool, generationId)
+    const chunks = startingWithText(body.stream(generationId, state, afterStep), state)
+    const format = turnFormat(chunks, { ...presented, voids })
     const streamed = streamTurn(context, { id: generationId }, after, format)
     await awaitFirstChunk(streamed.stream ?? raise('INTERNAL_ERROR'))
     state.started = true

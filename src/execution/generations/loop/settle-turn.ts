@@ -181,7 +181,7 @@ async function settleTurn(
     frames,
     last: result =>
       end.status === 'completed'
-        ? turn.frames.next('completed', result ?? agentResult(settled, steps))
+        ? turn.frames.next('completed', result ?? agentResult(settled, steps, turn))
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {

@@ -12,8 +12,8 @@ import { liveTurns } from './live-turns.ts'
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
-/** Events of turns in conversations that only protocol mounts receive. */
-const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
+/** Events that only protocol mounts receive. */
+const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state', 'reasoning'])
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
@@ -24,6 +24,8 @@ export type TurnFrame = { seq: number; event: string; data: string }
 
 /** The wire format of a turn's frames. */
 export type TurnFormat = {
+  /** Receives the turn before its frames. */
+  found?(turn: GenerationRow): void
   frame(frame: TurnFrame): Iterable<string>
   /** Whether a frame ended the stream before the end of the turn. */
   ended?(): boolean
@@ -46,6 +48,7 @@ export function streamTurn(
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
+  const isOfMount = context.client !== null || format !== events
   // A generator: the iterator of an array has no throw(), which a stream calls when its client has gone.
   const formatted = function* (frame: TurnFrame) {
     for (const message of format.frame(frame)) yield message
@@ -54,7 +57,7 @@ export function streamTurn(
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
-      if (!context.client && MOUNT_EVENTS.has(frame.event)) continue
+      if (!isOfMount && MOUNT_EVENTS.has(frame.event)) continue
       yield* formatted({ ...frame, data: readFrame(services, turn, frame) })
       if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.
@@ -68,8 +71,11 @@ export function streamTurn(
     position: () => seq,
     refused: format.refused,
     async *look(quiet) {
-      row ??= await generationKind.find(services.pool, generation.id)
-      if (!row) return 'ended'
+      if (!row) {
+        row = await generationKind.find(services.pool, generation.id)
+        if (!row) return 'ended'
+        format.found?.(row)
+      }
       if (row.streamed) {
         if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
       } else if (seq === 0) {
