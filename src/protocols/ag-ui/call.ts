@@ -1,3 +1,4 @@
+import type { IncomingMessage } from 'node:http'
 import { type Operation, type OperationResult, operations } from '../../core/api/operation.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -18,18 +19,22 @@ type Input = {
   query?: Record<string, unknown>
   body?: Record<string, unknown>
   client?: ClientInput
+  idempotencyKey?: string
+  /** A body that the operation reads as a stream. */
+  upload?: IncomingMessage
 }
 
 /** Calls an operation on behalf of a request, with its permissions. @throws the errors of the operation */
 export function callOperation(
   { services, exchange, caller }: AgUiRequest,
   id: string,
-  input: Input,
+  { upload, ...input }: Input,
 ): Promise<OperationResult> {
   const operation: Operation = operations.get(id)
   const call = callAs(caller, 'ag_ui', input)
   return invoke(services, operation, {
     ...call,
+    upload,
     // The request has identified its caller; later checks of a stream find what has changed since.
     identify: identifyOnce(caller, exchange.identify),
     request: { ...exchange.request, headers: {}, closed: exchange.request.closed },

@@ -10,11 +10,11 @@ import {
   type Resume,
   type SubmittedOutputs,
   submittedOutputs,
-  textOf,
   toolOutput,
   type UserMessage,
 } from './input.ts'
 import { resolveInterrupts } from './interrupts.ts'
+import { messageBody } from './media.ts'
 import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
@@ -106,14 +106,15 @@ export async function attach({ request, sessionId }: Run, generation_id: string,
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
 
 /** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
-async function storeMessages({ request, sessionId, thread, input }: Run): Promise<number> {
+async function storeMessages(run: Run): Promise<number> {
+  const { request, sessionId, thread, input } = run
   const stored = new Set(thread.stored_ids)
   const last = input.messages.findLastIndex(({ id }) => stored.has(id))
   const messages = input.messages.slice(last + 1).filter(isUser)
   for (const message of messages)
     await callOperation(request, 'sendSessionMessage', {
       params: { session_id: sessionId },
-      body: { message: textOf(message.content), idempotency_key: message.id },
+      body: { ...(await messageBody(run, message)), idempotency_key: message.id },
     })
   return messages.length
 }
