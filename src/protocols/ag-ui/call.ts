@@ -27,12 +27,11 @@ type Input = {
 /** Calls an operation on behalf of a request, with its permissions. @throws the errors of the operation */
 export function callOperation(
   { services, exchange, caller }: AgUiRequest,
-  id: string,
+  operation: string | Operation,
   { upload, ...input }: Input,
 ): Promise<OperationResult> {
-  const operation: Operation = operations.get(id)
   const call = callAs(caller, 'ag_ui', input)
-  return invoke(services, operation, {
+  return invoke(services, typeof operation === 'string' ? operations.get(operation) : operation, {
     ...call,
     upload,
     // The request has identified its caller; later checks of a stream find what has changed since.

@@ -150,8 +150,11 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
       yield dataMessage({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
       return yield dataMessage(finishedRun(ids))
     }
-    if ('turn' in outcome) yield* turnEvents(run, ids, outcome.turn, messages, state)
-    else yield* continuationEvents(run, ids, outcome.decided, messages, state)
+    if ('turn' in outcome) {
+      const { turn, unstored } = outcome
+      const hasEnded = yield* turnEvents(run, ids, turn, messages, state, !unstored)
+      if (unstored && !hasEnded) yield dataMessage(runError(shownError(run, unstored)))
+    } else yield* continuationEvents(run, ids, outcome.decided, messages, state)
   })()
 }
 

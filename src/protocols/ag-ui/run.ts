@@ -18,9 +18,9 @@ import { messageBody } from './media.ts'
 import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
-/** What a run shows: a turn, or the reason why there is none. */
+/** What a run shows: a turn, with the refusal of new messages next to the outputs that resume it, or why there is none. */
 type RunOutcome =
-  | { turn: { generation_id: string; stream: Readable } }
+  | { turn: { generation_id: string; stream: Readable }; unstored?: AppError }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }
   /** The session is under an operator: the messages are stored. */
@@ -37,8 +37,12 @@ const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
  */
 export async function beginRun(run: Run): Promise<RunOutcome> {
   const { thread } = run
-  if (thread.run) return showRecorded(run, thread.run)
   const outputs = submittedOutputs(run.input.messages)
+  if (thread.run) {
+    // The first request may have been lost between the outputs and the messages.
+    const unstored = outputs ? await storeNextToOutputs(run) : undefined
+    return { ...(await showRecorded(run, thread.run)), unstored }
+  }
   const taken = takenToolName(run)
   if (taken !== null) return { refused: nameTaken(taken) }
   try {
@@ -191,6 +195,16 @@ async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs
     },
     client: { claim: claimFor(run) },
   })
-  await storeMessages(run)
-  return { turn: { generation_id, stream: stream as Readable } }
+  return { turn: { generation_id, stream: stream as Readable }, unstored: await storeNextToOutputs(run) }
+}
+
+/** Stores new messages after outputs, which stay accepted if the messages are refused. Returns the refusal. */
+async function storeNextToOutputs(run: Run): Promise<AppError | undefined> {
+  try {
+    await storeMessages(run)
+    return undefined
+  } catch (error) {
+    if (error instanceof AppError) return error
+    throw error
+  }
 }
