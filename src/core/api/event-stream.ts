@@ -2,6 +2,18 @@ import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from './errors.ts'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 
+/** A stored event of a stream, with its data as JSON text. */
+export type StreamFrame = { seq: number; event: string; data: string }
+
+/** The wire format of the frames of a stream. */
+export type FrameFormat = {
+  frame(frame: StreamFrame): Iterable<string> | AsyncIterable<string>
+  /** Whether a frame ended the stream before its last frame. */
+  ended?(): boolean
+  /** The last message for a caller that has lost its permission. */
+  refused?(refusal: RecordedFailure): string | Promise<string>
+}
+
 /** The source of an event stream. */
 export type StreamSource = {
   /** Subscribes to notifications of possible new messages; call the result to unsubscribe. */
@@ -15,7 +27,7 @@ export type StreamSource = {
   /** Id of the last message. */
   position(): string | number
   /** The last message for a caller that has lost its permission; default an `error` event. */
-  refused?(refusal: RecordedFailure): string
+  refused?: FrameFormat['refused']
 }
 
 /** Formats a message of a stream, without an id if a client cannot resume after it. */

@@ -3,6 +3,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import { resolvedName } from '../../execution/tools/actions.ts'
 import { callOperation, type Run } from './call.ts'
+import { EventFormat, type ShownTurn } from './frames.ts'
 import {
   contextBlock,
   isUnstreamed,
@@ -20,7 +21,7 @@ import { findRun, recordRun, type Thread } from './store.ts'
 
 /** What a run shows: a turn, with the refusal of new messages next to the outputs that resume it, or why there is none. */
 type RunOutcome =
-  | { turn: { generation_id: string; stream: Readable }; unstored?: AppError }
+  | { turn: ShownTurn; unstored?: AppError }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }
   /** The session is under an operator: the messages are stored. */
@@ -94,17 +95,18 @@ async function recordOperator(run: Run, { meta }: AppError): Promise<RunOutcome>
 /** Shows the turn of a recorded run. */
 async function showRecorded(run: Run, { generation_id, after_frame }: NonNullable<Thread['run']>): Promise<RunOutcome> {
   if (generation_id === null) return { operator: { control: 'operator' } }
-  return { turn: { generation_id, stream: await attach(run, generation_id, after_frame) } }
+  return { turn: await attach(run, generation_id, after_frame) }
 }
 
 /** Streams a turn of the session from a frame on. */
-export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
+export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<ShownTurn> {
+  const format = new EventFormat()
   const { stream } = await callOperation(request, 'generateSessionReply', {
     params: { session_id: sessionId },
     body: { stream: true },
-    client: { attach: { generation_id, after } },
+    client: { attach: { generation_id, after }, format },
   })
-  return stream as Readable
+  return { generation_id, stream: stream as Readable, format }
 }
 
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
@@ -152,15 +154,19 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
 }
 
 async function startStreamed(run: Run): Promise<RunOutcome> {
+  const format = new EventFormat()
   let generation_id = ''
   const { stream } = await callOperation(run.request, 'generateSessionReply', {
     params: { session_id: run.sessionId },
     body: { stream: true },
-    client: clientOf(run, id => {
-      generation_id = id
-    }),
+    client: {
+      ...clientOf(run, id => {
+        generation_id = id
+      }),
+      format,
+    },
   })
-  return { turn: { generation_id, stream: stream as Readable } }
+  return { turn: { generation_id, stream: stream as Readable, format } }
 }
 
 async function startUnstreamed(run: Run): Promise<RunOutcome> {
@@ -171,7 +177,7 @@ async function startUnstreamed(run: Run): Promise<RunOutcome> {
     client: clientOf(run),
   })
   const { generation_id } = body as { generation_id: string }
-  return { turn: { generation_id, stream: await attach(run, generation_id, 0) } }
+  return { turn: await attach(run, generation_id, 0) }
 }
 
 /**
@@ -186,6 +192,7 @@ async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<Ru
 
 /** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
 async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
+  const format = new EventFormat()
   const { stream } = await callOperation(run.request, 'submitSessionToolOutputs', {
     params: { session_id: run.sessionId },
     body: {
@@ -193,9 +200,9 @@ async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs
       stream: true,
       tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
     },
-    client: { claim: claimFor(run) },
+    client: { claim: claimFor(run), format },
   })
-  return { turn: { generation_id, stream: stream as Readable }, unstored: await storeNextToOutputs(run) }
+  return { turn: { generation_id, stream: stream as Readable, format }, unstored: await storeNextToOutputs(run) }
 }
 
 /** Stores new messages after outputs, which stay accepted if the messages are refused. Returns the refusal. */

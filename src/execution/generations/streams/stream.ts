@@ -1,5 +1,4 @@
-import type { RecordedFailure } from '../../../core/api/errors.ts'
-import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import { eventMessage, eventStream, type FrameFormat, type StreamFrame } from '../../../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
@@ -19,17 +18,8 @@ const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
 export const lastEventId = (header: string | string[] | undefined): number =>
   typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
 
-/** A stored or rebuilt frame of a turn, with its data as JSON text. */
-export type TurnFrame = { seq: number; event: string; data: string }
-
 /** The wire format of a turn's frames. */
-export type TurnFormat = {
-  frame(frame: TurnFrame): Iterable<string>
-  /** Whether a frame ended the stream before the end of the turn. */
-  ended?(): boolean
-  /** The last message for a caller that has lost its permission. */
-  refused?(refusal: RecordedFailure): string
-}
+export type TurnFormat = FrameFormat
 
 const events: TurnFormat = { frame: ({ seq, event, data }) => [eventMessage(seq, event, data)] }
 
@@ -41,14 +31,14 @@ export function streamTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   generation: { id: string },
   after: number,
-  format: TurnFormat = events,
+  format: TurnFormat = context.client?.format ?? events,
 ): OperationResult {
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
   // A generator: the iterator of an array has no throw(), which a stream calls when its client has gone.
-  const formatted = function* (frame: TurnFrame) {
-    for (const message of format.frame(frame)) yield message
+  const formatted = async function* (frame: StreamFrame) {
+    for await (const message of format.frame(frame)) yield message
   }
   /** Yields frames; returns whether one of them ended the stream. */
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
@@ -89,7 +79,7 @@ export function streamTurn(
 }
 
 /** Yields the end of a turn from its record; the text is a single delta if none was written. */
-function* endFrames(ended: TurnEndState, seq: number): Generator<TurnFrame> {
+function* endFrames(ended: TurnEndState, seq: number): Generator<StreamFrame> {
   let next = seq
   if (ended.failure) {
     yield { seq: next + 1, event: 'error', data: JSON.stringify(ended.failure) }
