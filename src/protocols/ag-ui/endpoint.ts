@@ -19,7 +19,7 @@ import type { ShownTurn } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
 import { awaitContinuation, filedApprovals } from './interrupts.ts'
-import { callReads, cancelReads, usageReads } from './reads.ts'
+import { agentNameReads, callReads, cancelReads, usageReads } from './reads.ts'
 import { attach, beginRun } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
@@ -184,6 +184,7 @@ async function* turnEvents(
       calls: callReads(request),
       usage: usageReads(request),
       isCancelled: cancelReads(request),
+      agentName: agentNameReads(request, thread.project_id),
       approvals: filed => filedApprovals(request, thread.project_id, filed),
       stateChange: delta => state.change(delta),
       stateAtEnd: async () =>

@@ -4,15 +4,15 @@ import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
 import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
-import { deltaOf, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
+import { deltaOf, NESTED_AGENT, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 
 /** Polling interval in case of lost notifications. */
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
-/** Events of turns in conversations that only protocol mounts receive. */
-const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
+/** Events of turns that only protocol mounts receive. */
+const MOUNT_EVENTS = new Set([STEP_SETTLED, NESTED_AGENT, 'approval', 'state'])
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
