@@ -53,7 +53,7 @@ describe('images and documents of AG-UI clients', () => {
     const client = open()
     const paper = { metadata: { filename: '../paper".pdf' } }
     await client.say([
-      text('Look'),
+      text('A picture'),
       image(inline(PNG, 'image/png')),
       document(inline(pdf(['x']), 'application/pdf'), paper),
     ])
@@ -67,12 +67,12 @@ describe('images and documents of AG-UI clients', () => {
       message.parts.map(({ type }: any) => type),
       ['text', 'image', 'file'],
     )
-    assert.equal(message.content, 'Look\n\n[image: image]\n\n[file: ".._paper\\".pdf"]')
+    assert.equal(message.content, 'A picture\n\n[image: image]\n\n[file: ".._paper\\".pdf"]')
   })
 
   it('are given to another client of the thread as file sources, which it sends back', async () => {
     const first = open()
-    await first.say([text('Look'), image(inline(PNG, 'image/png'))])
+    await first.say([text('A picture'), image(inline(PNG, 'image/png'))])
     const other = open({ threadId: await sessionOf(first) })
     await other.say('Again?')
     const [{ content }] = other.agent.messages as any[]
@@ -146,8 +146,8 @@ describe('images and documents of AG-UI clients', () => {
     assert.deepEqual([refused.status, refused.body?.error.code], [403, 'FORBIDDEN'])
   })
 
-  it('are refused with their message if their content is not what it claims to be', async () => {
-    const body = run([text('Look'), image(inline(Buffer.from('<html><script>'), 'image/png'))])
+  it('are refused with their message if their content has another type', async () => {
+    const body = run([text('A picture'), image(inline(Buffer.from('<html><script>'), 'image/png'))])
     const refused = await postRun(app, app.key, agentId, body)
     assert.deepEqual(
       [types(refused.events), refused.events[1].code],

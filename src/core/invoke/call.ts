@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
-import type { FrameFormat } from '../api/event-stream.ts'
+import type { FrameFormat } from '../api/frame-format.ts'
 import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'

@@ -1,5 +1,6 @@
 import type { Readable } from 'node:stream'
-import { dataMessage, type FrameFormat } from '../../core/api/event-stream.ts'
+import { dataMessage } from '../../core/api/event-stream.ts'
+import type { FrameFormat } from '../../core/api/frame-format.ts'
 import type { AgUiEvent } from './events.ts'
 
 type Translate = (event: string, data: Record<string, any>) => Promise<readonly AgUiEvent[]>

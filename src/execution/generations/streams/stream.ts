@@ -1,4 +1,5 @@
-import { eventMessage, eventStream, type FrameFormat, type StreamFrame } from '../../../core/api/event-stream.ts'
+import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import type { FrameFormat, StreamFrame } from '../../../core/api/frame-format.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
