@@ -134,7 +134,9 @@ const resolveOperation = operation({
       const decision: ApprovalDecision = approved
         ? { status: 'approved', reason: null, edited: null }
         : { status: 'rejected', reason: 'declined by the end user', edited: null }
-      if (!(await resolveWithin(tx, context, approval, decision))) raise('APPROVAL_ALREADY_RESOLVED')
+      const { id } = approval
+      if (!(await resolveWithin(tx, context, approval, decision)))
+        raise('APPROVAL_ALREADY_RESOLVED', { meta: { id, status: 'expired' } })
     }
     const idsOf = (answer: boolean) =>
       decisions.filter(({ approved }) => approved === answer).map(({ approval }) => approval.id)
