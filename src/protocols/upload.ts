@@ -14,8 +14,8 @@ export async function uploadFile(
   { project_id, directory, idempotencyKey }: { project_id: string; directory: string; idempotencyKey: string },
 ): Promise<string> {
   const form = new FormData()
-  // Each file has a separate directory, because names may be equal.
-  form.set('prefix', directory)
+  // Each file has a separate directory, because names may be equal. Files of end users are placed by their IDs.
+  if (!request.caller.end_user) form.set('prefix', directory)
   form.set('file', new Blob([new Uint8Array(bytes)], { type: content_type }), filename)
   const encoded = new Response(form)
   const headers = {

@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from './errors.ts'
+import type { FrameFormat } from './frame-format.ts'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 
 /** The source of an event stream. */
@@ -15,7 +16,7 @@ export type StreamSource = {
   /** Id of the last message. */
   position(): string | number
   /** The last message for a caller that has lost its permission; default an `error` event. */
-  refused?(refusal: RecordedFailure): string
+  refused?: FrameFormat['refused']
 }
 
 /** Formats a message of a stream, without an id if a client cannot resume after it. */

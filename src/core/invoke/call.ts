@@ -1,5 +1,6 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
+import type { FrameFormat } from '../api/frame-format.ts'
 import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'
@@ -48,6 +49,8 @@ export type ClientInput = {
   queue?: boolean
   /** A turn of the session whose events after a position are streamed in place of a new turn. */
   attach?: { generation_id: string; after: number }
+  /** Formats the frames of a streamed turn, as the caller may see them; default server-sent events. */
+  format?: FrameFormat
   /**
    * Called in the transaction that starts or resumes a turn, with the number of its frames so far. Raises if another
    * request has begun the same run.

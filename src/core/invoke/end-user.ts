@@ -7,6 +7,7 @@ import type { KindRow } from '../api/kind.ts'
 import { type Operation, type OperationResult, result } from '../api/operation.ts'
 import type { Fragment } from '../db/sql.ts'
 import type { Caller, EndUser } from '../iam/caller.ts'
+import type { ClientInput } from './call.ts'
 import { type EndUserSpend, endUserLimits, endUserStreams } from './hooks.ts'
 import type { Invocation } from './invocation.ts'
 
@@ -114,7 +115,9 @@ export function endUserResult({ operation, services, call }: Invocation, respons
       if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)
       return { ...response, headers }
     }
-    const events = projectEvents({ ...access.events, ...(call.client && access.mountEvents) })
+    // The format of a mount gets what the end user sees.
+    if (call.client?.format) return { ...response, headers }
+    const events = projectEvents(eventViews(access, call))
     stream.on('error', error => events.destroy(error))
     events.on('close', () => stream.destroy())
     return { ...response, headers, stream: stream.pipe(events) }
@@ -124,6 +127,40 @@ export function endUserResult({ operation, services, call }: Invocation, respons
   if (body === undefined || body === null) return result(status, body, headers)
   if (!access.view) throw new Error(`operation ${operation.id} declares no view for end users`)
   return result(status, operation.paged ? shownPage(access.view, body) : showToEndUser(access.view, body), headers)
+}
+
+type EventViews = NonNullable<EndUserAccess['events']>
+
+const eventViews = (access: EndUserAccess, { client }: Invocation['call']): EventViews => ({
+  ...access.events,
+  ...(client && access.mountEvents),
+})
+
+/** Returns what a mount adds to a call. Its format gets the frames of a turn as an end user sees them. */
+export function shownClient({ operation, call }: Invocation, caller: Caller): ClientInput | null {
+  const { client = null } = call
+  const access = operation.endUser
+  if (!client?.format || !caller.end_user || !access) return client
+  const { format } = client
+  const views = eventViews(access, call)
+  return {
+    ...client,
+    format: {
+      ...format,
+      frame(frame) {
+        const shown = shownData(views, frame.event, JSON.parse(frame.data))
+        return shown === null ? [] : format.frame({ ...frame, data: JSON.stringify(shown) })
+      },
+      refused: format.refused && (refusal => format.refused?.(endUserFailure(refusal) ?? refusal) ?? ''),
+    },
+  }
+}
+
+/** Returns the data of an event as an end user sees it; null for an event that is not shown. */
+function shownData(views: EventViews, event: string, data: any): object | null {
+  const view = Object.hasOwn(views, event) ? views[event] : undefined
+  if (view) return showToEndUser(view, data)
+  return event === 'error' ? endUserFailure(data) : null
 }
 
 function shownPage(view: EndUserView, body: unknown): object {
@@ -137,7 +174,7 @@ function shownErrorBody(body: unknown, docsBaseUrl: string): object {
 }
 
 /** Converts server-sent events one by one. Omits events without a view; comments pass. */
-function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
+function projectEvents(views: EventViews): Transform {
   const decoder = new StringDecoder('utf8')
   let pending = ''
   return new Transform({
@@ -158,15 +195,12 @@ function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
 const DATA = 'data: '
 const EVENT = 'event: '
 
-function shownMessage(views: NonNullable<EndUserAccess['events']>, message: string): string | null {
+function shownMessage(views: EventViews, message: string): string | null {
   if (message.startsWith(':')) return message
   const lines = message.split('\n')
   const event = lines.find(line => line.startsWith(EVENT))?.slice(EVENT.length)
   const at = lines.findIndex(line => line.startsWith(DATA))
   if (event === undefined || at < 0) return null
-  const view = Object.hasOwn(views, event) ? views[event] : undefined
-  if (!view && event !== 'error') return null
-  const data = JSON.parse(lines[at].slice(DATA.length))
-  const shown = view ? showToEndUser(view, data) : endUserFailure(data)
-  return lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
+  const shown = shownData(views, event, JSON.parse(lines[at].slice(DATA.length)))
+  return shown && lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
 }

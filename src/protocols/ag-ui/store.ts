@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { z } from 'zod'
 import { messageOrigin } from '../../conversation/conversations/store.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { approvalKind } from '../../execution/approvals/model.ts'
 import { THREAD_KEY_PREFIX } from './input.ts'
 
 const Thread = z.object({
@@ -112,22 +113,21 @@ export const findRun = (db: Queryable, { session_id, run_id }: RunKey) =>
     select generation_id, after_frame from ag_ui_runs
     where session_id = ${session_id} and run = ${sql.binary(runDigest(run_id))}`)
 
-const ThreadApproval = z.object({
-  id: z.string(),
-  status: z.enum(['pending', 'approved', 'rejected', 'expired']),
-  is_open: z.boolean(),
-})
+const ThreadApproval = approvalKind.row.extend({ is_open: z.boolean() })
 /** An approval of a session that its end user decides. */
 export type ThreadApproval = z.output<typeof ThreadApproval>
-const approvalRow = sql.type(ThreadApproval)
+const threadApprovalRow = sql.type(ThreadApproval)
 
-/** Returns the approvals that a session's end user decides: open ones, and the given ones. By approvals_session. */
-export const listInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
-  db.any(approvalRow`
-    select a.id, a.status, a.status = 'pending' and a.expires_at > now() as is_open from approvals a
-    where a.session_id = ${sessionId} and a.approver = 'end_user'
-      and (a.status = 'pending' and a.expires_at > now() or a.id = any(${sql.array([...ids], 'text')}))
-    order by a.created_at, a.id`)
+/**
+ * Locks and returns the approvals that a session's end user decides: open ones, and the given ones. By approvals_session.
+ * The order is the order of locks in every transaction.
+ */
+export const lockInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
+  db.any(threadApprovalRow`
+    select ${approvalKind.columns}, t.status = 'pending' and t.expires_at > now() as is_open from approvals t
+    where t.session_id = ${sessionId} and t.approver = 'end_user'
+      and (t.status = 'pending' and t.expires_at > now() or t.id = any(${sql.array([...ids], 'text')}))
+    order by t.id for update of t`)
 
 const continuationRow = sql.type(
   z.object({

@@ -144,7 +144,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     store: parsed.store ?? true,
     background: parsed.background ?? false,
     ignored: [
-      ...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }),
+      ...unknownFields(body, ResponseRequest.shape),
       ...(hosted ? ['tools'] : []),
       ...(choice && tools.length === 0 ? ['tool_choice'] : []),
     ],

@@ -7,6 +7,9 @@ import { notifyFrames, TurnClaimLost } from './live-turns.ts'
 /** Frame at the end of a step in conversations, whose streams do not show steps. */
 export const STEP_SETTLED = 'step_settled'
 
+/** Frame at the start of a call that runs another agent. */
+export const NESTED_AGENT = 'nested_agent'
+
 /** Interval at which text is written; the first part is written immediately. */
 const BATCH_MS = 30
 
