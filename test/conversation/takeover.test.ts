@@ -273,6 +273,15 @@ describe('takeover', function () {
     expectStatus(await handBack(session), 200)
     assert.deepEqual(expectStatus(await write(session, 'answer', { idempotency_key: 'k1' }), 200), first)
     expectRefusal(await write(session, 'new', { idempotency_key: 'k2' }), 409, 'SESSION_NOT_UNDER_OPERATOR')
+    // Neither by the same key nor by a key with the operator's id in it.
+    const { id } = expectStatus(await operator.get('/users/me'), 200)
+    expectStatus(await operator.post(`${path(session)}/takeover`), 200)
+    expectStatus(await write(session, 'of the operator', { idempotency_key: 'k3' }), 201)
+    for (const idempotency_key of ['k3', `${id}:k1`, `${id}:k3`]) {
+      const sent = await app.say(session, `of the end user ${idempotency_key}`, { idempotency_key })
+      assert.deepEqual([sent.role, sent.content], ['user', `of the end user ${idempotency_key}`])
+    }
+    expectStatus(await write(session, 'by id', { idempotency_key: `${id}:k1` }), 201)
     assert.deepEqual((await texts(session)).map(([, content]) => content).slice(0, 2), ['question', 'answer'])
   })
 

@@ -89,7 +89,7 @@ export async function appendMessage(
   draft: MessageDraft,
 ): Promise<{ message: MessageRow; created: boolean }> {
   if (draft.idempotency_key !== undefined) {
-    const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
+    const first = await findMessageByKey(tx, owner.id, draft.idempotency_key, draft.operator_id)
     if (first) return { message: first, created: false }
   }
   const text =
@@ -142,11 +142,20 @@ async function requireDocumentText(
   )
 }
 
-/** Returns the message with an idempotency key. By conversation_messages_idempotency. */
-export const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
+/**
+ * Returns the message with an idempotency key, of an operator or of all other callers. By
+ * conversation_messages_idempotency.
+ */
+export const findMessageByKey = (
+  tx: Queryable,
+  conversationId: string,
+  key: string,
+  operatorId: string | null = null,
+): Promise<MessageRow | null> =>
   tx.maybeOne(messageRow`
     select ${messageColumns} from ${messageTables}
-    where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}`)
+    where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}
+      and m.operator_id is not distinct from ${operatorId}`)
 
 /**
  * Ctes that move the messages from a position on up by one if the position is taken. The position seen by the running

@@ -17,6 +17,8 @@ export type RequestFacts = {
   headers: IncomingHttpHeaders
   /** Aborted when the client disconnects. */
   closed: AbortSignal
+  /** Set by an event stream: checks the permission of the caller at once. */
+  onRevoked?: () => void
 }
 
 /** The agent turn that makes a call through a tool. */

@@ -47,13 +47,16 @@ export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promi
  * Takes a stream of the end user for a call that opens one, before it starts any work, so that streams of turns and of
  * sessions and repeats of requests count alike. Raises STREAM_LIMIT_EXCEEDED.
  */
-export function takeStream(inv: Invocation, endUser: EndUser): void {
+export async function takeStream(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, services } = inv
+  const { request } = inv.call
   const body = (inv.body ?? {}) as Record<string, unknown>
   const opens =
     operation.endUser?.streams?.(body) ??
     (operation.stream !== undefined && (operation.method === 'get' || body.stream === true))
-  if (opens) inv.releaseStream = endUserStreams.only()?.(services, endUser) ?? null
+  if (!opens) return
+  const take = endUserStreams.only()
+  if (take) inv.releaseStream = await take(services, endUser, () => request.onRevoked?.())
 }
 
 /** Releases the stream of a call with the end of its response; immediately if the response is none. */

@@ -39,8 +39,14 @@ export type EndUserSpend = { messages?: number; chars?: number }
 export const endUserLimits =
   extensionPoint<(services: Services, endUser: EndUser, spend: EndUserSpend) => Promise<void>>('end user limits')
 
-/** Takes one of the open streams of an end user and returns its release. Raises STREAM_LIMIT_EXCEEDED. */
-export const endUserStreams = extensionPoint<(services: Services, endUser: EndUser) => () => void>('end user streams')
+/**
+ * Takes one of the open streams of an end user and returns its release. `onRevoked` is called when the tokens of the end
+ * user may have ended. Raises STREAM_LIMIT_EXCEEDED.
+ */
+export const endUserStreams =
+  extensionPoint<(services: Services, endUser: EndUser, onRevoked: () => void) => Promise<() => void>>(
+    'end user streams',
+  )
 
 export type ReadAudit = {
   /** Whether reads of the project are audited. */
