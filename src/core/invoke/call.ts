@@ -48,6 +48,8 @@ export type ClientInput = {
   context?: string
   /** Whether the turn waits for a running one in place of a refusal. */
   queue?: boolean
+  /** Whether the turn is counted already, by a message that the request has sent. */
+  counted?: boolean
   /** A turn of the session whose events after a position are streamed in place of a new turn. */
   attach?: { generation_id: string; after: number }
   /**

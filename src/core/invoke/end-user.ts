@@ -36,8 +36,10 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
   if (call.isCounted) return
+  const { sends, starts } = operation.endUser ?? {}
+  const startsOwn = starts && !call.client?.counted && !call.client?.attach
   const spend: EndUserSpend = {
-    messages: operation.endUser?.sends ? 1 : 0,
+    messages: sends || startsOwn ? 1 : 0,
     chars: textLength((body ?? {}) as Record<string, unknown>),
   }
   await endUserLimits.only()?.(services, endUser, spend)
@@ -67,12 +69,20 @@ export function releaseStream({ releaseStream }: Invocation, response: Operation
   else releaseStream()
 }
 
-/** Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason. */
-function textLength({ message, parts, reason }: Record<string, unknown>): number {
+/**
+ * Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason, outputs of
+ * tools.
+ */
+function textLength({ message, parts, reason, tool_outputs }: Record<string, unknown>): number {
   const texts = Array.isArray(parts)
     ? parts.flatMap((part: { text?: unknown; alt?: unknown } | null) => [part?.text, part?.alt])
     : []
-  return [message, reason, ...texts].reduce(
+  const outputs = Array.isArray(tool_outputs)
+    ? tool_outputs.map((entry: { output?: unknown } | null) =>
+        typeof entry?.output === 'string' ? entry.output : JSON.stringify(entry?.output),
+      )
+    : []
+  return [message, reason, ...texts, ...outputs].reduce(
     (sum: number, text) => sum + (typeof text === 'string' ? text.length : 0),
     0,
   )

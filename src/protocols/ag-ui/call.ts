@@ -11,7 +11,15 @@ import type { Thread } from './store.ts'
 export type AgUiRequest = { services: Services; exchange: MountExchange; caller: Caller }
 
 /** A run: the thread's session, and what the client sent. */
-export type Run = { request: AgUiRequest; agentId: string; sessionId: string; thread: Thread; input: RunInput }
+export type Run = {
+  request: AgUiRequest
+  agentId: string
+  sessionId: string
+  thread: Thread
+  input: RunInput
+  /** Whether the turn counts by a message of the run. */
+  counted?: boolean
+}
 
 type Input = {
   params?: Record<string, string>

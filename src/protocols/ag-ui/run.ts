@@ -106,7 +106,8 @@ export async function attach({ request, sessionId }: Run, generation_id: string,
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
 
 /** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
-async function storeMessages({ request, sessionId, thread, input }: Run): Promise<number> {
+async function storeMessages(run: Run): Promise<number> {
+  const { request, sessionId, thread, input } = run
   const stored = new Set(thread.stored_ids)
   const last = input.messages.findLastIndex(({ id }) => stored.has(id))
   const messages = input.messages.slice(last + 1).filter(isUser)
@@ -115,6 +116,7 @@ async function storeMessages({ request, sessionId, thread, input }: Run): Promis
       params: { session_id: sessionId },
       body: { message: textOf(message.content), idempotency_key: message.id },
     })
+  run.counted ||= messages.length > 0
   return messages.length
 }
 
@@ -124,8 +126,9 @@ async function startTurn(run: Run): Promise<RunOutcome> {
   try {
     return await startStreamed(run)
   } catch (error) {
-    if (error instanceof AppError && error.code === 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') return startUnstreamed(run)
-    throw error
+    if (!(error instanceof AppError) || error.code !== 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') throw error
+    run.counted = true
+    return startUnstreamed(run)
   }
 }
 
@@ -133,6 +136,7 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
   const claim = claimFor(run) as NonNullable<ClientInput['claim']>
   return {
     queue: true,
+    counted: run.counted,
     context: contextBlock(run.input),
     tools: run.input.tools?.map(({ name, description, parameters }) => ({
       name,
