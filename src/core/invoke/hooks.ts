@@ -14,8 +14,11 @@ export type Proof = {
   accepted: boolean
 }
 
-/** The context of a presented credential; `proof` is set for the DPoP scheme, `origin` by browsers. */
-export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof }
+/**
+ * The context of a presented credential; `proof` is set for the DPoP scheme, `origin` by browsers. `byTicket`: the client has
+ * only a ticket that stands for it.
+ */
+export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof; byTicket?: boolean }
 
 /** Resolves a token to a caller, or null for 401. */
 export const authentication =
