@@ -38,3 +38,6 @@ update conversation_messages set idempotency_key = substr(idempotency_key, lengt
   where operator_id is not null and starts_with(idempotency_key, operator_id || ':');
 create unique index conversation_messages_idempotency on conversation_messages (conversation_id, idempotency_key, operator_id)
   nulls not distinct where idempotency_key is not null;
+
+-- Whether the platform wrote the message, as a note on a takeover or handback: the model reads it in a form of its own.
+alter table conversation_messages add column note boolean not null default false;

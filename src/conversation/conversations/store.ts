@@ -64,6 +64,8 @@ export type MessageDraft = MessageSource & {
   origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
+  /** Whether the platform writes it, in a form for the model that no other text has. */
+  note?: boolean
   /** ID of the user who wrote an operator message. */
   operator_id?: string
   generation_id?: string | null
@@ -217,9 +219,10 @@ const insertMessage = (
       where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        operator_id, generation_id, parts, file_ids, metadata, idempotency_key)
+        operator_id, generation_id, parts, file_ids, metadata, idempotency_key, note)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null},
+        ${draft.note ?? false}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),
