@@ -271,6 +271,19 @@ export const messagePage = <Row>(
     present: row => row,
   })
 
+const descriptionRow = sql.type(z.object({ text: z.string().nullable() }))
+
+/** Returns the description of a file of a message; null without one. Primary key. */
+export const findMediaDescription = (
+  db: Queryable,
+  conversationId: string,
+  documentId: string,
+  fileId: string,
+): Promise<string | null> =>
+  db.maybeOneFirst(descriptionRow`
+    select media_descriptions ->> ${fileId} as text from conversation_messages
+    where conversation_id = ${conversationId} and document_id = ${documentId}`)
+
 /** Stores the description of an image of a message. Messages that share the text of a fork keep their own. */
 export const setMediaDescription = (
   db: Queryable,

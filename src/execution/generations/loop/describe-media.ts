@@ -30,13 +30,19 @@ export async function describeMedia(
 ): Promise<string | null> {
   const { services, generation, context } = turn
   try {
+    const { message_id } = part.media
+    // The prompt is of the first attempt, which may have been lost after its call.
+    const earlier =
+      generation.attempt > 1
+        ? await context.source?.description?.(services.pool, { message_id, file_id: part.file_id })
+        : null
+    if (earlier) return earlier
     const route = await findRoute(turn)
     if (!route) return null
     await checkSpend(services, generation, services.pool, { again: true })
     const answer = await requestDescription(turn, route, file, signal)
     const text = truncateChars(answer.text.trim(), MAX_DESCRIPTION)
     if (text === '') return null
-    const { message_id } = part.media
     await context.source?.described?.(services.pool, { message_id, file_id: part.file_id, text })
     return text
   } catch (error) {
