@@ -9,7 +9,7 @@ create unlogged table open_streams (
   primary key (subject, holder)
 ) with (fillfactor = 50);
 
--- Sets the numbers of open streams of a process: as many as wanted up to the maximum over all processes, at least those kept.
+-- Sets the numbers of open streams of a process: as many as requested up to the maximum over all processes, at least those kept.
 create function set_open_streams(process bigint, subjects text[], kept integer[], wanted integer[], maximums integer[])
 returns table (set_subject text, allowed integer, others integer) language plpgsql as $$
 begin
@@ -39,5 +39,5 @@ update conversation_messages set idempotency_key = substr(idempotency_key, lengt
 create unique index conversation_messages_idempotency on conversation_messages (conversation_id, idempotency_key, operator_id)
   nulls not distinct where idempotency_key is not null;
 
--- Whether the platform wrote the message, as a note on a takeover or handback: the model reads it in a form of its own.
+-- Whether the platform wrote the message, as a note on a takeover or handback: the model reads it in a separate form.
 alter table conversation_messages add column note boolean not null default false;

@@ -62,7 +62,7 @@ describe('open streams over several web processes', function () {
     }
   }
 
-  it('of an end user are limited exactly, also when they open at once', async () => {
+  it('of an end user are limited exactly, also when they open concurrently', async () => {
     const user = await endUser(app, { limits: { streams: 2 } })
     const session = await chat(user, app.agentId)
     const statuses = await Promise.all(
@@ -91,7 +91,7 @@ describe('open streams over several web processes', function () {
     await eventually(async () => (await attempt(app.url, app.key as EndUserClient, session)) === 200)
   })
 
-  it('end at once when the tokens are revoked, of sessions and of turns; those of others continue', async () => {
+  it('end immediately when the tokens are revoked, of sessions and of turns; streams of others continue', async () => {
     const gate = 'gate-revoked-streams'
     const { agentId } = await app.scripted([{ reply: { text: 'one two three', gate, gate_after: 1 } }] as never[])
     const user = await endUser(app, { agent_ids: [agentId] })
@@ -141,7 +141,7 @@ describe('open streams over several web processes', function () {
     await other.kill('SIGKILL')
     streams.splice(0)
     await eventually(async () => (await attempt(app.url, user, session)) === 200)
-    // What is left of other subjects does not count, and a sweep deletes it.
+    // The remainder of other subjects does not count, and a sweep deletes it.
     await deleteDeadStreams(app.services, undefined)
     const rows = await app.services.pool.any(sql.unsafe`select subject from open_streams`)
     assert.equal(rows.length, (await stored()).length)

@@ -27,7 +27,7 @@ const numbersRow = sql.type(z.object({ subject: z.string(), allowed: z.int(), ot
 
 type Numbers = { subject: string; kept: number; wanted: number; max: number }
 
-/** Sets the numbers of a process and returns those allowed, with those of the other processes. By the primary key. */
+/** Sets the numbers of a process and returns those allowed, with the numbers of the other processes. By the primary key. */
 const setOpenStreams = (db: Queryable, presence: string, numbers: readonly Numbers[]) => {
   const integers = (of: (each: Numbers) => number) => sql.array(numbers.map(of), 'int4')
   return db.any(numbersRow`

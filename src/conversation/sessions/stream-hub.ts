@@ -25,7 +25,7 @@ class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  /** Counts streams by project; those of end users are also counted with their calls. */
+  /** Counts streams by project; streams of end users are also counted with their calls. */
   readonly #open: ReturnType<typeof openStreams>
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined

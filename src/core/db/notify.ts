@@ -22,7 +22,7 @@ export type Notifications = {
   ping(timeoutMs: number): Promise<boolean>
   /**
    * Returns the number of the advisory lock that the server holds while the current connection exists. Rows that carry it
-   * are valid only so long; it changes with each reconnect.
+   * are valid only during that time; it changes with each reconnect.
    */
   presence(): string
   close(): Promise<void>

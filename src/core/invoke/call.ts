@@ -17,7 +17,7 @@ export type RequestFacts = {
   headers: IncomingHttpHeaders
   /** Aborted when the client disconnects. */
   closed: AbortSignal
-  /** Set by an event stream: checks the permission of the caller at once. */
+  /** Set by an event stream: checks the permission of the caller immediately. */
   onRevoked?: () => void
 }
 
