@@ -170,7 +170,7 @@ const settings = {
     'process',
     integer(1),
     '5000',
-    'Open session streams of a project per process; beyond that, 429 STREAM_LIMIT_EXCEEDED.',
+    'Open session streams of a project over all processes; beyond that, 429 STREAM_LIMIT_EXCEEDED.',
   ),
   SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Maximum time a request waits for long work.'),
   LOG_LEVEL: setting(

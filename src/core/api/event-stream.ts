@@ -31,7 +31,7 @@ export const PING = ': ping\n\n'
 
 /**
  * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is checked
- * again with each ping; once it is revoked, the stream ends with an `error` event.
+ * again with each ping and when the tokens of an end user are revoked; once it is lost, the stream ends with an `error` event.
  */
 export const eventStream = (
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
@@ -44,9 +44,10 @@ export const eventStream = (
   })
 
 async function* streamMessages(
-  { services, request: { closed }, recheck }: Parameters<typeof eventStream>[0],
+  { services, request, recheck }: Parameters<typeof eventStream>[0],
   source: StreamSource,
 ): AsyncGenerator<string> {
+  const { closed } = request
   const pingMs = services.config.STREAM_PING_INTERVAL_MS
   let notified = false
   let wake = () => {}
@@ -58,6 +59,11 @@ async function* streamMessages(
   closed.addEventListener('abort', onClosed, { once: true })
   let quiet = true
   let pingAt = Date.now() + pingMs
+  request.onRevoked = () => {
+    pingAt = 0
+    notified = true
+    wake()
+  }
   try {
     while (!closed.aborted) {
       if (Date.now() >= pingAt) {

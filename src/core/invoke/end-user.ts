@@ -37,8 +37,10 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
   if (call.isCounted) return
+  const { sends, starts } = operation.endUser ?? {}
+  const startsOwn = starts && !call.client?.counted && !call.client?.attach
   const spend: EndUserSpend = {
-    messages: operation.endUser?.sends ? 1 : 0,
+    messages: sends || startsOwn ? 1 : 0,
     chars: textLength((body ?? {}) as Record<string, unknown>),
   }
   await endUserLimits.only()?.(services, endUser, spend)
@@ -48,13 +50,16 @@ export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promi
  * Takes a stream of the end user for a call that opens one, before it starts any work, so that streams of turns and of
  * sessions and repeats of requests count alike. Raises STREAM_LIMIT_EXCEEDED.
  */
-export function takeStream(inv: Invocation, endUser: EndUser): void {
+export async function takeStream(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, services } = inv
+  const { request } = inv.call
   const body = (inv.body ?? {}) as Record<string, unknown>
   const opens =
     operation.endUser?.streams?.(body) ??
     (operation.stream !== undefined && (operation.method === 'get' || body.stream === true))
-  if (opens) inv.releaseStream = endUserStreams.only()?.(services, endUser) ?? null
+  if (!opens) return
+  const take = endUserStreams.only()
+  if (take) inv.releaseStream = await take(services, endUser, () => request.onRevoked?.())
 }
 
 /** Releases the stream of a call with the end of its response; immediately if the response is none. */
@@ -65,12 +70,20 @@ export function releaseStream({ releaseStream }: Invocation, response: Operation
   else releaseStream()
 }
 
-/** Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason. */
-function textLength({ message, parts, reason }: Record<string, unknown>): number {
+/**
+ * Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason, outputs of
+ * tools.
+ */
+function textLength({ message, parts, reason, tool_outputs }: Record<string, unknown>): number {
   const texts = Array.isArray(parts)
     ? parts.flatMap((part: { text?: unknown; alt?: unknown } | null) => [part?.text, part?.alt])
     : []
-  return [message, reason, ...texts].reduce(
+  const outputs = Array.isArray(tool_outputs)
+    ? tool_outputs.map((entry: { output?: unknown } | null) =>
+        typeof entry?.output === 'string' ? entry.output : JSON.stringify(entry?.output),
+      )
+    : []
+  return [message, reason, ...texts, ...outputs].reduce(
     (sum: number, text) => sum + (typeof text === 'string' ? text.length : 0),
     0,
   )

@@ -7,7 +7,15 @@ import type { Thread } from './store.ts'
 export type AgUiRequest = MountRequest
 
 /** A run: the thread's session, and what the client sent. */
-export type Run = { request: AgUiRequest; agentId: string; sessionId: string; thread: Thread; input: RunInput }
+export type Run = {
+  request: AgUiRequest
+  agentId: string
+  sessionId: string
+  thread: Thread
+  input: RunInput
+  /** Whether the turn counts by a message of the run. */
+  counted?: boolean
+}
 
 /** Calls an operation on behalf of a request, with its permissions. @throws the errors of the operation */
 export const callOperation = (

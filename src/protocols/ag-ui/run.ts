@@ -122,6 +122,7 @@ async function storeMessages(run: Run): Promise<number> {
       params: { session_id: sessionId },
       body: { ...(await messageBody(run, message)), idempotency_key: message.id },
     })
+  run.counted ||= messages.length > 0
   return messages.length
 }
 
@@ -131,8 +132,9 @@ async function startTurn(run: Run): Promise<RunOutcome> {
   try {
     return await startStreamed(run)
   } catch (error) {
-    if (error instanceof AppError && error.code === 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') return startUnstreamed(run)
-    throw error
+    if (!(error instanceof AppError) || error.code !== 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') throw error
+    run.counted = true
+    return startUnstreamed(run)
   }
 }
 
@@ -140,6 +142,7 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
   const claim = claimFor(run) as NonNullable<ClientInput['claim']>
   return {
     queue: true,
+    counted: run.counted,
     context: contextBlock(run.input),
     tools: run.input.tools?.map(({ name, description, parameters }) => ({
       name,

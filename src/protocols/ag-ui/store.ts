@@ -78,11 +78,12 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       target.shared_state, target.accept_client_tools,
       (select jsonb_build_object('generation_id', run.generation_id, 'after_frame', run.after_frame) from run) as run,
       array(select m.idempotency_key from conversation_messages m
-        where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})) as stored_ids,
+        where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})
+          and m.operator_id is null) as stored_ids,
       exists (select 1 from conversation_messages m
         where m.conversation_id = thread.conversation_id and ${messageOrigin} in ('end_user', 'agent', 'operator')
           and m.created_at <= coalesce((select run.created_at from run), 'infinity')
-          and coalesce(m.idempotency_key, m.document_id) <> all(${messageIds})
+          and coalesce(case when m.operator_id is null then m.idempotency_key end, m.document_id) <> all(${messageIds})
           and not coalesce(m.generation_id = any(${sql.array([...request.generation_ids], 'text')}), false)) as lacks_history,
       array(select b -> 'tool' ->> 'name' from json_array_elements(target.tool_bindings) b where b -> 'tool' ->> 'name' is not null
         union all select t.name from tools t where t.id = any(target.tool_ids)) as tool_names
@@ -156,6 +157,6 @@ export const listClientIds = async (db: Queryable, sessionId: string): Promise<R
       await db.any(keyRow`
         select m.document_id, m.idempotency_key from sessions s
         join conversation_messages m on m.conversation_id = s.conversation_id
-        where s.id = ${sessionId} and m.idempotency_key is not null`)
+        where s.id = ${sessionId} and m.idempotency_key is not null and m.operator_id is null`)
     ).map(({ document_id, idempotency_key }) => [document_id, idempotency_key]),
   )

@@ -30,13 +30,17 @@ export async function describeMedia(
 ): Promise<string | null> {
   const { services, generation, context } = turn
   try {
+    const stored = message_id === null ? null : { message_id, file_id }
+    // The prompt is of the first attempt, which may have been lost after its call.
+    const earlier = stored && generation.attempt > 1 ? await context.source?.description?.(services.pool, stored) : null
+    if (earlier) return earlier
     const route = await findRoute(turn)
     if (!route) return null
     await checkSpend(services, generation, services.pool, { again: true })
     const answer = await requestDescription(turn, route, file, signal)
     const text = truncateChars(answer.text.trim(), MAX_DESCRIPTION)
     if (text === '') return null
-    if (message_id !== null) await context.source?.described?.(services.pool, { message_id, file_id, text })
+    if (stored) await context.source?.described?.(services.pool, { ...stored, text })
     return text
   } catch (error) {
     if (signal.aborted) throw signal.reason

@@ -61,6 +61,8 @@ export type TurnSource = {
   target?(permission: { kind: string; id: string }): KindRow | null
   /** Stores the description of a file of a message, so that later turns use it. */
   described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
+  /** Returns the stored description of a file of a message, which an earlier attempt may have stored; null without one. */
+  description?(db: Queryable, of: { message_id: string; file_id: string }): Promise<string | null>
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**
