@@ -329,6 +329,22 @@ describe('chats', () => {
       assert.deepEqual([await asked(), await metered()], [3, 3])
     })
 
+    it('are each metered and audited when they run at the same time, whatever their model', async () => {
+      const before = (await used()).length
+      const chats = [await make({ model: 'double-1' }), await make({ model: 'double-2' })]
+      const replies = await Promise.all(
+        Array.from({ length: 24 }, (_each, n) => complete({ chat_id: chats[n % 2].id, messages: user(`number ${n}`) })),
+      )
+      assert.deepEqual([...new Set(replies.map(({ status }) => status))], [200])
+      const models = (await used()).slice(before).map(({ model }) => model)
+      assert.deepEqual(models.toSorted(), [...Array(12).fill('double-1'), ...Array(12).fill('double-2')])
+      const audited = await rows(
+        `select resource_public_id from audit_entries where action = 'chats:CreateChatCompletion' and resource_public_id = any($1)`,
+        [chats.map(({ id }) => id)],
+      )
+      assert.equal(audited.length, 24)
+    })
+
     it('are metered with the reported usage, attributed only to the project', async () => {
       const lane = 'metered'
       await double.put(lane, {

@@ -1,12 +1,10 @@
-import type { EmbeddingModel } from 'ai'
+import type { EmbeddingModelV4 } from '@ai-sdk/provider'
 import type { Config } from '../../config.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import { deploymentAwsKeys } from '../../core/net/aws.ts'
 import { fetchWithLimit, RemoteBodyError } from '../../core/net/limited-body.ts'
 import { maskSecrets } from '../../identity/secrets/mask.ts'
 
-/** Interface of the SDK to an embedding model. */
-type EmbeddingModelV4 = Extract<EmbeddingModel, { specificationVersion: 'v4' }>
 type CallOptions = Parameters<EmbeddingModelV4['doEmbed']>[0]
 
 /** Embedding model of the deployment. `isSearch`: the texts are search texts, not texts to be searched. */
@@ -43,9 +41,6 @@ const DETAIL_LENGTH = 500
 
 /** Maximum size of a response per text: 4096 numbers of 64 bytes each, including white space. */
 const RESPONSE_BYTES_PER_TEXT = 256 * 1024
-
-// The SDK would print warnings to the console; relevant ones are returned as failures.
-globalThis.AI_SDK_LOG_WARNINGS = false
 
 /**
  * Loads the vendor package and returns the configured model. Endpoints are called directly, without the egress rules
@@ -114,7 +109,7 @@ async function bedrock(config: Config, name: string): Promise<EmbeddingModelV4> 
 async function requireAwsKeys() {
   const keys = await deploymentAwsKeys()
   if (keys) return keys
-  const { LoadSettingError } = await import('ai')
+  const { LoadSettingError } = await import('@ai-sdk/provider')
   throw new LoadSettingError({ message: 'no AWS credentials found' })
 }
 
@@ -146,7 +141,9 @@ export async function callFailure(
   timedOut: boolean,
 ): Promise<CallFailure> {
   // Loaded on demand: the package needs more memory than most of the application.
-  const { APICallError, JSONParseError, LoadAPIKeyError, LoadSettingError, TypeValidationError } = await import('ai')
+  const { APICallError, JSONParseError, LoadAPIKeyError, LoadSettingError, TypeValidationError } = await import(
+    '@ai-sdk/provider'
+  )
   const chain = causes(thrown)
   const response = chain.find(APICallError.isInstance) ?? null
   const status = response?.statusCode ?? null

@@ -1,7 +1,10 @@
 import { Counter } from 'prom-client'
+import { batchByKey } from '../../core/db/batcher.ts'
+import { isTransient } from '../../core/db/database-errors.ts'
 import { onSeparateConnection } from '../../core/db/pool.ts'
 import { sql } from '../../core/db/sql.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
+import { currentTriggerChain, withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { queueMessage } from '../../core/jobs/queue.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
@@ -46,9 +49,44 @@ const projectsWithThresholds = (priced: readonly PricedUsage[]): string[] => [
 /** Prices and writes usage, with the last statement of `tx` if given. Without `tx`, the caller must log errors. */
 export async function recordUsage(services: Services, drafts: readonly UsageDraft[], tx?: Tx): Promise<void> {
   const priced = await priceUsage(services, drafts, tx)
-  if (tx) recordUsageInTx(tx, priced)
-  else await writeUsage(services, priced)
+  if (tx) return recordUsageInTx(tx, priced)
+  if (priced.length > 0) await usageWriter(services)(priced)
 }
+
+/** Maximum calls per statement. */
+const MAX_CALLS = 100
+
+type UsageOfCall = { priced: readonly PricedUsage[]; chain: readonly string[] }
+
+/**
+ * Writes usage with that of concurrent calls of its project in one statement: a commit of its own for each would be the
+ * largest part of a completion.
+ */
+const usageWriter = processSingleton(services => {
+  async function writeAll(calls: readonly UsageOfCall[]): Promise<unknown[]> {
+    try {
+      const [{ chain }] = calls
+      await withTriggerChain(chain, () =>
+        writeUsage(
+          services,
+          calls.flatMap(({ priced }) => priced),
+        ),
+      )
+      return calls.map(() => null)
+    } catch (error) {
+      // Written individually, so that one failing call does not affect the others.
+      if (calls.length > 1 && !isTransient(error))
+        return (await Promise.all(calls.map(call => writeAll([call])))).flat()
+      return calls.map(() => error)
+    }
+  }
+  const write = batchByKey<string, UsageOfCall, unknown>((_key, calls) => writeAll(calls), { max: MAX_CALLS })
+  return async (priced: readonly PricedUsage[]): Promise<void> => {
+    const chain = currentTriggerChain()
+    const failure = await write(JSON.stringify([priced[0].row.project_id, chain]), { priced, chain })
+    if (failure !== null) throw failure
+  }
+})
 
 async function writeUsage(services: Services, priced: readonly PricedUsage[]): Promise<void> {
   if (priced.length === 0) return

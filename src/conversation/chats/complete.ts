@@ -2,6 +2,8 @@ import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, problemsText, raise } from '../../core/api/errors.ts'
 import { eventStream } from '../../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../../core/api/operation.ts'
+import { coalescedReads } from '../../core/db/coalesced-reads.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
 import { parseStructuredOutput, stripCodeFence } from '../../execution/generations/loop/structured-output.ts'
@@ -11,9 +13,10 @@ import { admitFiles, attachFiles, readFiles } from '../../execution/generations/
 import { calledModels, handlingOf } from '../../execution/generations/request/message-media.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
-import { type ChatRow, chatKind } from './model.ts'
+import type { PauseState } from '../../identity/projects/store.ts'
+import { chatKind } from './model.ts'
 import { type CompletionTarget, runCompletion } from './run-completion.ts'
-import { requireCallableChat } from './target.ts'
+import { type FoundTarget, requireCallableChat } from './target.ts'
 
 export const COMPLETE_ACTION = 'chats:CreateChatCompletion'
 
@@ -21,8 +24,6 @@ export const COMPLETE_ACTION = 'chats:CreateChatCompletion'
 const QUIET_MS = 60_000
 
 type CompletionContext = Pick<Context, 'services' | 'request' | 'allow' | 'audit' | 'recheck'>
-
-export type FoundTarget = { target: CompletionTarget; chat: ChatRow | null }
 
 /** Requires the permission for a completion of a target and names it in the audit entry. */
 export function authorizeCompletion({ audit, allow }: CompletionContext, { target, chat }: FoundTarget): void {
@@ -37,6 +38,9 @@ type CompletionSpec = {
   /** JSON Schema that the answer must satisfy; null for text. */
   schema: object | null
 }
+
+/** Concurrent completions of a project share one read of its state. */
+const pauseReads = processSingleton(() => coalescedReads<PauseState>())
 
 type DeltaHandlers = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
 
@@ -61,7 +65,9 @@ export async function prepareCompletion(
   if (schema) await outputProblems(services, project_id, schema, null, context.request.closed)
   const messages = await resolveMessages(context, project_id, sent)
   await requireCallableChat(services, target)
-  const { trace_content_mode: content_mode } = await requireUnpaused(services.pool, project_id)
+  const { trace_content_mode: content_mode } = await pauseReads(services)(project_id, () =>
+    requireUnpaused(services.pool, project_id),
+  )
   await checkSpend(services, { project_id, agent_id: null, actor_id: null })
   return {
     content_mode,

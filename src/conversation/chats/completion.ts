@@ -25,7 +25,7 @@ export async function createCompletion(context: CompletionContext): Promise<Oper
   const { body, services } = context
   const messages = convertMessages(body)
   checkMessagesSize(messages)
-  const { target, chat } = await findCompletionTarget(services.pool, context.caller, body)
+  const { target, chat } = await findCompletionTarget(services, context.caller, body)
   authorizeCompletion(context, { target, chat })
   const schema = body.response_format?.type === 'json_schema' ? body.response_format.json_schema.schema : null
   if (schema && body.stream) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')

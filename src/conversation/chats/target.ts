@@ -1,8 +1,10 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
+import { coalescedReads } from '../../core/db/coalesced-reads.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findLoadedRoute, firstProvider } from '../../execution/model-routes/store.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
@@ -31,33 +33,67 @@ function parseTarget({ chat_id, ai_provider_id, model }: TargetFields): TargetFi
   })
 }
 
+export type FoundTarget = { target: CompletionTarget; chat: ChatRow | null }
+
+/** Concurrent completions of a tenant share the reads of their targets. */
+const targetReads = processSingleton(() => coalescedReads<FoundTarget | null>())
+
+/** Returns a target in one statement, or null if the caller may not read it. */
+async function findVisibleTarget(
+  services: Services,
+  caller: Caller,
+  id: string,
+  read: (db: Queryable) => Promise<FoundTarget | null>,
+): Promise<FoundTarget | null> {
+  const tenant = caller.project_id ?? caller.user.id
+  const found = await targetReads(services)(`${tenant} ${id}`, () => read(services.pool))
+  return found && canSeeProject(caller, found.target.project_id) ? found : null
+}
+
 /**
- * Returns the target of a request, in one statement. A target that the caller may not read counts as missing.
+ * Returns the target of a request. A target that the caller may not read counts as missing.
  * @throws VALIDATION_FAILED, CHAT_NOT_FOUND, AI_PROVIDER_NOT_FOUND
  */
 export async function findCompletionTarget(
-  db: Queryable,
+  services: Services,
   caller: Caller,
   body: TargetFields,
-): Promise<{ target: CompletionTarget; chat: ChatRow | null }> {
+): Promise<FoundTarget> {
   const { chat_id, ai_provider_id, model = null } = parseTarget(body)
   if (chat_id !== undefined) {
-    const found = await findServedTarget(db, chat_id, model)
-    if (!canSeeProject(caller, found.chat.project_id)) return raise('CHAT_NOT_FOUND', { meta: { id: chat_id } })
+    const found = await findVisibleTarget(services, caller, chat_id, db => findChatTarget(db, chat_id))
+    if (!found) return raise('CHAT_NOT_FOUND', { meta: { id: chat_id } })
     requireModelAllowed(found.target, model)
-    return found
+    return withModel(found, model)
   }
   const id = ai_provider_id as string
-  const provider = isIdOf(aiProviderKind, id) ? await aiProviderKind.find(db, id) : null
-  if (!provider || !canSeeProject(caller, provider.project_id)) return raise('AI_PROVIDER_NOT_FOUND', { meta: { id } })
-  return { chat: null, target: { provider, route: null, project_id: provider.project_id, model } }
+  const found = await findVisibleTarget(services, caller, id, async db => {
+    const provider = isIdOf(aiProviderKind, id) ? await aiProviderKind.find(db, id) : null
+    return provider && { chat: null, target: { provider, route: null, project_id: provider.project_id, model: null } }
+  })
+  return found ? withModel(found, model) : raise('AI_PROVIDER_NOT_FOUND', { meta: { id } })
 }
 
 /** Returns a model route as the target of completions. @throws MODEL_ROUTE_NOT_FOUND */
-export async function findRouteTarget(db: Queryable, caller: Caller, id: string): Promise<CompletionTarget> {
-  const route = await findLoadedRoute(db, id)
-  if (!route || !canSeeProject(caller, route.route.project_id)) return raise('MODEL_ROUTE_NOT_FOUND', { meta: { id } })
-  return { provider: null, route, project_id: route.route.project_id, model: null }
+export async function findRouteTarget(services: Services, caller: Caller, id: string): Promise<FoundTarget> {
+  const found = await findVisibleTarget(services, caller, id, async db => {
+    const route = await findLoadedRoute(db, id)
+    return route && { chat: null, target: { provider: null, route, project_id: route.route.project_id, model: null } }
+  })
+  return found ?? raise('MODEL_ROUTE_NOT_FOUND', { meta: { id } })
+}
+
+/** Returns a target with a model in place of its own, if not null. */
+const withModel = ({ target, chat }: FoundTarget, model: string | null): FoundTarget => ({
+  target: { ...target, model: model ?? target.model },
+  chat,
+})
+
+async function findChatTarget(db: Queryable, id: string): Promise<(FoundTarget & { chat: ChatRow }) | null> {
+  const found = isIdOf(chatKind, id) ? await findServedChat(db, id) : null
+  if (!found) return null
+  const { chat, served } = found
+  return { chat, target: { ...served, project_id: chat.project_id, model: chat.model } }
 }
 
 /**
@@ -70,10 +106,10 @@ export async function findServedTarget(
   id: string,
   model: string | null,
 ): Promise<{ target: CompletionTarget; chat: ChatRow }> {
-  const found = isIdOf(chatKind, id) ? await findServedChat(db, id) : null
+  const found = await findChatTarget(db, id)
   if (!found) return raise('CHAT_NOT_FOUND', { meta: { id } })
-  const { chat, served } = found
-  return { chat, target: { ...served, project_id: chat.project_id, model: model ?? chat.model } }
+  const { chat, target } = found
+  return { chat, target: { ...target, model: model ?? target.model } }
 }
 
 /**

@@ -38,7 +38,8 @@ export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimit
   }
   // The HTTP client enforces the declared length, which is the length of the encoded body.
   const declared = coding ? Number.NaN : Number(headers.get('content-length') ?? Number.NaN)
-  if (maxValues === undefined && declared <= maxBytes) return response
+  // Each value takes at least one byte.
+  if (declared <= Math.min(maxBytes, maxValues ?? maxBytes)) return response
   const isEventStream = EVENT_STREAM.test(headers.get('content-type') ?? '')
   const maxTotal = isEventStream ? maxBytes * STREAM_FACTOR : maxBytes
   let size = 0

@@ -1,20 +1,21 @@
-import {
-  generateText,
-  InvalidToolInputError,
-  isStepCount,
-  jsonSchema,
-  type LanguageModelUsage,
-  type ModelMessage as SdkMessage,
-  streamText,
-  type ToolSet,
-} from 'ai'
+import type {
+  LanguageModelV4CallOptions,
+  LanguageModelV4Content,
+  LanguageModelV4FinishReason,
+  LanguageModelV4FunctionTool,
+  LanguageModelV4Message,
+  LanguageModelV4Prompt,
+  LanguageModelV4ToolCall,
+  LanguageModelV4Usage,
+} from '@ai-sdk/provider'
+import { safeParseJSON } from '@ai-sdk/provider-utils'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
-import { isRequestFault, type ModelFailure, modelFailure } from './failure.ts'
+import { type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
-import type { LanguageModelV4, ModelClient } from './models.ts'
+import type { ModelClient } from './models.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { vendorOptions } from './vendor-settings.ts'
 
@@ -59,7 +60,6 @@ export async function attemptCall(
       recordMetrics('aborted')
       throw request.signal.reason
     }
-    if (isRequestFault(error)) throw error
     recordMetrics(timedOut ? 'timed_out' : 'failed')
     const failure = modelFailure(error, {
       ai_provider_id: provider.id,
@@ -84,43 +84,37 @@ async function callSdk(
   signal: AbortSignal,
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
-  const settings = callSettings(client, model, request, signal)
+  const vendor = client.model(model)
+  const options = callOptions(client, request, signal)
   if (!request.onDelta) {
-    const result = await generateText(settings)
-    return {
-      ...rawAnswer(result.text, result.toolCalls, result.finishReason, result.rawFinishReason, result.usage),
-      ...reasoningOf(result.reasoningText),
-    }
+    const { content, ...end } = await vendor.doGenerate(options)
+    return rawAnswer(content, end)
   }
-  const result = streamText({ ...settings, onError: () => {} })
+  const { stream } = await vendor.doStream(options)
   let text = ''
   let reasoning = ''
-  const calls: SdkToolCall[] = []
-  for await (const part of result.fullStream) {
+  const calls: LanguageModelV4ToolCall[] = []
+  for await (const part of stream) {
     if (part.type === 'text-delta') {
-      if (part.text === '') continue
+      if (part.delta === '') continue
       markFirstChunk()
-      text += part.text
+      text += part.delta
       // Chunks may split a surrogate pair, so only the whole text is made well formed.
-      request.onDelta(part.text.replaceAll('\0', '\u{fffd}'))
+      request.onDelta(part.delta.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
-      reasoning += part.text
-      request.onReasoning?.(part.text.replaceAll('\0', '\u{fffd}'))
+      reasoning += part.delta
+      request.onReasoning?.(part.delta.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'tool-call') calls.push(part)
     else if (part.type === 'tool-input-start') markFirstChunk()
     else if (part.type === 'error') throw part.error
-    else if (part.type === 'abort') throw signal.reason
-    else if (part.type === 'finish-step')
-      return {
-        ...rawAnswer(text, calls, part.finishReason, part.rawFinishReason, part.usage),
-        ...reasoningOf(reasoning),
-      }
+    else if (part.type === 'finish')
+      return rawAnswer([{ type: 'text', text }, { type: 'reasoning', text: reasoning }, ...calls], part)
   }
   throw new Error('the response ended early')
 }
 
-function callSettings(client: ModelClient, model: string, request: ModelRequest, signal: AbortSignal) {
+function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSignal): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
   const byInstruction = schema !== null && !client.structuredOutputs
   const instructions = byInstruction ? [system, schemaInstruction(schema)].filter(Boolean).join('\n\n') : system
@@ -139,13 +133,20 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
     ...vendorOptions(client.type, request.vendor_settings),
   }
   return {
-    model: withCallOptions(client.model(model), { toolChoice: sdkToolChoice(request), responseFormat }),
-    instructions:
-      request.prompt_caching && instructions
-        ? { role: 'system' as const, content: instructions, providerOptions: CACHE_MARK }
-        : (instructions ?? undefined),
-    messages: sdkMessages(request.messages),
-    tools: request.tools.length > 0 ? sdkTools(request.tools) : undefined,
+    prompt: [
+      ...(instructions
+        ? [
+            {
+              role: 'system' as const,
+              content: instructions,
+              ...(request.prompt_caching && { providerOptions: CACHE_MARK }),
+            },
+          ]
+        : []),
+      ...vendorPrompt(request.messages),
+    ],
+    ...(request.tools.length > 0 && { tools: request.tools.map(vendorTool), toolChoice: vendorToolChoice(request) }),
+    responseFormat,
     temperature: request.temperature ?? undefined,
     maxOutputTokens: request.max_output_tokens ?? undefined,
     topP: request.top_p ?? undefined,
@@ -154,8 +155,6 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
     presencePenalty: request.vendor_settings?.presence_penalty,
     frequencyPenalty: request.vendor_settings?.frequency_penalty,
     providerOptions: Object.keys(options).length > 0 ? { [client.optionsKey]: options as never } : undefined,
-    stopWhen: isStepCount(1),
-    maxRetries: 0,
     abortSignal: signal,
   }
 }
@@ -163,109 +162,110 @@ function callSettings(client: ModelClient, model: string, request: ModelRequest,
 /** Used by Anthropic, on its own API and on bedrock; other vendors ignore it. */
 const CACHE_MARK = { anthropic: { cacheControl: { type: 'ephemeral' } }, bedrock: { cachePoint: { type: 'default' } } }
 
-/**
- * Returns the model with a tool choice and response format hidden from the SDK, which would discard an answer that
- * ignores a forced choice and parse a structured one; the turn loop handles both.
- */
-function withCallOptions(
-  model: LanguageModelV4,
-  callOptions: Pick<Parameters<LanguageModelV4['doGenerate']>[0], 'toolChoice' | 'responseFormat'>,
-): LanguageModelV4 {
-  return {
-    specificationVersion: 'v4',
-    provider: model.provider,
-    modelId: model.modelId,
-    supportedUrls: model.supportedUrls,
-    doGenerate: options =>
-      model.doGenerate({ ...options, ...(options.tools ? callOptions : { ...callOptions, toolChoice: undefined }) }),
-    doStream: options =>
-      model.doStream({ ...options, ...(options.tools ? callOptions : { ...callOptions, toolChoice: undefined }) }),
-  }
-}
-
-function sdkToolChoice({ tool_choice: choice }: ModelRequest) {
-  if (choice === null) return { type: 'auto' as const }
+function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV4CallOptions['toolChoice'] {
+  if (choice === null) return { type: 'auto' }
   if (typeof choice === 'string') return { type: choice }
-  return { type: 'tool' as const, toolName: choice.tool_name }
+  return { type: 'tool', toolName: choice.tool_name }
 }
 
-const sdkTools = (tools: ModelRequest['tools']): ToolSet =>
-  Object.fromEntries(
-    tools.map(tool => [tool.name, { description: tool.description, inputSchema: jsonSchema(tool.parameters) }]),
-  )
+const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][number]): LanguageModelV4FunctionTool => ({
+  type: 'function',
+  name,
+  description,
+  inputSchema: parameters,
+})
 
-/** Converts messages for the SDK and drops empty ones, which some vendors refuse. */
-function sdkMessages(messages: PromptMessage[]): SdkMessage[] {
-  return messages.flatMap((message): SdkMessage[] => {
-    if (message.role === 'tool')
-      return [
-        {
-          role: 'tool',
-          content: message.content.map(part => ({
-            type: 'tool-result',
-            toolCallId: part.tool_call_id,
-            toolName: part.tool_name,
-            output: part.error
-              ? { type: 'error-json', value: { error: part.error } as never }
-              : typeof part.result === 'string'
-                ? { type: 'text', value: part.result }
-                : { type: 'json', value: (part.result ?? null) as never },
-          })),
-        },
-      ]
+/**
+ * Converts messages for the vendor's package. Empty texts are dropped, which some vendors refuse, and consecutive results
+ * are joined, which some vendors require.
+ */
+function vendorPrompt(messages: readonly PromptMessage[]): LanguageModelV4Prompt {
+  const prompt: LanguageModelV4Message[] = []
+  for (const message of messages) {
+    if (message.role === 'tool') {
+      const content = message.content.map(part => ({
+        type: 'tool-result' as const,
+        toolCallId: part.tool_call_id,
+        toolName: part.tool_name,
+        output: part.error
+          ? { type: 'error-json' as const, value: { error: part.error } as never }
+          : typeof part.result === 'string'
+            ? { type: 'text' as const, value: part.result }
+            : { type: 'json' as const, value: (part.result ?? null) as never },
+      }))
+      const last = prompt.at(-1)
+      if (last?.role === 'tool') last.content.push(...content)
+      else if (content.length > 0) prompt.push({ role: 'tool', content })
+      continue
+    }
     if (message.role === 'user') {
       const { content } = message
-      return [{ role: 'user', content: typeof content === 'string' ? content : content.map(sdkPart) }]
+      prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
+      continue
     }
-    const parts =
-      typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content
+    const parts = typeof message.content === 'string' ? [textPart(message.content)] : message.content
     const content = parts
-      .filter(part => part.type !== 'text' || part.text !== '')
+      .filter(isNotEmpty)
       .map(part =>
         part.type === 'text'
-          ? { type: 'text' as const, text: part.text }
+          ? textPart(part.text)
           : { type: 'tool-call' as const, toolCallId: part.tool_call_id, toolName: part.tool_name, input: part.args },
       )
-    return content.length > 0 ? [{ role: 'assistant', content }] : []
-  })
+    if (content.length > 0) prompt.push({ role: 'assistant', content })
+  }
+  return prompt
 }
 
-const sdkPart = (part: TextPart | AttachedFile) =>
-  part.type === 'text'
-    ? part
-    : {
-        type: 'file' as const,
-        data: { type: 'data' as const, data: part.data_base64 },
-        mediaType: part.media_type,
-        filename: part.filename,
-      }
+const textPart = (text: string) => ({ type: 'text' as const, text })
 
-type SdkToolCall = { toolCallId: string; toolName: string; input: unknown; invalid?: boolean; error?: unknown }
+const isNotEmpty = (part: { type: string; text?: string }): boolean => part.type !== 'text' || part.text !== ''
 
-function rawAnswer(
-  text: string,
-  calls: readonly SdkToolCall[],
-  finish: string,
-  rawFinish: string | undefined,
-  usage: LanguageModelUsage,
-): RawAnswer {
+const userParts = (parts: readonly (TextPart | AttachedFile)[]) =>
+  parts.filter(isNotEmpty).map(part =>
+    part.type === 'text'
+      ? textPart(part.text)
+      : {
+          type: 'file' as const,
+          data: { type: 'data' as const, data: part.data_base64 },
+          mediaType: part.media_type,
+          filename: part.filename,
+        },
+  )
+
+async function rawAnswer(
+  content: readonly LanguageModelV4Content[],
+  { finishReason, usage }: { finishReason: LanguageModelV4FinishReason; usage: LanguageModelV4Usage },
+): Promise<RawAnswer> {
+  const text = textsOf(content, 'text')
+  const reasoning = textsOf(content, 'reasoning')
+  const calls = content.filter(part => part.type === 'tool-call')
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
-  if (text === '' && calls.length === 0 && rawFinish === undefined) throw new Error('the response is empty')
+  if (text === '' && calls.length === 0 && finishReason.raw === undefined) throw new Error('the response is empty')
   return {
     text: storableText(text),
-    tool_calls: calls.map(call => ({
-      id: storableText(call.toolCallId),
-      tool_name: storableText(call.toolName),
-      args: storableValue(call.input),
-      ...(call.invalid &&
-        InvalidToolInputError.isInstance(call.error) && { args_error: 'the arguments are not valid JSON' }),
-    })),
-    finish_reason: FINISH.has(finish) ? (finish as ModelAnswer['finish_reason']) : 'other',
+    tool_calls: await Promise.all(calls.map(toolCall)),
+    finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),
+    ...(reasoning && { reasoning: storableText(reasoning) }),
   }
 }
 
-const reasoningOf = (text: string | undefined) => (text ? { reasoning: storableText(text) } : {})
+const textsOf = (content: readonly LanguageModelV4Content[], type: 'text' | 'reasoning'): string =>
+  content.map(part => (part.type === type ? part.text : '')).join('')
+
+async function toolCall({
+  toolCallId,
+  toolName,
+  input,
+}: LanguageModelV4ToolCall): Promise<ModelAnswer['tool_calls'][number]> {
+  const args = input.trim() === '' ? { success: true as const, value: {} } : await safeParseJSON({ text: input })
+  return {
+    id: storableText(toolCallId),
+    tool_name: storableText(toolName),
+    args: storableValue(args.success ? args.value : input),
+    ...(!args.success && { args_error: 'the arguments are not valid JSON' }),
+  }
+}
 
 const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
 
@@ -273,16 +273,16 @@ const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
 const MAX_TOKENS = 1_000_000_000
 
 /** Clamps a reported token count so that it can be summed. */
-const clampTokens = (recordMetrics = 0): number => Math.min(MAX_TOKENS, Math.max(0, Math.ceil(recordMetrics)))
+const clampTokens = (count = 0): number => Math.min(MAX_TOKENS, Math.max(0, Math.ceil(count)))
 
-function modelUsage(usage: LanguageModelUsage): ModelUsage | null {
-  if (usage.inputTokens === undefined && usage.outputTokens === undefined) return null
-  const { cacheReadTokens = 0, cacheWriteTokens = 0, noCacheTokens } = usage.inputTokenDetails
+function modelUsage({ inputTokens: input, outputTokens: output }: LanguageModelV4Usage): ModelUsage | null {
+  if (input.total === undefined && output.total === undefined) return null
+  const { cacheRead = 0, cacheWrite = 0, noCache } = input
   return {
-    input_tokens: clampTokens(noCacheTokens ?? (usage.inputTokens ?? 0) - cacheReadTokens - cacheWriteTokens),
-    cached_tokens: clampTokens(cacheReadTokens),
-    cache_write_tokens: clampTokens(cacheWriteTokens),
-    output_tokens: clampTokens(usage.outputTokens),
-    reasoning_tokens: clampTokens(usage.outputTokenDetails.reasoningTokens),
+    input_tokens: clampTokens(noCache ?? (input.total ?? 0) - cacheRead - cacheWrite),
+    cached_tokens: clampTokens(cacheRead),
+    cache_write_tokens: clampTokens(cacheWrite),
+    output_tokens: clampTokens(output.total),
+    reasoning_tokens: clampTokens(output.reasoning),
   }
 }

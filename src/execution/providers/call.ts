@@ -15,7 +15,7 @@ import type {
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
-/** Loaded on demand: the SDK takes 30 MB and 100 ms, which a web process without calls avoids. */
+/** Loaded on demand: the package takes memory and time, which a web process without calls avoids. */
 const loadAttempts = () => import('./attempt.ts')
 
 /**

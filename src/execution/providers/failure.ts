@@ -1,16 +1,13 @@
 import {
   APICallError,
   InvalidArgumentError,
-  InvalidPromptError,
   JSONParseError,
   LoadAPIKeyError,
   LoadSettingError,
-  MissingToolResultsError,
   NoSuchModelError,
-  StreamProviderError,
   TypeValidationError,
   UnsupportedFunctionalityError,
-} from 'ai'
+} from '@ai-sdk/provider'
 import { AppError, type ErrorCode } from '../../core/api/errors.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
@@ -66,13 +63,12 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     return permanentFailure(misconfiguredProvider(attempt.ai_provider_id, 'config_key', missingSetting.message), thrown)
 
   const apiError = findCause(APICallError.isInstance)
-  const streamError =
-    thrown instanceof Error ? findCause(StreamProviderError.isInstance) : (thrown as Partial<StreamProviderError>)
+  const streamError = thrown instanceof Error ? null : streamErrorOf(thrown)
   const interruption = interruptedResponse(apiError)
   const status = interruption ? null : (apiError?.statusCode ?? tokenStatus(thrown))
   const body = apiError?.responseBody ?? null
   const text = truncateChars(
-    maskSecrets(interruption ?? vendorText(thrown, apiError, body), attempt.secrets, TEXT_BYTES),
+    maskSecrets(interruption ?? vendorText(streamError ?? thrown, apiError, body), attempt.secrets, TEXT_BYTES),
     TEXT_LENGTH,
   )
   const errorClass =
@@ -106,10 +102,6 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     cause: undefined,
   }
 }
-
-/** Whether an error was caused by an invalid request of ours, not by the vendor or the record. */
-export const isRequestFault = (error: unknown): boolean =>
-  InvalidPromptError.isInstance(error) || MissingToolResultsError.isInstance(error)
 
 /** Whether the SDK refused to send a model, an option or a part that the vendor does not support. */
 const refusedBySdk = (error: unknown): boolean =>
@@ -158,13 +150,52 @@ function permanentFailure(error: AppError, thrown: unknown): ModelFailure {
 function failureClassOf(
   status: number | null,
   apiError: APICallError | null,
-  streamError: Partial<StreamProviderError> | null,
+  streamError: StreamError | null,
 ): FailureClass {
   if (status === 429) return 'rate_limited'
   if (status !== null && status >= 500) return 'provider_error'
   if (status === 408 || status === 409) return (apiError ?? streamError)?.isRetryable ? 'provider_error' : null
   if (status !== null) return null
   return 'provider_error'
+}
+
+/** Error in a stream that began with a success. */
+type StreamError = { message: unknown; statusCode: number | null; isRetryable: boolean }
+
+/** Statuses of messages that vendors send in streams without a code. */
+const MESSAGE_STATUSES: Record<string, number> = {
+  overloaded: 503,
+  'overloaded error': 503,
+  'model overloaded': 503,
+  'service unavailable': 503,
+  'internal server error': 500,
+}
+
+/** Returns an error that a vendor sent in a stream. Vendors place its message and status differently. */
+function streamErrorOf(thrown: unknown): StreamError {
+  const fields = (value: unknown): Record<string, unknown> =>
+    typeof value === 'object' && value !== null ? (value as Record<string, unknown>) : {}
+  const outer = fields(thrown)
+  const inner = fields(fields(outer.response).error ?? outer.error)
+  const { message = outer.message } = inner
+  const values = [inner, outer].flatMap(({ statusCode, status_code, status, code }) => [
+    statusCode,
+    status_code,
+    status,
+    code,
+  ])
+  const statusCode =
+    values.map(Number).find(status => Number.isInteger(status) && status >= 400 && status <= 599) ??
+    MESSAGE_STATUSES[String(message).trim().toLowerCase()] ??
+    null
+  const declared = [inner.isRetryable, inner.is_retryable, outer.isRetryable, outer.is_retryable].find(
+    value => typeof value === 'boolean',
+  )
+  return {
+    message: message ?? (typeof thrown === 'string' ? thrown : undefined),
+    statusCode,
+    isRetryable: (declared as boolean | undefined) ?? (statusCode === 408 || statusCode === 409),
+  }
 }
 
 /** Returns an error and its causes, outermost first. */

@@ -1,4 +1,4 @@
-import type { LanguageModel } from 'ai'
+import type { LanguageModelV4 } from '@ai-sdk/provider'
 import { LRUCache } from 'lru-cache'
 import type { Queryable } from '../../core/db/sql.ts'
 import { fetchWithLimit } from '../../core/net/limited-body.ts'
@@ -7,9 +7,6 @@ import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
-
-/** Model interface of the SDK. */
-export type LanguageModelV4 = Extract<LanguageModel, { specificationVersion: 'v4' }>
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -60,9 +57,6 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   setTimeout(evict, CLIENT_LIFE_MS).unref()
   return entry.client
 }
-
-// Disables the SDK's console warnings; relevant problems are returned as failures.
-globalThis.AI_SDK_LOG_WARNINGS = false
 
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {

@@ -3,13 +3,12 @@ import {
   authorizeCompletion,
   COMPLETE_ACTION,
   type CompletionFrames,
-  type FoundTarget,
   prepareCompletion,
   streamCompletion,
 } from '../../conversation/chats/complete.ts'
 import { chatKind } from '../../conversation/chats/model.ts'
 import { modelOf } from '../../conversation/chats/run-completion.ts'
-import { findCompletionTarget, findRouteTarget } from '../../conversation/chats/target.ts'
+import { type FoundTarget, findCompletionTarget, findRouteTarget } from '../../conversation/chats/target.ts'
 import { raise } from '../../core/api/errors.ts'
 import { type Context, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
@@ -40,13 +39,10 @@ export const completionOperation = operation({
   run: createCompletion,
 })
 
-function findTarget(context: Context<unknown, CompletionCall>): Promise<FoundTarget> | FoundTarget {
-  const { services, caller, body } = context
-  const { model } = body
-  if (model.kind === 'route')
-    return findRouteTarget(services.pool, caller, model.id).then(target => ({ target, chat: null }))
+function findTarget({ services, caller, body: { model } }: Context<unknown, CompletionCall>): Promise<FoundTarget> {
+  if (model.kind === 'route') return findRouteTarget(services, caller, model.id)
   return findCompletionTarget(
-    services.pool,
+    services,
     caller,
     model.kind === 'chat' ? { chat_id: model.id } : { ai_provider_id: model.id, model: model.model },
   )
