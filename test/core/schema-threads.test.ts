@@ -230,7 +230,7 @@ describe('threads for schemas', () => {
     open({ threads: 1 })
     const order: string[] = []
     const ask = (project: string, ms: string) => run(ms, project).then(() => order.push(project))
-    // Said to have taken so many ms: the budget of the first refills to that of the second in ten seconds.
+    // Each job reports its text as its processor time. The budget of proj_a reaches the one of proj_b after ten seconds.
     await Promise.all([ask('proj_a', '4000'), ask('proj_a', '1'), ask('proj_b', '500'), ask('proj_b', '500')])
     assert.deepEqual(order, ['proj_a', 'proj_b', 'proj_b', 'proj_a'])
   })

@@ -4,7 +4,7 @@ import { belowRoot, RESOLUTIONS_FILE, type Resolutions } from './resolutions.ts'
 
 /**
  * Writes what the imports of web, worker and command line resolve to, for `resolutions.ts`. By that their modules are in
- * the compile cache before several processes would compile them at once.
+ * the compile cache before several processes would compile them concurrently.
  */
 fs.rmSync(RESOLUTIONS_FILE, { force: true })
 const found: Resolutions = {}

@@ -4,7 +4,7 @@ import { pathToFileURL } from 'node:url'
 
 /**
  * What imports resolve to, by importing module and specifier, as format and address. `find-resolutions.ts` finds it once
- * for a test command; to find it anew takes 0.14 of the 1.3 s of processor time in which a worker starts. Every process
+ * for a test command; to resolve them again takes 0.14 of the 1.3 s of processor time in which a worker starts. Every process
  * of tests loads this module before all others.
  */
 export type Resolutions = Record<string, Record<string, string>>
