@@ -162,7 +162,7 @@ describe('schemas in threads', () => {
 })
 
 describe('threads for schemas', () => {
-  // A program that does what it is told in place of a schema: the limits within a thread end what a schema can do.
+  // A program that runs commands in place of a schema: the limits within a thread end what a schema can do.
   const program = new URL(
     `data:text/javascript,${encodeURIComponent(`
       import { parentPort, threadId } from 'node:worker_threads'
@@ -230,7 +230,7 @@ describe('threads for schemas', () => {
     open({ threads: 1 })
     const order: string[] = []
     const ask = (project: string, ms: string) => run(ms, project).then(() => order.push(project))
-    // Each job reports its text as its processor time. The budget of proj_a reaches the one of proj_b after ten seconds.
+    // Each job reports its text as its processor time. The budget of proj_a equals the budget of proj_b after ten seconds.
     await Promise.all([ask('proj_a', '4000'), ask('proj_a', '1'), ask('proj_b', '500'), ask('proj_b', '500')])
     assert.deepEqual(order, ['proj_a', 'proj_b', 'proj_b', 'proj_a'])
   })
