@@ -86,7 +86,7 @@ export function raiseLimit({ actor_id, limits }: EndUser, name: keyof EndUserLim
 
 /**
  * Counts requests of end users of a project, each with the same maximum, in one statement. Returns the end users all of whose
- * requests are within it; those of the others are not counted. Primary key.
+ * requests are within it; requests of the others are not counted. Primary key.
  */
 async function spendTogether(
   db: Queryable,
