@@ -245,6 +245,14 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .action(async options => (await import('./settings.ts')).settingsCommand(options))
 
   muster
+    .command('docs')
+    .description('work with the documentation')
+    .command('export')
+    .description('write the pages of /docs as files with relative links, for any web server')
+    .argument('<directory>', 'directory to write to')
+    .action(async directory => (await import('./docs.ts')).exportDocsCommand(directory))
+
+  muster
     .command('bench')
     .description('measure this checkout: requests, files, turns, deliveries, searches, ingestion')
     .argument('[arguments...]', 'arguments of test/bench/run.ts')

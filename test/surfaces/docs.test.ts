@@ -1,4 +1,9 @@
 import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
+import { promisify } from 'node:util'
 import { gzipSync } from 'node:zlib'
 import axe from 'axe-core'
 import MiniSearch from 'minisearch'
@@ -292,6 +297,28 @@ describe('the documentation', function () {
     assert.deepEqual(wrong, [])
     assert.match(first('backups'), /^\/docs\/guides\//)
     for (const target of targets) assert.ok(pages.includes(target.split('#')[0]), target)
+  })
+
+  it('is exported as files that are equal but for their links', async () => {
+    const directory = mkdtempSync(path.join(tmpdir(), 'muster-docs-'))
+    try {
+      const env = { ...process.env, BASE_URL: 'https://muster.example' }
+      await promisify(execFile)(process.execPath, ['bin/muster.ts', 'docs', 'export', directory], { env })
+      const read = (name: string) => readFileSync(path.join(directory, name), 'utf8')
+      const withoutAddresses = (html: string) =>
+        html.replace(/(href|src|data-index|data-document)="(?!https?:|#)[^"#]*/g, '$1="')
+      for (const each of [...pages, '/docs/reference']) {
+        const file = each === '/docs' ? 'index.html' : `${each.slice('/docs/'.length)}.html`
+        const html = read(file)
+        assert.equal(withoutAddresses(html), withoutAddresses((await get(each)).text), file)
+        for (const [, link] of html.matchAll(/(?:href|src|data-index)="(?!https?:|data:|#)([^"#]+)/g))
+          assert.ok(existsSync(path.join(directory, path.dirname(file), link)), `${file}: ${link}`)
+      }
+      for (const target of JSON.parse(read('search.json')).targets)
+        assert.ok(existsSync(path.join(directory, target.split('#')[0])), target)
+    } finally {
+      rmSync(directory, { recursive: true, force: true })
+    }
   })
 
   it('describes how to build the interactive reference where it is not built', () => {

@@ -11,7 +11,8 @@ const load = async () => {
   const response = await fetch(form.dataset.index)
   if (!response.ok) throw new Error(`search index: ${response.status}`)
   const { options, index, targets } = await response.json()
-  return { search: MiniSearch.loadJS(index, options), targets }
+  const addresses = targets.map(target => new URL(target, response.url).href)
+  return { search: MiniSearch.loadJS(index, options), targets: addresses }
 }
 
 const element = (name, text) => Object.assign(document.createElement(name), { textContent: text })
