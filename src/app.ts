@@ -3,7 +3,6 @@ import { storageBackends } from './content/storage/backends.ts'
 import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
-import { release } from './core/process/release.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
 import { mountOauth } from './identity/oauth/mount.ts'
@@ -21,7 +20,7 @@ export function createApp(services: Services): App {
   let draining = false
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)
-    mountDocuments(app, services, operations.all(), { draining: () => draining, version: release })
+    mountDocuments(app, services, operations.all(), { draining: () => draining })
     mountOauth(app, services)
   })
   return {

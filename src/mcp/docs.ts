@@ -1,31 +1,16 @@
-import { readdirSync, readFileSync } from 'node:fs'
 import { z } from 'zod'
 import { raiseInvalid } from '../core/api/errors.ts'
+import { operations } from '../core/api/operation.ts'
 import { parse } from '../core/api/validate.ts'
+import type { Site } from '../core/docs/site.ts'
+import { deployedSite } from '../core/http/documents.ts'
 import { jsonResult } from './result.ts'
+import type { McpClientSession } from './session.ts'
 import { type FixedTool, READING, toolArgumentsSchema } from './tools.ts'
 
-/** Tools to read the manual. */
+/** Tools to read the documentation at /docs. */
 
-const FOLDER = new URL('../../docs/', import.meta.url)
-
-type DocPage = { path: string; title: string }
-
-let pages: readonly DocPage[] | undefined
-
-/** Returns the pages of the manual, by name. */
-function index(): readonly DocPage[] {
-  pages ??= readdirSync(FOLDER)
-    .filter(name => name.endsWith('.md'))
-    .sort()
-    .map(path => {
-      const [, title = path] = /^# (.+)$/m.exec(textOf(path)) ?? []
-      return { path, title }
-    })
-  return pages
-}
-
-const textOf = (path: string): string => readFileSync(new URL(path, FOLDER), 'utf8')
+const siteOf = ({ services }: McpClientSession): Promise<Site> => deployedSite(services.config, operations.all())
 
 const NoArguments = z.strictObject({})
 
@@ -39,9 +24,9 @@ export const manualTools: readonly FixedTool[] = [
     inputSchema: toolArgumentsSchema(NoArguments),
     annotations: { title: 'List the manual', ...READING },
     docs: true,
-    async run(_session, args) {
+    async run(session, args) {
       parse(NoArguments, args)
-      return jsonResult({ pages: index() })
+      return jsonResult({ pages: (await siteOf(session)).pages() })
     },
   },
   {
@@ -51,11 +36,12 @@ export const manualTools: readonly FixedTool[] = [
     inputSchema: toolArgumentsSchema(PageInput),
     annotations: { title: 'Read the manual', ...READING },
     docs: true,
-    async run(_session, args) {
+    async run(session, args) {
       const { path } = parse(PageInput, args)
-      if (!index().some(page => page.path === path))
+      const text = (await siteOf(session)).markdownAt(path)
+      if (text === null)
         return raiseInvalid({ code: 'INVALID_VALUE', path: 'path', message: 'is not a page of the manual' })
-      return { content: [{ type: 'text', text: textOf(path) }] }
+      return { content: [{ type: 'text', text }] }
     },
   },
 ]

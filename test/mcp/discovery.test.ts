@@ -68,10 +68,17 @@ describe('discovery of tools', () => {
 
   it('reads only pages of the manual', async () => {
     const { pages } = (await call('get-docs')).structuredContent
-    assert.ok(pages.some(({ path, title }: any) => path === 'tools.md' && title.length > 0))
-    const page = await call('get-doc-page', { path: 'tools.md' })
+    assert.ok(pages.some(({ path, title }: any) => path === '/docs/guides/tools.md' && title.length > 0))
+    assert.ok(pages.some(({ path }: any) => path === '/docs/reference/agents.md'))
+    const page = await call('get-doc-page', { path: '/docs/guides/tools.md' })
     assert.match(page.content[0].text, /^# /)
-    for (const path of ['../package.json', 'nope.md', '/etc/passwd', 'tools.md/..']) {
+    for (const path of [
+      '../package.json',
+      '/docs/nope.md',
+      '/etc/passwd',
+      '/docs/guides/tools.md/..',
+      '/docs/search.json',
+    ]) {
       const refused = await call('get-doc-page', { path })
       assert.equal(refused.isError, true)
     }

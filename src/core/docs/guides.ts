@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import type { Page } from './page.ts'
 
 /** The guides: the files of the folder docs. */
@@ -9,7 +9,7 @@ const textOf = (file: string): string => readFileSync(new URL(file, FOLDER), 'ut
 
 /** Returns the guides by title, and the start page, which is `index.md`. */
 export function guides(): Page[] {
-  const files = readdirSync(FOLDER).filter(name => name.endsWith('.md'))
+  const files = existsSync(FOLDER) ? readdirSync(FOLDER).filter(name => name.endsWith('.md')) : []
   return files
     .map((file): Page => {
       const text = textOf(file)

@@ -27,7 +27,7 @@ export function resolveLink(page: Page, pages: ReadonlyMap<string, Page>, link: 
   return target ? { path: target.path, anchor } : null
 }
 
-/** Escapes text for Markdown outside of code, in tables too. Code in backticks is left as it is. */
+/** Escapes text for Markdown outside of code, in tables too. Code in backticks is unchanged. */
 export const escapeMarkdown = (text: string): string =>
   text
     .split(/(`[^`\n]+`)/)

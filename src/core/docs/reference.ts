@@ -167,7 +167,7 @@ export class Reference {
     return `${heading}\n\n${text}${fields.length > 0 ? table(['Field', 'Type', 'Description'], fields) : this.#type(schema, page)}`
   }
 
-  /** Returns the rows of the fields of an object; those of nested objects have the path as their name. */
+  /** Returns the rows of the fields of an object; fields of nested objects have their path as name. */
   #fields({ properties = {}, required = [] }: Schema, page: string, prefix = ''): string[][] {
     const entries = Object.entries(properties).map(([name, field]) => [name, this.#inlined(field)] as const)
     return entries.flatMap(([name, field]) => [

@@ -15,7 +15,7 @@ type Entry = { id: number; names: string; title: string; text: string; context: 
 const options: Options<Entry> = {
   fields: ['names', 'title', 'text'],
   storeFields: ['title', 'context'],
-  searchOptions: { boost: { names: 20, title: 4 }, prefix: true, fuzzy: 0.15 },
+  searchOptions: { boost: { names: 20, title: 4 }, prefix: true },
 }
 
 /** Characters of a section that the index has. */

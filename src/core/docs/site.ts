@@ -13,6 +13,9 @@ import { searchIndex } from './search.ts'
 
 /** The documentation: pages as HTML and Markdown, the interactive reference, and the assets of both. */
 
+/** Path of the Markdown of a page. */
+const markdownOf = (path: string): string => `${path || 'index'}.md`
+
 export type DocsFile = { type: string; text: string; policy?: string }
 
 const HTML = 'text/html; charset=utf-8'
@@ -60,6 +63,17 @@ export class Site {
       for (const [path, make] of this.#referenceFiles(reference, description)) this.#files.set(path, make)
   }
 
+  /** Returns title and address of the Markdown of all pages. */
+  pages(): { path: string; title: string }[] {
+    return this.#pages.map(({ path, title }) => ({ path: this.#links(markdownOf(path), ''), title }))
+  }
+
+  /** Returns the Markdown of a page by its address, or null. */
+  markdownAt(address: string): string | null {
+    const page = this.#pages.find(({ path }) => this.#links(markdownOf(path), '') === address)
+    return page ? publishedMarkdown(page, this.#byPath, this.#links) : null
+  }
+
   /** Paths of all files, below /docs; a page has a path without a suffix. */
   paths(): string[] {
     return [...this.#files.keys()]
@@ -81,7 +95,7 @@ export class Site {
         }),
       ]
       yield [
-        `${page.path || 'index'}.md`,
+        markdownOf(page.path),
         () => ({ type: MARKDOWN, text: publishedMarkdown(page, this.#byPath, this.#links) }),
       ]
     }
@@ -116,9 +130,7 @@ export class Site {
 
   /** Returns the index of the pages as Markdown, for models. */
   #llms(): string {
-    const lines = this.#pages.map(
-      ({ path, title }) => `- [${title}](${this.#links(`${path || 'index'}.md`, 'llms.txt')})`,
-    )
+    const lines = this.#pages.map(({ path, title }) => `- [${title}](${this.#links(markdownOf(path), 'llms.txt')})`)
     return `# Muster\n\n> Self-hosted back end for AI agent applications.\n\n${lines.join('\n')}\n`
   }
 }

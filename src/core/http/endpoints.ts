@@ -8,14 +8,13 @@ import type { Operation } from '../api/operation.ts'
 import { migrationNames } from '../db/migrate.ts'
 import { poolUse } from '../db/pool.ts'
 import { isReferenceBuilt } from '../docs/scalar.ts'
-import type { DocsFile, Site } from '../docs/site.ts'
+import type { DocsFile } from '../docs/site.ts'
 import { waitingRowAges } from '../jobs/waiting-rows.ts'
 import { collectProcess, registry, reportPool, reportWaitingRows, setQueueDepthSource } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { sha256Of } from '../secrets/digest.ts'
-import { basePath } from './base-path.ts'
+import { deployedSite, descriptionText } from './documents.ts'
 import { allHealthy, type Checks, readinessHandler } from './health.ts'
-import { openApiDocument } from './openapi.ts'
 
 /** A document, generated once and compressed once per requested encoding. */
 type CachedDocument = {
@@ -65,7 +64,7 @@ export function mountDocuments(
   app: Express,
   services: Services,
   operations: readonly Operation[],
-  state: { draining: () => boolean; version: string },
+  state: { draining: () => boolean },
 ): void {
   const { config } = services
   const serve = (path: string, type: string, make: () => string | Promise<string>) => {
@@ -75,12 +74,7 @@ export function mountDocuments(
       await send(req, res, cached)
     })
   }
-  let described: string | undefined
-  /** Generating it takes 0.2 s; parsing the text takes a tenth of that. */
-  const description = () => {
-    described ??= JSON.stringify(openApiDocument(operations, config, state.version))
-    return described
-  }
+  const description = () => descriptionText(config, operations)
   serve('/openapi.json', 'application/json; charset=utf-8', description)
   serve('/openapi.yaml', 'application/yaml; charset=utf-8', async () => {
     // Rarely requested: imported on demand to save memory.
@@ -88,33 +82,20 @@ export function mountDocuments(
     return stringify(JSON.parse(description()), { aliasDuplicateObjects: false })
   })
   serve('/errors.json', 'application/json; charset=utf-8', () => JSON.stringify(errorDocument(config.DOCS_BASE_URL)))
-  mountDocs(app, services, operations, description)
+  mountDocs(app, services, operations)
   mountHealth(app, services, { draining: state.draining })
 }
 
 /** Mounts the documentation at /docs. Pages are rendered when they are first requested. */
-function mountDocs(
-  app: Express,
-  { config, log }: Services,
-  operations: readonly Operation[],
-  description: () => string,
-): void {
+function mountDocs(app: Express, { config, log }: Services, operations: readonly Operation[]): void {
   const files = new Map<string, CachedDocument>()
   if (config.DOCS_ENABLED && !isReferenceBuilt()) log.info({ hint: 'npm run build' }, 'interactive reference not built')
-  let site: Promise<Site> | undefined
-  const open = async () => {
-    // Imported on demand to save memory.
-    const { Site } = await import('../docs/site.ts')
-    const links = (path: string) => `${basePath(config)}/docs${path && `/${path}`}`
-    return new Site(config, operations, JSON.parse(description()), links)
-  }
   // One route for all pages, since every request to the API passes the routes of its application.
   app.get(/^\/docs(?:\/(.*))?$/, async (req: Request, res: Response, next: NextFunction) => {
     const path = ((req.params[0] as string | undefined) ?? '').replace(/\/$/, '')
     let document = files.get(path)
     if (!document) {
-      site ??= open()
-      const file = (await site).file(path)
+      const file = (await deployedSite(config, operations)).file(path)
       if (!file) return next()
       document = cache(file)
       files.set(path, document)

@@ -33,7 +33,8 @@ async function show() {
   if (query !== input.value.trim()) return
   // A name is one term, too: createAgent, agents create, RESOURCE_NOT_FOUND.
   const terms = query && `${query} ${query.replace(/[^a-z0-9]/gi, each => `z${' _.:-'.indexOf(each)}z`)}`
-  const found = terms ? search.search(terms).slice(0, MAX_RESULTS) : []
+  const exact = terms ? search.search(terms) : []
+  const found = (exact.length > 0 ? exact : search.search(query, { fuzzy: 0.2 })).slice(0, MAX_RESULTS)
   list.replaceChildren(...found.map(each => item(each, targets)))
   if (query && found.length === 0) list.append(element('li', 'Nothing found'))
 }
