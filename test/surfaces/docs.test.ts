@@ -9,12 +9,14 @@ import axe from 'axe-core'
 import MiniSearch from 'minisearch'
 import type { BrowserContextOptions, Browser as Program } from 'playwright-core'
 import { Muster } from '../../client/dist/index.js'
+import { program } from '../../src/cli/program.ts'
 import { settingRows } from '../../src/config.ts'
 import { errorCodes } from '../../src/core/api/errors.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { eventTypes } from '../../src/core/db/events.ts'
 import { referenceLayout } from '../../src/core/docs/layout.ts'
 import { isReferenceBuilt } from '../../src/core/docs/scalar.ts'
+import { actionCatalogue } from '../../src/core/iam/catalogue.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 
@@ -33,6 +35,21 @@ function wordsOf(command: string): string[] {
     word.replace(/'([^']*)'|"([^"]*)"|\\(.)/g, (_, single, double, escaped) => single ?? double ?? escaped),
   )
 }
+
+/** Warnings, entries of the audit log, and variables of other programs. */
+const NAMES_OF_OTHERS = [
+  'ARGUMENT_NOT_REQUIRED',
+  'AWS_REGION',
+  'NODE_COMPILE_CACHE',
+  'OPENAI_API_KEY',
+  'guardrails:Evaluate',
+  'users:Login',
+]
+/** Guides with names and routes of other protocols. */
+const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides/openai']
+
+/** Routes that are no operations. */
+const MOUNTS = /^\/(docs|mcp|oauth)(\/|$)/
 
 const FLAGS_WITHOUT_FIELD = ['--file', '--output', '--clear', '--body']
 
@@ -176,6 +193,33 @@ describe('the documentation', function () {
     )
     const actions = operations.all().flatMap(({ action }) => action ?? [])
     assert.deepEqual(await missing('/docs/permissions', actions), [])
+  })
+
+  it('names only codes, settings, actions, operations and commands that exist', async () => {
+    const actions = actionCatalogue(operations.all()).flatMap(each => each.actions.map(({ action }) => action))
+    const known = new Set([...errorCodes(), ...settingRows().map(({ name }) => name), ...actions, ...NAMES_OF_OTHERS])
+    const programs = new Set(program().commands.map(each => each.name()))
+    const pattern = (route: string) => route.replace(/\{\w+\}/g, '{}')
+    const routes = new Set(operations.all().map(({ method, path }) => `${method.toUpperCase()} ${pattern(path)}`))
+    const unknown: string[] = []
+    for (const path of pages.filter(each => each.startsWith('/docs/guides/'))) {
+      const prose = (await get(`${path}.md`)).text.replace(/^```.*?^```$/gms, '')
+      for (const [, name] of prose.matchAll(/`([^`\n]+)`/g)) {
+        const [, command] = /^(?:npx )?muster ([a-z-]+)/.exec(name) ?? []
+        const isForeign = PROTOCOL_GUIDES.includes(path)
+        const isCode = /^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$/.test(name) && !isForeign
+        const isAction = /^[a-z]+(-[a-z]+)*:[A-Z]\w+$/.test(name)
+        const [, method, route] = /^(GET|POST|PUT|PATCH|DELETE) (?:\/api\/v1)?(\/[\w{}/-]+)$/.exec(name) ?? []
+        const isRoute =
+          isForeign ||
+          !route ||
+          (!name.includes('/api/v1') && MOUNTS.test(route)) ||
+          routes.has(`${method} ${pattern(route)}`)
+        if (((isCode || isAction) && !known.has(name)) || (command && !programs.has(command)) || !isRoute)
+          unknown.push(`${path}: ${name}`)
+      }
+    }
+    assert.deepEqual(unknown, [])
   })
 
   it('is where the errors of the API lead to', async () => {

@@ -1,6 +1,4 @@
 // The search. Its index is requested when the field is used.
-import MiniSearch from './minisearch.js'
-
 const form = document.querySelector('form[role=search]')
 const input = form.querySelector('input')
 const list = form.querySelector('ul')
@@ -8,7 +6,10 @@ const MAX_RESULTS = 12
 let loading
 
 const load = async () => {
-  const response = await fetch(form.dataset.index)
+  const [{ default: MiniSearch }, response] = await Promise.all([
+    import(new URL('minisearch.js', import.meta.url).href),
+    fetch(form.dataset.index),
+  ])
   if (!response.ok) throw new Error(`search index: ${response.status}`)
   const { options, index, targets } = await response.json()
   const addresses = targets.map(target => new URL(target, response.url).href)
