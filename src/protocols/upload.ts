@@ -1,7 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
-import type { CallSurface } from '../core/invoke/call.ts'
-import { callOperation, type MountRequest } from './call.ts'
+import { callOperation, type MountRequest, type MountSurface } from './call.ts'
 
 /** Bytes of a client, with the name and the media type of their file. */
 export type ClientFile = { bytes: Buffer; filename: string; content_type: string }
@@ -9,7 +8,7 @@ export type ClientFile = { bytes: Buffer; filename: string; content_type: string
 /** Uploads a file of a client and returns its ID. An upload with the same key is repeated without another file. */
 export async function uploadFile(
   request: MountRequest,
-  surface: Exclude<CallSurface, 'rest'>,
+  surface: MountSurface,
   { bytes, filename, content_type }: ClientFile,
   { project_id, directory, idempotencyKey }: { project_id: string; directory: string; idempotencyKey: string },
 ): Promise<string> {
