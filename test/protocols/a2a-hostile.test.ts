@@ -177,5 +177,11 @@ describe('the A2A mount', () => {
     assert.equal(text.includes('image_url') && text.includes('{\\"n\\":7}'), true, text.slice(0, 800))
     const { total } = (await app.admin.get(`/files?project_id=${app.projectId}&path_prefix=/a2a`)).body
     assert.equal(total, 1)
+    const concurrent = wireMessage([{ raw: PNG, mediaType: 'image/png' }])
+    const replies = await Promise.all(
+      [1, 2, 3].map(() => rpc(app, app.key, scripted.agentId, 'SendMessage', concurrent)),
+    )
+    const ids = replies.map(reply => reply.body.result?.task.id ?? JSON.stringify(reply.body))
+    assert.deepEqual(ids, [ids[0], ids[0], ids[0]])
   })
 })

@@ -2,7 +2,7 @@ import { mediaProblem, raiseNotAccepted } from '../../content/files/media.ts'
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
-import { uploadFile } from '../upload.ts'
+import { uploadClientFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'
 import type { Message, Part } from './wire.ts'
@@ -58,16 +58,8 @@ export async function messageBody(
     const problem = await mediaProblem(content_type, onePiece(bytes))
     if (problem) raiseNotAccepted(null, problem)
     const name = cleanName(part.filename ?? '') || 'file'
-    const file_id = await uploadFile(
-      request,
-      'a2a',
-      { bytes, content_type, filename: name },
-      {
-        project_id: request.project_id,
-        directory: `/a2a/${key}/${index}`,
-        idempotencyKey: `a2a:${key}:${index}`,
-      },
-    )
+    const target = { project_id: request.project_id, directory: '/a2a', key: `${key}-${index}` }
+    const file_id = await uploadClientFile(request, 'a2a', { bytes, content_type, filename: name }, target)
     stored.push({ type: content_type.startsWith('image/') ? 'image' : 'file', file_id })
   }
   return { parts: stored }

@@ -10,14 +10,11 @@ import {
   sql,
   voidStatement,
 } from '../../core/db/sql.ts'
-import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
 import { TASK_STATES } from './wire.ts'
 
 /** Codes of turns and runs that are refused before they start: quotas and a paused project. */
 export const REFUSALS = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED', 'PROJECT_PAUSED']
-
-/** Reasons of a failure that is the cancel or the replacement of a turn. */
-const CANCEL_REASONS = ['interrupted', 'rolled_back', 'takeover']
 
 const Action = z.looseObject({
   type: z.string(),

@@ -37,7 +37,7 @@ export const messageItem = (suffix: string, step: number, text: string, status =
   content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
 })
 
-export const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
+const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
   id: callItemId(suffix, id),
   type: 'function_call',
   status: 'completed',
@@ -173,7 +173,7 @@ export const statusOf = (finish_reason: string | null): 'completed' | 'incomplet
   finish_reason === 'length' ? 'incomplete' : 'completed'
 
 /** The end of an answer, with its texts by step. */
-export type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
+type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
 
 /** Returns the items of an answer; the last text of an incomplete answer is incomplete. @param afterStep steps before the request */
 export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number): object[] => [
