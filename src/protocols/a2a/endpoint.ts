@@ -96,25 +96,29 @@ async function execute(request: A2aRequest, method: Method, params: unknown, { r
 }
 
 async function* messagesOf(
-  { services, exchange }: A2aRequest,
+  request: A2aRequest,
   binding: Binding,
   updates: AsyncIterable<string | Buffer>,
 ): AsyncGenerator<string | Buffer> {
   try {
     yield* updates
   } catch (error) {
-    const refusal = httpLayerError(error)
-    if (refusal.code === 'INTERNAL_ERROR' && services.config.ERROR_LOGS_ENABLED)
-      services.log.error({ request_id: exchange.request.id, err: refusal.cause ?? error }, 'stream failed')
-    yield binding.streamError(refusal)
+    yield binding.streamError(refusalOf(request, error, 'stream failed'))
   }
 }
 
-function sendError({ services, exchange }: A2aRequest, binding: Binding, error: unknown): void {
-  const { req, res, request } = exchange
+/** Returns the refusal of an error, which is logged if it is a fault of the platform. */
+function refusalOf({ services, exchange }: A2aRequest, error: unknown, message: string): AppError {
   const refusal = httpLayerError(error)
   if (refusal.code === 'INTERNAL_ERROR' && services.config.ERROR_LOGS_ENABLED)
-    services.log.error({ request_id: request.id, err: refusal.cause ?? error }, 'request failed')
+    services.log.error({ request_id: exchange.request.id, err: refusal.cause ?? error }, message)
+  return refusal
+}
+
+function sendError(request: A2aRequest, binding: Binding, error: unknown): void {
+  const { exchange } = request
+  const { req, res } = exchange
+  const refusal = refusalOf(request, error, 'request failed')
   for (const [name, value] of Object.entries(refusal.headers ?? {})) res.setHeader(name, value)
   rejectBody(req, res)
   const { status, body } = binding.error(refusal)
@@ -154,8 +158,9 @@ async function readBody({ exchange }: A2aRequest): Promise<unknown> {
 }
 
 async function serveRest(request: A2aRequest, name: string, inPath: Record<string, string>): Promise<void> {
-  const { req, exchange, config } = { ...request, req: request.exchange.req, config: request.services.config }
-  const failure = (error: AppError) => restError(error, config.DOCS_BASE_URL)
+  const { exchange, services } = request
+  const { req } = exchange
+  const failure = (error: AppError) => restError(error, services.config.DOCS_BASE_URL)
   const binding: Binding = {
     result: result => result,
     error: error => ({ status: restStatus(error), body: failure(error) }),

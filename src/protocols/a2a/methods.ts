@@ -79,17 +79,17 @@ async function cancelTask(request: A2aRequest, id: string): Promise<object> {
   const task = await requireTask(request, id)
   const refuseCancel = () => refuse('TASK_NOT_CANCELABLE', `Task ${id} cannot be cancelled in state ${task.state}`)
   if (isTerminal(task.state) || task.turn_status === 'completed') refuseCancel()
-  const isRun = task.run_id !== null
-  const params = (isRun ? { orchestration_run_id: task.run_id } : { generation_id: task.turn_id }) as Record<
-    string,
-    string
-  >
+  const [operation, params]: [string, Record<string, string>] =
+    task.run_id === null
+      ? ['cancelGeneration', { generation_id: task.turn_id as string }]
+      : ['cancelRun', { orchestration_run_id: task.run_id }]
   try {
-    await callOperation(request, 'a2a', isRun ? 'cancelRun' : 'cancelGeneration', { params })
+    await callOperation(request, 'a2a', operation, { params })
   } catch (error) {
     if (error instanceof AppError && error.status === 409) refuseCancel()
     throw error
   }
+  // Waits in any state, because the cancel also ends a task that requires input.
   return presentTask(await waitForTask(request, { ...task, state: 'TASK_STATE_WORKING' }))
 }
 

@@ -5,11 +5,10 @@ import type { MessagePart } from '../../conversation/conversations/parts-model.t
 import { uploadClientFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'
-import type { Message, Part } from './wire.ts'
+import { MAX_FILE_BYTES, type Message, type Part } from './wire.ts'
 
 /** Contents of messages. */
 
-const MAX_BYTES = 20 * 1024 * 1024
 const BASE64 = /^[A-Za-z0-9+/_-]*={0,2}$/
 
 /** Returns the text of a part: its text, or its data as JSON; null for a file. */
@@ -54,9 +53,7 @@ export async function messageBody(
       if (text !== '') stored.push({ type: 'text', text })
       continue
     }
-    const { bytes, content_type } = part.url === undefined ? decode(part) : await fetchPart(request, part.url)
-    const problem = await mediaProblem(content_type, onePiece(bytes))
-    if (problem) raiseNotAccepted(null, problem)
+    const { bytes, content_type } = await (part.url === undefined ? decode(part) : fetchPart(request, part.url))
     const name = cleanName(part.filename ?? '') || 'file'
     const target = { project_id: request.project_id, directory: '/a2a', key: `${key}-${index}` }
     const file_id = await uploadClientFile(request, 'a2a', { bytes, content_type, filename: name }, target)
@@ -65,12 +62,16 @@ export async function messageBody(
   return { parts: stored }
 }
 
-function decode({ raw = '', mediaType }: Part): { bytes: Buffer; content_type: string } {
+/** Returns the file of a part. @throws MEDIA_NOT_ACCEPTED for a content that is not of its type, INVALID_PARAMS */
+async function decode({ raw = '', mediaType }: Part): Promise<{ bytes: Buffer; content_type: string }> {
   if (!BASE64.test(raw)) refuse('INVALID_PARAMS', 'A raw part must be base64')
   if (!mediaType) refuse('CONTENT_TYPE_NOT_SUPPORTED', 'A raw part must have a mediaType')
   const bytes = Buffer.from(raw, 'base64')
-  if (bytes.length > MAX_BYTES) refuse('INVALID_PARAMS', `A raw part must be at most ${MAX_BYTES} bytes`)
-  return { bytes, content_type: mediaType as string }
+  if (bytes.length > MAX_FILE_BYTES) refuse('INVALID_PARAMS', `A raw part must be at most ${MAX_FILE_BYTES} bytes`)
+  const content_type = mediaType as string
+  const problem = await mediaProblem(content_type, onePiece(bytes))
+  if (problem) raiseNotAccepted(null, problem)
+  return { bytes, content_type }
 }
 
 async function* onePiece(bytes: Buffer) {
