@@ -6,11 +6,11 @@ import { type SessionApp, startSessionApp } from '../conversation/session-suppor
 import { accepted, shared } from '../execution/share-support.ts'
 import { startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
+import { pngHeader } from '../support/images.ts'
 import { AGENT_ACTIONS, ENV, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
 const a2a = { enabled: true }
-const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=='
 
 describe('clients of an A2A agent', () => {
   let app: SessionApp
@@ -91,8 +91,8 @@ describe('clients of an A2A agent', () => {
   })
 
   it('send images by URL, which are stored', async () => {
-    const png = Buffer.from(PNG, 'base64')
-    target.answer = (_request, response) => response.writeHead(200, { 'content-type': 'image/png' }).end(png)
+    target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'image/png' }).end(pngHeader(2, 2))
     const scripted = await app.scripted([{ reply: { text: 'seen' } }] as never, { a2a })
     const message = wireMessage([{ text: 'look' }, { url: `${target.url}/cat.png` }])
     const { body } = await rpc(app, app.key, scripted.agentId, 'SendMessage', message)

@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import type { TestProject } from '../support/app.ts'
+import { pngHeader } from '../support/images.ts'
 import { AGENT_ACTIONS, ENV, post, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
-const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=='
+const PNG = pngHeader(2, 2).toString('base64')
 
 describe('the A2A mount', () => {
   let app: SessionApp

@@ -52,7 +52,11 @@ async function fileOf(run: Run, part: MediaPart, place: string): Promise<string>
   if (source.type === 'file') return source.value
   const content = source.type === 'data' ? decode(part) : await fetchPart(run, part)
   const key = createHash('sha256').update(place).update(content.bytes).digest('hex').slice(0, 32)
-  return uploadClientFile(run.request, 'ag_ui', content, { project_id: run.thread.project_id, directory: '/ag-ui', key })
+  return uploadClientFile(run.request, 'ag_ui', content, {
+    project_id: run.thread.project_id,
+    directory: '/ag-ui',
+    key,
+  })
 }
 
 function decode(part: MediaPart): ClientFile {

@@ -6,7 +6,8 @@ import { shownUsage, type Visibility } from './chat-format.ts'
 
 /** IDs of responses and their items follow from the ID of the generation. */
 export const responseId = (generationId: string): string => `resp_${suffixOf(generationId)}`
-const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1)
+/** Returns an ID without its prefix. */
+export const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1)
 const messageId = (suffix: string, step: number): string => `msg_${suffix}_${step}`
 const callItemId = (suffix: string, callId: string): string => `fc_${suffix}_${callId}`
 
