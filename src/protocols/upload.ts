@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
+import { mediaProblem, raiseNotAccepted } from '../content/files/media.ts'
 import { AppError } from '../core/api/errors.ts'
 import { callOperation, type MountRequest, type MountSurface } from './call.ts'
 
@@ -10,6 +11,7 @@ export type ClientFile = { bytes: Buffer; filename: string; content_type: string
 /**
  * Uploads a file of a client and returns its ID. An upload that repeats an earlier one with its key makes no other file;
  * a concurrent one does, because it cannot wait: only one of the messages with the file is stored.
+ * @throws MEDIA_NOT_ACCEPTED for a content that messages may not contain, before it is stored; errors of an upload
  */
 export async function uploadClientFile(
   request: MountRequest,
@@ -17,6 +19,8 @@ export async function uploadClientFile(
   file: ClientFile,
   target: { project_id: string; directory: string; key: string },
 ): Promise<string> {
+  const problem = await mediaProblem(file.content_type, [file.bytes])
+  if (problem) raiseNotAccepted(null, problem)
   try {
     return await upload(request, surface, file, target)
   } catch (error) {
