@@ -6,7 +6,7 @@ import { type CallInput, callOperation, type MountRequest, type MountSurface } f
 type Translate = (event: string, data: Record<string, any>) => Promise<readonly object[]>
 
 /** Formats the frames of a stream as events of a protocol. */
-export class EventFormat implements FrameFormat {
+class EventFormat implements FrameFormat {
   /** Set by the reader of the stream, before it reads. */
   translate: Translate = async () => []
   /** Set to end the stream before its last frame. */
