@@ -2,10 +2,11 @@ import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import type { TestProject } from '../support/app.ts'
+import { pngHeader } from '../support/images.ts'
 import { AGENT_ACTIONS, ENV, post, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
-const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=='
+const PNG = pngHeader(2, 2).toString('base64')
 
 describe('the A2A mount', () => {
   let app: SessionApp
@@ -177,5 +178,11 @@ describe('the A2A mount', () => {
     assert.equal(text.includes('image_url') && text.includes('{\\"n\\":7}'), true, text.slice(0, 800))
     const { total } = (await app.admin.get(`/files?project_id=${app.projectId}&path_prefix=/a2a`)).body
     assert.equal(total, 1)
+    const concurrent = wireMessage([{ raw: PNG, mediaType: 'image/png' }])
+    const replies = await Promise.all(
+      [1, 2, 3].map(() => rpc(app, app.key, scripted.agentId, 'SendMessage', concurrent)),
+    )
+    const ids = replies.map(reply => reply.body.result?.task.id ?? JSON.stringify(reply.body))
+    assert.deepEqual(ids, [ids[0], ids[0], ids[0]])
   })
 })

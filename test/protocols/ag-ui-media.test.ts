@@ -147,6 +147,7 @@ describe('images and documents of AG-UI clients', () => {
   })
 
   it('are refused with their message if their content has another type', async () => {
+    const before = (await files()).total
     const body = run([text('A picture'), image(inline(Buffer.from('<html><script>'), 'image/png'))])
     const refused = await postRun(app, app.key, agentId, body)
     assert.deepEqual(
@@ -154,6 +155,7 @@ describe('images and documents of AG-UI clients', () => {
       [['RUN_STARTED', 'RUN_ERROR'], 'MEDIA_NOT_ACCEPTED'],
     )
     assert.deepEqual(await stored(refused.headers.get('x-svc-session-id') as string), [])
+    assert.equal((await files()).total, before)
     for (const source of [
       { type: 'data', value: 'no base64!', mimeType: 'image/png' },
       { type: 'data', value: 'AAAA' },

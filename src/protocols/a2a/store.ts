@@ -10,14 +10,11 @@ import {
   sql,
   voidStatement,
 } from '../../core/db/sql.ts'
-import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
 import { TASK_STATES } from './wire.ts'
 
 /** Codes of turns and runs that are refused before they start: quotas and a paused project. */
 export const REFUSALS = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED', 'PROJECT_PAUSED']
-
-/** Reasons of a failure that is the cancel or the replacement of a turn. */
-const CANCEL_REASONS = ['interrupted', 'rolled_back', 'takeover']
 
 const Action = z.looseObject({
   type: z.string(),
@@ -58,16 +55,14 @@ const TaskRow = z.object({
 export type TaskRow = z.output<typeof TaskRow>
 const taskRow = sql.type(TaskRow)
 
-const code = (row: string) => sql.fragment`${sql.identifier([row, 'error'])} ->> 'code'`
-
 const turnState = sql.fragment`case
   when g.status = 'pending' then case when s.control = 'operator' then 'TASK_STATE_INPUT_REQUIRED' else 'TASK_STATE_SUBMITTED' end
   when g.status = 'in_progress' or (g.status = 'completed' and p.is_followed) then 'TASK_STATE_WORKING'
   when g.status = 'requires_action' or p.pending is not null then 'TASK_STATE_INPUT_REQUIRED'
   when g.status = 'completed' then 'TASK_STATE_COMPLETED'
-  when g.stop_reason = 'cancelled' or ${code('g')} = ${CANCELLED.code} and (g.error ->> 'message' = ${CANCELLED.message}
+  when g.stop_reason = 'cancelled' or g.error ->> 'code' = ${CANCELLED.code} and (g.error ->> 'message' = ${CANCELLED.message}
     or g.error #>> '{meta,reason}' = any(${sql.array(CANCEL_REASONS, 'text')})) then 'TASK_STATE_CANCELED'
-  when ${code('g')} = any(${sql.array(REFUSALS, 'text')}) and g.step_count = 0 then 'TASK_STATE_REJECTED'
+  when g.error ->> 'code' = any(${sql.array(REFUSALS, 'text')}) and g.step_count = 0 then 'TASK_STATE_REJECTED'
   else 'TASK_STATE_FAILED' end`
 
 const runState = sql.fragment`case r.status
