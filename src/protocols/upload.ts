@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
+import { couldAllowIn, raiseForbidden } from '../core/iam/access.ts'
 import type { CallSurface } from '../core/invoke/call.ts'
 import { callOperation, type MountRequest } from './call.ts'
 
@@ -29,4 +30,10 @@ export async function uploadFile(
     idempotencyKey,
   })
   return (body as { id: string }).id
+}
+
+/** Requires that a caller could send the file of a URL, before it is fetched. @throws FORBIDDEN */
+export function requireFetchable({ caller }: MountRequest, project_id: string): void {
+  for (const action of ['sessions:SendSessionMessage', 'files:UploadFile'])
+    if (!couldAllowIn(caller, action, project_id)) raiseForbidden(caller, action)
 }

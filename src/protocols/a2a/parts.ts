@@ -2,7 +2,7 @@ import { mediaProblem, raiseNotAccepted } from '../../content/files/media.ts'
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
-import { uploadFile } from '../upload.ts'
+import { requireFetchable, uploadFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'
 import type { Message, Part } from './wire.ts'
@@ -85,6 +85,9 @@ async function* onePiece(bytes: Buffer) {
   yield bytes
 }
 
-/** Fetches the image of a URL under the egress rule. */
-const fetchPart = ({ services, project_id, exchange }: A2aRequest, url: string) =>
-  fetchImage(services, { url, project_id, signal: exchange.request.closed })
+/** Fetches the image of a URL under the egress rule. @throws FORBIDDEN */
+function fetchPart(request: A2aRequest, url: string) {
+  const { services, project_id, exchange } = request
+  requireFetchable(request, project_id)
+  return fetchImage(services, { url, project_id, signal: exchange.request.closed })
+}

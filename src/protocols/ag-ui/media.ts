@@ -6,7 +6,7 @@ import { fileKind } from '../../content/files/model.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
 import { AppError, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { type ClientFile, uploadFile } from '../upload.ts'
+import { type ClientFile, requireFetchable, uploadFile } from '../upload.ts'
 import type { Run } from './call.ts'
 import { type ContentPart, noteOf, textOf, type UserMessage } from './input.ts'
 
@@ -84,6 +84,7 @@ async function fetchPart({ request, thread: { project_id } }: Run, part: MediaPa
     return raiseNotAccepted(null, { reason: 'url', message: 'End users send content or file IDs, not URLs' })
   if (part.type !== 'image')
     return raiseNotAccepted(null, { reason: 'url', message: 'Only images are fetched from URLs' })
+  requireFetchable(request, project_id)
   const image = await fetchImage(request.services, { url: part.source.value, project_id })
   return { ...image, filename: nameOf(part) }
 }
