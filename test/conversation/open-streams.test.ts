@@ -179,7 +179,7 @@ describe('open streams over several web processes', function () {
         await tx.query(sql.unsafe`select from conversations where id = ${conversation_id} for update`)
         const sent = send(`first ${path}`, controller.signal).catch(() => null)
         const isWaiting = () => tx.exists(sql.unsafe`select from pg_locks where not granted`)
-        await eventually(isWaiting, { what: 'the request behind the lock' })
+        await eventually(isWaiting, { what: 'the request that waits for the lock' })
         controller.abort()
         await sent
       })

@@ -281,7 +281,7 @@ describe('the OpenAI mount: images and files', () => {
       assert.equal((await ann.get(`/files/${parts[1].file_id}`)).status, 200)
     })
 
-    it('tell nothing about agents of other projects', async () => {
+    it('reveal nothing about agents of other projects', async () => {
       const { agentId } = await app.scripted(echo, { media: { accept: ['image/png'], fallback: 'refuse' } })
       const other = await app.projectWith([...CHAT_ACTIONS, 'files:*'])
       const note = { type: 'file', file: { filename: 'a.txt', file_data: dataUrl('text/plain', Buffer.from('a')) } }

@@ -345,7 +345,7 @@ export function createHttp(
   }
 
   function sendStream(req: Wire, res: Response, result: OperationResult, entry: RequestLog): void {
-    // The client has gone meanwhile: nobody reads the stream, whose end frees what it holds.
+    // The client has disconnected meanwhile. The end of the stream releases its resources.
     if (res.destroyed) {
       result.stream?.destroy()
       logRequest(req, result.status, entry)

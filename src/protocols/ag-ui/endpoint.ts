@@ -135,7 +135,7 @@ type Chunk = string | Buffer
 async function runEvents(run: Run): Promise<Readable> {
   const outcome = await beginRun(run)
   const events = Readable.from(outcomeEvents(run, outcome), { objectMode: false })
-  // The client may go before the turn is read.
+  // The client may disconnect before the turn is read.
   if ('turn' in outcome) events.once('close', () => outcome.turn.stream.destroy())
   return events
 }

@@ -150,7 +150,7 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
       if ('operator' in made) raise('SESSION_UNDER_OPERATOR', { meta: made.operator })
       return made
     } catch (error) {
-      // An agent of another project is refused like one that does not exist.
+      // An agent of another project is refused like an unknown agent.
       throw error instanceof AppError && error.code === 'AGENT_NOT_FOUND' ? modelNotFound(agent_id) : error
     } finally {
       await media.discard()

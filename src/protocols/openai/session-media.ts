@@ -68,7 +68,7 @@ async function requireAgentOf(
   }
   const subject = { actor_id: actor_id ?? null, session_id: session?.id ?? null }
   const agent = await findRunnableAgent(services.pool, agent_id, subject)
-  // Another project's agent must not be told by what it does with the files.
+  // The settings of an agent of another project must not decide which error the caller gets.
   const isUsable =
     agent &&
     (agent.project_id === project_id ||
