@@ -3,6 +3,7 @@ import type { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
 import { mediaProblem, raiseNotAccepted } from '../content/files/media.ts'
 import { AppError } from '../core/api/errors.ts'
+import { couldAllowIn, raiseForbidden } from '../core/iam/access.ts'
 import { callOperation, type MountRequest, type MountSurface } from './call.ts'
 
 /** Bytes of a client, with the name and the media type of their file. */
@@ -51,4 +52,10 @@ async function upload(
     idempotencyKey: key,
   })
   return (body as { id: string }).id
+}
+
+/** Requires that a caller could send the file of a URL, before it is fetched. @throws FORBIDDEN */
+export function requireFetchable({ caller }: MountRequest, project_id: string): void {
+  for (const action of ['sessions:SendSessionMessage', 'files:UploadFile'])
+    if (!couldAllowIn(caller, action, project_id)) raiseForbidden(caller, action)
 }

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import type { TestProject } from '../support/app.ts'
 import { pngHeader } from '../support/images.ts'
 import { AGENT_ACTIONS, ENV, post, rpc, wireMessage } from './a2a-support.ts'
@@ -160,6 +161,22 @@ describe('the A2A mount', () => {
       body: '{"jsonrpc"',
     })
     assert.equal(((await broken.json()) as any).error.code, -32700)
+  })
+
+  it('fetches no image for a caller that may not upload files', async () => {
+    const target = await startTarget()
+    try {
+      const resource = [`srn:${app.projectId}:*:*`]
+      const document = { statement: [{ effect: 'Allow', action: AGENT_ACTIONS, resource }] }
+      const { id } = (await app.admin.post('/policies', { document })).body
+      const { secret } = (await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [id] })).body
+      const message = wireMessage([{ url: `${target.url}/cat.png` }])
+      const refused = await rpc(app, { token: secret }, open, 'SendMessage', message)
+      assert.deepEqual([refused.status, refused.body.error.data[0].metadata.code], [403, 'FORBIDDEN'])
+      assert.equal(target.requests.length, 0)
+    } finally {
+      await target.close()
+    }
   })
 
   it('gives the model images and data, and stores a file of a repeated message once', async () => {

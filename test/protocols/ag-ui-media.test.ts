@@ -49,6 +49,17 @@ describe('images and documents of AG-UI clients', () => {
     return (await postRun(app, app.key, agentId, again)).headers.get('x-svc-session-id') as string
   }
 
+  it('are not fetched for callers that may not upload files', async () => {
+    const resource = [`srn:${app.projectId}:*:*`]
+    const document = { statement: [{ effect: 'Allow', action: CHAT_ACTIONS, resource }] }
+    const { id } = (await app.admin.post('/policies', { document })).body
+    const { secret } = (await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [id] })).body
+    const source = { type: 'url', value: `${target.url}/cat.png` }
+    const refused = await postRun(app, { token: secret }, agentId, run([image(source)]))
+    assert.deepEqual([refused.status, refused.body?.error?.code], [403, 'FORBIDDEN'])
+    assert.equal(target.requests.length, 0)
+  })
+
   it('reach the model, and are stored once as files of the message', async () => {
     const client = open()
     const paper = { metadata: { filename: '../paper".pdf' } }

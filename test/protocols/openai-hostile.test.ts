@@ -115,6 +115,15 @@ describe('the OpenAI mount: hostile callers', function () {
       messages: asked('a'),
       response_format: { type: 'json_schema', json_schema: { name: 'x', schema } },
     })
+    const call = { id: 'c1', type: 'function', function: { name: 'pick', arguments: '{}' } }
+    const result = { role: 'tool', tool_call_id: 'c1', content: long }
+    await limited('/chat/completions', {
+      messages: [...asked('a'), { role: 'assistant', tool_calls: [call] }, result, ...asked('b')],
+    })
+    const output = { type: 'function_call_output', call_id: 'c1', output: long }
+    await limited('/responses', {
+      input: [...asked('a'), { type: 'function_call', call_id: 'c1', name: 'pick', arguments: '{}' }, output],
+    })
     const ok = await ask(ann, [
       ...asked('x'.repeat(900)),
       { role: 'assistant', content: 'y'.repeat(900) },

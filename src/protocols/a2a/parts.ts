@@ -1,7 +1,7 @@
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
-import { uploadClientFile } from '../upload.ts'
+import { requireFetchable, uploadClientFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'
 import { MAX_FILE_BYTES, type Message, type Part } from './wire.ts'
@@ -69,6 +69,9 @@ function decode({ raw = '', mediaType }: Part): { bytes: Buffer; content_type: s
   return { bytes, content_type: mediaType as string }
 }
 
-/** Fetches the image of a URL under the egress rule. */
-const fetchPart = ({ services, project_id, exchange }: A2aRequest, url: string) =>
-  fetchImage(services, { url, project_id, signal: exchange.request.closed })
+/** Fetches the image of a URL under the egress rule. @throws FORBIDDEN */
+function fetchPart(request: A2aRequest, url: string) {
+  const { services, project_id, exchange } = request
+  requireFetchable(request, project_id)
+  return fetchImage(services, { url, project_id, signal: exchange.request.closed })
+}

@@ -11,7 +11,7 @@ import {
   voidStatement,
 } from '../../core/db/sql.ts'
 import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
-import { TASK_STATES } from './wire.ts'
+import { isTerminal, TASK_STATES } from './wire.ts'
 
 /** Codes of turns and runs that are refused before they start: quotas and a paused project. */
 export const REFUSALS = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED', 'PROJECT_PAUSED']
@@ -238,12 +238,19 @@ export const hasAddress = (project: Fragment): Fragment => sql.fragment`
 /** What changed, by the IDs of its kinds. */
 type Changes = { sessions: readonly string[]; approvals: readonly string[]; runs: readonly string[] }
 
-/** Lists the tasks with addresses that changes concern. By a2a_tasks_session, a2a_tasks_run and webhooks_task. */
+/** States in which the task of a turn does not change any more; a run may be retried. */
+const ENDED = TASK_STATES.filter(isTerminal)
+
+/**
+ * Lists the tasks with addresses that changes concern, of a session without those whose end was notified: a context may have
+ * many. By a2a_tasks_session, a2a_tasks_run and webhooks_task.
+ */
 export const listConcernedTasks = (db: Queryable, { sessions, approvals, runs }: Changes): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select t.id from a2a_tasks t
     where (t.session_id = any(${sql.array([...sessions], 'text')} || array(
         select a.session_id from approvals a where a.id = any(${sql.array([...approvals], 'text')}) and a.session_id is not null))
+        and (t.notified_state is null or t.notified_state <> all(${sql.array(ENDED, 'text')}))
       or t.run_id = any(${sql.array([...runs], 'text')}))
       and exists (select from webhooks w where w.task_id = t.id)`)
 

@@ -6,7 +6,7 @@ import { fileKind } from '../../content/files/model.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { type ClientFile, uploadClientFile } from '../upload.ts'
+import { type ClientFile, requireFetchable, uploadClientFile } from '../upload.ts'
 import type { Run } from './call.ts'
 import { type ContentPart, noteOf, textOf, type UserMessage } from './input.ts'
 
@@ -75,6 +75,7 @@ async function fetchPart({ request, thread: { project_id } }: Run, part: MediaPa
     return raiseNotAccepted(null, { reason: 'url', message: 'End users send content or file IDs, not URLs' })
   if (part.type !== 'image')
     return raiseNotAccepted(null, { reason: 'url', message: 'Only images are fetched from URLs' })
+  requireFetchable(request, project_id)
   const signal = request.exchange.request.closed
   const image = await fetchImage(request.services, { url: part.source.value, project_id, signal })
   return { ...image, filename: nameOf(part) }

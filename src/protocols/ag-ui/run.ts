@@ -19,7 +19,7 @@ import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
 /** What a run shows: a turn, with the refusal of new messages next to the outputs that resume it, or why there is none. */
-type RunOutcome =
+export type RunOutcome =
   | { turn: ShownTurn; unstored?: AppError }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }
