@@ -66,7 +66,14 @@ describe('tasks of A2A clients', () => {
         [second.tasks.map(({ id }) => id), second.nextPageToken, second.tasks[0].artifacts],
         [[task.id], '', []],
       )
-      assert.equal((await client.listTasks({ ...query, pageToken: '', status: 4 })).tasks.length, 0)
+      const inState = async (status: number, more: object = {}) => {
+        const { tasks, totalSize } = await client.listTasks({ ...query, pageToken: '', status, ...more })
+        return [tasks.map(({ id }) => id), totalSize]
+      }
+      const [COMPLETED, FAILED] = [3, 4]
+      assert.deepEqual(await inState(COMPLETED), [[next.id], 2])
+      assert.deepEqual(await inState(FAILED), [[], 0])
+      assert.deepEqual(await inState(0, { statusTimestampAfter: task.status?.timestamp }), [[next.id], 1])
     })
 
     it(`are streamed over ${binding}: each step replaces the text of the last`, async () => {

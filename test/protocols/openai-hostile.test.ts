@@ -270,4 +270,14 @@ describe('the OpenAI mount: hostile callers', function () {
       JSON.stringify(refused.body),
     )
   })
+
+  it('do not take the keys of A2A contexts', async () => {
+    const ann = await user()
+    const refused = [
+      await ask(ann, asked(said({ text: 'x' })), { 'x-svc-session-key': 'a2a:1' }),
+      await ask(ann, asked(said({ text: 'x' })), {}, { metadata: { session_key: 'a2a:1' } }),
+    ]
+    for (const { status, body } of refused)
+      assert.deepEqual([status, body.error?.param], [400, 'metadata.session_key'], JSON.stringify(body))
+  })
 })

@@ -60,13 +60,14 @@ async function listOwnTasks(request: A2aRequest, query: ListTasksRequest): Promi
   const owner = ownerOf(request)
   const limit = query.pageSize ?? PAGE_SIZE
   const offset = Number(query.pageToken ?? 0)
-  const page = { context_id: query.contextId, limit, offset, withAnswers: query.includeArtifacts === true }
-  const total = await countTasks(services.pool, owner, query.contextId)
-  const after = query.statusTimestampAfter == null ? null : Date.parse(query.statusTimestampAfter)
-  const tasks = (await listTasks(services.pool, owner, page)).filter(
-    task =>
-      (query.status === null || task.state === query.status) && (after === null || Date.parse(task.updated_at) > after),
-  )
+  const filter = {
+    context_id: query.contextId,
+    status: query.status,
+    updated_after: query.statusTimestampAfter == null ? null : new Date(query.statusTimestampAfter),
+  }
+  const total = await countTasks(services.pool, owner, filter)
+  const withAnswers = query.includeArtifacts === true
+  const tasks = await listTasks(services.pool, owner, filter, { limit, offset, withAnswers })
   return {
     tasks: tasks.map(presentTask),
     nextPageToken: offset + limit < total ? String(offset + limit) : '',

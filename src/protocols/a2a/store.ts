@@ -126,24 +126,45 @@ export const listTasksById = (db: Queryable, ids: readonly string[]): Promise<re
     taskRow`${tasksQuery(sql.fragment`select t.* from a2a_tasks t where t.id = any(${sql.array([...ids], 'text')})`, false)}`,
   )
 
-type TaskPage = { context_id: string | null; limit: number; offset: number; withAnswers: boolean }
+type TaskFilter = { context_id: string | null; status: string | null; updated_after: Date | null }
+type TaskPage = { limit: number; offset: number; withAnswers: boolean }
 
-const inContext = (owner: Owner, context_id: string | null): Fragment =>
+const inContext = (owner: Owner, { context_id }: Pick<TaskFilter, 'context_id'>): Fragment =>
   allOf([isOwn(owner), context_id !== null && sql.fragment`t.context_id = ${context_id}`])
 
-/** Lists the tasks of an owner, newest first. By a2a_tasks_own. */
-export const listTasks = (db: Queryable, owner: Owner, page: TaskPage): Promise<readonly TaskRow[]> =>
-  db.any(taskRow`
-    ${tasksQuery(
-      sql.fragment`
-        select t.* from a2a_tasks t where ${inContext(owner, page.context_id)}
-        order by t.created_at desc, t.id desc limit ${page.limit} offset ${page.offset}`,
-      page.withAnswers,
-    )}
-    order by c.created_at desc, c.id desc`)
+const filtersStates = ({ status, updated_after }: TaskFilter): boolean => status !== null || updated_after !== null
 
-export const countTasks = (db: Queryable, owner: Owner, context_id: string | null): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from a2a_tasks t where ${inContext(owner, context_id)}`)
+/** Returns a from clause with the tasks `x` of an owner and the condition of a filter by state. */
+const tasksInState = (owner: Owner, filter: TaskFilter, withAnswers: boolean): Fragment => sql.fragment`
+  from (${tasksQuery(sql.fragment`select t.* from a2a_tasks t where ${inContext(owner, filter)}`, withAnswers)}) x
+  join a2a_tasks t on t.id = x.id
+  where ${allOf([
+    filter.status !== null && sql.fragment`x.state = ${filter.status}`,
+    filter.updated_after !== null && sql.fragment`x.updated_at > ${filter.updated_after.toISOString()}::timestamptz`,
+  ])}`
+
+/**
+ * Lists the tasks of an owner, newest first. By a2a_tasks_own. A filter by state reads all tasks of the context, or of the
+ * target without one.
+ */
+export function listTasks(
+  db: Queryable,
+  owner: Owner,
+  filter: TaskFilter,
+  { limit, offset, withAnswers }: TaskPage,
+): Promise<readonly TaskRow[]> {
+  const page = sql.fragment`order by t.created_at desc, t.id desc limit ${limit} offset ${offset}`
+  if (filtersStates(filter)) return db.any(taskRow`select x.* ${tasksInState(owner, filter, withAnswers)} ${page}`)
+  const chosen = sql.fragment`select t.* from a2a_tasks t where ${inContext(owner, filter)} ${page}`
+  return db.any(taskRow`${tasksQuery(chosen, withAnswers)} order by c.created_at desc, c.id desc`)
+}
+
+export const countTasks = (db: Queryable, owner: Owner, filter: TaskFilter): Promise<number> =>
+  db.oneFirst(
+    filtersStates(filter)
+      ? countStatement`select count(*) ${tasksInState(owner, filter, false)}`
+      : countStatement`select count(*) from a2a_tasks t where ${inContext(owner, filter)}`,
+  )
 
 const contextRow = sql.type(z.object({ session_id: z.string().nullable() }))
 

@@ -24,7 +24,7 @@ export async function runAgent(
   const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
   const end_user = endUserOf(session, request)
   const { store = true, background = false, previous = null } = options
-  const key = options.key ?? conversationKeyOf(session, request)
+  const key = conversationKeyOf(session, request, options.key)
   const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
   const report: TurnReport = { session_id: null, ignored: [] }
   if (isEndUser(session)) refuseRemoteImages(request)
