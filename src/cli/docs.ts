@@ -13,7 +13,7 @@ import { print } from './output.ts'
 export function exportDocsCommand(directory: string): void {
   const config = { ...loadConfig(), DOCS_ENABLED: true }
   loadModules(modules)
-  const description = openApiDocument(operations.all(), config, release) as Description
-  const count = exportSite(new Site(config, operations.all(), description, relativeLinks), directory)
+  const describe = () => openApiDocument(operations.all(), config, release) as Description
+  const count = exportSite(new Site(config, operations.all(), describe, relativeLinks), directory)
   print(`${count} files written to ${directory}`)
 }

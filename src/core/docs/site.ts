@@ -39,28 +39,32 @@ export class Site {
   readonly #files: Map<string, () => DocsFile>
 
   /**
-   * @param description the OpenAPI document
+   * @param describe returns the OpenAPI document
    * @param links addresses of pages and assets
    */
   constructor(
     config: Pick<Config, 'BASE_URL' | 'DOCS_ENABLED'>,
     operations: readonly Operation[],
-    description: Description,
+    describe: () => Description,
     links: Links,
   ) {
-    const reference = new Reference(description, config.BASE_URL)
+    const description = config.DOCS_ENABLED ? describe() : null
+    const reference = description && new Reference(description, config.BASE_URL)
     const required = requiredPages(operations)
-    this.#pages = config.DOCS_ENABLED
-      ? [...guides(), ...required, ...cataloguePages(description), ...reference.pages()]
-      : required
+    this.#pages =
+      description && reference
+        ? [...guides(), ...required, ...cataloguePages(description), ...reference.pages()]
+        : required
     this.#byPath = new Map(this.#pages.map(page => [page.path, page]))
     const start = this.#byPath.get('')
     if (start) this.#byPath.set('guides/index', start)
     this.#links = links
     this.#render = createRenderer(this.#byPath, links)
-    this.#files = new Map([...this.#pageFiles(), ...this.#assets()])
-    if (config.DOCS_ENABLED)
-      for (const [path, make] of this.#referenceFiles(reference, description)) this.#files.set(path, make)
+    this.#files = new Map([
+      ...this.#pageFiles(),
+      ...this.#assets(),
+      ...(description && reference ? this.#referenceFiles(reference, description) : []),
+    ])
   }
 
   /** Returns title and address of the Markdown of all pages. */

@@ -34,5 +34,5 @@ async function openSite(config: Config, operations: readonly Operation[]): Promi
   // Rarely requested: imported on demand to save memory.
   const { Site } = await import('../docs/site.ts')
   const links = (path: string) => `${basePath(config)}/docs${path && `/${path}`}`
-  return new Site(config, operations, JSON.parse(descriptionText(config, operations)), links)
+  return new Site(config, operations, () => JSON.parse(descriptionText(config, operations)), links)
 }
