@@ -35,6 +35,19 @@ const steps: Step[] = [
     outputs: ['client/src/generated', 'client/dist', 'client/commands.json'],
     programs: [['client/build/generate.ts'], ['node_modules/typescript/bin/tsc', '-p', 'client']],
   },
+  {
+    name: 'command line',
+    inputs: [
+      'cli/src/*.ts',
+      'scripts/bundle-cli.ts',
+      'client/build/*.ts',
+      'client/src/**/*.ts',
+      'package.json',
+      'package-lock.json',
+    ],
+    outputs: ['cli/dist'],
+    programs: [['scripts/bundle-cli.ts']],
+  },
 ]
 
 /** Returns the hash of the names and contents of files. */

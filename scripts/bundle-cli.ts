@@ -1,0 +1,25 @@
+import fs from 'node:fs'
+import path from 'node:path'
+import { build } from 'esbuild'
+
+/** Bundles the command line into `cli/dist`: one file that starts at once, and parts that are loaded when they are used. */
+
+const root = path.resolve(import.meta.dirname, '..')
+const outdir = path.join(root, 'cli/dist')
+fs.rmSync(outdir, { recursive: true, force: true })
+await build({
+  entryPoints: [path.join(root, 'cli/src/main.ts')],
+  outdir,
+  bundle: true,
+  splitting: true,
+  format: 'esm',
+  platform: 'node',
+  target: 'node20',
+  alias: {
+    '@muster/client': path.join(root, 'client/src/index.ts'),
+    '@muster/client/operations': path.join(root, 'client/src/generated/operations.ts'),
+  },
+  // Packages written for require need one.
+  banner: { js: "import { createRequire as __createRequire } from 'node:module';const require = __createRequire(import.meta.url);" },
+  logLevel: 'warning',
+})
