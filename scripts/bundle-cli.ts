@@ -18,8 +18,8 @@ await build({
   alias: {
     '@muster/client': path.join(root, 'client/src/index.ts'),
     '@muster/client/operations': path.join(root, 'client/src/generated/operations.ts'),
+    // The modules of the package; its form for Node has none.
+    yaml: path.join(root, 'node_modules/yaml/browser/index.js'),
   },
-  // Packages written for require need one.
-  banner: { js: "import { createRequire as __createRequire } from 'node:module';const require = __createRequire(import.meta.url);" },
   logLevel: 'warning',
 })

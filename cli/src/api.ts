@@ -52,8 +52,9 @@ export async function apiCommand(args: string[]): Promise<number> {
       request,
       async response => {
         if (!settings.field) {
+          const decoder = new TextDecoder()
           for await (const chunk of response.body ?? [])
-            await write(isTerminal() ? visible(Buffer.from(chunk).toString('utf8'), 'lines') : chunk)
+            await write(isTerminal() ? visible(decoder.decode(chunk, { stream: true }), 'lines') : chunk)
           if (isTerminal()) await write('\n')
           return
         }

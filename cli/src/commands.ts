@@ -49,13 +49,13 @@ const kebab = (name: string): string => name.replaceAll('_', '-')
 export function optionNames(command: ApiCommand): string[] {
   const { fields, method } = command
   const hasBody = hasJsonBody(command)
+  const hasField = (name: string) => fields.some(each => kebab(each.name) === name)
   return [
     ...['help', 'url', 'profile', 'project', 'json', 'jsonl', 'field', 'columns', 'utc', 'quiet', 'debug'],
     ...['print-request', 'insecure-http', 'timeout'],
     ...(method === 'POST' ? ['idempotency-key'] : method === 'GET' ? [] : ['if-match']),
     ...(hasBody ? ['body', 'set', 'clear'] : []),
-    ...(command.consumes ? ['file', 'content-type'] : []),
-    ...(command.consumes && !fields.some(each => each.name === 'filename') ? ['filename'] : []),
+    ...(command.consumes ? ['file', ...['filename', 'content-type'].filter(name => !hasField(name))] : []),
     ...(isDownload(command) ? ['output'] : []),
     ...(command.paged ? ['all', 'max'] : []),
     ...(command.wait && !isTurn(command) ? ['wait', 'cancel-on-interrupt'] : []),
@@ -80,8 +80,8 @@ export function flagOf(command: ApiCommand, field: CommandField): string {
   return optionNames(command).includes(flag) && !isReplaced(command, field) ? `field-${flag}` : flag
 }
 
-export const hasJsonBody = ({ method, consumes, fields }: ApiCommand): boolean =>
-  method !== 'GET' && !consumes && fields.some(each => each.in === 'body')
+export const hasJsonBody = ({ method, consumes, fields, open }: ApiCommand): boolean =>
+  method !== 'GET' && !consumes && (open === true || fields.some(each => each.in === 'body'))
 
 export const isDownload = ({ produces, stream }: ApiCommand): boolean => produces !== undefined && !stream
 

@@ -22,7 +22,7 @@ export async function printHelp(
   if (words.length === 0) await printLine(programHelp(table, operatorVerbs))
   else {
     const own = OWN[words.join(' ')] ?? OWN[words[0]]
-    if (own) {
+    if (own && !findCommand(table, words)) {
       await (await own.load())(['--help'])
       return true
     }

@@ -52,9 +52,10 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
     return isHelp ? EXIT.done : EXIT.usage
   }
   catchSignals()
-  const own = Object.keys(OWN).find(name => name.split(' ').every((word, index) => rest[index] === word))
-  if (own) return (await OWN[own].load())(rest.slice(own.split(' ').length))
+  // Before `chat`, which takes the name of an agent.
   const command = findCommand(table, rest)
+  const own = Object.keys(OWN).find(name => name.split(' ').every((word, index) => rest[index] === word))
+  if (own && !command) return (await OWN[own].load())(rest.slice(own.split(' ').length))
   if (!command) {
     if (commandsBelow(table, words).length === 0) throw unknown(words, table)
     const { printHelp } = await import('./help.ts')

@@ -90,10 +90,22 @@ const kindOf = ({ type, enum: values, items }: CommandField): string => {
 function fieldOptions(command: ApiCommand, field: CommandField): Option[] {
   const flag = flagOf(command, field)
   const text = `${field.description ?? ''}${field.required ? ' (required)' : ''}`
-  if (isBoolean(field)) return [new Option(`--${flag}`, text), new Option(`--no-${flag}`).hideHelp()]
-  const option = new Option(`--${flag} <${kindOf(field)}>`, text)
-  return [option.argParser(isRepeatable(field) ? collect : value => [value])]
+  const options = isBoolean(field)
+    ? [new Option(`--${flag}`, text), new Option(`--no-${flag}`).hideHelp()]
+    : [
+        new Option(`--${flag} <${kindOf(field)}>`, text).argParser(isRepeatable(field) ? collect : value => [value]),
+      ]
+  // Fields whose names differ in their spelling alone are different fields.
+  for (const option of options) option.attributeName = () => attributeOf(field)
+  return options
 }
+
+const attributeOf = ({ name }: CommandField): string => `field ${name}`
+
+const streamOptions = (): Option[] => [
+  new Option('--stream', 'stream the reply; default on a terminal'),
+  new Option('--no-stream').hideHelp(),
+]
 
 /** A parsed command line of an API command. */
 export type Parsed = {
@@ -119,8 +131,7 @@ export function parserOf(command: ApiCommand): { parser: Parser; fieldOf: Map<st
     if (field.in === 'path') continue
     if (isReplaced(command, field)) {
       if (field.name === command.stream?.selected_by?.name)
-        for (const option of fieldOptions(command, { ...field, description: 'stream the reply; default on a terminal' }))
-          parser.addOption(option.helpGroup('Fields:'))
+        for (const option of streamOptions()) parser.addOption(option.helpGroup('Fields:'))
       if (field.name === 'file') parser.addOption(OTHERS.file().helpGroup('Fields:'))
       if (field.name === command.wait?.parameter)
         parser.addOption(OTHERS.wait().helpGroup('Fields:')).addOption(new Option('--no-wait').hideHelp())
@@ -135,9 +146,7 @@ export function parserOf(command: ApiCommand): { parser: Parser; fieldOf: Map<st
   for (const name of optionNames(command))
     if (ALL[name] && !taken.has(`--${name}`)) parser.addOption(ALL[name]())
   if (optionNames(command).includes('stream') && !taken.has('--stream'))
-    parser
-      .addOption(new Option('--stream', 'stream the reply; default on a terminal'))
-      .addOption(new Option('--no-stream').hideHelp())
+    for (const option of streamOptions()) parser.addOption(option)
   return { parser, fieldOf }
 }
 

@@ -114,15 +114,15 @@ function readVisibleSecrets(command: ApiCommand, { fields, options }: Parsed): s
 }
 
 /** Returns the flat arguments of a command line. */
-async function argumentsOf(command: ApiCommand, { path: inPath, fields, options }: Parsed): Promise<Args> {
+export async function argumentsOf(command: ApiCommand, { path: inPath, fields, options }: Parsed): Promise<Args> {
   const body: Args = options.body ? await readBody(options.body) : {}
-  for (const assignment of options.set ?? []) setPath(body, assignment)
+  for (const assignment of options.set ?? []) setPath(body, assignment, { isText: command.open })
   const args: Args = { ...(hasJsonBody(command) ? flatten(command, body) : {}), ...inPath }
   for (const [field, given] of fields) {
     const flag = `--${flagOf(command, field)}`
     args[field.name] = typeof given === 'boolean' ? given : await valueOf(flag, field, given)
   }
-  for (const name of options.clear ?? []) Object.assign(args, flatten(command, { [name.replaceAll('-', '_')]: null }))
+  for (const name of options.clear ?? []) Object.assign(args, flatten(command, { [command.open ? name : name.replaceAll('-', '_')]: null }))
   for (const field of command.fields)
     if (field.secret && field.required && args[field.name] === undefined && canAsk())
       args[field.name] = await ask(`${field.name}: `, { isSecret: true })
@@ -133,12 +133,13 @@ async function argumentsOf(command: ApiCommand, { path: inPath, fields, options 
 
 /** Adds the file of `--file`, which is read while it is sent. */
 async function addFile(command: ApiCommand, args: Args, options: Record<string, any>): Promise<void> {
-  const { file, filename, contentType } = options
+  const { file } = options
   if (!file) throw new UsageError('--file is required', help(command))
   const takesName = command.fields.some(each => each.name === 'filename')
-  const name = filename ?? args.filename ?? (file === '-' ? undefined : path.basename(file))
+  const name = (takesName ? args.filename : options.filename) ?? (file === '-' ? undefined : path.basename(file))
   if (file === '-' && takesName && name === undefined) throw new UsageError('--file - needs --filename')
-  const type = contentType ?? args.content_type ?? typeOfName(name, command.consumes!)
+  const takesType = command.fields.some(each => each.name === 'content_type')
+  const type = (takesType ? args.content_type : options.contentType) ?? typeOfName(name, command.consumes!)
   if (file === '-') {
     const { Readable } = await import('node:stream')
     args.file = Readable.toWeb(process.stdin)
@@ -291,8 +292,9 @@ async function download({ caller, command, args, options, settings }: Execution)
       content.close()
       throw new UsageError(`the answer is ${content.type || 'binary'}`, 'Add --output <file>.')
     }
+    const decoder = new TextDecoder()
     for await (const chunk of content)
-      await write(isTerminal() ? visible(Buffer.from(chunk).toString('utf8'), 'lines') : chunk)
+      await write(isTerminal() ? visible(decoder.decode(chunk, { stream: true }), 'lines') : chunk)
     return EXIT.done
   }
   const partial = `${options.output}.part`

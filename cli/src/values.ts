@@ -150,7 +150,7 @@ export async function readBody(given: string): Promise<Args> {
 }
 
 /** Sets one path of an object: `a.b[0]=1`. */
-export function setPath(target: Args, assignment: string): void {
+export function setPath(target: Args, assignment: string, { isText = false } = {}): void {
   const [path, text] = pairOf('--set', assignment)
   const keys = [...path.matchAll(/([^.[\]]+)|\[(\d+)\]/g)].map(([, name, index]) => name ?? Number(index))
   if (keys.length === 0 || keys.some(key => key === '__proto__')) throw new UsageError(`--set ${path} is no path`)
@@ -161,13 +161,14 @@ export function setPath(target: Args, assignment: string): void {
   }
   let value: unknown = text
   try {
-    value = JSON.parse(text)
+    if (!isText) value = JSON.parse(text)
   } catch {}
   node[keys.at(-1)!] = value
 }
 
 /** Moves the properties of a body to the names of flat arguments. */
 export function flatten(command: ApiCommand, body: Args): Args {
+  if (command.open) return body
   const names = new Map(
     command.fields
       .filter(each => each.in === 'body')
