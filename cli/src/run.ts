@@ -229,6 +229,7 @@ async function turn({ caller, command, args, options, settings }: Execution, req
     const { streamChat } = await import('./chat-completion.ts')
     return streamChat(caller, command, args, { isStreamed, areEventsPrinted: options.events === true, settings })
   }
+  if (isStreamed && command.id === 'sendSessionMessage') return sendStreamed({ caller, command, args, options, settings })
   const { printCalls, runTurn } = await import('./turns.ts')
   const tools = options.tools ? await (await import('./tools.ts')).loadTools(options.tools) : undefined
   const { end, data } = await runTurn(
@@ -248,6 +249,28 @@ async function turn({ caller, command, args, options, settings }: Execution, req
   if (end?.event !== 'requires_action') return EXIT.done
   printCalls(end, command, args)
   return EXIT.workWaits
+}
+
+/** Sends a message to a session and prints the text of its turn as it comes, which only the session streams. */
+async function sendStreamed({ caller, command, args, options, settings }: Execution): Promise<number> {
+  const { SessionPrinter } = await import('./session-printer.ts')
+  const tools = options.tools ? await (await import('./tools.ts')).loadTools(options.tools) : undefined
+  const printer = new SessionPrinter(caller, args.session_id as string, { tools, isQuiet: settings.isQuiet })
+  await printer.open()
+  const sending = caller.call(command, args, { signal: interruption })
+  printer.printOnly(sending.then(({ generation_id }) => generation_id))
+  const message = await sending
+  if (!message.generation_id) {
+    await printAnswer(message, caller.connection.body, settings)
+    return EXIT.done
+  }
+  try {
+    const outcome = await printer.endOf(message.generation_id)
+    return { completed: EXIT.done, failed: EXIT.workFailed, waits: EXIT.workWaits }[outcome]
+  } catch (error) {
+    if (interruption.aborted) note(`The turn continues: muster generations get ${message.generation_id}`)
+    throw error
+  }
 }
 
 /** Prints the items of all pages as they arrive. */

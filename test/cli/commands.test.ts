@@ -237,7 +237,7 @@ describe('a command line without a service', function () {
       ['agents'],
       ['agents', 'lst'],
       ['agents', 'list', '--limit', 'x'],
-      ['secrets', 'create', '--name', 'x'],
+      ['sessions', 'create', '--name', 'x'],
       ['--columns', 'id', 'nonsense'],
       ['--name', 'x', 'agents', 'list'],
       ['agents', 'delete', 'agent_x'],
