@@ -28,7 +28,7 @@ export async function chatCommand(args: string[]): Promise<number> {
     const tools = options.tools ? await (await import('./tools.ts')).loadTools(options.tools) : undefined
     const caller = new Caller(connection, loadCommands())
     const agent_id = await idOf(caller, 'listAgents', positional[0])
-    const actor = options.actor ? { actor: { external_id: options.actor } } : {}
+    const actor = options.actor ? { actor: { external_id: options.actor, name: options.actor } } : {}
     const { id } = options.session
       ? { id: options.session }
       : await caller.callById('createSession', { agent_id, ...actor }, { signal: interruption })

@@ -149,8 +149,8 @@ export class SessionPrinter {
   async #approval({ id, status, proposed_action: action }: Record<string, any>): Promise<void> {
     await this.#closeLine()
     if (status !== 'pending') return this.#note(`approval ${id}: ${status}`)
-    const what = action ? `${action.tool_name ?? action.name ?? ''} ${JSON.stringify(action.arguments ?? {})}` : ''
-    note(`waits for an approval: ${visible(what)}`)
+    const what = action ? `${action.tool_name} ${JSON.stringify(action.arguments ?? {})}` : ''
+    note(`an approval is required: ${visible(what)}`)
     note(`  muster approvals approve ${id}\n  muster approvals reject ${id} --reason '…'`)
   }
 

@@ -120,7 +120,7 @@ describe('turns and work on the command line', function () {
     } finally {
       proxy.close()
       proxy.closeAllConnections()
-      await webs[1].kill('SIGTERM')
+      await webs[1].kill('SIGKILL')
     }
   })
 
