@@ -19,7 +19,11 @@ function read(profile: string): Cached {
 }
 
 /** Stores the ids and names of a list for completion. */
-export function rememberIds({ profile, options }: Pick<Connection, 'profile' | 'options'>, { path }: ApiCommand, items: readonly unknown[]): void {
+export function rememberIds(
+  { profile, options }: Pick<Connection, 'profile' | 'options'>,
+  { path }: ApiCommand,
+  items: readonly unknown[],
+): void {
   // Of another address than the profile's the ids would mislead.
   if (options.url || options.printRequest) return
   const found = items.slice(0, ITEMS_MAX).flatMap((item): [string, string][] => {

@@ -1,7 +1,7 @@
 import { commandsBelow, findCommand, flagOf, isReplaced, loadCommands, optionNames } from './commands.ts'
 import { rememberedIds } from './completion-ids.ts'
 import { EXIT, UsageError } from './failure.ts'
-import { OWN, type OperatorVerbs } from './main.ts'
+import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
 import { cacheFile, profileName } from './profiles.ts'
 import { printLine, visible, write } from './terminal.ts'
 
@@ -49,7 +49,11 @@ export async function completionCommand([shell = '']: string[]): Promise<number>
 export async function complete(words: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
   const current = words.at(-1) ?? ''
   const found = candidates(words.slice(0, -1), current, operatorVerbs).filter(([text]) => text.startsWith(current))
-  await write(found.map(([text, description]) => `${[text, description && visible(description)].filter(Boolean).join('\t')}\n`).join(''))
+  await write(
+    found
+      .map(([text, description]) => `${[text, description && visible(description)].filter(Boolean).join('\t')}\n`)
+      .join(''),
+  )
   return EXIT.done
 }
 
@@ -59,7 +63,7 @@ function candidates(before: readonly string[], current: string, operatorVerbs: O
   const table = loadCommands(cacheFile(profile, 'commands.json'))
   const command = findCommand(table, before)
   if (!command) {
-    const own = [...Object.entries(OWN).map(([name, { summary }]): Candidate => [name, summary]), ...Object.entries(operatorVerbs)]
+    const own = [...Object.entries(OWN_COMMANDS), ...Object.entries(operatorVerbs)]
     const next = new Map<string, string | undefined>()
     const add = (all: readonly string[], summary: string) => {
       if (!before.every((word, index) => all[index] === word) || all.length <= before.length) return

@@ -1,7 +1,15 @@
 import { readFileSync } from 'node:fs'
 import type { Client, OAuthStore } from '@muster/client'
 import { EXIT, Failure, UsageError } from './failure.ts'
-import { type Credential, type Profile, profileName, readCredentials, readProfiles, storeCredential, withLock } from './profiles.ts'
+import {
+  type Credential,
+  type Profile,
+  profileName,
+  readCredentials,
+  readProfiles,
+  storeCredential,
+  withLock,
+} from './profiles.ts'
 import { note } from './terminal.ts'
 
 /** Options of every command that calls the service. */

@@ -5,7 +5,8 @@ const SECRET_FORM = /\b((?:refresh_token|code|code_verifier|device_code|token|pa
 /** Replaces secrets of a text. */
 function mask(text: string, secrets: readonly string[]): string {
   let masked = text.replace(SECRET_FIELD, '$1"***"')
-  for (const secret of secrets) if (secret !== '') masked = masked.replaceAll(JSON.stringify(secret).slice(1, -1), '***')
+  for (const secret of secrets)
+    if (secret !== '') masked = masked.replaceAll(JSON.stringify(secret).slice(1, -1), '***')
   return masked
 }
 
@@ -36,7 +37,11 @@ export function answerText({ status, headers }: Response, body: string | null, s
 const quoted = (text: string): string => `'${text.replaceAll("'", `'\\''`)}'`
 
 /** Returns a request as a curl command. */
-export function curlOf(url: string, { method = 'GET', headers, body }: RequestInit, secrets: readonly string[]): string {
+export function curlOf(
+  url: string,
+  { method = 'GET', headers, body }: RequestInit,
+  secrets: readonly string[],
+): string {
   const parts = [`curl -X ${method} ${quoted(url)}`, `-H "Authorization: Bearer $MUSTER_TOKEN"`]
   for (const [name, value] of new Headers(headers))
     if (!['authorization', 'accept', 'x-muster-client'].includes(name)) parts.push(`-H ${quoted(`${name}: ${value}`)}`)

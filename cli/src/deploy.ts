@@ -10,9 +10,16 @@ import { reportError } from './report.ts'
 import { outputSettings } from './run.ts'
 import { readTemplate } from './template.ts'
 import { ask, canAsk, note, printLine, visible } from './terminal.ts'
-import { isVisibleInArgv, valueOf } from './values.ts'
+import { fieldValue, isVisibleInArgv } from './values.ts'
 
-type Change = { logical_id: string; resource_type: string; action: string; replaces?: boolean; diff?: { desired: object }; overwrites?: { field: string }[] }
+type Change = {
+  logical_id: string
+  resource_type: string
+  action: string
+  replaces?: boolean
+  diff?: { desired: object }
+  overwrites?: { field: string }[]
+}
 
 const collect = (value: string, previous: string[] = []): string[] => [...previous, value]
 
@@ -84,7 +91,7 @@ async function parametersOf(given: readonly string[]): Promise<Record<string, st
     const value = each.slice(at + 1)
     const isRead = !isVisibleInArgv(value) || value.startsWith('@@')
     parameters[each.slice(0, at)] = isRead
-      ? ((await valueOf('--param', { name: 'param', in: 'body', secret: true }, [value])) as string)
+      ? ((await fieldValue('--param', { name: 'param', in: 'body', secret: true }, [value])) as string)
       : value
   }
   return parameters
@@ -97,7 +104,10 @@ function planLines(changes: readonly Change[]): string[] {
   if (changed.length === 0) return ['nothing to change']
   return changed.map(({ logical_id, resource_type, action, replaces, diff, overwrites }) => {
     const fields = action === 'update' && diff ? ` (${Object.keys(diff.desired).join(', ')})` : ''
-    const notes = [replaces ? 'replaced' : '', overwrites?.length ? `overwrites ${overwrites.map(each => each.field).join(', ')}` : '']
+    const notes = [
+      replaces ? 'replaced' : '',
+      overwrites?.length ? `overwrites ${overwrites.map(each => each.field).join(', ')}` : '',
+    ]
     return visible([`${SIGNS[action]} ${resource_type} ${logical_id}${fields}`, ...notes.filter(Boolean)].join('  '))
   })
 }

@@ -1,5 +1,14 @@
-import { type ApiCommand, type CommandTable, commandsBelow, findCommand, flagOf, hasJsonBody, isTurn, needsConfirmation } from './commands.ts'
-import { OWN, type OperatorVerbs } from './main.ts'
+import {
+  type ApiCommand,
+  type CommandTable,
+  commandsBelow,
+  findCommand,
+  flagOf,
+  hasJsonBody,
+  isTurn,
+  needsConfirmation,
+} from './commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
 import { printLine } from './terminal.ts'
 
 const DOCS = 'docs/cli.md'
@@ -21,11 +30,6 @@ export async function printHelp(
 ): Promise<boolean> {
   if (words.length === 0) await printLine(programHelp(table, operatorVerbs))
   else {
-    const own = OWN[words.join(' ')] ?? OWN[words[0]]
-    if (own && !findCommand(table, words)) {
-      await (await own.load())(['--help'])
-      return true
-    }
     const command = findCommand(table, words)
     if (command) await printLine(await commandHelp(command))
     else {
@@ -53,7 +57,7 @@ Modules (muster <module> --help lists the verbs):
 ${lines.join('\n')}
 
 This program:
-${columns(Object.entries(OWN).map(([name, { summary }]) => [name, summary]))}
+${columns(Object.entries(OWN_COMMANDS))}
 
 Operate this deployment:
 ${columns(Object.entries(operatorVerbs))}
@@ -74,7 +78,7 @@ function groupHelp(words: readonly string[], below: readonly ApiCommand[], opera
     [...each.words, ...each.fields.filter(field => field.in === 'path').map(field => `<${field.name}>`)].join(' '),
     each.summary,
   ])
-  const own = Object.entries(OWN).flatMap(([verb, { summary }]): [string, string][] =>
+  const own = Object.entries(OWN_COMMANDS).flatMap(([verb, summary]): [string, string][] =>
     verb.startsWith(`${name} `) ? [[verb, summary]] : [],
   )
   const operator = Object.entries(operatorVerbs).filter(([verb]) => verb.startsWith(`${name} `))

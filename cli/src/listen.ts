@@ -51,9 +51,9 @@ export async function listenCommand(args: string[]): Promise<number> {
 }
 
 async function secretOf(given: string): Promise<string> {
-  const { isVisibleInArgv, valueOf } = await import('./values.ts')
+  const { isVisibleInArgv, fieldValue } = await import('./values.ts')
   if (isVisibleInArgv(given)) throw new UsageError('--secret must be @file, @- or env:NAME')
-  return (await valueOf('--secret', { name: 'secret', in: 'body', secret: true }, [given])) as string
+  return (await fieldValue('--secret', { name: 'secret', in: 'body', secret: true }, [given])) as string
 }
 
 /** Yields the events that are written from now on, oldest first, each once. */
@@ -83,7 +83,9 @@ async function* newEvents(caller: Caller, interval: number): AsyncGenerator<Rece
 
 const isWanted = (name: string, patterns: readonly string[] | undefined): boolean =>
   !patterns ||
-  patterns.some(pattern => pattern === '*' || pattern === name || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1))))
+  patterns.some(
+    pattern => pattern === '*' || pattern === name || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1))),
+  )
 
 type Forward = { target: string; secret: string; headerPrefix: string; isJson: boolean }
 

@@ -85,14 +85,23 @@ async function passwordSignIn(connection: Connection, given: string | undefined)
   const { loginUser } = await import('@muster/client/operations')
   connection.options.secrets = [password.replace(/\r?\n$/, '')]
   const client = new Client({ baseUrl: connection.base, fetch: connection.fetch, maxRetries: 0 })
-  const { token } = await loginUser(client, { username, password: password.replace(/\r?\n$/, '') }, { signal: interruption })
+  const { token } = await loginUser(
+    client,
+    { username, password: password.replace(/\r?\n$/, '') },
+    { signal: interruption },
+  )
   await storeToken(connection, token)
 }
 
 /** Signs in with a code that the browser brings to a port of this machine. */
 async function browserSignIn(connection: Connection, scope: string, opens: boolean): Promise<void> {
   const { oauth } = await import('@muster/client')
-  const signIn = oauth({ baseUrl: connection.base, clientId: CLIENT_ID, store: tokenStore(connection), fetch: connection.fetch })
+  const signIn = oauth({
+    baseUrl: connection.base,
+    clientId: CLIENT_ID,
+    store: tokenStore(connection),
+    fetch: connection.fetch,
+  })
   const server = http.createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const redirectUri = `http://127.0.0.1:${(server.address() as AddressInfo).port}/callback`
@@ -107,7 +116,11 @@ async function browserSignIn(connection: Connection, scope: string, opens: boole
         if (req.method !== 'GET' || !req.url?.startsWith('/callback?')) return void res.writeHead(404).end()
         const page = (text: string) =>
           res
-            .writeHead(200, { 'content-type': 'text/plain; charset=utf-8', 'cache-control': 'no-store', connection: 'close' })
+            .writeHead(200, {
+              'content-type': 'text/plain; charset=utf-8',
+              'cache-control': 'no-store',
+              connection: 'close',
+            })
             .end(`${text}\n`)
         try {
           await signIn.finish(new URL(req.url, redirectUri))
@@ -153,7 +166,10 @@ async function deviceSignIn(connection: Connection, scope: string): Promise<void
   if (started.status === 404)
     throw new Failure('the service has no sign-in of devices', EXIT.missing, 'Try: muster login --password, or --key')
   if (started.status !== 200)
-    throw new OAuthError(started.body.error ?? 'server_error', started.body.error_description ?? `status ${started.status}`)
+    throw new OAuthError(
+      started.body.error ?? 'server_error',
+      started.body.error_description ?? `status ${started.status}`,
+    )
   const code = started.body as DeviceCode
   note(`Open ${visible(code.verification_uri)}\nand enter the code ${visible(code.user_code)}`)
   const end = Date.now() + code.expires_in * 1000
@@ -242,7 +258,15 @@ export async function whoamiCommand(args: string[]): Promise<number> {
     if (!settings.isHuman) await printAnswer(me, connection.body, settings)
     else
       await printAnswer(
-        { user: username, role, credential: type, project: project_id, expires_at, scopes: scopes?.join(' ') ?? null, service: connection.base },
+        {
+          user: username,
+          role,
+          credential: type,
+          project: project_id,
+          expires_at,
+          scopes: scopes?.join(' ') ?? null,
+          service: connection.base,
+        },
         '',
         settings,
       )

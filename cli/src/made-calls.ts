@@ -24,7 +24,11 @@ export function functionOf(command: ApiCommand, table: CommandTable, isStream: b
   const pathOf = (id: string | null) => table.commands.find(each => each.id === id)?.path
   if (streamed && (isStream || !streamed.selected_by)) {
     const { events, last, resume, selected_by } = streamed
-    return stream(route, { ...shape, events, last, resume: pathOf(resume) }, selected_by ? { [selected_by.name]: true } : {})
+    return stream(
+      route,
+      { ...shape, events, last, resume: pathOf(resume) },
+      selected_by ? { [selected_by.name]: true } : {},
+    )
   }
   if (wait) return work(route, { ...shape, wait: { ...wait, poll: pathOf(wait.poll) ?? '' } })
   if (paged) return list(route, shape)

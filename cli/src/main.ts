@@ -1,31 +1,24 @@
 import { commandsBelow, findCommand, loadCommands } from './commands.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { catchSignals } from './interrupt.ts'
+import { type OperatorVerbs, OWN_COMMANDS, type OwnName } from './own-commands.ts'
 import { reportError } from './report.ts'
 import { exitOnClosedPipe } from './terminal.ts'
 
-/** A command of this program that is no operation of the service. */
 type OwnCommand = (args: string[]) => Promise<number>
 
-/** Commands by their words, with a summary. */
-export const OWN: Record<string, { summary: string; load: () => Promise<OwnCommand> }> = {
-  login: { summary: 'sign in', load: async () => (await import('./login.ts')).loginCommand },
-  logout: { summary: 'sign out', load: async () => (await import('./login.ts')).logoutCommand },
-  whoami: { summary: 'show the user and the credential in use', load: async () => (await import('./login.ts')).whoamiCommand },
-  profile: { summary: 'list and change profiles', load: async () => (await import('./profile-command.ts')).profileCommand },
-  api: { summary: 'send any request', load: async () => (await import('./api.ts')).apiCommand },
-  chat: { summary: 'talk to an agent', load: async () => (await import('./chat.ts')).chatCommand },
-  listen: { summary: 'forward events to a local address', load: async () => (await import('./listen.ts')).listenCommand },
-  'formations deploy': {
-    summary: 'deploy a template from files',
-    load: async () => (await import('./deploy.ts')).deployCommand,
-  },
-  completion: { summary: 'print a completion script', load: async () => (await import('./completion.ts')).completionCommand },
-  version: { summary: 'show the versions of this program and of the service', load: async () => (await import('./version.ts')).versionCommand },
+const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
+  login: async () => (await import('./login.ts')).loginCommand,
+  logout: async () => (await import('./login.ts')).logoutCommand,
+  whoami: async () => (await import('./login.ts')).whoamiCommand,
+  profile: async () => (await import('./profile-command.ts')).profileCommand,
+  api: async () => (await import('./api.ts')).apiCommand,
+  chat: async () => (await import('./chat.ts')).chatCommand,
+  listen: async () => (await import('./listen.ts')).listenCommand,
+  'formations deploy': async () => (await import('./deploy.ts')).deployCommand,
+  completion: async () => (await import('./completion.ts')).completionCommand,
+  version: async () => (await import('./version.ts')).versionCommand,
 }
-
-/** Commands for the deployment, with a summary, which the caller runs. */
-export type OperatorVerbs = Record<string, string>
 
 /** Runs a command line that is no operator verb. Returns the exit code. */
 export async function main(args: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
@@ -45,6 +38,13 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   const rest = args[0] === 'help' ? args.slice(1) : [...args]
   const words = rest.slice(0, firstOption(rest))
   const table = loadCommands(await syncedFile(rest))
+  // Before `chat`, which takes the name of an agent.
+  const command = findCommand(table, rest)
+  const own = command ? undefined : findOwn(rest)
+  if (own) {
+    catchSignals()
+    return (await OWN[own]())(isHelp ? ['--help'] : rest.slice(own.split(' ').length))
+  }
   if (isHelp || words.length === 0) {
     const { printHelp } = await import('./help.ts')
     const isFound = await printHelp(words, table, operatorVerbs)
@@ -52,10 +52,6 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
     return isHelp ? EXIT.done : EXIT.usage
   }
   catchSignals()
-  // Before `chat`, which takes the name of an agent.
-  const command = findCommand(table, rest)
-  const own = Object.keys(OWN).find(name => name.split(' ').every((word, index) => rest[index] === word))
-  if (own && !command) return (await OWN[own].load())(rest.slice(own.split(' ').length))
   if (!command) {
     if (commandsBelow(table, words).length === 0) throw unknown(words, table)
     const { printHelp } = await import('./help.ts')
@@ -65,6 +61,9 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   const { runCommand } = await import('./run.ts')
   return runCommand(table, command, rest.slice(command.words.length))
 }
+
+const findOwn = (words: readonly string[]): OwnName | undefined =>
+  (Object.keys(OWN_COMMANDS) as OwnName[]).find(name => name.split(' ').every((word, index) => words[index] === word))
 
 const firstOption = (args: readonly string[]): number => {
   const at = args.findIndex(each => each.startsWith('-'))
@@ -94,7 +93,7 @@ async function syncedFile(args: readonly string[]): Promise<string> {
 
 function unknown(words: readonly string[], table: ReturnType<typeof loadCommands>): UsageError {
   const typed = words.join(' ')
-  const names = [...table.commands.map(each => each.words.join(' ')), ...Object.keys(OWN)]
+  const names = [...table.commands.map(each => each.words.join(' ')), ...Object.keys(OWN_COMMANDS)]
   const near = names
     .map(name => ({ name, distance: distance(typed, words.length === 1 ? name.split(' ')[0] : name) }))
     .sort((a, b) => a.distance - b.distance)[0]

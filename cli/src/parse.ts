@@ -1,11 +1,5 @@
-import { Command as Parser, CommanderError, InvalidArgumentError, Option } from 'commander'
-import {
-  type ApiCommand,
-  type CommandField,
-  flagOf,
-  isReplaced,
-  optionNames,
-} from './commands.ts'
+import { CommanderError, InvalidArgumentError, Option, Command as Parser } from 'commander'
+import { type ApiCommand, type CommandField, flagOf, isReplaced, optionNames } from './commands.ts'
 import { UsageError } from './failure.ts'
 import { isBoolean, isRepeatable } from './values.ts'
 
@@ -83,7 +77,9 @@ const kindOf = ({ type, enum: values, items }: CommandField): string => {
   const listed = values ?? items?.enum
   if (listed) return listed.filter(each => each !== null).join('|')
   const types = [type ?? 'value'].flat().filter(each => each !== 'null')
-  return types.map(each => ({ string: 'text', integer: 'number', array: 'list', object: 'json' })[each] ?? each).join('|')
+  return types
+    .map(each => ({ string: 'text', integer: 'number', array: 'list', object: 'json' })[each] ?? each)
+    .join('|')
 }
 
 /** Returns the option of a field, and its negation. */
@@ -92,9 +88,7 @@ function fieldOptions(command: ApiCommand, field: CommandField): Option[] {
   const text = `${field.description ?? ''}${field.required ? ' (required)' : ''}`
   const options = isBoolean(field)
     ? [new Option(`--${flag}`, text), new Option(`--no-${flag}`).hideHelp()]
-    : [
-        new Option(`--${flag} <${kindOf(field)}>`, text).argParser(isRepeatable(field) ? collect : value => [value]),
-      ]
+    : [new Option(`--${flag} <${kindOf(field)}>`, text).argParser(isRepeatable(field) ? collect : value => [value])]
   // Fields whose names differ in their spelling alone are different fields.
   for (const option of options) option.attributeName = () => attributeOf(field)
   return options
@@ -143,8 +137,7 @@ export function parserOf(command: ApiCommand): { parser: Parser; fieldOf: Map<st
     }
   }
   const taken = new Set(parser.options.map(each => each.long))
-  for (const name of optionNames(command))
-    if (ALL[name] && !taken.has(`--${name}`)) parser.addOption(ALL[name]())
+  for (const name of optionNames(command)) if (ALL[name] && !taken.has(`--${name}`)) parser.addOption(ALL[name]())
   if (optionNames(command).includes('stream') && !taken.has('--stream'))
     for (const option of streamOptions()) parser.addOption(option)
   return { parser, fieldOf }
@@ -162,7 +155,10 @@ export function parseCommand(command: ApiCommand, args: readonly string[]): Pars
 }
 
 /** Parses arguments; errors of the parser become usage errors. Help is printed by the caller. */
-export function parseWith(parser: Parser, args: readonly string[]): { options: Record<string, any>; positional: string[] } {
+export function parseWith(
+  parser: Parser,
+  args: readonly string[],
+): { options: Record<string, any>; positional: string[] } {
   parser.helpOption(false).configureOutput({ writeErr: () => {} })
   try {
     parser.action(() => {}).parse(args, { from: 'user' })

@@ -63,9 +63,7 @@ export class Table {
   }
 
   #measure(rows: readonly string[][]): number[] {
-    const widths = this.#columns.map((column, index) =>
-      Math.max(column.length, ...rows.map(row => row[index].length)),
-    )
+    const widths = this.#columns.map((column, index) => Math.max(column.length, ...rows.map(row => row[index].length)))
     if (!isTerminal()) return widths
     const isFixed = this.#columns.map((_, index) => rows.some(row => ID.test(row[index])))
     let excess = widths.reduce((sum, width) => sum + width + 2, -2) - (process.stdout.columns || 80)

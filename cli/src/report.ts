@@ -73,7 +73,14 @@ const addressSource = ({ options, profile }: Connection): string =>
   options.url ? '--url' : process.env.MUSTER_URL ? 'MUSTER_URL' : `profile ${profile}`
 
 function refusalLines(
-  error: Error & { code: string; status: number; hint: string; docsUrl: string; meta: Record<string, unknown>; requestId: string | null },
+  error: Error & {
+    code: string
+    status: number
+    hint: string
+    docsUrl: string
+    meta: Record<string, unknown>
+    requestId: string | null
+  },
   { connection, command, args = {} }: ErrorContext,
 ): string[] {
   const { code, status, hint, docsUrl, meta, requestId } = error

@@ -18,18 +18,8 @@ import { interruption } from './interrupt.ts'
 import { type Parsed, parseCommand } from './parse.ts'
 import { printAnswer, printField, Table } from './render.ts'
 import { reportError } from './report.ts'
-import {
-  ask,
-  canAsk,
-  isTerminal,
-  note,
-  type OutputSettings,
-  printLine,
-  readStdin,
-  visible,
-  write,
-} from './terminal.ts'
-import { flatten, isVisibleInArgv, missingFlags, readBody, setPath, valueOf } from './values.ts'
+import { ask, canAsk, isTerminal, note, type OutputSettings, printLine, readStdin, visible, write } from './terminal.ts'
+import { fieldValue, flatten, isVisibleInArgv, missingFlags, readBody, setPath } from './values.ts'
 
 type Args = Record<string, unknown>
 
@@ -81,17 +71,18 @@ function withProject(command: ApiCommand, args: Args, { projectChoice }: Connect
 /** Returns how the output is printed, by options, environment and profile. */
 export function outputSettings(options: Record<string, any>, preferred?: string): OutputSettings {
   const chosen = process.env.MUSTER_OUTPUT || preferred
-  const format = options.jsonl || options.events
-    ? 'jsonl'
-    : options.json
-      ? 'json'
-      : options.columns
-        ? 'table'
-        : chosen === 'json' || chosen === 'jsonl' || chosen === 'table'
-          ? chosen
-          : isTerminal()
-            ? 'table'
-            : 'json'
+  const format =
+    options.jsonl || options.events
+      ? 'jsonl'
+      : options.json
+        ? 'json'
+        : options.columns
+          ? 'table'
+          : chosen === 'json' || chosen === 'jsonl' || chosen === 'table'
+            ? chosen
+            : isTerminal()
+              ? 'table'
+              : 'json'
   return {
     format,
     isHuman: format === 'table',
@@ -120,9 +111,10 @@ export async function argumentsOf(command: ApiCommand, { path: inPath, fields, o
   const args: Args = { ...(hasJsonBody(command) ? flatten(command, body) : {}), ...inPath }
   for (const [field, given] of fields) {
     const flag = `--${flagOf(command, field)}`
-    args[field.name] = typeof given === 'boolean' ? given : await valueOf(flag, field, given)
+    args[field.name] = typeof given === 'boolean' ? given : await fieldValue(flag, field, given)
   }
-  for (const name of options.clear ?? []) Object.assign(args, flatten(command, { [command.open ? name : name.replaceAll('-', '_')]: null }))
+  for (const name of options.clear ?? [])
+    Object.assign(args, flatten(command, { [command.open ? name : name.replaceAll('-', '_')]: null }))
   for (const field of command.fields)
     if (field.secret && field.required && args[field.name] === undefined && canAsk())
       args[field.name] = await ask(`${field.name}: `, { isSecret: true })
@@ -182,7 +174,13 @@ async function dryRun(caller: Caller, command: ApiCommand, args: Args, settings:
   return (answer as { valid?: boolean })?.valid === false ? EXIT.invalid : EXIT.done
 }
 
-type Execution = { caller: Caller; command: ApiCommand; args: Args; options: Record<string, any>; settings: OutputSettings }
+type Execution = {
+  caller: Caller
+  command: ApiCommand
+  args: Args
+  options: Record<string, any>
+  settings: OutputSettings
+}
 
 async function execute(execution: Execution): Promise<number> {
   const { caller, command, args, options, settings } = execution
@@ -229,7 +227,8 @@ async function turn({ caller, command, args, options, settings }: Execution, req
     const { streamChat } = await import('./chat-completion.ts')
     return streamChat(caller, command, args, { isStreamed, areEventsPrinted: options.events === true, settings })
   }
-  if (isStreamed && command.id === 'sendSessionMessage') return sendStreamed({ caller, command, args, options, settings })
+  if (isStreamed && command.id === 'sendSessionMessage')
+    return sendStreamed({ caller, command, args, options, settings })
   const { printCalls, runTurn } = await import('./turns.ts')
   const tools = options.tools ? await (await import('./tools.ts')).loadTools(options.tools) : undefined
   const { end, data } = await runTurn(
@@ -284,7 +283,9 @@ async function printAll({ caller, command, args, options, settings }: Execution)
     if (settings.field) for (const each of batch) await printField(each, settings.field)
     else if (settings.format === 'jsonl') await write(batch.map(each => `${JSON.stringify(each)}\n`).join(''))
     else if (settings.format === 'json')
-      await write(batch.map((each, index) => `${count - batch.length + index > 0 ? ',' : ''}${JSON.stringify(each)}`).join(''))
+      await write(
+        batch.map((each, index) => `${count - batch.length + index > 0 ? ',' : ''}${JSON.stringify(each)}`).join(''),
+      )
     else if (batch.length > 0) {
       if (!table) {
         const { columnsOf } = await import('./render.ts')
@@ -334,7 +335,12 @@ async function download({ caller, command, args, options, settings }: Execution)
 }
 
 /** Prints the events of a stream until it ends. */
-async function followStream(caller: Caller, command: ApiCommand, args: Args, settings: OutputSettings): Promise<number> {
+async function followStream(
+  caller: Caller,
+  command: ApiCommand,
+  args: Args,
+  settings: OutputSettings,
+): Promise<number> {
   const { eventLine, exitCodeOfEvent } = await import('./events.ts')
   const stream = await caller.stream(command, args, { signal: interruption })
   let code: number = EXIT.done

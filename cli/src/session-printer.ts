@@ -51,10 +51,7 @@ export class SessionPrinter {
   endOf(generationId: string): Promise<Outcome> {
     const ended = this.#outcomes.get(generationId)
     if (ended) return Promise.resolve(ended)
-    return Promise.race([
-      new Promise<Outcome>(resolve => this.#waiting.set(generationId, resolve)),
-      this.#reading,
-    ])
+    return Promise.race([new Promise<Outcome>(resolve => this.#waiting.set(generationId, resolve)), this.#reading])
   }
 
   async #read(stream: AsyncIterable<Event>): Promise<never> {
@@ -84,7 +81,9 @@ export class SessionPrinter {
         return this.#message(data)
       case 'tool':
         await this.#closeLine()
-        return this.#note(`→ ${data.tool_name ?? data.label} … ${data.state === 'ended' ? (data.ok ? 'ok' : 'failed') : ''}`)
+        return this.#note(
+          `→ ${data.tool_name ?? data.label} … ${data.state === 'ended' ? (data.ok ? 'ok' : 'failed') : ''}`,
+        )
       case 'requires_action':
         return this.#calls(data)
       case 'approval':
@@ -133,7 +132,11 @@ export class SessionPrinter {
   async #calls({ generation_id, tool_calls }: Record<string, any>): Promise<void> {
     if (tool_calls.length === 0) return
     await this.#closeLine()
-    const calls = tool_calls.map((call: any) => ({ id: call.tool_call_id ?? call.id, name: call.tool_name, arguments: call.args }))
+    const calls = tool_calls.map((call: any) => ({
+      id: call.tool_call_id ?? call.id,
+      name: call.tool_name,
+      arguments: call.args,
+    }))
     const session_id = this.#id
     if (this.#options.tools) {
       const tool_outputs = await this.#options.tools.run(calls, this.#options.isQuiet)

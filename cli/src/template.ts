@@ -17,7 +17,11 @@ export async function readTemplate(target: string): Promise<{ name: string; temp
   const isDirectory = fs.statSync(target).isDirectory()
   const root = fs.realpathSync(isDirectory ? target : path.dirname(target))
   const files = isDirectory
-    ? fs.readdirSync(root).filter(each => TEMPLATE.test(each)).sort().map(each => path.join(root, each))
+    ? fs
+        .readdirSync(root)
+        .filter(each => TEMPLATE.test(each))
+        .sort()
+        .map(each => path.join(root, each))
     : [target]
   if (files.length === 0) throw new UsageError(`${target} has no YAML or JSON file`)
   const template: Template = {}

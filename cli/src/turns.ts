@@ -72,7 +72,9 @@ export class TurnPrinter {
         return null
       case 'tool_result': {
         const ms = Date.now() - (this.#starts.get(data.tool_call_id) ?? Date.now())
-        await this.#activity(`→ ${data.label ?? data.tool_name} … ${data.ok ? 'ok' : 'failed'} ${(ms / 1000).toFixed(1)} s`)
+        await this.#activity(
+          `→ ${data.label ?? data.tool_name} … ${data.ok ? 'ok' : 'failed'} ${(ms / 1000).toFixed(1)} s`,
+        )
         return null
       }
       case 'step_restarted':
@@ -182,10 +184,16 @@ export function submission(
 }
 
 /** Prints the calls that a turn waits for, and the command that submits their outputs. */
-export function printCalls({ calls, generationId }: TurnEnd, { words }: ApiCommand, args: Record<string, unknown>): void {
+export function printCalls(
+  { calls, generationId }: TurnEnd,
+  { words }: ApiCommand,
+  args: Record<string, unknown>,
+): void {
   note('muster: the turn waits for the outputs of its calls')
   for (const { id, name, arguments: given } of calls)
-    note(`  ${visible(name)} ${visible(typeof given === 'string' ? given : JSON.stringify(given ?? {}))}   (${visible(id)})`)
+    note(
+      `  ${visible(name)} ${visible(typeof given === 'string' ? given : JSON.stringify(given ?? {}))}   (${visible(id)})`,
+    )
   const outputs = JSON.stringify(calls.map(({ id }) => ({ tool_call_id: id, output: '…' })))
   const target =
     words[0] === 'sessions'

@@ -79,7 +79,7 @@ function pairOf(flag: string, text: string): [string, string] {
 }
 
 /** Returns the value of a field from the texts of its flag. */
-export async function valueOf(flag: string, field: CommandField, given: readonly string[]): Promise<unknown> {
+export async function fieldValue(flag: string, field: CommandField, given: readonly string[]): Promise<unknown> {
   const types = typesOf(field)
   if (field.secret) return secretOf(given.at(-1)!)
   const isText = types.includes('string')

@@ -68,7 +68,10 @@ async function afterInterrupt(caller: Caller, command: ApiCommand, id: string, i
 function failureOf(error: unknown, command: ApiCommand): unknown {
   const { name, record, code, message } = error as Error & { record?: WorkRecord; code?: string | null }
   if (name === 'WorkFailed')
-    return new Failure(`${record?.id ?? 'the work'} ${record?.status ?? 'failed'}: ${message}${code ? ` (${code})` : ''}`, EXIT.workFailed)
+    return new Failure(
+      `${record?.id ?? 'the work'} ${record?.status ?? 'failed'}: ${message}${code ? ` (${code})` : ''}`,
+      EXIT.workFailed,
+    )
   if (name === 'WorkWaits') return waiting(record ?? {}, command)
   return error
 }
@@ -106,7 +109,10 @@ export function requireSuccess(record: WorkRecord | undefined, command: ApiComma
   const status = record?.status ?? ''
   if (command.wait?.failed.includes(status)) {
     const { code, message } = record?.error ?? {}
-    throw new Failure(`${record?.id} ${status}${message ? `: ${message}` : ''}${code ? ` (${code})` : ''}`, EXIT.workFailed)
+    throw new Failure(
+      `${record?.id} ${status}${message ? `: ${message}` : ''}${code ? ` (${code})` : ''}`,
+      EXIT.workFailed,
+    )
   }
   if (command.wait?.paused.includes(status)) throw waiting(record!, command)
   if (record?.passed === false) throw new Failure(`${record.id} did not pass`, EXIT.workFailed)

@@ -72,7 +72,11 @@ export class WorkCall<T, S> extends Call<T> {
     timeoutMs = Number.POSITIVE_INFINITY,
     signal,
     onRecord,
-  }: { timeoutMs?: number; signal?: AbortSignal; onRecord?: (record: S) => void } = {}) {
+  }: {
+    timeoutMs?: number
+    signal?: AbortSignal
+    onRecord?: (record: S) => void
+  } = {}) {
     const start = Date.now()
     const first = (await this) as WorkRecord & Record<string, unknown>
     const { poll, done, failed, paused } = this.#wait

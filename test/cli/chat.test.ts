@@ -69,10 +69,7 @@ describe('muster chat', function () {
       document: { class: 'C' },
     })
     const { agentId } = await app.scripted(
-      [
-        { times: 1, reply: { tool_calls: [{ name: 'sign', args: { letter: 'a' } }] } },
-        { reply: { text: 'it waits' } },
-      ],
+      [{ times: 1, reply: { tool_calls: [{ name: 'sign', args: { letter: 'a' } }] } }, { reply: { text: 'it waits' } }],
       {
         tool_bindings: [
           { tool: { name: 'sign', type: 'http', execute: { url: `${app.double.url}/v1/models`, method: 'GET' } } },

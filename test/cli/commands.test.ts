@@ -1,16 +1,23 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { type ApiCommand, type CommandField, flagOf, isReplaced, loadCommands, optionNames } from '../../cli/src/commands.ts'
+import {
+  type ApiCommand,
+  type CommandField,
+  flagOf,
+  isReplaced,
+  loadCommands,
+  optionNames,
+} from '../../cli/src/commands.ts'
 import { exitCodeOf } from '../../cli/src/failure.ts'
 import { commandHelp } from '../../cli/src/help.ts'
-import { OWN } from '../../cli/src/main.ts'
+import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
 import { parseCommand } from '../../cli/src/parse.ts'
 import { valueAt } from '../../cli/src/render.ts'
 import { argumentsOf } from '../../cli/src/run.ts'
 import { program } from '../../src/cli/program.ts'
-import { random } from '../support/random.ts'
 import { startScripted } from '../client/support.ts'
+import { random } from '../support/random.ts'
 import { User } from './support.ts'
 
 const table = loadCommands(path.resolve(import.meta.dirname, '../../client/commands.json'))
@@ -107,7 +114,9 @@ describe('commands of the command line', () => {
     const clashes = table.commands.flatMap(command =>
       command.fields
         .filter(each => each.in !== 'path' && !isReplaced(command, each))
-        .flatMap(each => (flagOf(command, each).startsWith('field-') ? [`${command.words.join(' ')}: ${each.name}`] : [])),
+        .flatMap(each =>
+          flagOf(command, each).startsWith('field-') ? [`${command.words.join(' ')}: ${each.name}`] : [],
+        ),
     )
     assert.deepEqual(clashes, [
       'webhooks create: url',
@@ -126,7 +135,9 @@ describe('commands of the command line', () => {
   })
 
   it('shares no words with the commands of the deployment and of this program', async () => {
-    const { OPERATOR_VERBS } = (await import('../../bin/operator-verbs.mjs' as string)) as { OPERATOR_VERBS: Record<string, string> }
+    const { OPERATOR_VERBS } = (await import('../../bin/operator-verbs.mjs' as string)) as {
+      OPERATOR_VERBS: Record<string, string>
+    }
     const declared = program().commands.flatMap(each =>
       ['secrets', 'oauth'].includes(each.name())
         ? each.commands.map(sub => [`${each.name()} ${sub.name()}`, sub.description()])
@@ -134,7 +145,7 @@ describe('commands of the command line', () => {
     )
     assert.deepEqual(Object.keys(OPERATOR_VERBS).sort(), declared.map(([name]) => name).sort())
     for (const { words } of table.commands) {
-      assert.ok(!Object.hasOwn(OWN, words.join(' ')), words.join(' '))
+      assert.ok(!Object.hasOwn(OWN_COMMANDS, words.join(' ')), words.join(' '))
       for (const verb of Object.keys(OPERATOR_VERBS))
         assert.ok(!verb.split(' ').every((word, index) => words[index] === word), verb)
     }
@@ -176,7 +187,19 @@ describe('commands of the command line', () => {
     it('take a whole body, which options, paths and nulls change', async () => {
       const body = user.file('body.yaml', 'name: a\ndescription: b\n')
       assert.deepEqual(
-        await flat('orchestrations create', '--body', `@${body}`, '--name', 'c', '--set', 'nodes[1].id=x', '--set', 'nodes[0]={"id":1}', '--clear', 'description'),
+        await flat(
+          'orchestrations create',
+          '--body',
+          `@${body}`,
+          '--name',
+          'c',
+          '--set',
+          'nodes[1].id=x',
+          '--set',
+          'nodes[0]={"id":1}',
+          '--clear',
+          'description',
+        ),
         { name: 'c', description: null, nodes: [{ id: 1 }, { id: 'x' }] },
       )
       assert.equal(({} as { polluted?: unknown }).polluted, undefined)
@@ -203,7 +226,10 @@ describe('commands of the command line', () => {
 
   it('finds values by path', () => {
     const value = { a: [{ b: 'c' }], text: 'x' }
-    assert.deepEqual([valueAt(value, 'a[0].b'), valueAt(value, 'a[1].b'), valueAt(value, 'text.length')], ['c', undefined, undefined])
+    assert.deepEqual(
+      [valueAt(value, 'a[0].b'), valueAt(value, 'a[1].b'), valueAt(value, 'text.length')],
+      ['c', undefined, undefined],
+    )
   })
 })
 
@@ -259,7 +285,7 @@ describe('a command line without a service', function () {
     assert.match(secrets.stdout, /secrets create/)
     assert.match(secrets.stdout, /Operate this deployment:\n {2}secrets verify/)
     assert.match((await user.run(['help', 'agents', 'create'])).stdout, /--instructions/)
-    for (const words of Object.keys(OWN))
+    for (const words of Object.keys(OWN_COMMANDS))
       assert.match((await user.run([...words.split(' '), '--help'])).stdout, /^Usage:/, words)
   })
 })

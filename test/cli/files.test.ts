@@ -32,7 +32,17 @@ describe('muster listen and formations deploy', function () {
     const target = `http://127.0.0.1:${(server.address() as AddressInfo).port}/hook`
     try {
       await project.key.post('/actors', { name: 'before' })
-      const args = ['listen', '--forward-to', target, '--event', 'actors.*', '--secret', 'env:HOOK', '--interval', '50ms']
+      const args = [
+        'listen',
+        '--forward-to',
+        target,
+        '--event',
+        'actors.*',
+        '--secret',
+        'env:HOOK',
+        '--interval',
+        '50ms',
+      ]
       const listening = user.start(args, { env: { HOOK: 'a secret' } })
       await eventually(() => /listening/.test(listening.output.stderr))
       const { body: first } = await project.key.post('/actors', { name: 'first' })
@@ -106,7 +116,10 @@ describe('muster listen and formations deploy', function () {
   })
 
   it('exits 11 when the deploy fails, and 2 for a template that it cannot read', async () => {
-    const failing = user.file('failing.yaml', 'resources:\n  A: { type: agent, properties: { name: a, ai_provider_id: none } }\n')
+    const failing = user.file(
+      'failing.yaml',
+      'resources:\n  A: { type: agent, properties: { name: a, ai_provider_id: none } }\n',
+    )
     const failed = await user.run(['formations', 'deploy', failing])
     assert.ok([5, 7, 11].includes(failed.code as number), `${failed.code} ${failed.stderr}`)
     user.file('outside.md', 'secret')

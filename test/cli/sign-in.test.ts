@@ -39,7 +39,9 @@ describe('sign-in on the command line', function () {
   const signIn = async (user: User, ...more: string[]) => {
     const { login, url } = await start(user, ...more)
     const browser = new Browser()
-    const callback = await approve(app.base, browser, app.admin, await beginRequest(browser, url), { decision: 'approve' })
+    const callback = await approve(app.base, browser, app.admin, await beginRequest(browser, url), {
+      decision: 'approve',
+    })
     const page = await fetch(callback)
     assert.match(await page.text(), /may close this page/)
     const { code, stderr } = await login.ended
@@ -74,7 +76,11 @@ describe('sign-in on the command line', function () {
       const { login, url } = await start(user, '--project', project.id, '--scope', 'actors:*')
       assert.equal(url.searchParams.get('scope'), 'actors:* offline_access')
       const browser = new Browser()
-      const selection = { decision: 'approve', project_id: project.id, selection: { kind: 'modules', modules: ['actors'] } }
+      const selection = {
+        decision: 'approve',
+        project_id: project.id,
+        selection: { kind: 'modules', modules: ['actors'] },
+      }
       await fetch(await approve(app.base, browser, owner, await beginRequest(browser, url), selection))
       assert.equal((await login.ended).code, 0)
       assert.equal((await user.run(['actors', 'list'])).code, 0)
@@ -89,7 +95,9 @@ describe('sign-in on the command line', function () {
       await withUser(async user => {
         const { login, url } = await start(user)
         const browser = new Browser()
-        const callback = await approve(app.base, browser, app.admin, await beginRequest(browser, url), { decision: 'approve' })
+        const callback = await approve(app.base, browser, app.admin, await beginRequest(browser, url), {
+          decision: 'approve',
+        })
         callback.searchParams.set(name, value)
         await fetch(callback)
         assert.equal((await login.ended).code, 3)
@@ -105,7 +113,11 @@ describe('sign-in on the command line', function () {
       stored.default.tokens.expires_at = 0
       fs.writeFileSync(file, JSON.stringify(stored))
       const runs = await Promise.all(Array.from({ length: 20 }, () => user.run(['whoami', '--debug'])))
-      assert.deepEqual(runs.map(each => each.code), Array(20).fill(0), runs.find(each => each.code !== 0)?.stderr)
+      assert.deepEqual(
+        runs.map(each => each.code),
+        Array(20).fill(0),
+        runs.find(each => each.code !== 0)?.stderr,
+      )
       const refreshes = runs.filter(each => /grant_type=refresh_token/.test(each.stderr))
       assert.equal(refreshes.length, 1)
       for (const { stderr } of runs)
@@ -136,7 +148,9 @@ describe('sign-in on the command line', function () {
       assert.equal(JSON.parse((await user.run(['whoami'])).stdout).username, ADMIN.username)
       assert.equal((await user.run(args, { input: 'wrong\n' })).code, 3)
       const { key, id } = await app.project()
-      const keyed = await user.run(['login', '--url', app.base, '--profile', 'shop', '--key'], { input: `${key.token}\n` })
+      const keyed = await user.run(['login', '--url', app.base, '--profile', 'shop', '--key'], {
+        input: `${key.token}\n`,
+      })
       assert.equal(keyed.code, 0, keyed.stderr)
       const me = JSON.parse((await user.run(['whoami', '--profile', 'shop'])).stdout)
       assert.deepEqual([me.credential.type, me.credential.project_id], ['api_key', id])
@@ -181,7 +195,13 @@ describe('sign-in on the command line', function () {
       await Promise.all([decide(true), decide(false)])
     })
 
-    const begun = answer({ device_code: 'd', user_code: 'AAAA-BBBB', verification_uri: 'http://x/y', expires_in: 60, interval: 0 })
+    const begun = answer({
+      device_code: 'd',
+      user_code: 'AAAA-BBBB',
+      verification_uri: 'http://x/y',
+      expires_in: 60,
+      interval: 0,
+    })
     const pending = answer({ error: 'authorization_pending' }, { status: 400 })
 
     it('polls while the answer is pending, and ends with an expired code', async () => {

@@ -150,7 +150,9 @@ describe('turns and work on the command line', function () {
       const waiting = await user.run(start(asking, '--wait'))
       assert.equal(waiting.code, 12)
       assert.match(waiting.stderr, /Which colour\?/)
-      const [, command] = /Try: muster (orchestration-runs submit-human-input \S+ --node-id \S+)/.exec(waiting.stderr) as RegExpExecArray
+      const [, command] = /Try: muster (orchestration-runs submit-human-input \S+ --node-id \S+)/.exec(
+        waiting.stderr,
+      ) as RegExpExecArray
       const answered = await user.run([...command.split(' '), '--output', '{"colour":"red"}'])
       assert.equal(JSON.parse(answered.stdout).status, 'succeeded', answered.stderr)
     })
@@ -179,7 +181,10 @@ describe('turns and work on the command line', function () {
       const fine = await orchestration([{ id: 'a', type: 'transform', expression: 1 }])
       const { stdout } = await user.run(start(fine, '--wait', '--field', 'id'))
       const followed = await user.run(['orchestration-runs', 'get', stdout.trim(), '--follow'])
-      const names = followed.stdout.trimEnd().split('\n').map(each => JSON.parse(each).event)
+      const names = followed.stdout
+        .trimEnd()
+        .split('\n')
+        .map(each => JSON.parse(each).event)
       assert.deepEqual([followed.code, names.at(-1)], [0, 'run.settled'])
     })
   })
