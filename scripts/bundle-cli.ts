@@ -2,7 +2,7 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { build } from 'esbuild'
 
-/** Bundles the command line into `cli/dist`: one file that starts at once, and parts that are loaded when they are used. */
+/** Bundles the command line into `cli/dist`: one file that starts quickly, and parts that are loaded when they are used. */
 
 const root = path.resolve(import.meta.dirname, '..')
 const outdir = path.join(root, 'cli/dist')

@@ -57,7 +57,7 @@ export class Caller {
     return this.call(this.commandById(id), args, options)
   }
 
-  /** Returns the function of a command; of the server of a profile one that is made from its description. */
+  /** Returns the function of a command; for a synchronized profile it is made from the description of its service. */
   async #function(command: ApiCommand, isStream = false): Promise<AnyFunction> {
     if (this.#table.isSynced) return (await import('./made-calls.ts')).functionOf(command, this.#table, isStream)
     const operations = (await import('@muster/client/operations')) as unknown as Record<string, AnyFunction>

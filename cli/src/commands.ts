@@ -74,7 +74,7 @@ export const isReplaced = (command: ApiCommand, { name }: CommandField): boolean
   name === command.stream?.selected_by?.name ||
   (name === 'file' && command.consumes !== undefined)
 
-/** Returns the option of a field, without its dashes. One that an option of every command has is prefixed. */
+/** Returns the option of a field, without its dashes. A name that is taken by another option is prefixed. */
 export function flagOf(command: ApiCommand, field: CommandField): string {
   const flag = kebab(field.name)
   return optionNames(command).includes(flag) && !isReplaced(command, field) ? `field-${flag}` : flag

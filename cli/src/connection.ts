@@ -32,13 +32,13 @@ const ID = /^[a-z]+(_[a-z]+)*_[0-9a-z]{20,}$/
 /** Where a network error happened. */
 export type Step = 'resolve' | 'connect' | 'TLS' | 'answer'
 
-/** An address with a credential, and what was received from it. */
+/** An address with a credential, and its last answer. */
 export class Connection {
   readonly url: URL
   readonly profile: string
   readonly settings: Profile
   readonly options: ConnectionOptions
-  /** Body of the last answer of JSON, as it was received. */
+  /** Unchanged body of the last answer of JSON. */
   body = ''
   /** Step of the last network error. */
   step: Step | null = null
@@ -108,7 +108,7 @@ export class Connection {
     throw new Failure(`there is no project ${name}`, EXIT.missing, 'Try: muster projects list')
   }
 
-  /** Returns the credential: MUSTER_TOKEN, or the one of the profile, which belongs to one address. */
+  /** Returns the credential: MUSTER_TOKEN, or the credential of the profile, which belongs to one address. */
   async #token(): Promise<string | (() => Promise<string>) | undefined> {
     if (process.env.MUSTER_TOKEN) return process.env.MUSTER_TOKEN
     const credential = readCredentials()[this.profile]

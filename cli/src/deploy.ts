@@ -34,7 +34,7 @@ export async function deployCommand(args: string[]): Promise<number> {
     .option('--wait', 'wait until the deploy has ended; default')
     .option('--no-wait', 'return once the deploy has started')
     .option('--force-conflicts', 'overwrite changes made outside the formation')
-    .option('--yes', 'do not ask before resources are deleted')
+    .option('--yes', 'delete resources without a confirmation')
     .option('--timeout <duration>', 'limit of the wait', parseDuration)
   if (args.includes('--help')) {
     await printLine(parser.helpInformation())

@@ -14,7 +14,7 @@ import { printLine } from './terminal.ts'
 const DOCS = 'docs/cli.md'
 
 const EXIT_CODES = `Exit codes: 0 done, 1 failed otherwise, 2 wrong usage, 3 not signed in, 4 not permitted, 5 not found, 6 conflict,
-7 invalid request, 8 over a limit, 9 the server failed, 10 no answer, 11 the work failed, 12 the work waits for somebody,
+7 invalid request, 8 over a limit, 9 the server failed, 10 no answer, 11 the work failed, 12 the work waits for an input,
 13 --timeout passed, 130 and 143 interrupted.`
 
 const columns = (rows: [name: string, text: string][]): string => {

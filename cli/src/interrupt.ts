@@ -5,7 +5,7 @@ const controller = new AbortController()
 /** Aborts once the user or the system ends the process. */
 export const interruption: AbortSignal = controller.signal
 
-/** Lets commands end in order on the first signal; a second one ends the process at once. */
+/** Lets commands end in order on the first signal; a second one ends the process immediately. */
 export function catchSignals(): void {
   const end = (code: number) => () => {
     if (controller.signal.aborted) process.exit(code)

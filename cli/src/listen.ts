@@ -66,7 +66,7 @@ async function* newEvents(caller: Caller, interval: number): AsyncGenerator<Rece
   }
   const timeOf = ({ timestamp }: Received) => Date.parse(timestamp)
   let newest = Date.now()
-  // The clock of the service counts, and what is there already is not new.
+  // Events that exist already are not new.
   for (const event of await read(newest - OVERLAP_MS)) seen.set(event.id, timeOf(event))
   note('listening')
   for (;;) {

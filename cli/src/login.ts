@@ -23,7 +23,7 @@ const collect = (value: string, previous: string[] = []): string[] => [...previo
 export async function loginCommand(args: string[]): Promise<number> {
   const parser = addConnectionOptions(createParser('muster login'), { output: false })
     .description(
-      'Sign in with the browser, and store the sign-in in the profile. With --project or --scope the sign-in is bound to one project, which the consent page asks for.',
+      'Sign in with the browser, and store the sign-in in the profile. With --project or --scope the sign-in is bound to one project, chosen on the consent page.',
     )
     .option('--device', 'show a code to enter in a browser of any machine')
     .option('--scope <actions>', 'actions to request for one project, such as agents:*; repeatable', collect)
@@ -110,7 +110,7 @@ async function browserSignIn(connection: Connection, scope: string, opens: boole
     note(`Open this address to sign in:\n  ${visible(url)}`)
     if (opens) openBrowser(url)
     await new Promise<void>((resolve, reject) => {
-      const late = setTimeout(() => reject(new Failure('nobody signed in within 10 minutes', EXIT.signedOut)), LOGIN_MS)
+      const late = setTimeout(() => reject(new Failure('there was no sign-in within 10 minutes', EXIT.signedOut)), LOGIN_MS)
       interruption.addEventListener('abort', () => reject(interruption.reason), { once: true })
       server.on('request', async (req, res) => {
         if (req.method !== 'GET' || !req.url?.startsWith('/callback?')) return void res.writeHead(404).end()

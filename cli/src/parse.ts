@@ -29,7 +29,7 @@ const CONNECTION = {
 } satisfies Record<string, Make>
 
 const OUTPUT = {
-  json: () => new Option('--json', 'print the answer as it was received; default unless stdout is a terminal'),
+  json: () => new Option('--json', 'print the unchanged answer; default unless stdout is a terminal'),
   jsonl: () => new Option('--jsonl', 'print one item a line as JSON'),
   field: () => new Option('--field <path>', 'print one field as text, for example id or output.content'),
   columns: () => new Option('--columns <paths>', 'columns of a table, separated by commas'),
@@ -57,7 +57,7 @@ const OTHERS: Record<string, Make> = {
   follow: () => new Option('--follow', 'print changes as they happen'),
   'dry-run': () => new Option('--dry-run', 'only check what the command would do'),
   'allow-argv': () => new Option('--allow-argv', 'allow a secret as an argument, where other users can see it'),
-  yes: () => new Option('--yes', 'do not ask'),
+  yes: () => new Option('--yes', 'change without a confirmation'),
 }
 
 const ALL: Record<string, Make> = { ...CONNECTION, ...OUTPUT, ...OTHERS }

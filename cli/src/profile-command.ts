@@ -97,7 +97,7 @@ async function remove(name: string | undefined): Promise<number> {
   return EXIT.done
 }
 
-/** Stores the commands of the service of a profile, which then replace those of this version. */
+/** Stores the commands of the service of a profile, which then replace the commands of this version. */
 async function sync(connection: Connection): Promise<number> {
   const file = cacheFile(connection.profile, 'commands.json')
   const stored = readStored(file)

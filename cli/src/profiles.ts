@@ -25,7 +25,7 @@ export const configDirectory = (): string =>
 const configFile = () => path.join(configDirectory(), 'config.yaml')
 const credentialsFile = () => path.join(configDirectory(), 'credentials.json')
 
-/** Returns a file of what is cached for a profile. */
+/** Returns the path of a cached file of a profile. */
 export const cacheFile = (profile: string, name: string): string =>
   path.join(configDirectory(), 'cache', encodeURIComponent(profile), name)
 

@@ -112,7 +112,7 @@ export async function printField(value: unknown, field: string): Promise<void> {
   await printLine(isTerminal() ? visible(text, 'lines') : text)
 }
 
-/** Prints an answer: a table or lines for people, else its body as it was received. */
+/** Prints an answer: a table or lines for people, else its unchanged body. */
 export async function printAnswer(
   data: unknown,
   body: string,

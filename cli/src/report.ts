@@ -30,7 +30,7 @@ export type ErrorContext = {
   connection?: Connection
   command?: ApiCommand
   args?: Record<string, unknown>
-  /** Whether `--json` was given: the error is printed as it was received. */
+  /** Whether `--json` was given: the error is printed unchanged. */
   isJson?: boolean
 }
 
@@ -103,7 +103,7 @@ function refusalLines(
   return lines
 }
 
-/** The command that lists what was not found. */
+/** Returns the command that lists records of the kind. */
 const listCommand = ({ words }: ApiCommand): string => `muster ${words.slice(0, -1).join(' ')} list{project}`
 
 function problemText(problem: unknown, command: ApiCommand | undefined): string {

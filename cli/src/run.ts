@@ -154,7 +154,7 @@ function typeOfName(name: string | undefined, types: readonly string[]): string 
   return found && types.includes(found) ? found : undefined
 }
 
-/** Asks before something is deleted or replaced for good. */
+/** Requires a confirmation before records are deleted or secrets replaced. */
 async function confirm(command: ApiCommand, { path: inPath, options }: Parsed, usesStdin: boolean): Promise<void> {
   if (!needsConfirmation(command) || options.yes) return
   const what = `${command.words.join(' ')} ${Object.values(inPath).join(' ')}`.trim()
@@ -389,7 +389,7 @@ async function repeat(
   const running: Promise<{ answer?: any; body: string; error?: unknown; args: Args }>[] = []
   const one = async (id: string) => {
     const own = { ...args, [name]: id }
-    // A connection of its own, because each keeps its last answer.
+    // A separate connection, because each keeps its last answer.
     const each = await Connection.open(connection.options)
     try {
       const answer = await new Caller(each, table).call(command, own, { signal: interruption })

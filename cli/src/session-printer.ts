@@ -117,7 +117,7 @@ export class SessionPrinter {
     await write(isTerminal() ? visible(text, 'lines') : text)
   }
 
-  /** Prints what was missed of the text of a reply: a connection may have been lost before its end. */
+  /** Prints the rest of a reply whose connection was lost before its end. */
   async #message({ role, origin, content }: Record<string, any>): Promise<void> {
     if (role !== 'assistant' || typeof content !== 'string') return
     if (origin === 'operator') {

@@ -67,7 +67,7 @@ function withFiles(value: unknown, directory: string, root: string): unknown {
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, withFiles(each, directory, root)]))
 }
 
-/** Reads a file of the template. One elsewhere would be sent to the service by whoever wrote the template. */
+/** Reads a file of the template. Any other file would let the author of a template read it. */
 function readBelow(file: string, root: string): string {
   try {
     const real = fs.realpathSync(file)

@@ -35,7 +35,7 @@ export const note = (text: string): void => void process.stderr.write(`${text}\n
 
 export const isTerminal = (): boolean => process.stdout.isTTY === true
 
-/** Whether questions can be asked. */
+/** Whether a user can answer questions. */
 export const canAsk = (): boolean => process.stdin.isTTY === true && process.stderr.isTTY === true
 
 const hex = (text: string, digits: number) => text.codePointAt(0)!.toString(16).padStart(digits, '0')
@@ -49,7 +49,7 @@ export const visible = (text: string, keep: 'lines' | 'none' = 'none'): string =
     )
     .replace(/[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, found => `\\u${hex(found, 4)}`)
 
-/** Asks a question on stderr and returns the line, without showing it if it is secret. */
+/** Prints a question on stderr and returns the answer, without showing it if it is secret. */
 export async function ask(question: string, { isSecret = false } = {}): Promise<string> {
   const { createInterface } = await import('node:readline/promises')
   const { Writable } = await import('node:stream')

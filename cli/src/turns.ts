@@ -116,7 +116,7 @@ export class TurnPrinter {
 
   async #activity(text: string): Promise<void> {
     if (!this.#options.isStreamed || this.#options.settings.isQuiet) return
-    // The text goes on after it on a line of its own where both are on one screen.
+    // On a terminal, stdout and stderr share the lines.
     if (isTerminal()) await this.closeLine()
     note(visible(text))
   }

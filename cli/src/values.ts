@@ -95,7 +95,7 @@ export async function fieldValue(flag: string, field: CommandField, given: reado
         items.push(...texts.map(each => scalarOf(flag, field.items ?? {}, each)))
       } else items.push(await jsonOf(flag, text))
     }
-    // A field that is a text or a list takes one text as it is.
+    // A field that is a text or a list takes one text unchanged.
     return isText && items.length === 1 && given.length === 1 && !/^\s*\[/.test(given[0]) ? items[0] : items
   }
   if (types.includes('object')) {

@@ -15,7 +15,7 @@ export type WaitOptions = {
 
 /**
  * Starts the work of a command and waits until it has ended, with its status on stderr. Returns its record.
- * @throws Failure if the work failed, waits for somebody, or still runs after the timeout
+ * @throws Failure if the work failed, waits for an input, or still runs after the timeout
  */
 export async function startAndWait(
   caller: Caller,
@@ -64,7 +64,7 @@ async function afterInterrupt(caller: Caller, command: ApiCommand, id: string, i
   note(`\n${id} was cancelled`)
 }
 
-/** Turns the end of work into the error of its exit code, with the command that goes on. */
+/** Turns the end of work into the error of its exit code, with the command that continues. */
 function failureOf(error: unknown, command: ApiCommand): unknown {
   const { name, record, code, message } = error as Error & { record?: WorkRecord; code?: string | null }
   if (name === 'WorkFailed')
@@ -76,7 +76,7 @@ function failureOf(error: unknown, command: ApiCommand): unknown {
   return error
 }
 
-/** The failure of work that waits for somebody, with the command that answers. */
+/** The failure of work that waits for an input, with the command that answers. */
 export function waiting(record: WorkRecord, command: Pick<ApiCommand, 'words'>): Failure {
   const [action] = record.required_actions ?? []
   const prompt = action?.prompt ? `: ${action.prompt}` : ''

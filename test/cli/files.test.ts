@@ -47,7 +47,7 @@ describe('muster listen and formations deploy', function () {
       await eventually(() => /listening/.test(listening.output.stderr))
       const { body: first } = await project.key.post('/actors', { name: 'first' })
       await eventually(() => received.length === 1)
-      await project.key.post('/documents', { path: '/a.md', content: 'not wanted' })
+      await project.key.post('/documents', { path: '/a.md', content: 'not forwarded' })
       await project.key.patch(`/actors/${first.id}`, { name: 'second' })
       await eventually(() => received.length === 2)
       await eventually(() => listening.output.stdout.split('\n').length === 3)
@@ -75,7 +75,7 @@ describe('muster listen and formations deploy', function () {
     }
   })
 
-  it('refuses what it cannot forward to', async () => {
+  it('refuses addresses that it cannot forward to', async () => {
     assert.equal((await user.run(['listen'])).code, 2)
     assert.equal((await user.run(['listen', '--forward-to', 'localhost:1'])).code, 2)
     assert.equal((await user.run(['listen', '--forward-to', 'http://localhost:1', '--secret', 'visible'])).code, 2)

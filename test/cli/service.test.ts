@@ -88,8 +88,8 @@ describe('the command line with the service', function () {
 
   it('finds a project by its name', async () => {
     const admin = new User(app.url, app.admin.token)
-    const project = await app.project('a project of its own')
-    const made = await admin.run(['actors', 'create', '--name', 'in it', '--project', 'a project of its own'])
+    const project = await app.project('a separate project')
+    const made = await admin.run(['actors', 'create', '--name', 'in it', '--project', 'a separate project'])
     assert.equal(JSON.parse(made.stdout).project_id, project.id)
     const listed = await admin.run(['actors', 'list', '--field', 'project_id'], { env: { MUSTER_PROJECT: project.id } })
     assert.equal(listed.stdout, `${project.id}\n`)

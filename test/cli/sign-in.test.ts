@@ -69,7 +69,7 @@ describe('sign-in on the command line', function () {
       assert.equal((await user.run(['whoami'])).code, 3)
     }))
 
-  it('asks for one project with --project', () =>
+  it('requests one project with --project', () =>
     withUser(async user => {
       const project = await app.project()
       const owner = await app.user(undefined, [allowing(project.id)])

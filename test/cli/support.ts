@@ -43,7 +43,7 @@ export class User {
     return this.start(args, options).ended
   }
 
-  /** Runs the program on a terminal; `stdout` is what the terminal receives, `stderr` what was written apart. */
+  /** Runs the program on a terminal; `stdout` is what the terminal receives, `stderr` goes to a file. */
   async onTerminal(args: readonly string[], options: RunOptions = {}): Promise<Result> {
     const notes = path.join(this.directory, 'stderr')
     const quoted = [process.execPath, PROGRAM, ...args].map(each => `'${each.replaceAll("'", `'\\''`)}'`).join(' ')

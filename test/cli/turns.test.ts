@@ -87,7 +87,7 @@ describe('turns and work on the command line', function () {
     assert.match(stderr, new RegExp((await generation()).error.code))
   })
 
-  it('goes on behind another web process when its own is killed, and prints the text once', async () => {
+  it('continues on another web process when its process is killed, and prints the text once', async () => {
     const webs = await Promise.all([0, 1].map(() => startProcess('web', app.databaseUrl)))
     let target = 0
     const proxy = http.createServer((req, res) => {
@@ -157,7 +157,7 @@ describe('turns and work on the command line', function () {
       assert.equal(JSON.parse(answered.stdout).status, 'succeeded', answered.stderr)
     })
 
-    it('goes on after Ctrl-C and after a timeout, unless it is to be cancelled', async () => {
+    it('continues after Ctrl-C and after a timeout, unless it is to be cancelled', async () => {
       const slow = await orchestration([{ id: 'nap', type: 'delay', duration: '1h' }])
       const late = await user.run(start(slow, '--wait', '--timeout', '600ms'))
       assert.equal(late.code, 13, late.stderr)
