@@ -170,7 +170,7 @@ const settings = {
     'process',
     integer(1),
     '5000',
-    'Open session streams of a project per process; beyond that, 429 STREAM_LIMIT_EXCEEDED.',
+    'Open session streams of a project over all processes; beyond that, 429 STREAM_LIMIT_EXCEEDED.',
   ),
   SYNC_WAIT_SECONDS: setting('process', integer(1), '300', 'Maximum time a request waits for long work.'),
   LOG_LEVEL: setting(
@@ -215,6 +215,7 @@ const settings = {
     "Comma-separated headers with a client's ID of its chat, after HEADER_PREFIX + `Session-Key`.",
   ),
   AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
+  A2A_MOUNT: setting('protocols', flag, 'false', 'Whether /a2a is served; otherwise 404.'),
 
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),
   MCP_SERVER_NAME: setting('mcp', text, 'platform', 'Server name reported to clients.'),

@@ -57,6 +57,7 @@ import memoryEntries from './memory/entries/module.ts'
 import memories from './memory/memories/module.ts'
 import memoryStores from './memory/stores/module.ts'
 import planned from './planned/module.ts'
+import a2a from './protocols/a2a/module.ts'
 import agUi from './protocols/ag-ui/module.ts'
 import openai from './protocols/openai/module.ts'
 
@@ -120,6 +121,7 @@ export const modules: readonly Module[] = [
   formations,
   mcp,
   agUi,
+  a2a,
   openai,
   planned,
 ]

@@ -48,10 +48,16 @@ const fixture: Record<string, string> = {
   'jobs/other.ts': `import '../src/cli/up.ts'`,
   'bin/muster.ts': `import '../src/cli/up.ts'`,
   'bin/double.ts': `import '../src/local/double/server.ts'`,
+  'src/core/generated.ts': `import '../../client/src/call.ts'`,
+  'client/src/call.ts': `import '../../src/core/api/ids.ts'\nimport './errors.ts'`,
+  'client/src/errors.ts': `export {}`,
+  'client/build/generate.ts': `import '../../src/core/api/ids.ts'\nimport ts from 'typescript'\nexport const version = ts.version`,
   'test/support/probe.ts': `import pg from 'pg'\nimport { fetch } from 'undici'\nexport const probe = [pg, fetch]`,
 }
 
 const expected = [
+  'client-build-reads-the-description: client/build/generate.ts -> src/core/api/ids.ts',
+  'client-stands-alone: client/src/call.ts -> src/core/api/ids.ts',
   'command-line-is-on-top: jobs/other.ts -> src/cli/up.ts',
   'command-line-is-on-top: src/core/shell.ts -> src/cli/up.ts',
   'command-line-is-on-top: src/web.ts -> src/cli/up.ts',
@@ -66,6 +72,7 @@ const expected = [
   'entries-are-on-top: src/control/audit/handlers.ts -> jobs/worker.ts',
   'known-area: src/formations/stacks/operations.ts -> src/extras/odd.ts',
   'local-is-not-the-application: src/execution/models/call.ts -> src/local/double/server.ts',
+  'no-client-in-the-application: src/core/generated.ts -> client/src/call.ts',
   'no-cycle: src/core/left.ts -> src/core/right.ts',
   'no-development-package-in-the-application: src/core/check.ts -> typescript',
   'no-test-in-the-application: src/control/webhooks/probe.ts -> test/support/probe.ts',
@@ -87,7 +94,7 @@ interface Violation {
 /** Runs the project's rules over `dir`; returns the violations as `rule: from -> to`, packages by their name. */
 function violations(dir: string): string[] {
   const config = path.join(root, '.dependency-cruiser.mjs')
-  const args = ['--config', config, '--output-type', 'json', 'src', 'jobs', 'bin', 'test']
+  const args = ['--config', config, '--output-type', 'json', 'src', 'jobs', 'bin', 'client/src', 'client/build', 'test']
   const { stdout, stderr } = spawnSync(path.join(root, 'node_modules/.bin/depcruise'), args, {
     cwd: dir,
     encoding: 'utf8',

@@ -90,13 +90,13 @@ class Generator {
     const body =
       fileBody ?? (!requestBody ? (isBodyless ? undefined : 'none') : requestBody.required ? undefined : 'optional')
     const form = resolve(this.#description, requestBody?.content[FORM]?.schema ?? {})
+    const takesProject =
+      flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id
     return {
       body,
       query: requestBody && query.length > 0 ? query : undefined,
-      project:
-        flat.some(each => each.name === 'project_id' && each.in !== 'path') || form.properties?.project_id
-          ? true
-          : undefined,
+      // Not for changes: there it would change the record.
+      project: ['GET', 'POST'].includes(method) && takesProject ? true : undefined,
       keyed: method === 'POST' && security?.length === 0 ? false : undefined,
     }
   }

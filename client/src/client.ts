@@ -66,7 +66,7 @@ let warned = false
 function runTime(): string {
   const agent = globalThis.navigator?.userAgent ?? ''
   return (
-    /^(Node\.js|Bun|Deno|Cloudflare-Workers)/.exec(agent)?.[1].toLowerCase() ??
+    /^(Node|Bun|Deno|Cloudflare-Workers)/.exec(agent)?.[1].toLowerCase() ??
     (agent.startsWith('Mozilla') ? 'browser' : 'other')
   )
 }

@@ -191,7 +191,7 @@ const callerOf = (
 async function callerByKey(
   services: Services,
   token: string,
-  { ip, origin }: PresentedCredential,
+  { ip, origin, byTicket }: PresentedCredential,
 ): Promise<Caller | null> {
   const { pool, clock, log } = services
   const hash = sha256Of(token)
@@ -205,7 +205,7 @@ async function callerByKey(
   if (user.disabled_at !== null || isPast(key.expires_at, now) || isPast(key.string_expires_at, now)) return null
   if (key.networks && !isInNetworks(key.networks, ip)) return null
   keyUses(services).note(key.id)
-  if (origin !== undefined) browserUses(services).note(key.id)
+  if (origin !== undefined && !byTicket) browserUses(services).note(key.id)
   return callerOf(found, {
     credential: { type: 'api_key', id: key.id, expires_at: toWireTime(key.expires_at), scopes: null },
     principal: { type: 'api_key', id: key.id },

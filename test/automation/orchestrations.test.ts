@@ -29,6 +29,7 @@ describe('orchestrations', () => {
         project_id: project.id,
         name: 'Refund',
         description: 'Pays back',
+        a2a: null,
         version: 1,
         ...graph,
         created_at: 0,

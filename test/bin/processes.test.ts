@@ -138,7 +138,7 @@ describe('web and worker processes', function () {
     await eventually(() => running.output.stdout.includes(`"concerns":[${others}]`), { what: 'what nobody works on' })
     assert.equal(await status(`${url}/healthz`), 200)
     await eventually(async () => (await status(`${url}/readyz`)) === 200, { within: 10_000 })
-    assert.equal(await running.stop(), 0)
+    assert.equal(await running.stop(), 0, running.output.stdout.slice(-3000) + running.output.stderr)
     assert.match(running.output.stdout, /worker stopped/)
     const pool = await openPool({ databaseUrl: database.url, connections: 1 })
     assert.equal(await pool.oneFirst(sql.unsafe`select count(*) from worker_heartbeats`), 0)

@@ -261,8 +261,28 @@ describe('requests of the client', () => {
     const server = await start(json(ACTOR))
     await connect(server).actors.get({ actor_id: 'actor_1' }, { headers: { 'X-Extra': 'yes' } })
     const { headers } = server.requests[0]
-    assert.match(headers['x-muster-client'] as string, /^\d+\.\d+\.\d+\/node\.js$/)
+    assert.match(headers['x-muster-client'] as string, /^\d+\.\d+\.\d+\/node$/)
     assert.equal(headers['x-extra'], 'yes')
+  })
+
+  it('name the project of the client in reads and creates without one, and never in a change', async () => {
+    const server = await start(json({ data: [], total: 0, limit: 100, offset: 0 }), json(ACTOR))
+    const muster = connect(server, { project: 'proj_1' })
+    await muster.actors.list().page()
+    await muster.actors.list({ project_id: 'proj_2' }).page()
+    await muster.actors.create({ name: 'Ann' })
+    await muster.actors.get({ actor_id: 'actor_1' })
+    await muster.projectKeys.update({ key_id: 'key_1', name: 'x' })
+    assert.deepEqual(
+      server.requests.map(({ url, body }) => url + body),
+      [
+        '/api/v1/actors?project_id=proj_1',
+        '/api/v1/actors?project_id=proj_2',
+        '/api/v1/actors{"project_id":"proj_1","name":"Ann"}',
+        '/api/v1/actors/actor_1',
+        '/api/v1/project-keys/key_1{"name":"x"}',
+      ],
+    )
   })
 
   it('are functions too, which take a client', async () => {

@@ -73,6 +73,25 @@ describe('end users on several web processes', () => {
     expectStatus(await user.post('/sessions', { agent_id: app.agentId }), 201)
   })
 
+  it('a started turn counts as a message, and outputs of client tools are limited like messages', async () => {
+    const limits = { messages_per_hour: 2, message_chars: 10 }
+    const user = await endUser(app, { limits })
+    const session = await chat(user, app.agentId)
+    expectStatus(await user.post(`/sessions/${session.id}/generate?wait=true`), 200)
+    for (const on of [user, onOther(user.token)]) {
+      const refused = expectRefusal(await on.post(`/sessions/${session.id}/generate`), 429, 'ACTOR_LIMIT_EXCEEDED')
+      assert.equal(refused.meta.limit, 'messages_per_hour')
+    }
+    assert.equal((await app.messages(session)).length, 2)
+    for (const output of ['x'.repeat(11), { text: 'x'.repeat(5) }]) {
+      const body = { generation_id: 'gen_none', tool_outputs: [{ tool_call_id: 'call', output }] }
+      const refused = await user.post(`/sessions/${session.id}/tool-outputs`, body)
+      assert.equal(expectRefusal(refused, 429, 'ACTOR_LIMIT_EXCEEDED').meta.limit, 'message_chars')
+    }
+    const short = { generation_id: 'gen_none', tool_outputs: [{ tool_call_id: 'call', output: 'x'.repeat(10) }] }
+    expectRefusal(await user.post(`/sessions/${session.id}/tool-outputs`, short), 404, 'GENERATION_NOT_FOUND')
+  })
+
   it('calls of end users do not count in a quota of requests', async () => {
     const quota = {
       project_id: app.projectId,

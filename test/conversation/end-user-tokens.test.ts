@@ -379,13 +379,25 @@ describe('end-user tokens', () => {
       assert.equal(Number(head.headers.get('content-length')), JSON.stringify(reply.body).length)
     })
 
-    it('a key that a page sends is logged as a warning and recorded', async () => {
+    it('a key that a page sends is logged as a warning and recorded; a ticket of a key is none', async () => {
+      const { key: other } = await app.projectWith(['agents:*', 'ai-providers:*', 'sessions:*'])
+      const provider = { name: 'own', provider: 'ollama', default_model: 'x' }
+      const { id: providerId } = expectStatus(await other.post('/ai-providers', provider), 201)
+      const agent = expectStatus(await other.post('/agents', { ai_provider_id: providerId }), 201)
+      const session = expectStatus(await other.post('/sessions', { agent_id: agent.id }), 201)
+      const { ticket } = expectStatus(await other.post(`/sessions/${session.id}/stream-tickets`), 201)
+      const url = `${app.url}/api/v1/sessions/${session.id}/stream?ticket=${ticket}`
+      const stream = await fetch(url, { headers: { origin: 'https://shop.example.com' } })
+      assert.equal(stream.status, 200)
+      await stream.body?.cancel()
       expectStatus(await app.key.get('/sessions', { origin: 'https://shop.example.com' }), 200)
       const keys = sql.type(z.object({ id: z.string() }))`select id from project_keys where browser_used_at is not null`
-      const [{ id }] = await eventually(async () => {
-        const found = await app.services.pool.any(keys)
-        return found.length > 0 ? found : null
+      const found = await eventually(async () => {
+        const rows = await app.services.pool.any(keys)
+        return rows.length > 0 ? rows : null
       })
+      assert.equal(found.length, 1)
+      const [{ id }] = found
       const warning = app.logs.find(line => line.includes('keys sent by browsers')) ?? ''
       assert.deepEqual([JSON.parse(warning).key_ids, JSON.parse(warning).level], [[id], 'warn'])
     })

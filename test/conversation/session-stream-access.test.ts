@@ -127,7 +127,7 @@ describe('access to session streams', function () {
             when: { last_role: 'user' },
             reply: { text: 'Wait. ', tool_calls: [{ name: 'own_list-agents', args: {} }] },
           },
-          { reply: { chunks: ['all ', 'fine'], text: 'all fine' } },
+          { reply: { chunks: ['all ', 'fine'], text: 'all fine', gate: 'gate-all-fine', gate_after: 1 } },
         ],
         {
           instructions: `secret ${SECRET}`,
@@ -155,15 +155,16 @@ describe('access to session streams', function () {
       const operator = await tab(session, app.admin)
       await operator.seen(is('ready'))
       expectStatus(await ann.post(`${path}/messages`, { message: 'hi' }), 201)
+      await reader.seen(/"text":"all "/)
+      await app.openGate('gate-all-fine')
       await reader.seen(/event: turn_completed/)
       expectStatus(await ann.post(`${path}/messages`, { message: 'fail' }), 201)
       await reader.seen(/event: turn_failed/)
       expectStatus(await ann.post(`${path}/typing`, { state: 'started' }), 204)
-      assert.equal((await operator.seen(is('typing'))).data.who, 'end_user')
+      await operator.seen(is('typing', { who: 'end_user', state: 'started' }))
       expectStatus(await ann.post(`${path}/read`, { position: 1 }), 204)
       const text = reader.text()
       assert.match(text, /"label":"Looking"/)
-      assert.match(text, /"text":"all "/)
       assert.match(text, /"unread_count":0/)
       for (const hidden of [
         SECRET,
@@ -173,7 +174,7 @@ describe('access to session streams', function () {
         'trace_',
         'vendor',
         bob.actorId,
-        'typing',
+        '"who":"end_user"',
       ])
         assert.equal(text.includes(hidden), false, hidden)
       assert.match(text, /The answer could not be produced/)

@@ -85,6 +85,13 @@ describe('session streams', function () {
       const order = each.events.map(({ event }) => event)
       assert.ok(order.indexOf('delta') > order.indexOf('turn_started'))
       assert.ok(order.lastIndexOf('delta') < order.lastIndexOf('message'))
+      assert.deepEqual(each.of('typing'), [
+        { who: 'agent', state: 'started' },
+        { who: 'agent', state: 'stopped' },
+      ])
+      assert.ok(order.indexOf('typing') < order.findIndex(event => event === 'delta' || event === 'turn_text'))
+      assert.ok(order.lastIndexOf('typing') > order.lastIndexOf('delta'))
+      assert.ok(order.lastIndexOf('typing') < order.lastIndexOf('message'))
     }
     for (const each of tabs) each.close()
   })
@@ -118,6 +125,13 @@ describe('session streams', function () {
     assert.deepEqual(
       second.events.filter(({ id }) => id !== undefined).map(({ id }) => id),
       ['2', '3', '4'],
+    )
+    assert.deepEqual(
+      second.of('typing').map(({ who, state }) => [who, state]),
+      [
+        ['agent', 'started'],
+        ['agent', 'stopped'],
+      ],
     )
     second.close()
   })

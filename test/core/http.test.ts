@@ -340,6 +340,16 @@ describe('cross-origin requests', () => {
       assert.match(allowed.headers.get('vary') as string, /Origin/)
       const refused = await preflight(app, 'https://three.example.test')
       assert.equal(refused.headers.get('access-control-allow-origin'), null)
+      // Responses too, also refusals, and always the one origin of the request.
+      for (const by of [app.admin, app.anonymous]) {
+        const { headers } = await by.get('/users/me', { origin: 'https://one.example.test' })
+        assert.equal(headers.get('access-control-allow-origin'), 'https://one.example.test')
+        assert.match(headers.get('vary') as string, /Origin/)
+        assert.equal(headers.get('access-control-allow-credentials'), null)
+        const other = await by.get('/users/me', { origin: 'https://three.example.test' })
+        assert.equal(other.headers.get('access-control-allow-origin'), null)
+        assert.match(other.headers.get('vary') as string, /Origin/)
+      }
     } finally {
       await app.close()
     }

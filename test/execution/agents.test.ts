@@ -116,6 +116,7 @@ describe('agents', () => {
       accept_client_tools: false,
       request_settings: null,
       shared_state: false,
+      a2a: null,
       version: 1,
       active_release: null,
       created_at: record.created_at,

@@ -163,6 +163,39 @@ describe('access of AG-UI clients', () => {
     await client.say(said({ text: 'next' }))
     assert.deepEqual(client.texts().at(-1), 'next')
   })
+
+  it('names the agents that calls run, to a caller that may read turns and to no other', async () => {
+    const below = await app.agent({ name: 'Researcher' })
+    const tool = { name: 'ask', type: 'platform', actions: ['create-agent-generation'] }
+    const agentId = await app.agent({ tool_bindings: [{ tool }] })
+    const foreign = await app.projectWith(['*'])
+    const provider = { name: 'own', provider: 'custom', base_url: `${app.double.url}/v1`, default_model: 'm' }
+    const ai_provider_id = (await foreign.key.post('/ai-providers', provider)).body.id
+    const hidden = await foreign.key.post('/agents', { name: 'Hidden', instructions: 'x', ai_provider_id })
+    assert.equal(hidden.status, 201, JSON.stringify(hidden.body))
+    const ask = (agent_id: string) => ({
+      name: 'ask_create-agent-generation',
+      args: { agent_id, prompt: said({ text: 'found' }) },
+    })
+    const script = said({ tool_calls: [ask(below), ask(hidden.body.id)] }, { text: 'done' })
+    const actions = [...CHAT_ACTIONS, 'agents:CreateAgentGeneration', 'generations:GetGeneration', 'traces:GetTrace']
+    const client = new ThreadClient({ url: app.url, token: (await keyWith(actions)).token, agentId })
+    const events = (await client.say(script)).filter(({ type }) => type.startsWith('SUBAGENT'))
+    assert.deepEqual(events.map(({ type }) => type).sort(), [
+      'SUBAGENT_ERROR',
+      'SUBAGENT_FINISHED',
+      'SUBAGENT_STARTED',
+      'SUBAGENT_STARTED',
+    ])
+    assert.deepEqual(
+      events.filter(({ type }) => type === 'SUBAGENT_STARTED').map(({ name }) => name),
+      ['Researcher', hidden.body.id],
+    )
+    assert.deepEqual(client.texts(), ['done'])
+    const other = new ThreadClient({ url: app.url, token: app.key.token, agentId })
+    const fewer = await other.say(script)
+    assert.equal(JSON.stringify(fewer.filter(({ type }) => type !== 'MESSAGES_SNAPSHOT')).includes('SUBAGENT'), false)
+  })
 })
 
 describe('a disabled AG-UI mount', () => {

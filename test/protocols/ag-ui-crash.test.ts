@@ -100,6 +100,28 @@ describe('runs of AG-UI clients after a lost process', function () {
     assert.equal((await stored()).length, 2)
   })
 
+  it('store a message next to outputs by a repeat, if the process was killed after the outputs', async () => {
+    const agentId = await app.agent({ tool_bindings: [{ tool: { name: 'pick', type: 'client' } }] })
+    await start('worker')
+    const client = new ThreadClient({ url: app.url, token: app.key.token, agentId })
+    const [{ toolCallId }] = ofType(await client.say(said(calls('pick'), { text: 'done' })), 'TOOL_CALL_START')
+    const faulty = await startProcess('web', app.databaseUrl, { FAULT_POINTS: 'request_carried_out=kill' })
+    const { threadId } = client.agent
+    const cut = new ThreadClient({ url: faulty.url, token: app.key.token, agentId, threadId })
+    cut.agent.messages = client.agent.messages
+    cut.agent.addMessage({ id: 'next-to-it', role: 'tool', toolCallId, content: 'seven' })
+    const runId = crypto.randomUUID()
+    assert.ok((await cut.say('one more thing', { runId }).catch((error: Error) => error)) instanceof Error)
+    const again = new ThreadClient({ url: app.url, token: app.key.token, agentId, threadId })
+    again.agent.messages = cut.agent.messages
+    await again.run({ runId })
+    assert.deepEqual(again.texts(), ['done'])
+    const count = (await stored()).filter((content: string) => content === 'one more thing').length
+    assert.equal(count, 1)
+    await again.run({ runId })
+    assert.equal((await stored()).length, 3)
+  })
+
   it('store the change of a state once, whatever is lost', async () => {
     const agentId = await app.agent({ shared_state: true })
     const client = new ThreadClient({ url: app.url, token: app.key.token, agentId, state: { items: [] } })

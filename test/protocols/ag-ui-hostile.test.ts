@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
-import { calls, postRun, said, ThreadClient } from './ag-ui-support.ts'
+import { CHAT_ACTIONS, calls, postRun, said, ThreadClient } from './ag-ui-support.ts'
 
 describe('hostile callers at the AG-UI mount', function () {
   this.timeout(60_000)
@@ -14,7 +14,7 @@ describe('hostile callers at the AG-UI mount', function () {
     target = await startTarget()
     target.answer = json({ refunded: true })
     app = await startSessionApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', ACTORS_CREATED_PER_HOUR: '8' },
       actions: ['actors:*', 'agents:*', 'approvals:*', 'generations:*', 'guardrails:*', 'sessions:*'],
     })
     const document = { class: 'C', approver: 'end_user', end_user_arguments: ['amount'] }
@@ -78,5 +78,24 @@ describe('hostile callers at the AG-UI mount', function () {
     const token = weak.body.secret as string
     const refused = await postRun(app, { token }, agentId, run({ threadId }), { 'X-Svc-Actor': 'carl' })
     assert.deepEqual([refused.status, refused.headers.get('x-svc-session-id')], [403, null])
+  })
+
+  it('create at most ACTORS_CREATED_PER_HOUR end users per key, by sessions and by threads', async () => {
+    const statement = [{ effect: 'Allow', action: CHAT_ACTIONS, resource: [`srn:${app.projectId}:*:*`] }]
+    const policy = await app.admin.post('/policies', { document: { statement } })
+    const made = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.body.id] })
+    const key = app.as(made.body.secret)
+    for (let count = 1; count < 8; count++) {
+      const actor = { external_id: `many-${count}`, name: 'Many' }
+      assert.equal((await key.post('/sessions', { agent_id: agentId, actor })).status, 201)
+    }
+    const messages = [{ id: 'm1', role: 'user', content: said({ text: 'ok' }) }]
+    const as = (name: string) => postRun(app, key, agentId, run({ messages }), { 'X-Svc-Actor': name })
+    assert.equal((await as('many-8')).status, 200)
+    const refused = await as('many-9')
+    assert.deepEqual([refused.status, refused.body?.error.code], [429, 'ACTOR_LIMIT_EXCEEDED'])
+    const actor = { external_id: 'many-9', name: 'Many' }
+    assert.equal((await key.post('/sessions', { agent_id: agentId, actor })).status, 429)
+    assert.equal((await as('many-8')).status, 200)
   })
 })

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
@@ -14,7 +15,8 @@ describe('interrupts of AG-UI clients', function () {
   before(async () => {
     target = await startTarget()
     app = await startSessionApp({
-      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      // A run that waits for an approval must not depend on its pings.
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', STREAM_PING_INTERVAL_MS: '600000' },
       actions: ['actors:*', 'agents:*', 'approvals:*', 'generations:*', 'guardrails:*', 'sessions:*'],
     })
   })
@@ -153,6 +155,79 @@ describe('interrupts of AG-UI clients', function () {
     assert.equal(target.requests.length, 1)
     const { events } = await post([resolved(first, false), resolved(second, false)])
     assert.equal(events.at(-1)?.code, 'APPROVAL_ALREADY_RESOLVED')
+  })
+
+  /** A client with two interrupts, and their statuses. */
+  const openTwo = async () => {
+    const { client, user, agentId } = await open()
+    const both = { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) }
+    const { interrupts } = outcomeOf(await client.say(said(both, { text: 'Both wait.' })))
+    const ids: string[] = interrupts.map(({ id }: any) => id)
+    const post = (resume: object[]) =>
+      postRun(app, user, agentId, {
+        threadId: client.agent.threadId,
+        runId: crypto.randomUUID(),
+        messages: client.agent.messages.filter(({ role }) => role !== 'activity'),
+        resume,
+      })
+    const statuses = () => Promise.all(ids.map(async id => (await app.key.get(`/approvals/${id}`)).body.status))
+    return { ids, post, statuses, agentId }
+  }
+
+  it('are resolved all or none next to a concurrent decision of one of them', async () => {
+    for (let round = 0; round < 4; round++) {
+      const { ids, post, statuses } = await openTwo()
+      const [first, second] = ids
+      const reject = () => app.key.post(`/approvals/${second}/reject`, { reason: 'no' })
+      const resume = () => post([resolved(first, true), resolved(second, true)])
+      const [{ events }, rejected] =
+        round % 2 === 0
+          ? await Promise.all([resume(), reject()])
+          : await Promise.all([reject(), resume()]).then(([a, b]) => [b, a] as const)
+      const isRejected = rejected.status === 200
+      assert.deepEqual(await statuses(), isRejected ? ['pending', 'rejected'] : ['approved', 'approved'])
+      assert.equal(events.at(-1)?.code, isRejected ? 'APPROVAL_ALREADY_RESOLVED' : undefined)
+    }
+  })
+
+  it('have one answer when two runs answer differently at the same time', async () => {
+    const { ids, post, statuses } = await openTwo()
+    const answer = (approved: boolean) => post(ids.map(id => resolved(id, approved)))
+    const runs = await Promise.all([answer(true), answer(false)])
+    const codes = runs.map(({ events }) => events.at(-1)?.code)
+    assert.equal(codes.filter(code => code === 'APPROVAL_ALREADY_RESOLVED').length, 1, String(codes))
+    assert.equal(new Set(await statuses()).size, 1)
+    assert.equal(target.requests.length, codes[0] === undefined ? 2 : 0)
+  })
+
+  it('are not resolved next to an expired one, which can be cancelled', async () => {
+    const { ids, post, statuses } = await openTwo()
+    const [first, second] = ids
+    await app.services.pool.query(
+      rawQuery("update approvals set expires_at = now() - interval '1 minute' where id = $1", [first]),
+    )
+    const { events } = await post([resolved(second, true), resolved(first, true)])
+    assert.deepEqual([types(events), events.at(-1)?.code], [['RUN_STARTED', 'RUN_ERROR'], 'VALIDATION_FAILED'])
+    assert.equal((await statuses())[1], 'pending')
+    const cancelled = await post([resolved(second, true), { interruptId: first, status: 'cancelled' }])
+    assert.equal(cancelled.events.at(-1)?.type, 'RUN_FINISHED')
+    assert.equal((await statuses())[1], 'approved')
+  })
+
+  it('are not resolved by a caller without the permission', async () => {
+    const { ids, statuses, agentId } = await openTwo()
+    const [{ session_id }] = (await app.key.get(`/approvals?agent_id=${agentId}`)).body.data
+    const statement = [{ effect: 'Allow', action: ['sessions:*'], resource: [`srn:${app.projectId}:*:*`] }]
+    const policy = await app.admin.post('/policies', { document: { statement } })
+    const key = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.body.id] })
+    const refused = await postRun(app, app.as(key.body.secret), agentId, {
+      threadId: session_id,
+      runId: crypto.randomUUID(),
+      messages: [],
+      resume: ids.map(id => resolved(id, true)),
+    })
+    assert.deepEqual([refused.status, refused.body?.error.code], [403, 'FORBIDDEN'])
+    assert.deepEqual(await statuses(), ['pending', 'pending'])
   })
 
   it('are none for an approval of an operator, nor without the scope: the client may continue', async () => {

@@ -113,6 +113,16 @@ describe('runs of AG-UI clients', () => {
     assert.deepEqual(await client.say(said({ text: 'fine' })).then(() => client.texts().at(-1)), 'fine')
   })
 
+  it('report a refused message next to outputs after the turn that the outputs resume', async () => {
+    const client = open()
+    const asked = await client.say(said(calls('pick'), { text: 'done' }))
+    const [{ toolCallId }] = ofType(asked, 'TOOL_CALL_START')
+    client.agent.addMessage({ id: randomUUID(), role: 'tool', toolCallId, content: 'seven' })
+    const ended: any = await client.say('x'.repeat(300_000)).catch(() => client.runs.at(-1))
+    assert.deepEqual([ended.at(-1).type, ended.at(-1).code], ['RUN_ERROR', 'VALIDATION_FAILED'])
+    assert.deepEqual(client.texts(), ['done'])
+  })
+
   it('refuse outputs of another thread and incomplete ones in the stream, without an effect', async () => {
     const [first, second] = [open(), open()]
     const script = said(

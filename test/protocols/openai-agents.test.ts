@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type OpenAI from 'openai'
+import { sweepEphemeralSessions } from '../../src/conversation/sessions/expire.ts'
 import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
@@ -20,6 +21,7 @@ const ACTIONS = [
 
 const user = (content: string) => ({ role: 'user' as const, content })
 const assistant = (content: string) => ({ role: 'assistant' as const, content })
+const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
 
 describe('the OpenAI mount: agents', () => {
   let app: OpenAiApp
@@ -126,6 +128,28 @@ describe('the OpenAI mount: agents', () => {
       assert.deepEqual([second.body.temperature, second.body.max_tokens], [1, 50])
     })
 
+    it('name every field without effect: of tools, choices, replaced and unknown ones, at most twenty', async () => {
+      const { agentId } = await app.scripted(echo)
+      const open = await app.scripted(echo, { accept_client_tools: true })
+      const ignored = async (model: string, more: Json): Promise<string | null> => {
+        const response = await ask(model, [user('a')], {}, more)
+        await read(response)
+        return response.headers.get('x-svc-ignored-params')
+      }
+      const functions = [{ name: 'f' }]
+      assert.equal(await ignored(agentId, { tools: [weather], tool_choice: 'auto' }), 'tools, tool_choice')
+      assert.equal(await ignored(agentId, { functions, function_call: 'auto' }), 'functions, function_call')
+      assert.equal(await ignored(open.agentId, { tools: [weather], tool_choice: 'auto' }), null)
+      assert.equal(await ignored(open.agentId, { tools: [weather], functions }), 'functions')
+      assert.equal(await ignored(open.agentId, { tool_choice: 'auto' }), 'tool_choice')
+      assert.equal(await ignored(agentId, { max_tokens: 10, max_completion_tokens: 20 }), 'max_tokens')
+      const sampling = { temperature: 1, top_p: 1, seed: 1, stop: ['x'], logprobs: true, service_tier: 'auto' }
+      assert.equal(await ignored(agentId, sampling), 'temperature, top_p, logprobs, service_tier, seed, stop')
+      assert.equal(await ignored(agentId, { invented: null, other: 1 }), 'other')
+      const many = Object.fromEntries(Array.from({ length: 30 }, (_each, index) => [`p${index}`, 1]))
+      assert.equal((await ignored(agentId, many))?.split(', ').length, 20)
+    })
+
     it('check a requested format unless the agent has its own, also streamed', async () => {
       const schema = { type: 'object', properties: { n: { type: 'number' } }, required: ['n'] }
       const response_format = { type: 'json_schema', json_schema: { name: 'a', schema } }
@@ -145,6 +169,46 @@ describe('the OpenAI mount: agents', () => {
       const ignored = await ask(own.agentId, [user('a')], {}, { response_format })
       assert.equal(textOf(await read(ignored)), '{"x":1}')
       assert.equal(ignored.headers.get('x-svc-ignored-params'), 'response_format')
+    })
+
+    it('show the version of the agent and the reasoning of its model, streamed or not, also after a pause', async () => {
+      const { agentId } = await app.scripted(
+        [
+          { when: { last_role: 'tool' }, reply: { reasoning: 'It is warm.', text: 'Sunny' } },
+          { reply: { reasoning: 'I must check.', text: 'Wait', tool_calls: [{ name: 'weather', args: {} }] } },
+        ],
+        { accept_client_tools: true },
+      )
+      for (const stream of [false, true]) {
+        const call = (messages: Json[]) =>
+          ask(agentId, messages, { 'x-svc-actor': 'thinker' }, { stream, tools: [weather] })
+        const readMessage = async (response: Response): Promise<Json> => {
+          if (!stream) {
+            const { system_fingerprint, choices } = await read(response)
+            return { ...choices[0].message, versions: [system_fingerprint] }
+          }
+          const chunks = (await dataLines(response)).slice(0, -1).map(line => JSON.parse(line))
+          const joined = (field: string) => chunks.map(({ choices }) => choices[0].delta[field] ?? '').join('')
+          return {
+            content: joined('content'),
+            reasoning_content: joined('reasoning_content'),
+            tool_calls: chunks.flatMap(({ choices }) => choices[0].delta.tool_calls ?? []),
+            versions: [...new Set(chunks.map(({ system_fingerprint }) => system_fingerprint))],
+          }
+        }
+        const first = await readMessage(await call([user('go')]))
+        assert.deepEqual([first.content, first.reasoning_content, first.versions], ['Wait', 'I must check.', ['v1']])
+        const [{ id, type, function: called }] = first.tool_calls
+        const spoken = { role: 'assistant', content: 'Wait', tool_calls: [{ id, type, function: called }] }
+        const second = await readMessage(
+          await call([user('go'), spoken, { role: 'tool', tool_call_id: id, content: 'warm' }]),
+        )
+        assert.deepEqual([second.content, second.reasoning_content, second.versions], ['Sunny', 'It is warm.', ['v1']])
+      }
+      const { data } = (await app.key.get(`/generations?agent_id=${agentId}&limit=1`)).body
+      assert.doesNotMatch(JSON.stringify(await app.generation(data[0].id)), /I must check|It is warm/)
+      const direct = await app.admin.post(`/agents/${agentId}/generate`, { message: 'go', wait: true })
+      assert.doesNotMatch(JSON.stringify(direct.body), /I must check/)
     })
 
     it('join the texts of all steps around the tools of the agent, streamed or not', async () => {
@@ -312,6 +376,49 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await app.key.get(`/sessions?agent_id=${agentId}&ephemeral=true`)).body.total, 3)
     })
 
+    it('are named by the first of several headers and fields, as conversations are', async () => {
+      const { agentId } = await app.scripted(echo)
+      const of = async (headers: Record<string, string>, more: Json) => {
+        const response = await ask(agentId, [user('a')], headers, more)
+        await read(response)
+        return (await app.key.get(`/sessions/${sessionOf(response)}`)).body
+      }
+      const actorOf = async (headers: Record<string, string>, more: Json): Promise<string> => {
+        const { actor_id } = await of(headers, more)
+        const { data } = (await app.key.get('/actors?limit=100')).body
+        return data.find(({ id }: Json) => id === actor_id)?.external_id
+      }
+      const headers = { 'x-svc-actor': 'h1', 'x-openwebui-user-id': 'h2', 'x-librechat-user-id': 'h3' }
+      const { 'x-svc-actor': _, ...others } = headers
+      assert.equal(await actorOf(headers, { user: 'u' }), 'h1')
+      assert.equal(await actorOf(others, { user: 'u' }), 'h2')
+      assert.equal(await actorOf({ 'x-svc-actor': ' ' }, { safety_identifier: 's', user: 'u' }), 's')
+      assert.equal(await actorOf({}, { user: { id: 'object' } }), 'object')
+      const keys = { 'x-svc-session-key': 'k1', 'x-openwebui-chat-id': 'k2', 'x-conversation-id': 'k3' }
+      const { 'x-svc-session-key': _own, ...rest } = keys
+      const metadata = { session_key: 'k4' }
+      const first = await of(keys, { metadata })
+      assert.equal((await of({ 'x-svc-session-key': 'k1' }, {})).forked_from_session_id, first.id)
+      const second = await of(rest, { metadata })
+      assert.equal((await of({}, { metadata: { session_key: 'k2' } })).forked_from_session_id, second.id)
+      for (const refused of [{ 'x-svc-actor': 'x'.repeat(256) }, { 'x-conversation-id': 'x'.repeat(256) }])
+        await read(await ask(agentId, [user('a')], refused as never), 400)
+      await read(await ask(agentId, [user('a')], {}, { metadata: { session_key: 'x'.repeat(256) } }), 400)
+    })
+
+    it('have ephemeral sessions for a day', async () => {
+      const { agentId } = await app.scripted(echo)
+      const old = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
+      const next = await ask(agentId, [user('a')], { 'x-svc-actor': 'day' })
+      for (const response of [old, next]) await read(response)
+      const { pool } = app.services
+      await pool.query(voidStatement`
+        update sessions set created_at = now() - interval '25 hours' where id = ${sessionOf(old)}`)
+      await sweepEphemeralSessions(app.services, new AbortController().signal)
+      assert.equal((await app.key.get(`/sessions/${sessionOf(old)}`)).status, 404)
+      assert.equal((await app.key.get(`/sessions/${sessionOf(next)}`)).status, 200)
+    })
+
     it('spend their own quotas', async () => {
       const { agentId } = await app.scripted([
         { reply: { text: 'ok', usage: { prompt_tokens: 50, completion_tokens: 50 } } },
@@ -352,7 +459,6 @@ describe('the OpenAI mount: agents', () => {
   })
 
   describe('conversations', () => {
-    const echo = [{ reply: { text: 'reply to {{last_user}}' } }]
     const chatHeaders = (chat: string) => ({ 'x-openwebui-user-id': 'ow', 'x-openwebui-chat-id': chat })
 
     it('of a key are one session: turns, a regenerate, an edit, and a title task outside of it', async () => {
@@ -410,7 +516,7 @@ describe('the OpenAI mount: agents', () => {
 
     it('compare texts without blocks that clients add, and replies of several steps as a whole', async () => {
       const receiver = await startReceiver()
-      const { agentId } = await app.scripted(
+      const { agentId, requests } = await app.scripted(
         [
           { when: { user: 'next' }, reply: { text: 'done' } },
           { when: { last_role: 'tool' }, reply: { text: 'Found' } },
@@ -437,6 +543,11 @@ describe('the OpenAI mount: agents', () => {
       const next = await ask(agentId, [user('go'), assistant(shown), user('next')], headers)
       await read(next)
       assert.equal(sessionOf(next), sessionOf(first))
+      // The model reads the history of the session, which has the tools.
+      assert.deepEqual(
+        (await requests()).at(-1)?.body.messages.map(({ role }: Json) => role),
+        ['user', 'assistant', 'tool', 'assistant', 'user'],
+      )
       await receiver.close()
     })
 
@@ -514,6 +625,32 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await contentsOf(sessionOf(first))).at(-1), 'b')
     })
 
+    it('after an operator continue the session, whether or not the client has the texts of the operator', async () => {
+      const { agentId } = await app.scripted(echo)
+      const run = async (chat: string, withOperator: boolean) => {
+        const headers = chatHeaders(chat)
+        const first = await ask(agentId, [user('a')], headers)
+        const history: Json[] = [user('a'), assistant(textOf(await read(first))), user('b')]
+        const path = `/sessions/${sessionOf(first)}`
+        assert.equal((await app.admin.post(`${path}/takeover`, {})).status, 200)
+        await read(await ask(agentId, history, headers), 400)
+        const message = { message: 'from a person', idempotency_key: 'one' }
+        assert.equal((await app.admin.post(`${path}/operator-messages`, message)).status, 201)
+        assert.equal((await app.admin.post(`${path}/handback`, {})).status, 200)
+        if (withOperator) history.push(assistant('from a person'))
+        const next = await ask(agentId, [...history, user('c')], headers)
+        await read(next)
+        assert.equal(sessionOf(next), sessionOf(first))
+        const users = (await app.messages({ id: sessionOf(first) })).filter(({ origin }: Json) => origin === 'end_user')
+        assert.deepEqual(
+          users.map(({ content }: Json) => content),
+          ['a', 'b', 'c'],
+        )
+      }
+      await run('chat-person', true)
+      await run('chat-person-hidden', false)
+    })
+
     it('of a closed session are refused permanently', async () => {
       const { agentId } = await app.scripted(echo)
       const headers = chatHeaders('chat-closed')
@@ -537,6 +674,20 @@ describe('the OpenAI mount: agents', () => {
       assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 1)
       await read(await ask(agentId, [user('a')], { 'x-svc-actor': 'rt' }))
       assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 2)
+    })
+
+    it('attach for ten minutes, with the same credential and body, also to the end of a conversation', async () => {
+      const { agentId } = await app.scripted(echo)
+      const retry = { 'x-stainless-retry-count': '1', 'x-svc-session-key': 'retry', 'x-svc-actor': 'rk' }
+      const first = await read(await ask(agentId, [user('a')], { ...retry, 'x-stainless-retry-count': '0' }))
+      const again = await ask(agentId, [user('a')], retry)
+      assert.equal((await read(again)).id, first.id)
+      assert.match(sessionOf(again), /^sess_/)
+      const streamed = await dataLines(await ask(agentId, [user('a')], retry, { stream: true }))
+      assert.notEqual(JSON.parse(streamed[0]).id, first.id)
+      assert.notEqual((await read(await ask(agentId, [user('a')], { ...retry, 'x-svc-actor': 'other' }))).id, first.id)
+      await app.services.pool.query(voidStatement`update turn_requests set created_at = now() - interval '11 minutes'`)
+      assert.notEqual((await read(await ask(agentId, [user('a')], retry))).id, first.id)
     })
   })
 })

@@ -17,7 +17,7 @@ describe('the OpenAI mount: tokens of end users', () => {
     const scripted = await app.scripted(
       [
         { when: { user: 'fail' }, reply: { error: { status: 401, message: 'vendor secret text' } } },
-        { reply: { text: 'hello' } },
+        { reply: { text: 'hello', reasoning: 'hidden thought' } },
       ],
       { instructions: INSTRUCTIONS, client_instructions: 'system', request_settings: ['temperature'] },
     )
@@ -65,6 +65,10 @@ describe('the OpenAI mount: tokens of end users', () => {
     assert.equal(response.status, 200, text)
     const body = JSON.parse(text)
     assert.deepEqual([body.usage.total_tokens, body.system_fingerprint, body.model], [0, null, agentId])
+    assert.doesNotMatch(text, /hidden thought/)
+    const streamed = await (await ask(ann, 'hi', {}, { stream: true })).text()
+    assert.match(streamed, /hello/)
+    assert.doesNotMatch(streamed, /hidden thought|"v1"/)
     const sent = (await requests()).at(-1)?.body
     assert.equal(sent.temperature, undefined)
     assert.equal(sent.messages[0].content, INSTRUCTIONS)

@@ -42,6 +42,45 @@ describe('the OpenAI mount: embeddings and files', () => {
     assert.deepEqual([tokens.status, ((await tokens.json()) as Json).error.param], [400, 'input'])
   })
 
+  it('lists of files are read in pages by both orders', async () => {
+    const client = app.openai(app.key.token)
+    const made: string[] = []
+    for (const name of ['1', '2', '3', '4', '5']) {
+      const file = await client.files.create({ file: new File([name], `${name}.txt`), purpose: 'user_data' })
+      made.push(file.id)
+    }
+    const ids = async (order: 'asc' | 'desc') => {
+      const found: string[] = []
+      for await (const file of client.files.list({ limit: 2, order })) found.push(file.id)
+      return found
+    }
+    assert.deepEqual(await ids('asc'), made)
+    assert.deepEqual(await ids('desc'), made.toReversed())
+    const page = async (query: string) => {
+      const response = await fetch(`${app.base}/files?${query}`, {
+        headers: { authorization: `Bearer ${app.key.token}` },
+      })
+      return { status: response.status, body: (await response.json()) as Json }
+    }
+    const last = await page(`after=${made[1]}&limit=1&order=desc`)
+    assert.deepEqual(
+      [last.body.data[0].id, last.body.first_id, last.body.last_id, last.body.has_more],
+      [made[0], made[0], made[0], false],
+    )
+    for (const [query, param] of [
+      ['limit=0', 'limit'],
+      ['order=up', 'order'],
+    ])
+      assert.deepEqual([(await page(query)).status, (await page(query)).body.error.param], [400, param])
+    const other = await app.projectWith(['files:GetFile', 'files:UploadFile'])
+    const foreign = await app
+      .openai(other.key.token)
+      .files.create({ file: new File(['x'], 'x.txt'), purpose: 'user_data' })
+    const refused = await page(`after=${foreign.id}`)
+    assert.deepEqual([refused.status, refused.body.error.param], [404, 'after'])
+    for (const id of made) await client.files.delete(id)
+  })
+
   it('files are uploaded, also under equal names, read, listed, downloaded and deleted', async () => {
     const client = app.openai(app.key.token)
     const upload = () =>

@@ -116,6 +116,89 @@ describe('the OpenAI mount: responses', () => {
     )
   })
 
+  it('continue the session of a previous response, and fork it after an earlier one', async () => {
+    const { agentId, requests } = await app.scripted(rules)
+    const ask = async (input: string, more: Json = {}) => {
+      const { data, response } = await openai.responses
+        .create({ model: agentId, input, user: 'chain', ...more } as OpenAI.Responses.ResponseCreateParamsNonStreaming)
+        .withResponse()
+      return { id: data.id, session: response.headers.get('x-svc-session-id') as string }
+    }
+    const contentsOf = async (id: string) => (await app.messages({ id })).map(({ content }: Json) => content)
+    const sessionOf = async (id: string) => (await app.key.get(`/sessions/${id}`)).body
+
+    const first = await ask('one', { conversation: 'chain-1' })
+    const second = await ask('two', { previous_response_id: first.id })
+    assert.equal(second.session, first.session)
+    assert.deepEqual(await contentsOf(first.session), ['one', 'an answer', 'two', 'an answer'])
+    const fork = await ask('other', { previous_response_id: first.id })
+    const forked = await sessionOf(fork.session)
+    assert.deepEqual([forked.forked_from_session_id, forked.forked_from_position], [first.session, 1])
+    assert.deepEqual(await contentsOf(fork.session), ['one', 'an answer', 'other', 'an answer'])
+    assert.deepEqual(await contentsSent(requests), ['[chain]: one', 'an answer', '[chain]: other'])
+    assert.equal((await contentsOf(first.session)).length, 4)
+    // The key still names the first session.
+    assert.equal((await ask('three', { conversation: 'chain-1' })).session, first.session)
+    // With a key, the fork gets it.
+    const headers = { 'x-svc-session-key': 'chain-1', 'x-svc-actor': 'chain' }
+    const body = { model: agentId, input: 'moved', previous_response_id: second.id }
+    const moved = await app.send('/responses', body, { headers })
+    assert.equal(moved.status, 200, await moved.clone().text())
+    const target = moved.headers.get('x-svc-session-id') as string
+    assert.deepEqual(await contentsOf(target), ['one', 'an answer', 'two', 'an answer', 'moved', 'an answer'])
+    assert.equal((await ask('four', { conversation: 'chain-1' })).session, target)
+  })
+
+  it('continue the ephemeral session of a previous response, whose fork is another one', async () => {
+    const { agentId } = await app.scripted(rules)
+    const ask = async (input: string, previous_response_id?: string) => {
+      const { data, response } = await openai.responses
+        .create({ model: agentId, input, user: 'short', previous_response_id })
+        .withResponse()
+      return { id: data.id, session: response.headers.get('x-svc-session-id') as string }
+    }
+    const first = await ask('one')
+    const second = await ask('two', first.id)
+    assert.equal(second.session, first.session)
+    const forks = await Promise.all([ask('a', first.id), ask('b', first.id)])
+    for (const { session } of forks) {
+      const fork = (await app.key.get(`/sessions/${session}`)).body
+      assert.deepEqual([fork.forked_from_session_id, fork.ephemeral], [first.session, true])
+    }
+    assert.deepEqual(await app.messages({ id: first.session }), [])
+  })
+
+  it('of two concurrent requests after one response, one continues its session', async () => {
+    const { agentId } = await app.scripted([
+      { when: { user: 'contend' }, reply: { text: 'slow', gate: 'previous-race' } },
+      ...rules,
+    ])
+    const create = (input: string, more: Json) =>
+      app.send('/responses', { model: agentId, input, user: 'twin', ...more })
+    const first = (await (await create('one', { conversation: 'twin' })).json()) as Json
+    const both = [1, 2].map(() => create('contend', { previous_response_id: first.id }))
+    await app.atGate('previous-race')
+    const refused = await Promise.race(both)
+    assert.deepEqual([refused.status, refused.headers.get('retry-after')], [409, '2'])
+    await app.openGate('previous-race')
+    assert.deepEqual((await Promise.all(both)).map(({ status }) => status).sort(), [200, 409])
+  })
+
+  it('are stored for the operator who has the session of a previous response', async () => {
+    const { agentId } = await app.scripted(rules)
+    const create = (input: string, more: Json) => app.send('/responses', { model: agentId, input, user: 'op', ...more })
+    const made = await create('one', { conversation: 'op' })
+    const { id } = (await made.json()) as Json
+    const session = made.headers.get('x-svc-session-id') as string
+    assert.equal((await app.admin.post(`/sessions/${session}/takeover`, {})).status, 200)
+    const refused = await create('to a person', { previous_response_id: id })
+    assert.deepEqual([refused.status, ((await refused.json()) as Json).error.code], [400, 'SESSION_UNDER_OPERATOR'])
+    assert.deepEqual(
+      (await app.messages({ id: session })).map(({ content }: Json) => content),
+      ['one', 'an answer', 'to a person'],
+    )
+  })
+
   it('add to a conversation by key or by its ID', async () => {
     const { agentId, requests } = await app.scripted(rules)
     const ask = (input: string, conversation: string) =>
@@ -133,8 +216,9 @@ describe('the OpenAI mount: responses', () => {
     ])
     await assert.rejects(
       openai.responses.create({ model: agentId, input: 'x', conversation: session.conversation_id }),
-      {
-        status: 404,
+      (error: Json) => {
+        assert.deepEqual([error.status, error.param], [404, 'conversation'])
+        return true
       },
     )
   })
@@ -153,6 +237,23 @@ describe('the OpenAI mount: responses', () => {
     assert.equal(second.output_text, 'Sunny')
     assert.equal(second.id, first.id)
     assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 1)
+  })
+
+  it('name the fields without effect', async () => {
+    const { agentId } = await app.scripted(rules)
+    const response = await app.send('/responses', {
+      model: agentId,
+      input: 'a',
+      truncation: 'auto',
+      include: null,
+      tools: [{ type: 'web_search' }],
+      tool_choice: 'auto',
+      top_p: 0.5,
+      max_output_tokens: 10,
+      invented: {},
+    })
+    assert.equal(response.status, 200, await response.clone().text())
+    assert.equal(response.headers.get('x-svc-ignored-params'), 'truncation, invented, tools, tool_choice, top_p')
   })
 
   it('store nothing with store false', async () => {

@@ -17,19 +17,19 @@ export type Reply = { status: number; body: any; headers: Headers }
 /** One in so many files, by a hash of the name that is the same in every run. */
 const ONE_IN = 3
 
-const isDriven = (file: string): boolean => createHash('sha256').update(file).digest()[0] % ONE_IN === 0
+/** Whether the requests of a file are sent by the client. */
+export const isDriven = (file: string): boolean =>
+  process.env.TEST_CLIENT === 'true' || createHash('sha256').update(file).digest()[0] % ONE_IN === 0
 
 /** Chooses the driver of each file. TEST_CLIENT=true in the environment chooses the client for all. */
 export const mochaHooks = {
   beforeAll(this: Mocha.Context) {
     const file = this.test?.parent?.suites[0]?.file
-    if (process.env.TEST_CLIENT !== 'true')
-      process.env.TEST_CLIENT_DRIVER = String(file !== undefined && isDriven(path.relative(root, file)))
+    process.env.TEST_CLIENT_DRIVER = String(file !== undefined && isDriven(path.relative(root, file)))
   },
 }
 
-export const drivesClient = (): boolean =>
-  process.env.TEST_CLIENT === 'true' || process.env.TEST_CLIENT_DRIVER === 'true'
+export const drivesClient = (): boolean => process.env.TEST_CLIENT_DRIVER === 'true'
 
 type Field = { name: string; in: 'path' | 'query' | 'body' }
 type Command = { id: string; method: string; path: string; fields: Field[]; stream?: { selected_by: unknown } }
@@ -154,6 +154,7 @@ export async function sendByClient(base: string, token: string | null, request: 
       what,
     )
   } else if (isStreamed) assert.ok(status < 300 && (outcome.data as unknown[]).length > 0, what)
+  else if (outcome.data instanceof Downloaded) assert.equal(outcome.data.text, content, what)
   else assert.deepEqual(outcome.data ?? null, body, what)
   return { status, body, headers }
 }
@@ -164,9 +165,16 @@ async function eventsOf(events: AsyncIterable<unknown>): Promise<unknown[]> {
   return all
 }
 
-/** Returns the data of a call: of a list its page, of a download its text. */
+/** Text of an answer that the client does not parse, whatever its type: a file may have JSON. */
+class Downloaded {
+  readonly text: string
+  constructor(text: string) {
+    this.text = text
+  }
+}
+
+/** Returns the data of a call: of a list its page. */
 async function dataOf(call: any): Promise<unknown> {
   const data = await ('page' in call ? call.page() : call)
-  if (typeof data?.bytes !== 'function') return data
-  return (await data.text()) || null
+  return typeof data?.bytes === 'function' ? new Downloaded(await data.text()) : data
 }

@@ -9,6 +9,8 @@ import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
+import { pathToFileURL } from 'node:url'
+import { isDriven } from './client-driver.ts'
 import { startServer } from './postgres.ts'
 import type { FileTotals, Totals } from './reporter.ts'
 import { type FileTime, processorTime } from './timing.ts'
@@ -16,6 +18,8 @@ import { type FileTime, processorTime } from './timing.ts'
 const root = path.resolve(import.meta.dirname, '../..')
 const LIMIT_MS = 90 * 60_000
 const SLOWEST = 20
+/** What every file of the last run took, a JSON object each line; of the slowest ones the report is printed. */
+const TIMES_FILE = path.join(root, 'node_modules/.cache/test-times.jsonl')
 /** Concurrent files: two more than the cores of the smallest machine, because tests wait for half of their time. */
 const JOBS = 4
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
@@ -70,6 +74,7 @@ const env: NodeJS.ProcessEnv = { ...process.env, PATH: `${bin}${path.delimiter}$
 env.NODE_COMPILE_CACHE ??= path.join(root, 'node_modules/.cache/compile')
 // As `npm run web` has it: a sixth less, as no module's path is looked up for links.
 env.NODE_OPTIONS = [env.NODE_OPTIONS, '--preserve-symlinks'].filter(Boolean).join(' ')
+const support = (name: string) => path.join(root, 'test/support', name)
 // Tests name their databases; a deployment's address in the environment must not reach them.
 delete env.DATABASE_URL
 
@@ -96,6 +101,12 @@ async function succeeds(
   running.delete(child)
   print?.(printed)
   return code === 0
+}
+
+/** Loads the modules of the application once, so that all processes of the tests load them in less time. */
+async function prepareModules(): Promise<void> {
+  await succeeds(process.execPath, [support('find-resolutions.ts')], { print: () => {} })
+  env.NODE_OPTIONS += ` --import ${pathToFileURL(support('resolutions.ts'))}`
 }
 
 /** Runs a script of package.json; returns the number of failures, 0 or 1. */
@@ -142,13 +153,13 @@ async function test(
   const file = path.join(tmpdir(), `muster-totals-${process.pid}.json`)
   const timesFile = path.join(tmpdir(), `muster-times-${process.pid}.json`)
   const mocha = path.join(root, 'node_modules/mocha/bin/mocha.js')
-  const support = (name: string) => path.join(root, 'test/support', name)
   const options = ['--parallel', '--jobs', String(jobs), '--exit', '--reporter', support('reporter.ts')]
   options.push('--require', support('timing.ts'), '--require', support('client-driver.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
   const passed = await succeeds(process.execPath, [mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
+  if (lines.length > 0) fs.copyFileSync(timesFile, TIMES_FILE)
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
   if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0, tests: {} }
   return { files, times: lines.map(line => JSON.parse(line)) }
@@ -204,13 +215,17 @@ const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
 if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
-const isBuilt = await succeeds(process.execPath, ['scripts/build.ts'])
-if (!isBuilt) console.log('npm run build failed; after a change of packages, run npm ci first')
+const usesClient =
+  args.length === 0 || args.some(arg => !arg.endsWith('.test.ts') || arg.startsWith('test/client/') || isDriven(arg))
+if (usesClient && !(await succeeds(process.execPath, ['scripts/build.ts'])))
+  console.log('npm run build failed; after a change of packages, run npm ci first')
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))
 
 let totals: Totals = { passed: 0, failed: 1, skipped: 0 }
 try {
+  const prepared = prepareModules()
   const server = process.env.TEST_DATABASE_URL ? undefined : await startServer()
+  await prepared
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]

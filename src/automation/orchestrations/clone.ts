@@ -39,7 +39,7 @@ export function definitionCloning(
         const original = await kind.find(tx, id)
         if (!original) continue
         const values = {
-          ...pickFields(original, ['name', 'description', ...fields]),
+          ...pickFields(original, ['name', 'description', 'a2a', ...fields]),
           [naming]: withIds(original[naming], ids),
           id: ids.get(id),
           project_id: to,

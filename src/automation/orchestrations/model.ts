@@ -6,6 +6,7 @@ import { sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { versionLabel } from '../../core/versions/version.ts'
 import { versioned } from '../../core/versions/versioned.ts'
+import { A2aFace } from '../../execution/agents/a2a-face.ts'
 import { comparableGraph, isSameText } from './definition.ts'
 import { EdgeShape, NodeShape } from './fields.ts'
 import { deleteUnmarked } from './store.ts'
@@ -21,6 +22,7 @@ const fields = {
   edges: z.array(EdgeShape).describe('Edges of the graph. At most 2,000.'),
   state_schema: anObject.nullable().describe('JSON Schema of the state of runs. Documentation only; not enforced.'),
   input_schema: anObject.nullable().describe('JSON Schema (draft 2020-12) of the input of a run'),
+  a2a: A2aFace.nullable().describe('Service to clients of the A2A protocol; null for none. Replaced as a whole.'),
 }
 
 export const Orchestration = record('Orchestration', {

@@ -17,7 +17,10 @@ export function cleanName(filename: string): string {
  * Returns the note that a model gets in place of a file: `[file: "cat.png", image/png, 2048 bytes]`. Names and
  * descriptions are written by end users, so they are JSON strings.
  */
-export function fileNote({ filename, content_type, size }: FileRow, alt: string | null): string {
+export function fileNote(
+  { filename, content_type, size }: Pick<FileRow, 'filename' | 'content_type' | 'size'>,
+  alt: string | null,
+): string {
   const facts = [
     JSON.stringify(cleanName(filename)),
     essenceOf(content_type ?? 'application/octet-stream'),

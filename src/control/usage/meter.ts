@@ -59,8 +59,8 @@ const MAX_CALLS = 100
 type UsageOfCall = { priced: readonly PricedUsage[]; chain: readonly string[] }
 
 /**
- * Writes usage with that of concurrent calls of its project in one statement: a commit of its own for each would be the
- * largest part of a completion.
+ * Writes usage of concurrent calls of a project in one statement: a separate commit for each would be the largest part of a
+ * completion.
  */
 const usageWriter = processSingleton(services => {
   async function writeAll(calls: readonly UsageOfCall[]): Promise<unknown[]> {

@@ -94,11 +94,15 @@ async function postDelivery(
     if (previous.ok) keys.push(previous.value)
     else log.warn({ webhook_id: delivery.webhook_id }, 'previous webhook secret decryption failed')
   }
+  const more = delivery.sealed_headers === null ? null : secrets.open(delivery.sealed_headers, sealed)
+  if (more && !more.ok) return closed('webhook headers cannot be decrypted')
+  const headers = more ? (JSON.parse(more.value) as Record<string, string>) : {}
   const prefix = config.HEADER_PREFIX
   const outcome = await egress.request({
     url: delivery.url,
     method: 'POST',
     headers: {
+      ...headers,
       'Content-Type': 'application/json',
       [`${prefix}Event`]: delivery.event_type,
       [`${prefix}Delivery`]: delivery.id,
@@ -112,6 +116,7 @@ async function postDelivery(
     connectTimeoutMs: config.WEBHOOK_TIMEOUT_MS,
     maxRedirects: config.EGRESS_MAX_REDIRECTS,
     redirectMode: 'repost',
+    sensitiveHeaders: Object.keys(headers),
     // One extra byte shows whether the last character is complete.
     maxBytes: STORED_RESPONSE_BYTES + 1,
     truncate: true,

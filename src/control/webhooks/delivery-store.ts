@@ -45,7 +45,7 @@ const nextUndispatched = (limit: number): Fragment => sql.fragment`
  * (index webhooks_project).
  */
 export const hasWebhook = (project: Fragment): Fragment => sql.fragment`
-  exists (select from webhooks w where w.project_id = ${project})`
+  exists (select from webhooks w where w.project_id = ${project} and w.task_id is null)`
 
 const markedRow = sql.type(z.object({ seen: z.int(), left: z.array(z.string()) }))
 
@@ -59,7 +59,7 @@ export async function markWithoutSubscribers(db: Queryable, limit: number): Prom
       select n.*, row_number() over () as place from (${nextUndispatched(limit)}) n
     ), passed as (
       update events e set dispatched_at = now() from picked p
-      where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active)
+      where e.id = p.id and not exists (select from webhooks w where w.project_id = p.project_id and w.active and w.task_id is null)
         ${sql.join(
           eventSubscribers.all().map(({ active }) => sql.fragment`and not ${active(sql.fragment`p.project_id`)}`),
           sql.fragment` `,
@@ -88,13 +88,13 @@ export async function readUndispatched(
     with picked as (
       select e.id, e.project_id, e.name, e.resource_type, e.resource_id,
         case when exists (
-          select from webhooks w where w.project_id = e.project_id and w.active and w.policy_id is not null
+          select from webhooks w where w.project_id = e.project_id and w.active and w.task_id is null and w.policy_id is not null
         ) then e.envelope::json #> '{data,tags}' end as tags
       from events e where e.id = any (${sql.array([...ids], 'text')}) and ${condition}
     ), hooks as (
       select w.id, w.project_id, w.events, w.policy_id, p.document as policy
       from webhooks w left join policies p on p.id = w.policy_id
-      where w.active and w.project_id in (select project_id from picked)
+      where w.active and w.task_id is null and w.project_id in (select project_id from picked)
     )
     select (select coalesce(json_agg(picked), '[]') from picked) as events,
       (select coalesce(json_agg(hooks), '[]') from hooks) as webhooks`)
@@ -187,6 +187,7 @@ const ClaimedDelivery = z.object({
   sealed_secret: z.string(),
   previous_sealed_secret: z.string().nullable(),
   previous_secret_until: z.string().nullable(),
+  sealed_headers: z.string().nullable(),
 })
 /** A claimed delivery with the data to send it; secrets are sealed. */
 export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
@@ -262,7 +263,7 @@ export async function claimDueDeliveries(
     )
     select r.webhook_id, h.slots, c.id, c.claim, c.attempts, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
       w.project_id, w.url,
-      w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until
+      w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers
     from request r
     join webhooks w on w.id = r.webhook_id
     left join held h on h.webhook_id = r.webhook_id

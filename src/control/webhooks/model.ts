@@ -4,7 +4,7 @@ import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { isEventPattern } from '../../core/db/events.ts'
-import { type Fragment, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
 /** Notification channel for webhooks that changed or have new deliveries. */
@@ -110,18 +110,35 @@ export const RotateWebhookSecretInput = z
   })
   .meta({ id: 'RotateWebhookSecretInput' })
 
-export const webhookKind = kind({
+const declared = kind({
   name: 'webhook',
   prefix: 'wh',
   table: 'webhooks',
   counted: false,
   references: [{ kind: 'policy', column: 'policy_id', on_delete: 'block' }],
   record: Webhook,
-  hidden: { sealed_secret: z.string(), failures: z.int(), failing_since: time.nullable() },
+  hidden: {
+    sealed_secret: z.string(),
+    failures: z.int(),
+    failing_since: time.nullable(),
+    /** Task of a client of a protocol whose changes are sent to the URL; null for a webhook of the project. */
+    task_id: z.string().nullable(),
+    /** Sealed JSON of further headers of the deliveries; null for none. */
+    sealed_headers: z.string().nullable(),
+  },
   events: ['created', 'updated', 'deleted', 'secret_rotated', 'test'],
   eventNotes: 'the secret is never present',
 })
-export type WebhookRow = z.output<typeof webhookKind.row>
+export type WebhookRow = z.output<typeof declared.row>
+
+/** Webhooks of projects. Paths and bodies cannot address the webhooks of tasks. */
+export const webhookKind = {
+  ...declared,
+  find: async (db: Queryable, id: string, lock = false): Promise<WebhookRow | null> => {
+    const row = await declared.find(db, id, lock)
+    return row?.task_id === null ? row : null
+  },
+}
 
 /** Returns a new signing secret: `whsec_` and 43 base64url characters, 256 random bits. */
 export const newWebhookSecret = (): string => `whsec_${randomBytes(32).toString('base64url')}`
@@ -133,7 +150,7 @@ export const sealedForWebhook = (id: string, projectId: string) => ({
   project_id: projectId,
 })
 
-export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret'].map(column =>
+export const webhookSecrets = ['sealed_secret', 'previous_sealed_secret', 'sealed_headers'].map(column =>
   sealedColumn({ table: 'webhooks', column, kind: 'webhook_secret' }),
 )
 

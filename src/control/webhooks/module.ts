@@ -18,6 +18,7 @@ export default module('webhooks', {
     resourceType(webhookKind, {
       defaults: { active: true },
       attributes: { secret: { read: 'getWebhookSecret', field: 'secret' } },
+      exported: ({ task_id }) => task_id === null,
     }),
   ],
   operations: webhookOperations,

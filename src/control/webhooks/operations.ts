@@ -54,7 +54,7 @@ export const notifyWorkers = (tx: Tx, row: WebhookRef): void =>
   tx.notify(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /** Makes workers reload a webhook on commit, so that claimed deliveries are not sent with its old settings. */
-const reloadWebhook = (tx: Tx, row: WebhookRef): void =>
+export const reloadWebhook = (tx: Tx, row: WebhookRef): void =>
   tx.invalidate(WEBHOOK_CHANNEL, webhookPayload(row.id, row.project_id))
 
 /**
@@ -200,7 +200,7 @@ export const webhookOperations: Operation[] = [
     show: (row, { services }) => ({ secret: openSecret(services, row) }),
   }),
   // webhooks_project
-  webhooks.list({ filters: { active: flagFilter('active') } }),
+  webhooks.list({ filters: { active: flagFilter('active') }, where: () => [sql.fragment`t.task_id is null`] }),
   webhooks.get(),
   updateOperation('patch'),
   updateOperation('put'),

@@ -24,7 +24,7 @@ const eventIdRow = sql.type(z.object({ event_id: z.string() }))
  */
 export async function countLockedWebhooks(db: Queryable, projectId: string): Promise<number> {
   await db.query(voidStatement`select from projects where id = ${projectId} for no key update`)
-  return db.oneFirst(countStatement`select count(*) from webhooks where project_id = ${projectId}`)
+  return db.oneFirst(countStatement`select count(*) from webhooks where project_id = ${projectId} and task_id is null`)
 }
 
 /** Inserts a webhook and its slots. */
@@ -134,3 +134,34 @@ export async function deleteOrphanedEnvelopes(db: Queryable, ids: readonly strin
     voidStatement`delete from retained_envelopes k where k.event_id = any (${sql.array([...ids], 'text')}) and ${isOrphaned}`,
   )
 }
+
+/** A message to one of the addresses of a task. */
+export type TaskDelivery = { webhook_id: string; event_id: string; event_type: string; body: string }
+
+/** Queues messages to addresses of tasks; an event is sent once to an address. */
+export const insertTaskDeliveries = (db: Queryable, messages: readonly TaskDelivery[]): Promise<unknown> =>
+  db.query(voidStatement`
+    insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope)
+    select m.id, w.id, w.project_id, m.event_id, m.event_type, m.body
+    from ${sql.unnest(
+      messages.map(({ webhook_id, event_id, event_type, body }) => [
+        newId('whd'),
+        webhook_id,
+        event_id,
+        event_type,
+        body,
+      ]),
+      ['text', 'text', 'text', 'text', 'text'],
+    )} as m (id, webhook_id, event_id, event_type, body)
+    join webhooks w on w.id = m.webhook_id
+    on conflict do nothing`)
+
+/** Lists the addresses of a task, oldest first. By webhooks_task. */
+export const listTaskWebhooks = (db: Queryable, taskId: string): Promise<readonly WebhookRow[]> =>
+  db.any(webhookKind.sql`
+    select ${webhookKind.columns} from webhooks t where t.task_id = ${taskId} order by t.created_at, t.id`)
+
+/** Removes an address of a task, with its deliveries. By webhooks_task. */
+export const removeTaskWebhook = (db: Queryable, taskId: string, name: string): Promise<WebhookRow | null> =>
+  db.maybeOne(webhookKind.sql`
+    delete from webhooks t where t.task_id = ${taskId} and t.name = ${name} returning ${webhookKind.columns}`)

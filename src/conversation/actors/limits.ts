@@ -8,7 +8,6 @@ import type { EndUserSpend } from '../../core/invoke/hooks.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { Tally } from '../../core/process/tally.ts'
 
 /** Limits of end users, counted by actor in fixed windows, exactly over all processes. */
 
@@ -87,7 +86,7 @@ export function raiseLimit({ actor_id, limits }: EndUser, name: keyof EndUserLim
 
 /**
  * Counts requests of end users of a project, each with the same maximum, in one statement. Returns the end users all of whose
- * requests are within it; those of the others are not counted. Primary key.
+ * requests are within it; requests of the others are not counted. Primary key.
  */
 async function spendTogether(
   db: Queryable,
@@ -152,17 +151,6 @@ export async function countCall(
 /** Counts uploaded bytes of an end user. Raises ACTOR_LIMIT_EXCEEDED. */
 export const countUpload = ({ pool }: Pick<Services, 'pool'>, endUser: EndUser, bytes: number): Promise<void> =>
   spendOrRaise(pool, endUser, [spendOf(endUser, 'upload_bytes_per_day', bytes)])
-
-/** Open streams of end users in this process: of sessions, of turns and of protocol mounts. */
-const openStreams = processSingleton(() => new Tally())
-
-/** Takes a stream of an end user until it is released. Raises STREAM_LIMIT_EXCEEDED. */
-export function takeEndUserStream(services: Services, { actor_id, limits }: EndUser): () => void {
-  const open = openStreams(services)
-  if (open.count(actor_id) >= limits.streams) throw streamLimitReached('actor', limits.streams)
-  open.add(actor_id)
-  return () => open.remove(actor_id)
-}
 
 const STREAM_RETRY_SECONDS = 10
 

@@ -4,8 +4,9 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { endUserLimits, endUserStreams } from '../../core/invoke/hooks.ts'
 import { actorRecord } from '../../identity/principal-store.ts'
 import { actorErrors } from './errors.ts'
-import { countCall, countUpload, pruneLimits, takeEndUserStream } from './limits.ts'
+import { countCall, countUpload, pruneLimits } from './limits.ts'
 import { actorKind } from './model.ts'
+import { deleteDeadStreams, takeEndUserStream } from './open-streams.ts'
 import { actorOperations } from './operations.ts'
 import { purgeWork } from './purge.ts'
 import { actorOfToken, tokenOperations } from './tokens.ts'
@@ -17,7 +18,10 @@ export default module('actors', {
   resourceTypes: [resourceType(actorKind)],
   operations: [...actorOperations, ...tokenOperations],
   work: [purgeWork],
-  sweeps: [{ name: 'actor limits', when: '51 * * * *', run: pruneLimits }],
+  sweeps: [
+    { name: 'actor limits', when: '51 * * * *', run: pruneLimits },
+    { name: 'open streams', when: '55 * * * *', run: deleteDeadStreams },
+  ],
   extensions: [
     actorRecord.with(actorOfToken),
     endUserLimits.with(countCall),

@@ -10,7 +10,7 @@ const LIMITS: Record<keyof EndUserLimits, string> = {
   requests_per_minute: 'Requests per minute',
   messages_per_hour: 'Messages per hour',
   open_sessions: 'Open sessions at the same time',
-  streams: 'Open streams of sessions and turns at the same time in a process',
+  streams: 'Open streams of sessions and turns at the same time',
   message_chars: 'Characters of a message',
   upload_bytes_per_day: 'Uploaded bytes per day',
 }

@@ -9,10 +9,10 @@ import { findTokenAgents } from '../../execution/agents/store.ts'
 import { principalsChanged } from '../../identity/principal-cache.ts'
 import { type ActorClaims, ISSUE_TOKENS } from '../../identity/principals.ts'
 import { signToken } from '../../identity/tokens.ts'
-import { countCreatedActor, DEFAULT_LIMITS } from './limits.ts'
+import { findOrCreateEndUser } from './create.ts'
+import { DEFAULT_LIMITS } from './limits.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { actors } from './resource.ts'
-import { findOrCreateActor } from './store.ts'
 import { ActorToken, ActorTokenForInput, ActorTokenInput } from './token-model.ts'
 
 /** Tokens of end users for browsers and apps: each is bound to a project, an actor and some of its agents. */
@@ -150,17 +150,11 @@ export const tokenOperations: Operation[] = [
     answers: { 201: ActorToken },
     raises: [...raises, 'ACTOR_LIMIT_EXCEEDED'],
     async run(context) {
-      const { tx, allow, body, caller, services } = context
+      const { tx, allow, body } = context
       const project_id = context.project as string
       const { actor: fields, project_id: _named, ...input } = body
-      const made = await findOrCreateActor(tx, { ...fields, project_id })
-      const actor = 'existing' in made ? made.existing : made
-      if (!('existing' in made)) {
-        allow('actors:CreateActor', { kind: actorKind, project_id })
-        if (caller.principal.type === 'api_key')
-          await countCreatedActor(tx, caller.principal.id, services.config.ACTORS_CREATED_PER_HOUR)
-        tx.emit(actorKind, 'created', actor)
-      }
+      const { actor, isNew } = await findOrCreateEndUser(tx, context, { ...fields, project_id })
+      if (isNew) allow('actors:CreateActor', { kind: actorKind, project_id })
       allow(ISSUE_TOKENS, { kind: actorKind, row: actor })
       return issueToken(context, actor, input)
     },

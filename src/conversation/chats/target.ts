@@ -83,7 +83,7 @@ export async function findRouteTarget(services: Services, caller: Caller, id: st
   return found ?? raise('MODEL_ROUTE_NOT_FOUND', { meta: { id } })
 }
 
-/** Returns a target with a model in place of its own, if not null. */
+/** Returns a target with another model, if not null. */
 const withModel = ({ target, chat }: FoundTarget, model: string | null): FoundTarget => ({
   target: { ...target, model: model ?? target.model },
   chat,

@@ -25,8 +25,8 @@ export type CheckedParts = {
   parts: MessagePart[]
   /** The text form. */
   content: string
-  /** Files of the parts with the content that was checked. */
-  files: { id: string; sha256: string | null }[]
+  /** Files of the parts with the content that was checked, and their places in the text form. */
+  files: { id: string; sha256: string | null; placeholder?: string }[]
   /** Why the message must not be stored. */
   refused?: AppError
 }
@@ -76,12 +76,17 @@ export async function checkParts(
   if (!end_user) for (const row of found) allow('files:DownloadFile', { kind: fileKind, row })
   const texts = await readDocuments(services, allow, projectId, parts)
   checkAmount(services, media, files, agent)
-  for (const part of media) checkType(part, files.get(part.file_id) as FileRow, agent)
+  for (const { type, file_id } of media)
+    checkMediaType(file_id, { type, content_type: (files.get(file_id) as FileRow).content_type }, agent)
   for (const file of found) await checkContent(services, file, request.closed)
   return {
     parts,
     content: parts.map(part => textOf(part, files, texts)).join('\n\n'),
-    files: found.map(({ id, sha256 }) => ({ id, sha256 })),
+    files: found.map(({ id, sha256, content_type, filename }) => ({
+      id,
+      sha256,
+      placeholder: mediaPlaceholder(content_type, filename),
+    })),
   }
 }
 
@@ -153,8 +158,14 @@ function checkAmount(
   }
 }
 
-function checkType(part: MediaPart, { content_type }: FileRow, agent: AnsweringAgent | null): void {
-  const refuse = (problem: MediaProblem) => raiseNotAccepted(part.file_id, problem)
+/** Checks that the agent, if it is known, and its models accept a media type. @throws MEDIA_NOT_ACCEPTED */
+export function checkMediaType(
+  fileId: string | null,
+  part: { type: MediaPart['type']; content_type: string | null },
+  agent: AnsweringAgent | null,
+): void {
+  const { content_type } = part
+  const refuse = (problem: MediaProblem) => raiseNotAccepted(fileId, problem)
   const input = mediaInput(content_type)
   const type = essenceOf(content_type ?? 'application/octet-stream')
   if (part.type === 'image' && input !== 'image')
@@ -184,9 +195,12 @@ function textOf(part: MessagePart, files: ReadonlyMap<string, FileRow>, texts: R
   if (part.type === 'text') return part.text
   if (part.type === 'document') return texts.get(part.document_id) as string
   const { filename, content_type } = files.get(part.file_id) as FileRow
-  const label = mediaInput(content_type) === 'image' ? 'image' : 'file'
-  return filePlaceholder(label, (part.type === 'image' ? part.alt : undefined) ?? filename)
+  return mediaPlaceholder(content_type, (part.type === 'image' ? part.alt : undefined) ?? filename)
 }
+
+/** Returns the place of a file in the text form of a message. */
+export const mediaPlaceholder = (contentType: string | null, name: string): string =>
+  filePlaceholder(mediaInput(contentType) === 'image' ? 'image' : 'file', name)
 
 const idRow = sql.type(z.object({ id: z.string() }))
 

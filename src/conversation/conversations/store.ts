@@ -64,10 +64,14 @@ export type MessageDraft = MessageSource & {
   origin?: MessageRow['origin']
   actor_id: string | null
   agent_id?: string | null
+  /** Whether the platform writes it, in a form for the model that no other text has. */
+  note?: boolean
   /** ID of the user who wrote an operator message. */
   operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
+  /** Messages of a reply with tool calls, which later turns read in place of its text. */
+  history?: readonly object[] | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
@@ -89,7 +93,7 @@ export async function appendMessage(
   draft: MessageDraft,
 ): Promise<{ message: MessageRow; created: boolean }> {
   if (draft.idempotency_key !== undefined) {
-    const first = await findMessageByKey(tx, owner.id, draft.idempotency_key)
+    const first = await findMessageByKey(tx, owner.id, draft.idempotency_key, draft.operator_id)
     if (first) return { message: first, created: false }
   }
   const text =
@@ -142,11 +146,20 @@ async function requireDocumentText(
   )
 }
 
-/** Returns the message with an idempotency key. By conversation_messages_idempotency. */
-export const findMessageByKey = (tx: Queryable, conversationId: string, key: string): Promise<MessageRow | null> =>
+/**
+ * Returns the message with an idempotency key, of an operator or of all other callers. By
+ * conversation_messages_idempotency.
+ */
+export const findMessageByKey = (
+  tx: Queryable,
+  conversationId: string,
+  key: string,
+  operatorId: string | null = null,
+): Promise<MessageRow | null> =>
   tx.maybeOne(messageRow`
     select ${messageColumns} from ${messageTables}
-    where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}`)
+    where m.conversation_id = ${conversationId} and m.idempotency_key = ${key}
+      and m.operator_id is not distinct from ${operatorId}`)
 
 /**
  * Ctes that move the messages from a position on up by one if the position is taken. The position seen by the running
@@ -208,9 +221,10 @@ const insertMessage = (
       where id = ${owner.id})`,
     sql.fragment`added as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id,
-        operator_id, generation_id, parts, file_ids, metadata, idempotency_key)
+        operator_id, generation_id, parts, file_ids, metadata, history, idempotency_key, note)
       select ${owner.id}, ${documentId}, ${position}, ${draft.role}, ${origin}, ${draft.actor_id}, ${draft.agent_id ?? null},
-        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${draft.idempotency_key ?? null}
+        ${draft.operator_id ?? null}, ${draft.generation_id ?? null}, ${jsonb(messageParts)}, ${fileIds}, ${jsonb(draft.metadata)}, ${jsonb(draft.history)}, ${draft.idempotency_key ?? null},
+        ${draft.note ?? false}
       from place
       returning *)`,
     ...(draft.extraCtes ?? []),
@@ -258,6 +272,19 @@ export const messagePage = <Row>(
     key: sql.fragment`m.ctid`,
     present: row => row,
   })
+
+const descriptionRow = sql.type(z.object({ text: z.string().nullable() }))
+
+/** Returns the description of a file of a message; null without one. Primary key. */
+export const findMediaDescription = (
+  db: Queryable,
+  conversationId: string,
+  documentId: string,
+  fileId: string,
+): Promise<string | null> =>
+  db.maybeOneFirst(descriptionRow`
+    select media_descriptions ->> ${fileId} as text from conversation_messages
+    where conversation_id = ${conversationId} and document_id = ${documentId}`)
 
 /** Stores the description of an image of a message. Messages that share the text of a fork keep their own. */
 export const setMediaDescription = (

@@ -11,8 +11,8 @@ import type { Caller } from '../../core/iam/caller.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { type AgentRow, agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
+import { findOrCreateEndUser } from '../actors/create.ts'
 import { actorKind } from '../actors/model.ts'
-import { findOrCreateActor } from '../actors/store.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
 import { copySummary } from '../summaries/store.ts'
 import { ownsSession, requireNewSession } from './end-user.ts'
@@ -106,8 +106,8 @@ async function refuseAgent(db: Queryable, caller: Caller, id: string): Promise<n
 
 /**
  * Creates a session with its conversation; with a key of the client, returns the session that has it.
- * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT; VALIDATION_FAILED for a
- *   project other than the agent's
+ * @throws AGENT_NOT_FOUND, ACTOR_NOT_FOUND, ACTOR_LIMIT_EXCEEDED, INVALID_TOOL_CONTEXT_KEY, SINGLE_SESSION_CONFLICT;
+ *   VALIDATION_FAILED for a project other than the agent's
  */
 export async function createSession(
   context: Pick<
@@ -125,9 +125,8 @@ export async function createSession(
   let actor_id = end_user?.actor_id ?? body.actor_id ?? null
   if (body.actor) {
     context.allow('actors:CreateActor', { kind: actorKind, project_id })
-    const actor = await findOrCreateActor(tx, { ...body.actor, project_id })
-    if (!('existing' in actor)) tx.emit(actorKind, 'created', actor)
-    actor_id = 'existing' in actor ? actor.existing.id : actor.id
+    const { actor } = await findOrCreateEndUser(tx, context, { ...body.actor, project_id })
+    actor_id = actor.id
   } else if (actor_id !== null && !(await actorKind.reference(tx, actor_id, project_id)))
     raise('ACTOR_NOT_FOUND', { meta: { id: actor_id } })
   const { session_key } = context.client ?? {}
@@ -161,7 +160,7 @@ export async function createSession(
 export async function createClientSession(
   tx: Tx,
   agent: Pick<AgentRow, 'id' | 'single_session_per_actor'>,
-  values: Pick<NewSession, 'project_id' | 'actor_id'> & { ephemeral?: boolean },
+  values: Pick<NewSession, 'project_id' | 'actor_id' | 'ephemeral' | 'forked_from_session_id'>,
 ): Promise<{ session: SessionRow; conversation: ConversationRow }> {
   const { actor_id, ephemeral = false } = values
   if (agent.single_session_per_actor && actor_id !== null && !ephemeral)

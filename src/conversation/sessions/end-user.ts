@@ -126,7 +126,7 @@ export const sendAccess = sessionAccess({
 })
 
 const turnAccess = { query: ['wait'], view: turnResultView, events: turnEventViews, mountEvents: mountEventViews }
-export const generateAccess = sessionAccess({ ...turnAccess, fields: ['stream'] })
+export const generateAccess = sessionAccess({ ...turnAccess, fields: ['stream'], starts: true })
 export const outputsAccess = sessionAccess({ ...turnAccess, fields: ['generation_id', 'tool_outputs', 'stream'] })
 
 /** Events of a session's stream; `message` omits messages of hidden origins, which are not sent to end users. */

@@ -45,6 +45,8 @@ export const sessionFramesAfter = (
     where f.session_id = ${session.id} and f.seq > ${after} order by f.seq limit ${limit}`)
 
 const StreamState = z.object({
+  /** Whether a stream of the session was opened before. */
+  streamed: z.boolean(),
   /** Number of the last event. */
   head: z.int(),
   /** Number of the oldest stored event; null if there is none. */
@@ -67,7 +69,7 @@ export const findStreamState = (
   { shownOnly }: { shownOnly: boolean },
 ): Promise<StreamState | null> =>
   db.maybeOne(stateRow`
-    select c.frame_seq as head,
+    select c.streamed, c.frame_seq as head,
       (select min(f.seq) from session_frames f where f.session_id = s.id) as oldest,
       (select q.generation_id from conversation_turns q where q.conversation_id = c.id and q.state = 'running') as generation_id,
       (select max(m.position) from conversation_messages m

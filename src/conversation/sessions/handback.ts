@@ -62,6 +62,7 @@ async function handBackLocked(
   await appendMessage(tx, conversation, {
     role: 'user',
     origin: 'system',
+    note: true,
     content: handbackText(note),
     actor_id: null,
   })

@@ -86,7 +86,13 @@ const createOperation = operation({
   projectOf: projectOfAgent,
   body: SessionInput,
   answers: { 201: Session },
-  raises: ['AGENT_NOT_FOUND', 'ACTOR_NOT_FOUND', 'INVALID_TOOL_CONTEXT_KEY', 'SINGLE_SESSION_CONFLICT'],
+  raises: [
+    'AGENT_NOT_FOUND',
+    'ACTOR_NOT_FOUND',
+    'ACTOR_LIMIT_EXCEEDED',
+    'INVALID_TOOL_CONTEXT_KEY',
+    'SINGLE_SESSION_CONFLICT',
+  ],
   run: async context => sessionKind.present(await createSession(context)),
 })
 

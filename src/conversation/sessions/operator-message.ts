@@ -26,9 +26,8 @@ export async function sendOperatorMessage(context: MessageContext): Promise<Oper
   const { user } = caller
   audit.detail.operator_id = user.id
   const { session, conversation } = await lockSessionAndConversation(tx, resource)
-  // Separate from the keys of end users, which share the index.
-  const key = body.idempotency_key === undefined ? undefined : `${user.id}:${body.idempotency_key}`
-  const first = key === undefined ? null : await findMessageByKey(tx, conversation.id, key)
+  const key = body.idempotency_key
+  const first = key === undefined ? null : await findMessageByKey(tx, conversation.id, key, user.id)
   if (first) return result(200, await presentMessage(context, first))
   requireOpen(session)
   requireOperatorControl(session)

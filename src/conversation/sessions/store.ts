@@ -168,9 +168,9 @@ export const copyMessages = (
   db.oneFirst(countRow`
     with copied as (
       insert into conversation_messages (conversation_id, document_id, position, role, origin, actor_id, agent_id, operator_id,
-        generation_id, parts, media_descriptions, file_ids, metadata, history, created_at)
+        generation_id, parts, media_descriptions, file_ids, metadata, history, note, created_at)
       select ${copy.to}, document_id, position, role, origin, actor_id, agent_id, operator_id, generation_id, parts,
-        media_descriptions, file_ids, metadata, history, created_at
+        media_descriptions, file_ids, metadata, history, note, created_at
       from conversation_messages
       where conversation_id = ${copy.from} and (${copy.until}::int is null or position <= ${copy.until}::int)
       returning position

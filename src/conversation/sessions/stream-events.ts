@@ -132,7 +132,7 @@ const events: EventSchema[] = [
   streamEvent(
     'SessionTypingEvent',
     'typing',
-    'End user or operator is typing',
+    'End user, operator or agent is typing',
     z.object({
       who: z.enum(['end_user', 'operator', 'agent']).describe('Side of the conversation'),
       state: TypingState.describe('Whether typing has started or stopped'),
@@ -149,9 +149,9 @@ export const sessionEvents: EventStream = {
   resume: 'streamSession',
 }
 
-/** Side of a conversation that types. */
+/** Side of a conversation whose people type. */
 export type TypingSide = 'end_user' | 'operator'
-export type Typing = { who: TypingSide; state: z.output<typeof TypingState>; actor_id?: string }
+export type Typing = { who: TypingSide | 'agent'; state: z.output<typeof TypingState>; actor_id?: string }
 
 /** What a reader may see. */
 export type ReaderAccess = {

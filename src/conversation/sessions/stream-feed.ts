@@ -3,7 +3,7 @@ import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { withTenant } from '../../core/db/tenant-context.ts'
 import type { Services } from '../../core/process/services.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
-import { TurnFollower } from '../../execution/generations/streams/turn-text.ts'
+import { TurnFollower, type TurnProgress } from '../../execution/generations/streams/turn-text.ts'
 import { type StreamState, sessionFramesAfter } from './frame-store.ts'
 import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
@@ -25,6 +25,10 @@ const REPLAY_PAGE = 20
 
 const ENDS = new Set(['turn_completed', 'turn_failed', 'requires_action'])
 
+/** Whether the agent writes text after a step of its turn; null if that does not change. */
+const typesAfter = (progress: TurnProgress): boolean | null =>
+  progress.type === 'tool' ? false : progress.text !== '' ? true : null
+
 /** The events of one session for all its readers in this process: each is read once. */
 export class SessionFeed {
   readonly #services: Services
@@ -41,6 +45,8 @@ export class SessionFeed {
   #framesDue = false
   #progressDue = false
   #running = false
+  /** Whether the agent is writing text of the turn. */
+  #agentTypes = false
 
   /** Turn that was running when the feed began. */
   #first: string | null
@@ -91,7 +97,7 @@ export class SessionFeed {
     if (this.#framesDue || this.#progressDue) this.#run()
   }
 
-  /** Shows typing to the other side. */
+  /** Shows typing to the other sides. */
   showTyping(typing: Typing): void {
     this.#sendAll(
       () => typingEvent(typing),
@@ -157,7 +163,11 @@ export class SessionFeed {
     this.#first = null
     await this.#startTurn(generationId)
     const { follower } = this.#turn ?? {}
-    while (follower && (await this.#retried(() => follower.read())).more);
+    for (let more = follower !== undefined; more && follower; ) {
+      const page = await this.#retried(() => follower.read())
+      more = page.more
+      for (const progress of page.progress) this.#agentTypes = typesAfter(progress) ?? this.#agentTypes
+    }
   }
 
   async #sendFrames(): Promise<void> {
@@ -171,7 +181,10 @@ export class SessionFeed {
       const ends = turn !== undefined && generation_id === turn && ENDS.has(event)
       const isReply = turn !== undefined && message?.role === 'assistant' && message.generation_id === turn
       // The text was committed before its end or with it.
-      if (ends || isReply) await this.#sendProgress()
+      if (ends || isReply) {
+        await this.#sendProgress()
+        this.#showAgentTyping(false)
+      }
       this.#sendAll(
         access => frameEvent(frame, access),
         reader => reader.position < frame.seq,
@@ -211,6 +224,13 @@ export class SessionFeed {
   #endTurn(): void {
     this.#turn?.unwatch()
     this.#turn = null
+    this.#agentTypes = false
+  }
+
+  #showAgentTyping(types: boolean): void {
+    if (types === this.#agentTypes) return
+    this.#agentTypes = types
+    this.showTyping({ who: 'agent', state: types ? 'started' : 'stopped' })
   }
 
   async #sendProgress(): Promise<void> {
@@ -222,11 +242,13 @@ export class SessionFeed {
       more = page.more
       // A reader that came in between has no earlier text.
       const late = [...this.#readers].filter(reader => reader.turn !== follower.id)
-      for (const progress of page.progress)
+      for (const progress of page.progress) {
+        this.#showAgentTyping(typesAfter(progress) ?? this.#agentTypes)
         this.#sendAll(
           access => progressEvent(follower.id, progress, access),
           reader => progress.type === 'tool' || reader.turn === follower.id,
         )
+      }
       if (page.progress.every(({ type }) => type === 'tool')) continue
       for (const reader of late) this.#sendText(reader, follower)
     }
@@ -252,6 +274,7 @@ export class SessionFeed {
     this.#readers.add(reader)
     const { follower } = this.#turn ?? {}
     if (follower) this.#sendText(reader, follower)
+    if (this.#agentTypes) reader.send(typingEvent({ who: 'agent', state: 'started' }))
   }
 
   /** Formats an event once for all readers with the same access. */

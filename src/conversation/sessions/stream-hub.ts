@@ -4,11 +4,10 @@ import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { Tally } from '../../core/process/tally.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
-import { streamLimitReached } from '../actors/limits.ts'
+import { openStreams } from '../actors/open-streams.ts'
 import { SESSION_CHANNEL } from '../conversations/frames.ts'
-import { findStreamState, listWatchedSessions, markStreamed } from './frame-store.ts'
+import { findStreamState, listWatchedSessions, markStreamed, type StreamState } from './frame-store.ts'
 import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
 import { gapEvent, readyEvent } from './stream-events.ts'
@@ -19,21 +18,22 @@ import { SessionReader } from './stream-reader.ts'
 const CHECK_BATCH = 500
 const RETRY_AFTER_SECONDS = 10
 
-type OpenContext = Pick<Context<unknown, undefined, SessionRow>, 'caller' | 'recheck' | 'resource'>
+type OpenContext = Pick<Context<unknown, undefined, SessionRow>, 'caller' | 'recheck' | 'resource' | 'request'>
 
 /** The open session streams of this process: one subscription and one timer for all of them. */
 class SessionStreams {
   readonly #services: Services
   readonly #feeds = new Map<string, SessionFeed>()
   readonly #readers = new Set<SessionReader>()
-  /** Open streams by project; streams of end users are counted with their calls. */
-  readonly #open = new Tally()
+  /** Counts streams by project; streams of end users are also counted with their calls. */
+  readonly #open: ReturnType<typeof openStreams>
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined
   #checking = false
 
   constructor(services: Services) {
     this.#services = services
+    this.#open = openStreams(services)
     // Before the own subscription, which is confirmed after this one.
     liveTurns(services)
     this.#unlisten = services.notifications.listen(SESSION_CHANNEL, payload => this.#onNotified(payload), {
@@ -45,19 +45,21 @@ class SessionStreams {
    * Opens a stream after a stored event, or from now on without one.
    * @throws STREAM_LIMIT_EXCEEDED, SERVICE_NOT_READY
    */
-  async open({ caller, recheck, resource }: OpenContext, after: number | null): Promise<SessionReader> {
-    const { pool } = this.#services
-    this.#requireSlot(resource.project_id)
+  async open({ caller, recheck, resource, request }: OpenContext, after: number | null): Promise<SessionReader> {
+    const { pool, config } = this.#services
+    if (this.#readers.size >= config.STREAMS_MAX)
+      throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: RETRY_AFTER_SECONDS })
     const reader = new SessionReader(resource, { caller, recheck }, closed => this.#close(closed))
     this.#readers.add(reader)
-    this.#open.add(resource.project_id)
+    request.onRevoked = () => void this.#checkRevoked(reader)
     this.#timer ??= withoutTenant(() =>
-      setInterval(() => void this.#check(true), this.#services.config.STREAM_PING_INTERVAL_MS),
+      setInterval(() => void this.#check(true), config.STREAM_PING_INTERVAL_MS),
     ).unref()
     try {
+      await this.#open.open('project', resource.project_id, config.STREAMS_PER_PROJECT)
+      reader.counted = true
       await this.#unlisten.ready
-      await markStreamed(pool, resource.conversation_id)
-      const state = await findStreamState(pool, resource.id, { shownOnly: reader.access.hidden })
+      const state = await this.#beginState(reader)
       // Read after the state: later events contain later changes.
       const session = await findSession(pool, resource.id)
       if (!state || !session) throw new AppError('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
@@ -75,14 +77,17 @@ class SessionStreams {
     }
   }
 
-  #requireSlot(projectId: string): void {
-    const { STREAMS_MAX, STREAMS_PER_PROJECT } = this.#services.config
-    if (this.#readers.size >= STREAMS_MAX)
-      throw serviceNotReady({ streams: 'limit reached' }, { retryAfterSeconds: RETRY_AFTER_SECONDS })
-    if (this.#open.count(projectId) >= STREAMS_PER_PROJECT) throw streamLimitReached('project', STREAMS_PER_PROJECT)
+  /** Returns the state from which a reader continues; with the first stream of a session its events begin. */
+  async #beginState({ session, access }: SessionReader): Promise<StreamState | null> {
+    const { pool } = this.#services
+    const read = () => findStreamState(pool, session.id, { shownOnly: access.hidden })
+    const state = await read()
+    if (!state || state.streamed) return state
+    await markStreamed(pool, session.conversation_id)
+    return read()
   }
 
-  #feedOf({ session }: SessionReader, state: ConstructorParameters<typeof SessionFeed>[2]): SessionFeed {
+  #feedOf({ session }: SessionReader, state: StreamState): SessionFeed {
     const found = this.#feeds.get(session.id)
     if (found) return found
     const feed = new SessionFeed(this.#services, session, state)
@@ -93,7 +98,7 @@ class SessionStreams {
   #close(reader: SessionReader): void {
     const { id, project_id } = reader.session
     if (!this.#readers.delete(reader)) return
-    this.#open.remove(project_id)
+    if (reader.counted) this.#open.end(project_id)
     const feed = this.#feeds.get(id)
     feed?.remove(reader)
     if (feed?.isEmpty) {
@@ -136,6 +141,17 @@ class SessionStreams {
       log.warn({ err: error }, 'session streams check failed')
     } finally {
       this.#checking = false
+    }
+  }
+
+  /** Checks a reader whose token may have been revoked. */
+  async #checkRevoked(reader: SessionReader): Promise<void> {
+    const { pool, log } = this.#services
+    try {
+      await this.#checkReader(reader, await findSession(pool, reader.session.id))
+    } catch (error) {
+      // The next ping repeats it.
+      log.warn({ err: error, session_id: reader.session.id }, 'session stream check failed')
     }
   }
 

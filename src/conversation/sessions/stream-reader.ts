@@ -20,6 +20,8 @@ export class SessionReader {
   position = 0
   /** Turn whose text the reader has from its beginning. */
   turn: string | null = null
+  /** Whether it counts as an open stream of its project. */
+  counted = false
   /** Whether nothing more is sent. */
   closed = false
   #onDrained: (() => void) | null = null

@@ -57,6 +57,7 @@ export async function takeOver({ tx, services, body = {}, caller, resource, audi
     await appendMessage(tx, conversation, {
       role: 'user',
       origin: 'system',
+      note: true,
       content: `A colleague takes over this conversation.\nNote: ${body.note}`,
       actor_id: null,
     })

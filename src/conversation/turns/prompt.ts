@@ -52,17 +52,22 @@ function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: s
 
 /** Returns a stored message as model messages; none if its text was erased. */
 function messagesOf(message: SeenMessage): ModelMessage[] {
-  if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.content === null) return []
+  if (Array.isArray(message.history)) return message.history as ModelMessage[]
   if (message.role === 'assistant') return [{ role: 'assistant', content: [{ type: 'text', text: message.content }] }]
   if (message.parts !== null) return [{ role: 'user', content: partsOf(message, message.parts) }]
-  return [{ role: 'user', content: `${labelOf(message)}${message.content}` }]
+  const content = withoutNoteTags(message.content)
+  if (message.note) return [{ role: 'user', content: `<platform_note>\n${content}\n</platform_note>` }]
+  return [{ role: 'user', content: `${labelOf(message)}${content}` }]
 }
+
+/** Escapes the tags of notes of the platform, which therefore no other text has. */
+const withoutNoteTags = (text: string): string => text.replace(/<(?=\s*\/?\s*platform_note)/gi, '&lt;')
 
 /** Returns the parts of a message for the model, after its label; a document that does not exist any more is left out. */
 function partsOf(message: SeenMessage, parts: readonly MessagePart[]): (TextPart | FilePart)[] {
   const { document_id: message_id, descriptions, texts } = message
-  const text = (text: string | undefined): TextPart[] => (text ? [{ type: 'text', text }] : [])
+  const text = (text: string | undefined): TextPart[] => (text ? [{ type: 'text', text: withoutNoteTags(text) }] : [])
   return [
     ...text(labelOf(message).trimEnd()),
     ...parts.flatMap((part): (TextPart | FilePart)[] => {
@@ -75,14 +80,21 @@ function partsOf(message: SeenMessage, parts: readonly MessagePart[]): (TextPart
   ]
 }
 
+/** Returns a name without control characters, brackets and line ends, by which it could end its label. */
+const plainName = (name: string): string =>
+  name
+    .replace(/[\p{Cc}\p{Zl}\p{Zp}[\]]+/gu, ' ')
+    .replace(/ +/g, ' ')
+    .trim()
+
 /** Returns `[Ann] [lang: en]: `, or an empty string for a message without author and metadata. */
 function labelOf({ actor_name, metadata }: SeenMessage): string {
   const facts = Object.entries(metadata ?? {}).map(
     ([key, value]) => `${key}: ${typeof value === 'string' ? value : JSON.stringify(value)}`,
   )
   const labels = [
-    ...(actor_name === null ? [] : [`[${actor_name}]`]),
+    ...(actor_name === null ? [] : [`[${plainName(actor_name)}]`]),
     ...(facts.length === 0 ? [] : [`[${facts.join(', ')}]`]),
   ]
-  return labels.length === 0 ? '' : `${labels.join(' ')}: `
+  return labels.length === 0 ? '' : withoutNoteTags(`${labels.join(' ')}: `)
 }

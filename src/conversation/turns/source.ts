@@ -7,7 +7,7 @@ import type { GenerationRow } from '../../execution/generations/model.ts'
 import { actorKind } from '../actors/model.ts'
 import { addSessionFrame } from '../conversations/frames.ts'
 import { type ConversationRow, messageEvents } from '../conversations/model.ts'
-import { appendMessage, lockConversation, setMediaDescription } from '../conversations/store.ts'
+import { appendMessage, findMediaDescription, lockConversation, setMediaDescription } from '../conversations/store.ts'
 import { summaryWorkCte } from '../summaries/store.ts'
 import { summaryWork } from '../summaries/summarize.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
@@ -87,6 +87,9 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
     described: (db, { message_id, ...description }) =>
       setMediaDescription(db, claimed.conversation.id, message_id, description),
 
+    description: (db, { message_id, file_id }) =>
+      findMediaDescription(db, claimed.conversation.id, message_id, file_id),
+
     started(outbox, { id, trace_id }) {
       if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })
     },
@@ -118,6 +121,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           actor_id: turn.actor_id,
           agent_id,
           generation_id,
+          history: outcome.history,
           position: reply_position,
           bytes_per_token: outcome.context?.bytes_per_token,
           extraCtes: [

@@ -251,6 +251,8 @@ const SeenMessage = z.object({
   metadata: z.record(z.string(), z.unknown()).nullable(),
   history: z.unknown(),
   actor_name: z.string().nullable(),
+  /** Whether the platform wrote it. */
+  note: z.boolean(),
   document_id: z.string(),
   parts: z.custom<MessagePart[]>().nullable(),
   /** Descriptions of files, by file ID. */
@@ -319,7 +321,7 @@ export const startTurnWithPrompt = (
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'actor_name', a.name, 'document_id', m.document_id, 'parts', m.parts,
+          'history', m.history, 'actor_name', a.name, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
           'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
 }

@@ -46,6 +46,8 @@ export type EndUserAccess<Row = any> = {
   query?: readonly string[]
   /** Whether the call sends a message: counted by `messages_per_hour`, its texts limited by `message_chars`. */
   sends?: boolean
+  /** Whether the call starts a turn, which counts like a message unless the same request of a mount has sent one. */
+  starts?: boolean
   /** Whether the call opens an event stream; default: by the declared events and the field `stream` of the body. */
   streams?: (body: Record<string, unknown>) => boolean
   /** Whether the item belongs to the end user; otherwise it is answered like an unknown id. Required for items. */

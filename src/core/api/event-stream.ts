@@ -1,5 +1,6 @@
 import { Readable } from 'node:stream'
 import { AppError, type RecordedFailure } from './errors.ts'
+import type { FrameFormat } from './frame-format.ts'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 
 /** The source of an event stream. */
@@ -15,7 +16,7 @@ export type StreamSource = {
   /** Id of the last message. */
   position(): string | number
   /** The last message for a caller that has lost its permission; default an `error` event. */
-  refused?(refusal: RecordedFailure): string
+  refused?: FrameFormat['refused']
 }
 
 /** Formats a message of a stream, without an id if a client cannot resume after it. */
@@ -30,7 +31,7 @@ export const PING = ': ping\n\n'
 
 /**
  * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is checked
- * again with each ping; once it is revoked, the stream ends with an `error` event.
+ * again with each ping and when the tokens of an end user are revoked; once it is lost, the stream ends with an `error` event.
  */
 export const eventStream = (
   context: Pick<Context, 'services' | 'request' | 'recheck'>,
@@ -43,9 +44,10 @@ export const eventStream = (
   })
 
 async function* streamMessages(
-  { services, request: { closed }, recheck }: Parameters<typeof eventStream>[0],
+  { services, request, recheck }: Parameters<typeof eventStream>[0],
   source: StreamSource,
 ): AsyncGenerator<string> {
+  const { closed } = request
   const pingMs = services.config.STREAM_PING_INTERVAL_MS
   let notified = false
   let wake = () => {}
@@ -57,6 +59,11 @@ async function* streamMessages(
   closed.addEventListener('abort', onClosed, { once: true })
   let quiet = true
   let pingAt = Date.now() + pingMs
+  request.onRevoked = () => {
+    pingAt = 0
+    notified = true
+    wake()
+  }
   try {
     while (!closed.aborted) {
       if (Date.now() >= pingAt) {

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto'
 import pg from 'pg'
 import type { Logger } from 'pino'
 import { DatabaseClient } from './pg-client.ts'
@@ -19,6 +20,11 @@ export type Notifications = {
   healthy(): boolean
   /** Whether the server answers on this connection in time; false while it is down. */
   ping(timeoutMs: number): Promise<boolean>
+  /**
+   * Returns the number of the advisory lock that the server holds while the current connection exists. Rows that carry it
+   * are valid only during that time; it changes with each reconnect.
+   */
+  presence(): string
   close(): Promise<void>
 }
 
@@ -27,6 +33,9 @@ type Channel = { subscriptions: Set<Subscription>; ready: Promise<void> }
 
 const FIRST_BACKOFF_MS = 100
 const LAST_BACKOFF_MS = 5000
+
+/** The server drops the connection, and with it the presence, half a minute after the host of this process was lost. */
+const KEEPALIVE = 'set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 4'
 
 /**
  * Opens this process's one listening connection. It requires a dedicated session (no transaction pooler). A heartbeat
@@ -49,6 +58,7 @@ export async function openNotifications(options: {
   let timer: NodeJS.Timeout | undefined
   let backoff = FIRST_BACKOFF_MS
   let closed = false
+  let presence = ''
 
   const call = (work: () => void) => {
     try {
@@ -111,9 +121,12 @@ export async function openNotifications(options: {
     try {
       await next.connect()
       const names = [...channels.keys()]
-      if (names.length > 0) await next.query(names.map(name => `listen ${pg.escapeIdentifier(name)}`).join('; '))
+      const lock = randomBytes(8).readBigInt64BE().toString()
+      const listens = names.map(name => `listen ${pg.escapeIdentifier(name)}`)
+      await next.query([KEEPALIVE, `select pg_advisory_lock(${lock})`, ...listens].join('; '))
       if (closed) throw new Error('closed')
       client = next
+      presence = lock
       // Channels that were added while the statement above ran.
       for (const name of channels.keys())
         if (!names.includes(name)) await next.query(`listen ${pg.escapeIdentifier(name)}`)
@@ -170,6 +183,7 @@ export async function openNotifications(options: {
       return Object.assign(unsubscribe, { ready: entry.ready })
     },
     healthy: () => client !== undefined,
+    presence: () => presence,
     async ping(timeoutMs) {
       if (!client) return false
       let timer: NodeJS.Timeout | undefined

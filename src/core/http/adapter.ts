@@ -116,7 +116,7 @@ export function createHttp(
       const bearer = await token
       const authenticate = authentication.only()
       return bearer !== null && authenticate
-        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin })
+        ? authenticate(services, bearer, { ip: req.ip ?? null, origin: req.headers.origin, byTicket: true })
         : null
     }
   }

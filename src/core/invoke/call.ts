@@ -1,12 +1,22 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
+import type { FrameFormat } from '../api/frame-format.ts'
 import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 
 /** The surface of a call. Audit entries contain it unless it is REST. */
-export type CallSurface = 'rest' | 'mcp' | 'openai' | 'ag_ui' | 'platform_tool' | 'formation' | 'trigger' | 'cli'
+export type CallSurface =
+  | 'rest'
+  | 'mcp'
+  | 'openai'
+  | 'ag_ui'
+  | 'a2a'
+  | 'platform_tool'
+  | 'formation'
+  | 'trigger'
+  | 'cli'
 
 export type RequestFacts = {
   id: string
@@ -17,6 +27,8 @@ export type RequestFacts = {
   headers: IncomingHttpHeaders
   /** Aborted when the client disconnects. */
   closed: AbortSignal
+  /** Set by an event stream: checks the permission of the caller immediately. */
+  onRevoked?: () => void
 }
 
 /** The agent turn that makes a call through a tool. */
@@ -46,8 +58,12 @@ export type ClientInput = {
   context?: string
   /** Whether the turn waits for a running one in place of a refusal. */
   queue?: boolean
+  /** Whether the turn is counted already, by a message that the request has sent. */
+  counted?: boolean
   /** A turn of the session whose events after a position are streamed in place of a new turn. */
   attach?: { generation_id: string; after: number }
+  /** Formats the frames of a streamed turn, as the caller may see them; default server-sent events. */
+  format?: FrameFormat
   /**
    * Called in the transaction that starts or resumes a turn, with the number of its frames so far. Raises if another
    * request has begun the same run.

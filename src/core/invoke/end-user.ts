@@ -7,6 +7,7 @@ import type { KindRow } from '../api/kind.ts'
 import { type Operation, type OperationResult, result } from '../api/operation.ts'
 import type { Fragment } from '../db/sql.ts'
 import type { Caller, EndUser } from '../iam/caller.ts'
+import type { ClientInput } from './call.ts'
 import { type EndUserSpend, endUserLimits, endUserStreams } from './hooks.ts'
 import type { Invocation } from './invocation.ts'
 
@@ -36,8 +37,10 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
   if (call.isCounted) return
+  const { sends, starts } = operation.endUser ?? {}
+  const startsOwn = starts && !call.client?.counted && !call.client?.attach
   const spend: EndUserSpend = {
-    messages: operation.endUser?.sends ? 1 : 0,
+    messages: sends || startsOwn ? 1 : 0,
     chars: textLength((body ?? {}) as Record<string, unknown>),
   }
   await endUserLimits.only()?.(services, endUser, spend)
@@ -47,13 +50,16 @@ export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promi
  * Takes a stream of the end user for a call that opens one, before it starts any work, so that streams of turns and of
  * sessions and repeats of requests count alike. Raises STREAM_LIMIT_EXCEEDED.
  */
-export function takeStream(inv: Invocation, endUser: EndUser): void {
+export async function takeStream(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, services } = inv
+  const { request } = inv.call
   const body = (inv.body ?? {}) as Record<string, unknown>
   const opens =
     operation.endUser?.streams?.(body) ??
     (operation.stream !== undefined && (operation.method === 'get' || body.stream === true))
-  if (opens) inv.releaseStream = endUserStreams.only()?.(services, endUser) ?? null
+  if (!opens) return
+  const take = endUserStreams.only()
+  if (take) inv.releaseStream = await take(services, endUser, () => request.onRevoked?.())
 }
 
 /** Releases the stream of a call with the end of its response; immediately if the response is none. */
@@ -64,12 +70,20 @@ export function releaseStream({ releaseStream }: Invocation, response: Operation
   else releaseStream()
 }
 
-/** Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason. */
-function textLength({ message, parts, reason }: Record<string, unknown>): number {
+/**
+ * Returns the number of characters that a model reads: texts of a message, descriptions of its images, a reason, outputs of
+ * tools.
+ */
+function textLength({ message, parts, reason, tool_outputs }: Record<string, unknown>): number {
   const texts = Array.isArray(parts)
     ? parts.flatMap((part: { text?: unknown; alt?: unknown } | null) => [part?.text, part?.alt])
     : []
-  return [message, reason, ...texts].reduce(
+  const outputs = Array.isArray(tool_outputs)
+    ? tool_outputs.map((entry: { output?: unknown } | null) =>
+        typeof entry?.output === 'string' ? entry.output : JSON.stringify(entry?.output),
+      )
+    : []
+  return [message, reason, ...texts, ...outputs].reduce(
     (sum: number, text) => sum + (typeof text === 'string' ? text.length : 0),
     0,
   )
@@ -114,7 +128,9 @@ export function endUserResult({ operation, services, call }: Invocation, respons
       if (!access.bytes) throw new Error(`operation ${operation.id} declares no bytes for end users`)
       return { ...response, headers }
     }
-    const events = projectEvents({ ...access.events, ...(call.client && access.mountEvents) })
+    // The format of a mount gets what the end user sees.
+    if (call.client?.format) return { ...response, headers }
+    const events = projectEvents(eventViews(access, call))
     stream.on('error', error => events.destroy(error))
     events.on('close', () => stream.destroy())
     return { ...response, headers, stream: stream.pipe(events) }
@@ -124,6 +140,40 @@ export function endUserResult({ operation, services, call }: Invocation, respons
   if (body === undefined || body === null) return result(status, body, headers)
   if (!access.view) throw new Error(`operation ${operation.id} declares no view for end users`)
   return result(status, operation.paged ? shownPage(access.view, body) : showToEndUser(access.view, body), headers)
+}
+
+type EventViews = NonNullable<EndUserAccess['events']>
+
+const eventViews = (access: EndUserAccess, { client }: Invocation['call']): EventViews => ({
+  ...access.events,
+  ...(client && access.mountEvents),
+})
+
+/** Returns what a mount adds to a call. Its format gets the frames of a turn as an end user sees them. */
+export function shownClient({ operation, call }: Invocation, caller: Caller): ClientInput | null {
+  const { client = null } = call
+  const access = operation.endUser
+  if (!client?.format || !caller.end_user || !access) return client
+  const { format } = client
+  const views = eventViews(access, call)
+  return {
+    ...client,
+    format: {
+      ...format,
+      frame(frame) {
+        const shown = shownData(views, frame.event, JSON.parse(frame.data))
+        return shown === null ? [] : format.frame({ ...frame, data: JSON.stringify(shown) })
+      },
+      refused: format.refused && (refusal => format.refused?.(endUserFailure(refusal) ?? refusal) ?? ''),
+    },
+  }
+}
+
+/** Returns the data of an event as an end user sees it; null for an event that is not shown. */
+function shownData(views: EventViews, event: string, data: any): object | null {
+  const view = Object.hasOwn(views, event) ? views[event] : undefined
+  if (view) return showToEndUser(view, data)
+  return event === 'error' ? endUserFailure(data) : null
 }
 
 function shownPage(view: EndUserView, body: unknown): object {
@@ -137,7 +187,7 @@ function shownErrorBody(body: unknown, docsBaseUrl: string): object {
 }
 
 /** Converts server-sent events one by one. Omits events without a view; comments pass. */
-function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
+function projectEvents(views: EventViews): Transform {
   const decoder = new StringDecoder('utf8')
   let pending = ''
   return new Transform({
@@ -158,15 +208,12 @@ function projectEvents(views: NonNullable<EndUserAccess['events']>): Transform {
 const DATA = 'data: '
 const EVENT = 'event: '
 
-function shownMessage(views: NonNullable<EndUserAccess['events']>, message: string): string | null {
+function shownMessage(views: EventViews, message: string): string | null {
   if (message.startsWith(':')) return message
   const lines = message.split('\n')
   const event = lines.find(line => line.startsWith(EVENT))?.slice(EVENT.length)
   const at = lines.findIndex(line => line.startsWith(DATA))
   if (event === undefined || at < 0) return null
-  const view = Object.hasOwn(views, event) ? views[event] : undefined
-  if (!view && event !== 'error') return null
-  const data = JSON.parse(lines[at].slice(DATA.length))
-  const shown = view ? showToEndUser(view, data) : endUserFailure(data)
-  return lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
+  const shown = shownData(views, event, JSON.parse(lines[at].slice(DATA.length)))
+  return shown && lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
 }

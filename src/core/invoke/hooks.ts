@@ -14,8 +14,11 @@ export type Proof = {
   accepted: boolean
 }
 
-/** The context of a presented credential; `proof` is set for the DPoP scheme, `origin` by browsers. */
-export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof }
+/**
+ * The context of a presented credential; `proof` is set for the DPoP scheme, `origin` by browsers. `byTicket`: the client has
+ * only a ticket that stands for it.
+ */
+export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof; byTicket?: boolean }
 
 /** Resolves a token to a caller, or null for 401. */
 export const authentication =
@@ -39,8 +42,14 @@ export type EndUserSpend = { messages?: number; chars?: number }
 export const endUserLimits =
   extensionPoint<(services: Services, endUser: EndUser, spend: EndUserSpend) => Promise<void>>('end user limits')
 
-/** Takes one of the open streams of an end user and returns its release. Raises STREAM_LIMIT_EXCEEDED. */
-export const endUserStreams = extensionPoint<(services: Services, endUser: EndUser) => () => void>('end user streams')
+/**
+ * Takes one of the open streams of an end user and returns its release. `onRevoked` is called when the tokens of the end
+ * user may have ended. Raises STREAM_LIMIT_EXCEEDED.
+ */
+export const endUserStreams =
+  extensionPoint<(services: Services, endUser: EndUser, onRevoked: () => void) => Promise<() => void>>(
+    'end user streams',
+  )
 
 export type ReadAudit = {
   /** Whether reads of the project are audited. */

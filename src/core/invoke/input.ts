@@ -10,7 +10,7 @@ import type { Tx } from '../db/writer.ts'
 import { isAllowed, listTargetOf, raiseForbidden, requirePermitted, targetName, visibleRows } from '../iam/access.ts'
 import type { Caller } from '../iam/caller.ts'
 import { auditEntry } from './audit-trail.ts'
-import { ownRows } from './end-user.ts'
+import { ownRows, shownClient } from './end-user.ts'
 import type { Invocation } from './invocation.ts'
 
 /** Step: validates the input of a call and builds the context of the operation. */
@@ -91,7 +91,7 @@ export function operationContext(
     request: call.request,
     ifMatch: call.ifMatch,
     origin: call.origin ?? null,
-    client: call.client ?? null,
+    client: shownClient(inv, caller),
     recheck,
     allow: (action, target) => {
       if (!check(action, target)) raiseForbidden(caller, action, target)

@@ -101,7 +101,7 @@ async function admit(inv: Invocation): Promise<void> {
   const caller = await authenticateCaller(inv)
   if (caller.end_user) {
     await countEndUserCall(inv, caller.end_user)
-    takeStream(inv, caller.end_user)
+    await takeStream(inv, caller.end_user)
   }
   await countKeyRequest(inv, caller.project_id)
   requireStorableParams(inv)

@@ -51,6 +51,7 @@ const agentView = endUserView(
     'accept_client_tools',
     'request_settings',
     'shared_state',
+    'a2a',
     'version',
     'active_release',
     'created_at',

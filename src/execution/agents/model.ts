@@ -8,6 +8,7 @@ import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import type { VendorSettings } from '../providers/model-messages.ts'
 import { BoundTool } from '../tools/model.ts'
+import { A2aFace } from './a2a-face.ts'
 import { ContextPolicy } from './context-policy.ts'
 import { KnowledgeConfig } from './knowledge.ts'
 import { MediaSettings } from './media.ts'
@@ -219,6 +220,7 @@ const fields = {
     .describe(
       'Whether the model sees the state that a session shares with its AG-UI client, and may change it by the tool `update_state`',
     ),
+  a2a: A2aFace.nullable().describe('Service to clients of the A2A protocol; null for none. Replaced as a whole.'),
 }
 
 /** Two versions that share the turns of an agent. */

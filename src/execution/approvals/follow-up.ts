@@ -1,4 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
+import type { Unsubscribe } from '../../core/db/notify.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -66,6 +67,13 @@ export async function enqueueFollowUp(tx: Tx, { id: entity, project_id }: Approv
   followUpWork.wake(tx, { entity, id: await insertFollowUpWork(tx, entity), project_id })
 }
 
+/** Notifies processes of ended follow-ups: the id of the approval. */
+const FOLLOW_UP_CHANNEL = 'muster_follow_ups'
+
+/** Subscribes to the end of the follow-up of an approval, and to reconnects. Call the result to unsubscribe. */
+export const watchFollowUp = ({ notifications }: Services, approvalId: string, notify: () => void): Unsubscribe =>
+  notifications.listen(FOLLOW_UP_CHANNEL, id => id === approvalId && notify(), { onReconnect: notify })
+
 /** Records the end of a follow-up and erases the sealed call. */
 async function recordEnd(tx: Tx, row: ApprovalRow, generation_id: string | null): Promise<void> {
   const execution = row.execution && {
@@ -73,6 +81,7 @@ async function recordEnd(tx: Tx, row: ApprovalRow, generation_id: string | null)
     generation_id,
   }
   await approvalKind.update(tx, row.id, { sealed: null, execution, continuation_id: generation_id })
+  tx.notify(FOLLOW_UP_CHANNEL, row.id)
 }
 
 /** Whether the follow-up turn requests the call from the client. */

@@ -23,6 +23,7 @@ import {
 import {
   type ApprovalDecision,
   decisionReason,
+  RESOLVE_ACTION,
   recordedRefusal,
   requireEdit,
   requireResolver,
@@ -32,7 +33,6 @@ import { listRecurrences } from './store.ts'
 
 const tag = 'Approvals'
 const approvals = resource(approvalKind, { path: '/approvals', tag })
-const RESOLVE_ACTION = 'approvals:ResolveApproval'
 
 const timeQuery = z
   .string()

@@ -2,7 +2,7 @@ import { recordActivityInTx } from '../../control/activity/record.ts'
 import { AppError, type Problem, problemsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { storableText } from '../../core/api/storable-text.ts'
-import type { Outbox } from '../../core/db/writer.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { requirePerson } from '../../core/iam/access.ts'
 import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
@@ -24,7 +24,7 @@ import { resolvePending } from './store.ts'
 import { approvedArgumentsSchema, approvedTool } from './tool.ts'
 import { evaluateEdit } from './verdict.ts'
 
-const RESOLVE_ACTION = 'approvals:ResolveApproval'
+export const RESOLVE_ACTION = 'approvals:ResolveApproval'
 
 export type ApprovalDecision = {
   status: 'approved' | 'rejected'
@@ -111,43 +111,57 @@ async function requireAllowedEdit(
  *   APPROVAL_EXPIRED, APPROVAL_ALREADY_RESOLVED
  */
 export async function resolveApproval(
-  { services, caller }: Pick<Context, 'services' | 'caller'>,
+  context: Pick<Context, 'services' | 'caller'>,
   row: ApprovalRow,
   decision: ApprovalDecision,
   record: (outbox: Outbox, resolved: ApprovalRow) => void,
 ): Promise<ApprovalRow> {
-  requireResolver(caller, row)
-  const { status, reason, edited } = decision
-  const hasCall = status === 'approved' && row.origin === 'tool_call'
+  const { services } = context
   const resolved = await services.write(async tx => {
-    const found = await resolvePending(tx, row.id, {
-      status,
-      resolved_by: caller.end_user ? null : caller.user.id,
-      resolved_by_actor_id: caller.end_user?.actor_id ?? null,
-      reason,
-      edited,
-      sealed: row.origin === 'node' && status === 'rejected' ? null : sealedCallAfter(services, row, edited),
-      execution: hasCall ? PENDING_EXECUTION : null,
-    })
-    if (!found) return null
-    tx.emit(approvalKind, status, storableApproval(found))
-    if (found.origin === 'tool_call') await enqueueFollowUp(tx, found)
-    if (found.origin !== 'tool_call') await approvalWaiters.notify(tx, found)
-    const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
-    recordActivityInTx(tx, {
-      project_id,
-      kind: 'approval_resolved',
-      summary: `${proposalOf(found)} was ${status}`,
-      detail: { status, tool_id: proposed_action?.tool_id ?? null, policy_version },
-      orchestration_run_id: found.orchestration_run_id,
-      agent_id,
-      generation_id,
-      ref_id: row.id,
-    })
-    record(tx, found)
+    const found = await resolveWithin(tx, context, row, decision)
+    if (found) record(tx, found)
     return found
   })
-  return resolved ?? refuseResolved(services, row.id, status)
+  return resolved ?? refuseResolved(services, row.id, decision.status)
+}
+
+/**
+ * Resolves an approval with its follow-up within a transaction. Returns null if it is no longer pending.
+ * @throws FORBIDDEN (requireResolver)
+ */
+export async function resolveWithin(
+  tx: Tx,
+  { services, caller }: Pick<Context, 'services' | 'caller'>,
+  row: ApprovalRow,
+  { status, reason, edited }: ApprovalDecision,
+): Promise<ApprovalRow | null> {
+  requireResolver(caller, row)
+  const hasCall = status === 'approved' && row.origin === 'tool_call'
+  const found = await resolvePending(tx, row.id, {
+    status,
+    resolved_by: caller.end_user ? null : caller.user.id,
+    resolved_by_actor_id: caller.end_user?.actor_id ?? null,
+    reason,
+    edited,
+    sealed: row.origin === 'node' && status === 'rejected' ? null : sealedCallAfter(services, row, edited),
+    execution: hasCall ? PENDING_EXECUTION : null,
+  })
+  if (!found) return null
+  tx.emit(approvalKind, status, storableApproval(found))
+  if (found.origin === 'tool_call') await enqueueFollowUp(tx, found)
+  if (found.origin !== 'tool_call') await approvalWaiters.notify(tx, found)
+  const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
+  recordActivityInTx(tx, {
+    project_id,
+    kind: 'approval_resolved',
+    summary: `${proposalOf(found)} was ${status}`,
+    detail: { status, tool_id: proposed_action?.tool_id ?? null, policy_version },
+    orchestration_run_id: found.orchestration_run_id,
+    agent_id,
+    generation_id,
+    ref_id: row.id,
+  })
+  return found
 }
 
 const PENDING_EXECUTION: Execution = {

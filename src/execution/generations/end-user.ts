@@ -33,7 +33,7 @@ export const turnResultView = endUserView(
     message: message => message && showToEndUser(messageView, message),
     required_action: true,
   },
-  ['conversation_id', 'model', 'trace_id'],
+  ['conversation_id', 'model', 'trace_id', 'reasoning'],
 )
 
 export const turnEventViews = {

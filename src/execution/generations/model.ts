@@ -175,6 +175,8 @@ export type ClientRequest = {
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
   /** Lowers the limit of the agent. */
   max_output_tokens?: number
+  /** Whether the stream and the result of the turn contain the reasoning of the model, which is not stored otherwise. */
+  reasoning?: true
   /** Fenced text given as a message of the user before the history. */
   context?: string
 }

@@ -16,8 +16,11 @@ export const messageText = ({ content }: Exclude<ModelMessage, { role: 'tool' }>
 export type TextPart = { type: 'text'; text: string }
 /** File of the project by id; its bytes are read when a model is called. */
 export type FilePart = { type: 'file'; file_id: string; media?: MessageMedia }
-/** File of a conversation message. Unlike other files, it may be sent as text. */
-export type MessageMedia = { message_id: string; alt: string | null; description: string | null }
+/**
+ * File of a conversation message, or of a client's request. Unlike other files, it may be sent as text. `message_id` is null
+ * outside conversations.
+ */
+export type MessageMedia = { message_id: string | null; alt: string | null; description: string | null }
 /**
  * File content as a model receives it. Base64, because the SDK would make several copies when encoding bytes. Stored
  * only if it is not a file of the project.
@@ -27,6 +30,7 @@ export type AttachedFile = {
   filename: string
   media_type: string
   data_base64: string
+  media?: MessageMedia
   fallback?: MediaFallback
 }
 /** Text for a model that does not take the input, in place of a file. Never stored. */

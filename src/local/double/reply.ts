@@ -11,6 +11,8 @@ export type DoubleToolCall = { id: string; type: 'function'; function: { name: s
 /** The parts of a chat answer, ready to be sent whole or in pieces. */
 export type DoubleReply = {
   content: string | null
+  /** Reasoning before the content; undefined for none. */
+  reasoning: string | undefined
   /** The content as the pieces of a stream. */
   pieces: string[]
   calls: DoubleToolCall[]
@@ -45,6 +47,7 @@ export function composeReply(reply: Reply, request: DoubleRequest, callId: CallI
   else if (calls.length === 0) content = ''
   return {
     content: content ?? null,
+    reasoning: reply.reasoning,
     pieces: reply.chunks ?? wordPieces(content ?? '', reply.chunk_words ?? 1),
     calls,
     finish: reply.finish ?? (calls.length > 0 ? 'tool_calls' : 'stop'),
@@ -91,6 +94,7 @@ function promptTokens(request: DoubleRequest): number {
 /** Returns the body of an answer without streaming. */
 export function completionBody(answer: DoubleReply, request: DoubleRequest, empty = false): RequestBody {
   const message: RequestBody = { role: 'assistant', content: answer.content }
+  if (answer.reasoning !== undefined) message.reasoning_content = answer.reasoning
   if (answer.calls.length > 0) message.tool_calls = answer.calls
   return {
     ...head(answer, request, 'chat.completion'),
@@ -123,7 +127,9 @@ export function replyFrames(answer: DoubleReply, request: DoubleRequest, empty =
     ]
   })
   return {
-    first: frame({ role: 'assistant', content: answer.calls.length > 0 && !answer.content ? null : '' }),
+    first:
+      frame({ role: 'assistant', content: answer.calls.length > 0 && !answer.content ? null : '' }) +
+      (answer.reasoning === undefined ? '' : frame({ reasoning_content: answer.reasoning })),
     pieces: [...answer.pieces.map(content => frame({ content })), ...calls],
     last: frame({}, answer.finish) + usage + done,
   }

@@ -74,6 +74,7 @@ const failure = z.strictObject({
 const reply = z
   .strictObject({
     text: z.string().optional(),
+    reasoning: z.string().optional(),
     tool_calls: z
       .array(
         z.strictObject({

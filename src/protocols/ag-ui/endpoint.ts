@@ -15,11 +15,11 @@ import { generationKind } from '../../execution/generations/model.ts'
 import { type AgUiRequest, callOperation, type Run } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
 import { finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
-import { readFrames } from './frames.ts'
+import type { ShownTurn } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
 import { awaitContinuation, filedApprovals } from './interrupts.ts'
-import { callReads, cancelReads, usageReads } from './reads.ts'
+import { agentNameReads, callReads, cancelReads, usageReads } from './reads.ts'
 import { attach, beginRun } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
@@ -128,11 +128,14 @@ async function createSession(
   }
 }
 
+/** Messages of the stream, or bytes of them. */
+type Chunk = string | Buffer
+
 /** Begins a run and returns its events as messages of the stream. */
-async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
+async function runEvents(run: Run): Promise<AsyncGenerator<Chunk>> {
   const outcome = await beginRun(run)
   const ids = { threadId: run.input.threadId, runId: run.input.runId }
-  return (async function* (): AsyncGenerator<string, void> {
+  return (async function* (): AsyncGenerator<Chunk, void> {
     yield dataMessage(startedRun(ids))
     if ('refused' in outcome) return yield dataMessage(runError(shownError(run, outcome.refused)))
     const state = new ClientState(run.input)
@@ -150,8 +153,11 @@ async function runEvents(run: Run): Promise<AsyncGenerator<string>> {
       yield dataMessage({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
       return yield dataMessage(finishedRun(ids))
     }
-    if ('turn' in outcome) yield* turnEvents(run, ids, outcome.turn, messages, state)
-    else yield* continuationEvents(run, ids, outcome.decided, messages, state)
+    if ('turn' in outcome) {
+      const { turn, unstored } = outcome
+      const hasEnded = yield* turnEvents(run, ids, turn, messages, state, !unstored)
+      if (unstored && !hasEnded) yield dataMessage(runError(shownError(run, unstored)))
+    } else yield* continuationEvents(run, ids, outcome.decided, messages, state)
   })()
 }
 
@@ -164,11 +170,11 @@ type Ids = { threadId: string; runId: string }
 async function* turnEvents(
   run: Run,
   ids: Ids,
-  { generation_id, stream }: { generation_id: string; stream: Readable },
+  { generation_id, stream, format }: ShownTurn,
   messages: Message[],
   state: ClientState,
   isLast = true,
-): AsyncGenerator<string, boolean> {
+): AsyncGenerator<Chunk, boolean> {
   const { request, thread, sessionId } = run
   let isEnded = false
   const translation = new TurnTranslation(
@@ -178,6 +184,7 @@ async function* turnEvents(
       calls: callReads(request),
       usage: usageReads(request),
       isCancelled: cancelReads(request),
+      agentName: agentNameReads(request, thread.project_id),
       approvals: filed => filedApprovals(request, thread.project_id, filed),
       stateChange: delta => state.change(delta),
       stateAtEnd: async () =>
@@ -185,14 +192,13 @@ async function* turnEvents(
       stateSnapshot: async () => state.snapshot(await readState(request.services.pool, sessionId)),
     },
   )
-  for await (const frame of readFrames(stream)) {
-    if (frame === null) yield PING
-    else
-      for (const event of await translation.translate(frame.event, frame.data)) {
-        isEnded ||= event.type === 'RUN_ERROR' || (isLast && event.type === 'RUN_FINISHED')
-        if (isLast || event.type !== 'RUN_FINISHED') yield dataMessage(event)
-      }
+  format.translate = async (event, data) => {
+    const events = await translation.translate(event, data)
+    const shown = isLast ? events : events.filter(({ type }) => type !== 'RUN_FINISHED')
+    isEnded ||= shown.some(({ type }) => type === 'RUN_ERROR' || type === 'RUN_FINISHED')
+    return shown
   }
+  for await (const chunk of stream) yield chunk as Buffer
   return isEnded
 }
 
@@ -203,7 +209,7 @@ async function* continuationEvents(
   approvals: readonly string[],
   messages: Message[],
   state: ClientState,
-): AsyncGenerator<string, void> {
+): AsyncGenerator<Chunk, void> {
   for (const [index, id] of approvals.entries()) {
     const waiting = awaitContinuation(run, id)
     let next = await waiting.next()
@@ -217,8 +223,10 @@ async function* continuationEvents(
     const { messageId, toolCallId, content } = result
     messages.push({ id: messageId, role: 'tool', toolCallId, content } as Message)
     if (generation_id === null) continue
-    const turn = { generation_id, stream: await attach(run, generation_id, 0) }
-    if (yield* turnEvents(run, ids, turn, messages, state, index === approvals.length - 1)) return
+    if (
+      yield* turnEvents(run, ids, await attach(run, generation_id, 0), messages, state, index === approvals.length - 1)
+    )
+      return
   }
   yield dataMessage(finishedRun(ids))
 }

@@ -1,4 +1,5 @@
 import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { NESTED_AGENT } from '../../execution/generations/streams/frames.ts'
 import type { PatchOperation } from '../../execution/generations/tools/json-patch.ts'
 import { type Message, PROTOCOL_VERSION, RESULT_PREFIX, stepOfMessage, turnOfMessage } from './input.ts'
 
@@ -24,6 +25,8 @@ export type TurnReads = {
   stateAtEnd(): Promise<AgUiEvent[]>
   /** Returns a snapshot of the state. */
   stateSnapshot(): Promise<AgUiEvent>
+  /** Returns the name of an agent that the turn runs. */
+  agentName(agentId: string): Promise<string>
   /** Returns the approvals filed in the turn. */
   approvals(ids: readonly string[]): Promise<FiledApprovals>
 }
@@ -121,6 +124,8 @@ export class TurnTranslation {
         return this.startCall(data)
       case 'tool_result':
         return this.endCall(data)
+      case NESTED_AGENT:
+        return this.startSubagent(data)
       case 'step_settled':
         return this.endStep(data.step)
       case 'step_restarted':
@@ -234,12 +239,39 @@ export class TurnTranslation {
 
   private endCall({ tool_call_id, label, ok }: Json): AgUiEvent[] {
     if (this.serverCalls.has(tool_call_id)) this.serverCalls.set(tool_call_id, ok)
-    return this.activity(tool_call_id, label, { state: 'ended', ok })
+    return [...this.activity(tool_call_id, label, { state: 'ended', ok }), ...this.endSubagent(tool_call_id, ok)]
+  }
+
+  /** Agents run by calls of the turn: whether the run of the call's agent is open, by call. */
+  private readonly subagents = new Map<string, boolean>()
+
+  private subagentId(toolCallId: string): string {
+    return `sub_${this.generation}_${toolCallId}`
+  }
+
+  private async startSubagent({ tool_call_id, agent_id }: Json): Promise<AgUiEvent[]> {
+    // A repeated call of a lost worker is shown as one.
+    if (!this.detailed || this.subagents.has(tool_call_id)) return []
+    this.subagents.set(tool_call_id, true)
+    const name = await this.reads.agentName(agent_id)
+    const subagentRunId = this.subagentId(tool_call_id)
+    return [{ type: 'SUBAGENT_STARTED', subagentRunId, name, parentToolCallId: tool_call_id }]
+  }
+
+  private endSubagent(toolCallId: string, ok: boolean): AgUiEvent[] {
+    if (!this.subagents.get(toolCallId)) return []
+    this.subagents.set(toolCallId, false)
+    const subagentRunId = this.subagentId(toolCallId)
+    return ok
+      ? [{ type: 'SUBAGENT_FINISHED', subagentRunId }]
+      : [{ type: 'SUBAGENT_ERROR', subagentRunId, message: 'The agent could not be run to its end' }]
   }
 
   /** Sends arguments and results of the step's calls on the server. */
   private async settleCalls(): Promise<AgUiEvent[]> {
     if (this.serverCalls.size === 0) return []
+    // Open only if the turn ends before the result of the call.
+    const subagents = [...this.subagents.keys()].flatMap(id => this.endSubagent(id, false))
     const calls = await this.reads.calls(this.generation)
     const events = [...this.serverCalls].flatMap(([id, ok]): AgUiEvent[] => {
       const call = calls?.get(id)
@@ -250,7 +282,7 @@ export class TurnTranslation {
       return [...ended, { type: 'TOOL_CALL_RESULT', messageId, toolCallId: id, content, role: 'tool' }]
     })
     this.serverCalls.clear()
-    return events
+    return [...subagents, ...events]
   }
 
   private async endStep(step: number): Promise<AgUiEvent[]> {

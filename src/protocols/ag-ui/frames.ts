@@ -1,27 +1,27 @@
 import type { Readable } from 'node:stream'
+import { dataMessage } from '../../core/api/event-stream.ts'
+import type { FrameFormat } from '../../core/api/frame-format.ts'
+import type { AgUiEvent } from './events.ts'
 
-/** An event of a turn's stream; null for a comment that keeps the connection open. */
-export type TurnFrame = { event: string; data: Record<string, any> } | null
+type Translate = (event: string, data: Record<string, any>) => Promise<readonly AgUiEvent[]>
 
-/** Reads the events of a response of server-sent events. */
-export async function* readFrames(stream: Readable): AsyncGenerator<TurnFrame> {
-  const decoder = new TextDecoder()
-  let rest = ''
-  for await (const piece of stream) {
-    rest += decoder.decode(piece as Buffer, { stream: true })
-    const blocks = rest.split('\n\n')
-    rest = blocks.pop() as string
-    for (const block of blocks) yield frameOf(block)
+/** Formats the frames of a turn as events of the protocol. */
+export class EventFormat implements FrameFormat {
+  /** Set by the reader of the stream, before it reads. */
+  translate: Translate = async () => []
+
+  readonly frame = ({ event, data }: { event: string; data: string }) => this.#messages(event, JSON.parse(data))
+
+  readonly refused = async (refusal: object): Promise<string> => {
+    const messages = []
+    for await (const message of this.#messages('error', refusal)) messages.push(message)
+    return messages.join('')
+  }
+
+  async *#messages(event: string, data: Record<string, any>): AsyncGenerator<string> {
+    for (const translated of await this.translate(event, data)) yield dataMessage(translated)
   }
 }
 
-function frameOf(block: string): TurnFrame {
-  const fields = new Map(
-    block.split('\n').map(line => {
-      const end = line.indexOf(':')
-      return [line.slice(0, end), line.slice(end + 1).trimStart()] as const
-    }),
-  )
-  const event = fields.get('event')
-  return event === undefined ? null : { event, data: JSON.parse(fields.get('data') ?? '{}') }
-}
+/** A turn whose frames the run shows. */
+export type ShownTurn = { generation_id: string; stream: Readable; format: EventFormat }

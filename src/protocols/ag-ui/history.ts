@@ -9,6 +9,7 @@ type Stored = {
   role: 'user' | 'assistant'
   origin: string
   content: string | null
+  parts: { type: string; text?: string; file_id?: string }[] | null
   generation_id: string | null
 }
 
@@ -73,7 +74,17 @@ export async function completedHistory(run: Run): Promise<History> {
   return { messages, known: known ?? messages }
 }
 
-const toMessage = (id: string, { role, content, generation_id }: Stored): Message =>
+const toMessage = (id: string, { role, content, parts, generation_id }: Stored): Message =>
   (role === 'assistant' && generation_id !== null
     ? { id: `msg_${generation_id}_0`, role, content }
-    : { id, role, content }) as Message
+    : { id, role, content: (role === 'user' && contentOf(parts)) || content }) as Message
+
+/** Returns the content of a message with files; null for parts that the client gets as text. */
+const contentOf = (parts: Stored['parts']): object[] | null =>
+  parts?.every(({ type, file_id }) => type === 'text' || file_id)
+    ? parts.map(({ type, text, file_id }) =>
+        file_id
+          ? { type: type === 'image' ? 'image' : 'document', source: { type: 'file', value: file_id } }
+          : { type: 'text', text },
+      )
+    : null

@@ -18,7 +18,13 @@ const MAX_STATE_BYTES = 64 * 1024
 
 const ToolCall = z.looseObject({ id, function: z.looseObject({ name: z.string(), arguments: z.string() }) })
 
-const ContentPart = z.looseObject({ type: z.string(), text: z.string().optional() })
+const Source = z.looseObject({ type: z.string(), value: z.string(), mimeType: z.string().max(255).nullish() })
+const ContentPart = z.looseObject({
+  type: z.string(),
+  text: z.string().optional(),
+  source: Source.optional(),
+  metadata: z.unknown().optional(),
+})
 export type ContentPart = z.output<typeof ContentPart>
 const Content = z.union([z.string(), z.array(ContentPart).max(100)])
 export type Content = z.output<typeof Content>
@@ -99,11 +105,12 @@ export const turnOfMessage = (messageId: string): string | null => MESSAGE_OF_TU
 /** Returns the step of a message of a turn. */
 export const stepOfMessage = (messageId: string): number => Number(MESSAGE_OF_TURN.exec(messageId)?.[2] ?? 1)
 
+/** Returns the text of a part; a note such as `[audio]` for other parts. */
+export const noteOf = ({ type, text }: ContentPart): string => (type === 'text' ? (text ?? '') : `[${type}]`)
+
 /** Returns the text of a content; parts other than texts become notes. */
 export const textOf = (content: Content): string =>
-  typeof content === 'string'
-    ? content
-    : content.map(part => (part.type === 'text' ? (part.text ?? '') : `[${part.type}]`)).join('\n\n')
+  typeof content === 'string' ? content : content.map(noteOf).join('\n\n')
 
 /** Messages after the last one of the assistant: what the client adds. */
 const newestMessages = (messages: readonly Message[]): readonly Message[] =>

@@ -1,12 +1,16 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
-import { AppError } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
+import { operation } from '../../core/api/operation.ts'
+import type { Unsubscribe } from '../../core/db/notify.ts'
 import { isAllowed } from '../../core/iam/access.ts'
+import { subscribeUntil } from '../../core/jobs/subscription.ts'
+import { watchFollowUp } from '../../execution/approvals/follow-up.ts'
 import { approvalKind } from '../../execution/approvals/model.ts'
+import { type ApprovalDecision, RESOLVE_ACTION, resolveWithin } from '../../execution/approvals/resolve.ts'
 import { type AgUiRequest, callOperation, type Run } from './call.ts'
 import type { AgUiEvent, FiledApprovals } from './events.ts'
 import { RESULT_PREFIX, type Resume } from './input.ts'
-import { findContinuation, listInterrupts, type ThreadApproval } from './store.ts'
+import { findContinuation, lockInterrupts, type ThreadApproval } from './store.ts'
 
 /** Interrupts: approvals that the end user decides. */
 
@@ -31,7 +35,7 @@ type ShownApproval = {
 /** Returns an approval that the caller may resolve as the end user's; null for any other. */
 async function resolvable(request: AgUiRequest, project_id: string, id: string): Promise<ShownApproval | null> {
   const { caller } = request
-  if (!isAllowed(caller, 'approvals:ResolveApproval', { kind: approvalKind, project_id })) return null
+  if (!isAllowed(caller, RESOLVE_ACTION, { kind: approvalKind, project_id })) return null
   try {
     const { body } = await callOperation(request, 'getApproval', { params: { approval_id: id } })
     const approval = body as ShownApproval
@@ -105,25 +109,56 @@ function approvedBy({ payload }: Resume): boolean {
     : refuse('a resolved interrupt needs the payload { approved: true } or { approved: false }')
 }
 
+const ResumeInput = z.object({ session_id: z.string(), resume: z.custom<readonly Resume[]>() })
+
+/** Resolves the interrupts of a session in one transaction, all or none. */
+const resolveOperation = operation({
+  id: 'resolveAgUiInterrupts',
+  method: 'post',
+  path: '/ag-ui/resume',
+  summary: 'Resolve interrupts of a session',
+  tag: 'AG-UI',
+  action: RESOLVE_ACTION,
+  about: approvalKind,
+  endUser: { scope: 'approvals', fields: Object.keys(ResumeInput.shape), presented: true },
+  body: ResumeInput,
+  answers: { 200: null },
+  async run(context) {
+    const { tx, allow, audit, body } = context
+    const { session_id, resume } = body
+    const ids = resume.map(({ interruptId }) => interruptId)
+    const decisions = decisionsOf(resume, await lockInterrupts(tx, session_id, ids))
+    for (const { approval, approved } of decisions) {
+      allow(RESOLVE_ACTION, { kind: approvalKind, row: approval })
+      if (approval.status !== 'pending') continue
+      const decision: ApprovalDecision = approved
+        ? { status: 'approved', reason: null, edited: null }
+        : { status: 'rejected', reason: 'declined by the end user', edited: null }
+      const { id } = approval
+      if (!(await resolveWithin(tx, context, approval, decision)))
+        raise('APPROVAL_ALREADY_RESOLVED', { meta: { id, status: 'expired' } })
+    }
+    const idsOf = (answer: boolean) =>
+      decisions.filter(({ approved }) => approved === answer).map(({ approval }) => approval.id)
+    Object.assign(audit.detail, { session_id, approved: idsOf(true), rejected: idsOf(false) })
+    return { decided: decisions.map(({ approval }) => approval.id) }
+  },
+})
+
 /**
- * Resolves the interrupts of a resume; a repeat with the same answers changes nothing. All are checked before the first is
- * resolved. Returns the decided approvals.
+ * Resolves the interrupts of a resume; a repeat with the same answers changes nothing. Returns the decided approvals.
  * @throws VALIDATION_FAILED, APPROVAL_ALREADY_RESOLVED, FORBIDDEN
  */
-export async function resolveInterrupts(run: Run, resume: readonly Resume[]): Promise<readonly string[]> {
-  const { request, sessionId } = run
-  const ids = resume.map(({ interruptId }) => interruptId)
-  const decisions = decisionsOf(resume, await listInterrupts(request.services.pool, sessionId, ids))
-  for (const { approval, approved } of decisions) {
-    if (approval.status !== 'pending') continue
-    const params = { approval_id: approval.id }
-    if (approved) await callOperation(request, 'approveApproval', { params, body: {} })
-    else await callOperation(request, 'rejectApproval', { params, body: { reason: 'declined by the end user' } })
-  }
-  return decisions.map(({ approval }) => approval.id)
+export async function resolveInterrupts(
+  { request, sessionId, thread: { project_id } }: Run,
+  resume: readonly Resume[],
+): Promise<readonly string[]> {
+  const { body } = await callOperation(request, resolveOperation, {
+    query: request.caller.project_id === null ? { project_id } : {},
+    body: { session_id: sessionId, resume },
+  })
+  return (body as { decided: string[] }).decided
 }
-
-const POLL_MS = 250
 
 /** How the call of an approval ended, and the turn that continues with it; null if none does. */
 export type Continuation = { result: AgUiEvent; generation_id: string | null }
@@ -131,18 +166,29 @@ export type Continuation = { result: AgUiEvent; generation_id: string | null }
 /** Waits for the follow-up of a decided approval. Yields at intervals, for the connection. */
 export async function* awaitContinuation({ request }: Run, approvalId: string): AsyncGenerator<null, Continuation> {
   const { services, exchange } = request
-  let pingAt = Date.now() + services.config.STREAM_PING_INTERVAL_MS
+  const pingMs = services.config.STREAM_PING_INTERVAL_MS
+  const { closed } = exchange.request
   for (;;) {
-    const { status, succeeded, generation_id, is_active } = await findContinuation(services.pool, approvalId)
-    if (!is_active || exchange.request.closed.aborted) {
+    let watch = {} as Unsubscribe
+    const { wait } = subscribeUntil({
+      subscribe(notify) {
+        watch = watchFollowUp(services, approvalId, notify)
+        return watch
+      },
+      async read() {
+        await watch.ready
+        return findContinuation(services.pool, approvalId)
+      },
+      isOver: ({ is_active }) => !is_active,
+      pollMs: pingMs,
+    })
+    const { status, succeeded, generation_id, is_active } = await wait({ closed, withinMs: pingMs })
+    if (!is_active || closed.aborted) {
       const content = status === 'rejected' ? 'declined' : succeeded ? 'done' : 'failed'
       const messageId = `${RESULT_PREFIX}${approvalId}`
       const result = { type: 'TOOL_CALL_RESULT', messageId, toolCallId: approvalId, content, role: 'tool' }
       return { result, generation_id }
     }
-    await sleep(POLL_MS)
-    if (Date.now() < pingAt) continue
     yield null
-    pingAt = Date.now() + services.config.STREAM_PING_INTERVAL_MS
   }
 }

@@ -1,4 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
+import { findAgent } from '../../execution/agents/model.ts'
+import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import type { SettledCall, TurnReads } from './events.ts'
 
@@ -32,6 +34,17 @@ export const callReads =
       }),
     )
     return new Map(calls.map(call => [call.tool_call_id, call]))
+  }
+
+/** Names agents that the project of a turn may run; others by their ids, which the model chooses. */
+export const agentNameReads =
+  ({ services: { pool } }: AgUiRequest, projectId: string): TurnReads['agentName'] =>
+  async id => {
+    const agent = await findAgent(pool, id)
+    if (!agent) return id
+    const isVisible =
+      agent.project_id === projectId || (await findGrantingShares(pool, 'agent', projectId, [id])).has(id)
+    return (isVisible && agent.name) || id
   }
 
 /** Whether a turn was cancelled, for an end user, who sees no reason of a failure. */

@@ -3,6 +3,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import { resolvedName } from '../../execution/tools/actions.ts'
 import { callOperation, type Run } from './call.ts'
+import { EventFormat, type ShownTurn } from './frames.ts'
 import {
   contextBlock,
   isUnstreamed,
@@ -10,17 +11,17 @@ import {
   type Resume,
   type SubmittedOutputs,
   submittedOutputs,
-  textOf,
   toolOutput,
   type UserMessage,
 } from './input.ts'
 import { resolveInterrupts } from './interrupts.ts'
+import { messageBody } from './media.ts'
 import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
-/** What a run shows: a turn, or the reason why there is none. */
+/** What a run shows: a turn, with the refusal of new messages next to the outputs that resume it, or why there is none. */
 type RunOutcome =
-  | { turn: { generation_id: string; stream: Readable } }
+  | { turn: ShownTurn; unstored?: AppError }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }
   /** The session is under an operator: the messages are stored. */
@@ -37,8 +38,12 @@ const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
  */
 export async function beginRun(run: Run): Promise<RunOutcome> {
   const { thread } = run
-  if (thread.run) return showRecorded(run, thread.run)
   const outputs = submittedOutputs(run.input.messages)
+  if (thread.run) {
+    // The first request may have been lost between the outputs and the messages.
+    const unstored = outputs ? await storeNextToOutputs(run) : undefined
+    return { ...(await showRecorded(run, thread.run)), unstored }
+  }
   const taken = takenToolName(run)
   if (taken !== null) return { refused: nameTaken(taken) }
   try {
@@ -90,31 +95,34 @@ async function recordOperator(run: Run, { meta }: AppError): Promise<RunOutcome>
 /** Shows the turn of a recorded run. */
 async function showRecorded(run: Run, { generation_id, after_frame }: NonNullable<Thread['run']>): Promise<RunOutcome> {
   if (generation_id === null) return { operator: { control: 'operator' } }
-  return { turn: { generation_id, stream: await attach(run, generation_id, after_frame) } }
+  return { turn: await attach(run, generation_id, after_frame) }
 }
 
 /** Streams a turn of the session from a frame on. */
-export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<Readable> {
+export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<ShownTurn> {
+  const format = new EventFormat()
   const { stream } = await callOperation(request, 'generateSessionReply', {
     params: { session_id: sessionId },
     body: { stream: true },
-    client: { attach: { generation_id, after } },
+    client: { attach: { generation_id, after }, format },
   })
-  return stream as Readable
+  return { generation_id, stream: stream as Readable, format }
 }
 
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
 
 /** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
-async function storeMessages({ request, sessionId, thread, input }: Run): Promise<number> {
+async function storeMessages(run: Run): Promise<number> {
+  const { request, sessionId, thread, input } = run
   const stored = new Set(thread.stored_ids)
   const last = input.messages.findLastIndex(({ id }) => stored.has(id))
   const messages = input.messages.slice(last + 1).filter(isUser)
   for (const message of messages)
     await callOperation(request, 'sendSessionMessage', {
       params: { session_id: sessionId },
-      body: { message: textOf(message.content), idempotency_key: message.id },
+      body: { ...(await messageBody(run, message)), idempotency_key: message.id },
     })
+  run.counted ||= messages.length > 0
   return messages.length
 }
 
@@ -124,8 +132,9 @@ async function startTurn(run: Run): Promise<RunOutcome> {
   try {
     return await startStreamed(run)
   } catch (error) {
-    if (error instanceof AppError && error.code === 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') return startUnstreamed(run)
-    throw error
+    if (!(error instanceof AppError) || error.code !== 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') throw error
+    run.counted = true
+    return startUnstreamed(run)
   }
 }
 
@@ -133,6 +142,7 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
   const claim = claimFor(run) as NonNullable<ClientInput['claim']>
   return {
     queue: true,
+    counted: run.counted,
     context: contextBlock(run.input),
     tools: run.input.tools?.map(({ name, description, parameters }) => ({
       name,
@@ -147,15 +157,19 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
 }
 
 async function startStreamed(run: Run): Promise<RunOutcome> {
+  const format = new EventFormat()
   let generation_id = ''
   const { stream } = await callOperation(run.request, 'generateSessionReply', {
     params: { session_id: run.sessionId },
     body: { stream: true },
-    client: clientOf(run, id => {
-      generation_id = id
-    }),
+    client: {
+      ...clientOf(run, id => {
+        generation_id = id
+      }),
+      format,
+    },
   })
-  return { turn: { generation_id, stream: stream as Readable } }
+  return { turn: { generation_id, stream: stream as Readable, format } }
 }
 
 async function startUnstreamed(run: Run): Promise<RunOutcome> {
@@ -166,7 +180,7 @@ async function startUnstreamed(run: Run): Promise<RunOutcome> {
     client: clientOf(run),
   })
   const { generation_id } = body as { generation_id: string }
-  return { turn: { generation_id, stream: await attach(run, generation_id, 0) } }
+  return { turn: await attach(run, generation_id, 0) }
 }
 
 /**
@@ -181,6 +195,7 @@ async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<Ru
 
 /** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
 async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
+  const format = new EventFormat()
   const { stream } = await callOperation(run.request, 'submitSessionToolOutputs', {
     params: { session_id: run.sessionId },
     body: {
@@ -188,8 +203,18 @@ async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs
       stream: true,
       tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
     },
-    client: { claim: claimFor(run) },
+    client: { claim: claimFor(run), format },
   })
-  await storeMessages(run)
-  return { turn: { generation_id, stream: stream as Readable } }
+  return { turn: { generation_id, stream: stream as Readable, format }, unstored: await storeNextToOutputs(run) }
+}
+
+/** Stores new messages after outputs, which stay accepted if the messages are refused. Returns the refusal. */
+async function storeNextToOutputs(run: Run): Promise<AppError | undefined> {
+  try {
+    await storeMessages(run)
+    return undefined
+  } catch (error) {
+    if (error instanceof AppError) return error
+    throw error
+  }
 }

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import { z } from 'zod'
 import { messageOrigin } from '../../conversation/conversations/store.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { approvalKind } from '../../execution/approvals/model.ts'
 import { THREAD_KEY_PREFIX } from './input.ts'
 
 const Thread = z.object({
@@ -77,11 +78,12 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       target.shared_state, target.accept_client_tools,
       (select jsonb_build_object('generation_id', run.generation_id, 'after_frame', run.after_frame) from run) as run,
       array(select m.idempotency_key from conversation_messages m
-        where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})) as stored_ids,
+        where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})
+          and m.operator_id is null) as stored_ids,
       exists (select 1 from conversation_messages m
         where m.conversation_id = thread.conversation_id and ${messageOrigin} in ('end_user', 'agent', 'operator')
           and m.created_at <= coalesce((select run.created_at from run), 'infinity')
-          and coalesce(m.idempotency_key, m.document_id) <> all(${messageIds})
+          and coalesce(case when m.operator_id is null then m.idempotency_key end, m.document_id) <> all(${messageIds})
           and not coalesce(m.generation_id = any(${sql.array([...request.generation_ids], 'text')}), false)) as lacks_history,
       array(select b -> 'tool' ->> 'name' from json_array_elements(target.tool_bindings) b where b -> 'tool' ->> 'name' is not null
         union all select t.name from tools t where t.id = any(target.tool_ids)) as tool_names
@@ -112,22 +114,21 @@ export const findRun = (db: Queryable, { session_id, run_id }: RunKey) =>
     select generation_id, after_frame from ag_ui_runs
     where session_id = ${session_id} and run = ${sql.binary(runDigest(run_id))}`)
 
-const ThreadApproval = z.object({
-  id: z.string(),
-  status: z.enum(['pending', 'approved', 'rejected', 'expired']),
-  is_open: z.boolean(),
-})
+const ThreadApproval = approvalKind.row.extend({ is_open: z.boolean() })
 /** An approval of a session that its end user decides. */
 export type ThreadApproval = z.output<typeof ThreadApproval>
-const approvalRow = sql.type(ThreadApproval)
+const threadApprovalRow = sql.type(ThreadApproval)
 
-/** Returns the approvals that a session's end user decides: open ones, and the given ones. By approvals_session. */
-export const listInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
-  db.any(approvalRow`
-    select a.id, a.status, a.status = 'pending' and a.expires_at > now() as is_open from approvals a
-    where a.session_id = ${sessionId} and a.approver = 'end_user'
-      and (a.status = 'pending' and a.expires_at > now() or a.id = any(${sql.array([...ids], 'text')}))
-    order by a.created_at, a.id`)
+/**
+ * Locks and returns the approvals that a session's end user decides: open ones, and the given ones. By approvals_session.
+ * The order is the order of locks in every transaction.
+ */
+export const lockInterrupts = (db: Queryable, sessionId: string, ids: readonly string[]) =>
+  db.any(threadApprovalRow`
+    select ${approvalKind.columns}, t.status = 'pending' and t.expires_at > now() as is_open from approvals t
+    where t.session_id = ${sessionId} and t.approver = 'end_user'
+      and (t.status = 'pending' and t.expires_at > now() or t.id = any(${sql.array([...ids], 'text')}))
+    order by t.id for update of t`)
 
 const continuationRow = sql.type(
   z.object({
@@ -156,6 +157,6 @@ export const listClientIds = async (db: Queryable, sessionId: string): Promise<R
       await db.any(keyRow`
         select m.document_id, m.idempotency_key from sessions s
         join conversation_messages m on m.conversation_id = s.conversation_id
-        where s.id = ${sessionId} and m.idempotency_key is not null`)
+        where s.id = ${sessionId} and m.idempotency_key is not null and m.operator_id is null`)
     ).map(({ document_id, idempotency_key }) => [document_id, idempotency_key]),
   )

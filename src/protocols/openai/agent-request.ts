@@ -4,10 +4,12 @@ import { type ClientChatRequest, schemaOf } from './client-request.ts'
 
 export type TurnSettings = { overrides: TurnData['overrides']; system_extra: string[]; ignored: string[] }
 
+const isChoice = (field: string): boolean => field === 'tool_choice' || field === 'function_call'
+
 /** Returns what a request adds to a turn within the settings of the agent, and the fields that have no effect. */
 export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEndUser: boolean): TurnSettings {
   const ignored: string[] = []
-  const client: ClientRequest = {}
+  const client: ClientRequest = isEndUser ? {} : { reasoning: true }
   const system_extra: string[] = []
   const overrides: TurnData['overrides'] = { client }
   if (request.instructions !== null) {
@@ -15,13 +17,13 @@ export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEn
     if (use === 'system' && !isEndUser) system_extra.push(request.instructions)
     else if (use !== 'ignore') client.instructions = request.instructions
   }
-  if (request.tools.length > 0) {
-    if (agent.accept_client_tools) {
-      client.tools = request.tools
-      // A forced choice in every step would never end the turn.
-      if (request.tool_choice !== null && !isEndUser)
-        overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
-    } else ignored.push('tools')
+  if (!agent.accept_client_tools) ignored.push(...request.tool_fields)
+  else if (request.tools.length > 0) {
+    client.tools = request.tools
+    // A forced choice in every step would never end the turn.
+    if (request.tool_choice !== null && !isEndUser)
+      overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
+    if (isEndUser) ignored.push(...request.tool_fields.filter(isChoice))
   }
   const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))
   ignored.push(...Object.keys(request.settings).filter(name => !allowed.has(name)))

@@ -4,9 +4,13 @@ import { messageOrigin } from '../../conversation/conversations/store.ts'
 import { comparedText, joinedTexts, replyHash } from '../../conversation/turns/reply-hash.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { StoredMedia, StoredMessages } from './stored-media.ts'
 
-/** A text of a request: of the user, or of the assistant over all steps of a turn. */
-export type Spoken = { role: 'user' | 'assistant'; text: string }
+/**
+ * A text of a request: of the user, or of the assistant over all steps of a turn. `media` has the images and files of a message
+ * of the user that may be stored with it.
+ */
+export type Spoken = { role: 'user' | 'assistant'; text: string; media?: StoredMedia }
 
 const mediaNote = (name: string): string => `[file: ${JSON.stringify(name)}]`
 
@@ -21,13 +25,25 @@ function userText(content: Extract<ModelMessage, { role: 'user' }>['content']): 
 const assistantText = (content: Extract<ModelMessage, { role: 'assistant' }>['content']): string =>
   typeof content === 'string' ? content : content.flatMap(part => (part.type === 'text' ? part.text : [])).join('\n\n')
 
-/** Returns the texts of a request; messages of the assistant between two messages of the user are one text. */
-export function spokenTexts(messages: readonly ModelMessage[]): Spoken[] {
+/** Returns the messages after the last text of the assistant. */
+export const messagesAfterReplies = (messages: readonly ModelMessage[]): ModelMessage[] =>
+  messages.slice(
+    messages.findLastIndex(
+      message => message.role === 'assistant' && comparedText(assistantText(message.content)) !== '',
+    ) + 1,
+  )
+
+/**
+ * Returns the texts of a request; messages of the assistant between two messages of the user are one text.
+ * @param stored messages with images and files that may be stored
+ */
+export function spokenTexts(messages: readonly ModelMessage[], stored: StoredMessages['of'] = new Map()): Spoken[] {
   const spoken: Spoken[] = []
   for (const message of messages) {
     if (message.role === 'user') {
-      const text = userText(message.content)
-      if (text.trim() !== '') spoken.push({ role: 'user', text })
+      const media = stored.get(message)
+      const text = media?.content ?? userText(message.content)
+      if (text.trim() !== '') spoken.push({ role: 'user', text, ...(media && { media }) })
     } else if (message.role === 'assistant') {
       const text = assistantText(message.content)
       const last = spoken.at(-1)
@@ -59,43 +75,65 @@ export const listStoredTexts = (db: Queryable, conversationId: string): Promise<
 /** How a request continues a conversation. */
 export type Alignment =
   /** The texts of the user are added. */
-  | { type: 'append'; added: string[] }
-  /** A fork after a position, -1 for none, gets the texts of the user. */
-  | { type: 'fork'; position: number; added: string[] }
+  | { type: 'append'; added: Spoken[] }
+  /**
+   * A fork after a position, -1 for none, gets the texts of the user, of which the conversation does not have `unstored`
+   * after the position.
+   */
+  | { type: 'fork'; position: number; added: Spoken[]; unstored: Spoken[] }
   /** Another question of the front end, outside the conversation. */
   | { type: 'ephemeral' }
   /** Another history, which a new conversation gets before the last text of the user. */
-  | { type: 'import'; history: Spoken[]; added: string[] }
+  | { type: 'import'; history: Spoken[]; added: Spoken[] }
 
 const hashOf = ({ hash, content }: Stored): Buffer => hash ?? replyHash(content ?? '')
+
+const isByOperator = ({ origin }: Stored): boolean => origin === 'operator'
+
+/**
+ * Returns how many replies of a conversation the texts of a request match from the beginning; null if they do not. Texts of
+ * operators reach clients by another protocol, so a request may lack them.
+ */
+function countMatched(sent: readonly Buffer[], replies: readonly Stored[]): number | null {
+  let at = 0
+  for (const hash of sent) {
+    while (at < replies.length && isByOperator(replies[at]) && !hash.equals(hashOf(replies[at]))) at += 1
+    if (at === replies.length || !hash.equals(hashOf(replies[at]))) return null
+    at += 1
+  }
+  return at
+}
 
 /** Returns how a request continues a conversation, by its texts of the assistant. */
 export function alignTexts(spoken: readonly Spoken[], stored: readonly Stored[]): Alignment {
   const sent = spoken.filter(({ role }) => role === 'assistant').map(({ text }) => replyHash(text))
-  // Texts of operators do not reach clients of this protocol.
   const replies = stored.filter(
-    message =>
-      message.role === 'assistant' &&
-      message.origin !== 'operator' &&
-      (message.hash !== null || comparedText(message.content ?? '') !== ''),
+    message => message.role === 'assistant' && (message.hash !== null || comparedText(message.content ?? '') !== ''),
   )
-  const isPrefix = sent.length <= replies.length && sent.every((hash, index) => hash.equals(hashOf(replies[index])))
-  const afterReplies = spoken.slice(spoken.findLastIndex(({ role }) => role === 'assistant') + 1)
-  const added = afterReplies.map(({ text }) => text)
-  if (isPrefix && sent.length === replies.length)
-    return { type: 'append', added: withoutStored(added, stored, replies.at(-1)?.position ?? -1) }
-  if (isPrefix && sent.length > 0) return { type: 'fork', position: replies[sent.length - 1].position, added }
+  const matched = countMatched(sent, replies)
+  const isComplete = replies.slice(matched ?? 0).every(isByOperator)
+  const added = spoken.slice(spoken.findLastIndex(({ role }) => role === 'assistant') + 1)
+  const fork = (position: number): Alignment => ({
+    type: 'fork',
+    position,
+    added,
+    unstored: withoutStored(added, stored, position),
+  })
+  if (matched !== null && isComplete)
+    return { type: 'append', added: withoutStored(added, stored, replies[matched - 1]?.position ?? -1) }
+  if (matched) return fork(replies[matched - 1].position)
   if (sent.length === 0) {
     const first = stored.find(({ role }) => role === 'user')
-    return first?.content === added[0] ? { type: 'fork', position: -1, added } : { type: 'ephemeral' }
+    return added.length > 0 && first?.content === added[0].text ? fork(-1) : { type: 'ephemeral' }
   }
   const last = spoken.findLastIndex(({ role }) => role === 'user')
-  return { type: 'import', history: spoken.slice(0, Math.max(last, 0)), added: last < 0 ? [] : [spoken[last].text] }
+  return { type: 'import', history: spoken.slice(0, Math.max(last, 0)), added: last < 0 ? [] : [spoken[last]] }
 }
 
-/** Returns the texts without the leading texts that the conversation already has after its last reply. */
-function withoutStored(added: readonly string[], stored: readonly Stored[], after: number): string[] {
+/** Returns the texts without the leading texts that the conversation already has after a position. */
+function withoutStored(added: readonly Spoken[], stored: readonly Stored[], after: number): Spoken[] {
   const waiting = stored.filter(({ role, position }) => role === 'user' && position > after)
-  const isRepeat = waiting.length <= added.length && waiting.every(({ content }, index) => content === added[index])
-  return added.slice(isRepeat ? waiting.length : 0)
+  const isNew = ({ text }: Spoken, index: number) => waiting[index]?.content !== text
+  const first = added.findIndex(isNew)
+  return first < 0 ? [] : added.slice(first)
 }

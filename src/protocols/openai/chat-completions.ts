@@ -1,6 +1,5 @@
 import { newCompletionHeader } from '../../conversation/chats/completion.ts'
-import type { AgentTurnCall } from './agent-turn.ts'
-import { type ChatHeader, chatChunks, chatCompletion } from './chat-format.ts'
+import { type ChatHeader, chatChunks, chatCompletion, fingerprintOf } from './chat-format.ts'
 import { parseChatRequest } from './chat-request.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation, type StreamFormat } from './completion.ts'
@@ -8,6 +7,7 @@ import { modelNotFound, parseModelId } from './models.ts'
 import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
+import type { AgentTurnCall } from './turn-call.ts'
 
 /** Fields of the request that are not part of the messages. */
 type Options = { include_usage: boolean; ignored: string[] }
@@ -55,6 +55,6 @@ async function completeByAgent(
   setReport(session, report, options.ignored)
   if (answer.stream) return sendStream(session, answer)
   const turn = turnAnswerOf(answer)
-  const system_fingerprint = isEndUser(session) ? null : `v${turn.agent_version}`
+  const system_fingerprint = fingerprintOf(turn.agent_version, visible)
   sendJson(session, chatCompletion({ ...head(turn.generation_id), system_fingerprint }, turn, visible))
 }

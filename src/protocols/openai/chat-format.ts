@@ -6,8 +6,12 @@ import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-me
 /** Id, time and version of a completion and its chunks. */
 export type ChatHeader = { id: string; created: number; system_fingerprint: string | null }
 
-/** What a caller may see: end users see neither usage nor reasoning. */
-export type Visibility = { usage: boolean; reasoning: boolean }
+/** What a caller may see: end users see neither usage nor reasoning nor the version of the agent. */
+export type Visibility = { usage: boolean; reasoning: boolean; version: boolean }
+
+/** Returns the version of an agent as the fingerprint of a completion. */
+export const fingerprintOf = (version: number | null, visible: Visibility): string | null =>
+  visible.version && version !== null ? `v${version}` : null
 
 /** The parts of an answer that its format needs. */
 type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model'>
@@ -68,8 +72,12 @@ export function chatChunks(
   firstModel: string,
   visible: Visibility,
   options: { include_usage: boolean; failed(error: unknown): object | null },
-): Omit<CompletionFrames, 'end'> & { end(answer: ChatAnswer): Iterable<string> } {
+): Omit<CompletionFrames, 'end'> & {
+  version(version: number | null): void
+  end(answer: ChatAnswer): Iterable<string>
+} {
   let model = firstModel
+  let { system_fingerprint } = head
   let first = true
   const chunk = (choices: object[], more: object = {}) =>
     dataMessage({
@@ -77,7 +85,7 @@ export function chatChunks(
       object: 'chat.completion.chunk',
       created: head.created,
       model,
-      system_fingerprint: head.system_fingerprint,
+      system_fingerprint,
       choices,
       ...(options.include_usage && { usage: null }),
       ...more,
@@ -88,6 +96,9 @@ export function chatChunks(
     return chunk([{ index: 0, delta: fullDelta, logprobs: null, finish_reason }])
   }
   return {
+    version(version) {
+      system_fingerprint = fingerprintOf(version, visible)
+    },
     text: content => deltaChunk({ content }),
     ...(visible.reasoning && { reasoning: (text: string) => deltaChunk({ reasoning_content: text }) }),
     *end(answer) {

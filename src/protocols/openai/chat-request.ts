@@ -99,9 +99,24 @@ const ChatRequest = z.object({
 })
 type Body = z.output<typeof ChatRequest>
 
-/** Returns the names of the fields that the mount does not support. */
+/** Returns the names of the fields that are set, null being absent, and that the mount does not support. */
 export const unknownFields = (body: unknown, known: object): string[] =>
-  Object.keys((body ?? {}) as object).filter(field => !Object.hasOwn(known, field))
+  Object.entries((body ?? {}) as object).flatMap(([field, value]) =>
+    value === null || Object.hasOwn(known, field) ? [] : [field],
+  )
+
+/** Returns the names of fields that are set. */
+const namesSet = (body: Body, names: readonly (keyof Body)[]): string[] => names.filter(name => body[name] != null)
+
+/** Returns the names of known fields that other fields replace, and of choices without tools. */
+const replacedFields = (body: Body): string[] => [
+  ...(body.tools ? namesSet(body, ['functions', 'function_call']) : []),
+  ...(body.tools?.length || (!body.tools && body.functions?.length)
+    ? []
+    : namesSet(body, ['tool_choice', 'function_call'])),
+  ...(!body.tools && body.function_call ? namesSet(body, ['tool_choice']) : []),
+  ...(body.max_completion_tokens ? namesSet(body, ['max_tokens']) : []),
+]
 
 /** Returns the end user that a body names; null for none. */
 export const userOf = ({ user, safety_identifier }: Pick<Body, 'user' | 'safety_identifier'>): string | null =>
@@ -134,13 +149,14 @@ export const toolOf = ({
   parameters: parameters ?? { type: 'object', properties: {} },
 })
 
-function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice'> {
+function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 'tool_fields'> {
   const { tools, functions, tool_choice, function_call } = body
   const isOldForm = !tools && !!functions
   const defined = (isOldForm ? functions : (tools ?? []).map(tool => tool.function)).map(toolOf)
   const choice = isOldForm && typeof function_call === 'object' ? function_call?.name : null
   return {
     tools: defined,
+    tool_fields: namesSet(body, isOldForm ? ['functions', 'function_call', 'tool_choice'] : ['tools', 'tool_choice']),
     tool_choice: checkedChoice(
       defined,
       choice ?? (typeof tool_choice === 'object' ? tool_choice?.function.name : null) ?? null,
@@ -239,6 +255,6 @@ export function parseChatRequest(body: unknown): {
   return {
     request,
     include_usage: parsed.stream_options?.include_usage ?? false,
-    ignored: unknownFields(body, ChatRequest.shape),
+    ignored: [...unknownFields(body, ChatRequest.shape), ...replacedFields(parsed)],
   }
 }

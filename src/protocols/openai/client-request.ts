@@ -8,6 +8,8 @@ export type ClientChatRequest = {
   messages: ModelMessage[]
   tools: ModelRequest['tools']
   tool_choice: ModelRequest['tool_choice']
+  /** Names of the fields that define and choose tools, as far as the body has them. */
+  tool_fields: string[]
   settings: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
   max_output_tokens: number | null
   format: OutputFormat

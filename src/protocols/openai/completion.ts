@@ -12,6 +12,7 @@ import { type FoundTarget, findCompletionTarget, findRouteTarget } from '../../c
 import { raise } from '../../core/api/errors.ts'
 import { type Context, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
+import { loadAttachments } from './client-media.ts'
 import { type ClientChatRequest, schemaOf } from './client-request.ts'
 import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import type { ModelRef } from './models.ts'
@@ -56,8 +57,9 @@ async function createCompletion(context: Context<Record<string, never>, Completi
   authorizeCompletion(context, found)
   const { temperature, top_p, seed, stop, ...vendor_settings } = request.settings
   const { format } = request
+  const messages = await loadAttachments(context.services, target.project_id, request.messages, context.request.closed)
   const prepared = await prepareCompletion(context, target, {
-    messages: request.messages,
+    messages,
     schema: schemaOf(format),
     request: {
       system: request.instructions ?? (chat?.instructions || null),

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { type Problem, raiseInvalid } from '../../core/api/errors.ts'
 import type { AttachedFile, FilePart, TextPart } from '../../execution/providers/model-messages.ts'
+import { imageName, type RemoteImage } from './client-media.ts'
 
 const text = z.string().max(262_144)
 const base64 = z.base64()
@@ -57,11 +58,21 @@ function parseDataUrl(url: string, filename: string): AttachedFile | string {
 
 type UserPart = TextPart | FilePart | AttachedFile
 
+const MAX_URL = 8192
+
 function imageOf(url: string, path: string): UserPart {
+  if (/^https?:\/\//i.test(url)) return remoteImage(url, path)
   const image = parseDataUrl(url, 'image')
-  if (typeof image === 'string') return raiseInvalid(problem(path, image))
+  if (typeof image === 'string') return raiseInvalid(problem(path, 'must be a URL, or a data URL with base64 content'))
   if (!IMAGE.test(image.media_type)) raiseInvalid(problem(path, 'must be a PNG, JPEG, WebP or GIF image'))
-  return image
+  return { ...image, filename: imageName(image.media_type) }
+}
+
+/** Returns an image that is fetched after the permission check. The egress rule decides about http and the host. */
+function remoteImage(url: string, path: string): RemoteImage {
+  if (url.length > MAX_URL || !URL.canParse(url))
+    raiseInvalid(problem(path, `must be a URL of at most ${MAX_URL} characters`))
+  return { type: 'attachment', filename: 'image', media_type: 'image/*', data_base64: '', url }
 }
 
 function fileOf({ file_id, file_data, filename }: z.output<typeof FileContent>, path: string): UserPart {

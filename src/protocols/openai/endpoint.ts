@@ -1,4 +1,3 @@
-import { raise } from '../../core/api/errors.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
 import { type MountExchange, serviceHeader } from '../../core/http/mounts.ts'
@@ -6,7 +5,7 @@ import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion } from './chat-completions.ts'
 import { createEmbeddings } from './embeddings.ts'
-import { openAiError } from './error-body.ts'
+import { openAiError, UnknownRouteError } from './error-body.ts'
 import { deleteFile, downloadFile, getFile, listFiles, uploadFile } from './files.ts'
 import { findModel, listModels, presentModel } from './models.ts'
 import { sendJson } from './response.ts'
@@ -57,8 +56,7 @@ export async function serveOpenAi(services: Services, exchange: MountExchange): 
   const { req } = exchange
   let hidesDetails = false
   try {
-    const notFound = () => raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })
-    if (!services.config.OPENAI_MOUNT) notFound()
+    if (!services.config.OPENAI_MOUNT) throw new UnknownRouteError(req)
     const session = await openSession(services, exchange)
     hidesDetails = isEndUser(session)
     const path = routeOf(req.path)
@@ -66,7 +64,7 @@ export async function serveOpenAi(services: Services, exchange: MountExchange): 
       const match = route.method === req.method ? route.path.exec(path) : null
       if (match) return await route.handle(session, match)
     }
-    notFound()
+    throw new UnknownRouteError(req, [...new Set(routes.flatMap(each => (each.path.test(path) ? each.method : [])))])
   } catch (error) {
     sendError(services, exchange, error, hidesDetails)
   }

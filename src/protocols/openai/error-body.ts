@@ -1,5 +1,7 @@
 import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, type ErrorCode, errorBody, type Problem } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import { agentKind } from '../../execution/agents/model.ts'
 
 /**
  * Errors in the format of the OpenAI API. Its clients retry 408, 409, 429 and statuses from 500 on, and only some of them
@@ -10,6 +12,17 @@ type ErrorClass = { status: number; type: string; retry: boolean; retryAfterSeco
 
 /** Raised for a turn whose request must not be repeated: it continues, or a tool call had started when it failed. */
 export class UnrepeatableTurnError extends AppError {}
+
+const ROUTES_HINT = 'Use a route that the page docs/openai.md lists, below /openai/v1.'
+
+/** Raised for a request without a route. The hint names the page of the mount. */
+export class UnknownRouteError extends AppError {
+  /** @param methods that the path has instead */
+  constructor({ method, path }: { method: string; path: string }, methods: readonly string[] = []) {
+    const others = methods.length > 0 ? `; the path accepts ${methods.join(', ')}` : ''
+    super('RESOURCE_NOT_FOUND', { message: `No route ${method} ${path.slice(0, 200)}${others}` })
+  }
+}
 
 const VENDOR_RETRY_SECONDS = 5
 const BUSY_RETRY_SECONDS = 2
@@ -81,12 +94,16 @@ function vendorError({ meta }: AppError): VendorError {
   }
 }
 
+/** Whether an error is about an agent, which only the field `model` names. */
+const isUnknownAgent = ({ code, meta }: AppError): boolean =>
+  code === 'RESOURCE_NOT_FOUND' && typeof meta?.id === 'string' && isIdOf(agentKind, meta.id)
+
 const textOrNull = (value: unknown): string | null => (typeof value === 'string' ? value : null)
 
 /** Returns the field that an error is about. */
 function paramOf(error: AppError, vendor: VendorError): string | null {
   if (error.code === 'AI_PROVIDER_ERROR') return textOrNull(vendor.param)
-  if (UNKNOWN_MODEL.has(error.code)) return 'model'
+  if (UNKNOWN_MODEL.has(error.code) || isUnknownAgent(error)) return 'model'
   const problems = error.meta?.problems as Problem[] | undefined
   return problems?.[0]?.path || textOrNull(error.meta?.param)
 }
@@ -99,6 +116,7 @@ export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails =
   const shown = hidesDetails ? endUserError(error) : error
   const vendor = hidesDetails ? {} : vendorError(error)
   const { code, message, ...rest } = errorBody(shown, docsBaseUrl).error
+  const hint = error instanceof UnknownRouteError ? ROUTES_HINT : rest.hint
   return {
     status,
     headers: {
@@ -106,6 +124,8 @@ export function openAiError(error: AppError, docsBaseUrl: string, hidesDetails =
       'x-should-retry': String(retry),
       ...(retryAfterSeconds !== undefined && { 'Retry-After': String(retryAfterSeconds) }),
     },
-    body: { error: { message, type, param: paramOf(error, vendor), code: textOrNull(vendor.code) ?? code, ...rest } },
+    body: {
+      error: { message, type, param: paramOf(error, vendor), code: textOrNull(vendor.code) ?? code, ...rest, hint },
+    },
   }
 }

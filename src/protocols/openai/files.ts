@@ -1,17 +1,23 @@
 import { randomUUID } from 'node:crypto'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { type Operation, operations } from '../../core/api/operation.ts'
+import { z } from 'zod'
+import { fileKind } from '../../content/files/model.ts'
+import { listedBelow } from '../../content/paths.ts'
+import { raise } from '../../core/api/errors.ts'
+import { type Operation, operation, operations } from '../../core/api/operation.ts'
+import { allOf, sql } from '../../core/db/sql.ts'
 import { rejectBody } from '../../core/http/body.ts'
 import { sendJson } from './response.ts'
 import { invokeOperation, type OpenAiSession } from './session.ts'
 
-type FileRecord = {
-  id: string
-  filename: string
-  size: number | null
-  created_at: string
-  metadata: Record<string, unknown> | null
-}
+const FileRecord = z.object({
+  id: z.string(),
+  filename: z.string(),
+  size: z.int().nullable(),
+  created_at: z.string(),
+  metadata: z.record(z.string(), z.unknown()).nullable(),
+})
+type FileRecord = z.output<typeof FileRecord>
+const fileRow = sql.type(FileRecord)
 
 const presentFile = ({ id, filename, size, created_at, metadata }: FileRecord) => ({
   id,
@@ -44,23 +50,65 @@ export async function uploadFile(session: OpenAiSession): Promise<void> {
   sendJson(session, presentFile(body as FileRecord))
 }
 
-const MAX_LISTED = 100
+const MAX_LISTED = 1000
 
-/** Handles GET /files: the newest files. */
+/** Lists files after another file. By files_project; with one row beyond the page, which shows that there are more. */
+const listOperation = operation({
+  id: 'listOpenAiFiles',
+  method: 'get',
+  path: '/openai/v1/files',
+  summary: 'List files',
+  tag: 'OpenAI',
+  action: 'files:GetFile',
+  lists: fileKind,
+  paged: false,
+  query: z.object({
+    after: z.string().max(255).optional(),
+    limit: z
+      .string()
+      .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
+      .transform(text => Math.min(Number(text), MAX_LISTED))
+      .default(100),
+    order: z.enum(['asc', 'desc']).default('desc'),
+  }),
+  answers: { 200: null },
+  async run({ db, query: { after, limit, order }, visible }) {
+    const [project, id, tags, path] = ['project_id', 'id', 'tags', 'path'].map(
+      name => sql.fragment`${sql.identifier(['t', name])}`,
+    )
+    const own = allOf([visible({ project, id, tags, path }).rows, listedBelow(path, undefined)])
+    const direction = order === 'asc' ? sql.fragment`asc` : sql.fragment`desc`
+    const select = sql.fragment`
+      select t.id, t.filename, t.size, t.created_at, jsonb_build_object('purpose', t.metadata -> 'purpose') as metadata
+      from files t where ${own}`
+    const last = after === undefined ? null : await db.maybeOne(fileRow`${select} and t.id = ${after}`)
+    if (after !== undefined && !last) raise('RESOURCE_NOT_FOUND', { meta: { id: after, param: 'after' } })
+    const following =
+      last &&
+      sql.fragment`and (t.created_at, t.id) ${order === 'asc' ? sql.fragment`>` : sql.fragment`<`}
+        (${last.created_at}::timestamptz, ${last.id})`
+    const files = await db.any(fileRow`${select} ${following ?? sql.fragment``}
+      order by t.created_at ${direction}, t.id ${direction} limit ${limit + 1}`)
+    return { files: files.slice(0, limit), has_more: files.length > limit }
+  },
+})
+
+/** Handles GET /files. */
 export async function listFiles(session: OpenAiSession): Promise<void> {
-  const { limit = MAX_LISTED } = session.exchange.req.query
-  const count = Number(limit)
-  if (!Number.isInteger(count) || count < 1)
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'limit', message: 'must be a positive integer' })
-  const query = { limit: String(Math.min(count, MAX_LISTED)) }
-  const { body } = await invokeOperation(session, operations.get('listFiles'), { query })
-  const { data, total } = body as { data: FileRecord[]; total: number }
+  const { after, limit, order } = session.exchange.req.query
+  const query = {
+    ...(after !== undefined && { after }),
+    ...(limit !== undefined && { limit }),
+    ...(order !== undefined && { order }),
+  }
+  const { body } = await invokeOperation(session, listOperation, { query })
+  const { files, has_more } = body as { files: FileRecord[]; has_more: boolean }
   sendJson(session, {
     object: 'list',
-    data: data.map(presentFile),
-    has_more: total > data.length,
-    first_id: data.at(0)?.id ?? null,
-    last_id: data.at(-1)?.id ?? null,
+    data: files.map(presentFile),
+    has_more,
+    first_id: files.at(0)?.id ?? null,
+    last_id: files.at(-1)?.id ?? null,
   })
 }
 

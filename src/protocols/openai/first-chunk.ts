@@ -10,14 +10,16 @@ export const awaitFirstChunk = async (stream: Readable): Promise<void> => {
   await once(stream, 'readable')
 }
 
-/** Returns a format that marks its stream as started with the first text: a failure after it is a part of the stream. */
-export const startingWithText = <F extends { text(delta: string): string }>(
+/** Returns a format that marks its stream as started with the first text or reasoning: a failure after it is a part of the stream. */
+export function startingWithText<F extends { text(delta: string): string; reasoning?(delta: string): string }>(
   format: F,
   state: { started: boolean },
-): F => ({
-  ...format,
-  text(delta: string) {
-    state.started = true
-    return format.text(delta)
-  },
-})
+): F {
+  const { reasoning } = format
+  const start = (): true => (state.started = true)
+  return {
+    ...format,
+    text: (delta: string) => start() && format.text(delta),
+    ...(reasoning && { reasoning: (delta: string) => start() && reasoning(delta) }),
+  }
+}

@@ -1,6 +1,6 @@
-import { countCreatedActor } from '../../conversation/actors/limits.ts'
+import { findOrCreateEndUser } from '../../conversation/actors/create.ts'
 import { actorKind } from '../../conversation/actors/model.ts'
-import { findByExternalId, findOrCreateActor } from '../../conversation/actors/store.ts'
+import { findByExternalId } from '../../conversation/actors/store.ts'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
@@ -49,7 +49,7 @@ export const conversationKeyOf = (
  */
 export async function requireActor(
   tx: Tx,
-  { allow, caller, services }: Pick<Context, 'allow' | 'caller' | 'services'>,
+  context: Pick<Context, 'allow' | 'caller' | 'services'>,
   project_id: string,
   endUser: EndUserRef | null,
 ): Promise<string | null> {
@@ -58,11 +58,7 @@ export async function requireActor(
   const { external_id } = endUser
   const existing = await findByExternalId(tx, project_id, external_id)
   if (existing) return existing.id
-  allow('actors:CreateActor', { kind: actorKind, project_id })
-  const made = await findOrCreateActor(tx, { project_id, external_id, name: external_id })
-  if ('existing' in made) return made.existing.id
-  if (caller.principal.type === 'api_key')
-    await countCreatedActor(tx, caller.principal.id, services.config.ACTORS_CREATED_PER_HOUR)
-  tx.emit(actorKind, 'created', made)
-  return made.id
+  context.allow('actors:CreateActor', { kind: actorKind, project_id })
+  const { actor } = await findOrCreateEndUser(tx, context, { project_id, external_id, name: external_id })
+  return actor.id
 }

@@ -62,6 +62,8 @@ function completable(caller: Caller, project: string | null): Fragment {
   return isAllowed(caller, COMPLETE_ACTION, target) ? sql.fragment`t.project_id = ${project}` : sql.fragment`false`
 }
 
+/** The models that the record of a provider `t` lists. */
+const listedModels = sql.fragment`case jsonb_typeof(t.config -> 'models') when 'object' then t.config -> 'models' else '{}' end`
 const created = sql.fragment`extract(epoch from t.created_at)::int as created`
 
 /** Returns the condition of agents `t` that the caller may run, in sessions or without one. */
@@ -82,7 +84,7 @@ const list = {
   answers: { 200: null },
 } as const
 
-/** Lists agents, chats, routes and default models of providers, newest first. By the indexes of their projects. */
+/** Lists agents, chats, routes, and the default and listed models of providers. By the indexes of their projects. */
 const listOperation = operation({ ...list, id: 'listOpenAiModels', gate: 'any', run: selectModels })
 
 /** Lists the agents of an end user's token. */
@@ -106,8 +108,10 @@ function selectModels({ caller, db, query }: Pick<Context<{ project_id?: string 
       order by t.created_at desc, t.id desc limit ${MAX_MODELS})
     union all (select t.id, t.name, 'route', ${created} from model_routes t where ${open}
       order by t.id limit ${MAX_MODELS})
-    union all (select t.id || '/' || t.default_model, t.name, 'model', ${created} from ai_providers t where ${open}
-      order by t.id limit ${MAX_MODELS})
+    union all (select t.id || '/' || m.model, t.name, 'model', ${created}
+      from (select * from ai_providers t where ${open} order by t.created_at desc, t.id desc limit ${MAX_MODELS}) t
+      cross join lateral (select t.default_model as model union select jsonb_object_keys(${listedModels})) m
+      limit ${MAX_MODELS})
     limit ${MAX_MODELS}`)
 }
 
@@ -126,8 +130,9 @@ export function listModels(session: OpenAiSession): Promise<readonly Model[]> {
   const models = invokeOperation(session, caller.end_user ? endUserListOperation : listOperation, {}).then(
     ({ body }) => body as readonly Model[],
   )
-  models.catch(() => cache.delete(key))
   cache.set(key, models)
+  // A failed read is not cached; a later one may have replaced it.
+  models.catch(() => cache.peek(key) === models && cache.delete(key))
   return models
 }
 

@@ -2,16 +2,16 @@ import { AppError } from '../../core/api/errors.ts'
 import type { OperationResult } from '../../core/api/operation.ts'
 import { setServiceHeader } from '../../core/http/mounts.ts'
 import { toRefusal } from '../../core/invoke/refusal-mapping.ts'
-import type { TurnReport } from './agent-turn.ts'
 import type { Visibility } from './chat-format.ts'
 import { openAiError } from './error-body.ts'
 import { isEndUser, type OpenAiSession } from './session.ts'
+import type { TurnReport } from './turn-call.ts'
 
 const MAX_IGNORED = 20
 
 /** Names ignored fields in a header. Names that a header cannot contain are omitted. */
 export function setIgnored(session: OpenAiSession, names: readonly string[]): void {
-  const shown = names.filter(name => /^[\w.-]{1,64}$/.test(name)).slice(0, MAX_IGNORED)
+  const shown = [...new Set(names)].filter(name => /^[\w.-]{1,64}$/.test(name)).slice(0, MAX_IGNORED)
   if (shown.length > 0) setServiceHeader(session, 'Ignored-Params', shown.join(', '))
 }
 
@@ -30,7 +30,7 @@ export function errorFrame(session: OpenAiSession, error: unknown): { error: obj
 
 export const visibilityFor = (session: OpenAiSession): Visibility => {
   const visible = !isEndUser(session)
-  return { usage: visible, reasoning: visible }
+  return { usage: visible, reasoning: visible, version: visible }
 }
 
 export const sendJson = ({ exchange }: OpenAiSession, body: unknown, status = 200): void =>

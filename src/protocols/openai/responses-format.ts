@@ -29,10 +29,10 @@ export function parseItemId(id: string): { generation_id: string; step?: number;
 
 type ToolCall = ModelAnswer['tool_calls'][number]
 
-export const messageItem = (suffix: string, step: number, text: string) => ({
+export const messageItem = (suffix: string, step: number, text: string, status = 'completed') => ({
   id: messageId(suffix, step),
   type: 'message',
-  status: 'completed',
+  status,
   role: 'assistant',
   content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
 })
@@ -46,6 +46,78 @@ export const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => (
   arguments: argumentsOf(args),
 })
 
+type Format = {
+  type: string
+  name?: string | null
+  description?: string | null
+  schema?: object
+  strict?: boolean | null
+}
+type Tool = {
+  type: string
+  name?: string
+  description?: string | null
+  parameters?: object | null
+  strict?: boolean | null
+}
+
+/** The settings of a request that its response repeats, as far as they were sent. */
+type RequestSettings = {
+  instructions?: string | null
+  max_output_tokens?: number | null
+  parallel_tool_calls?: boolean | null
+  reasoning?: { effort?: string | null } | null
+  temperature?: number | null
+  top_p?: number | null
+  top_logprobs?: number | null
+  text?: { format?: Format | null; verbosity?: string | null } | null
+  tools?: readonly Tool[] | null
+  tool_choice?: string | object | null
+  metadata?: Record<string, unknown> | null
+  service_tier?: string | null
+  prompt_cache_key?: string | null
+  safety_identifier?: string | null
+  user?: string | { id: string } | null
+}
+
+const formatEcho = ({ type, name, description, schema, strict }: Format) =>
+  type === 'json_schema'
+    ? { type, name: name ?? 'response', description: description ?? null, schema, strict: strict ?? false }
+    : { type }
+
+const toolEcho = ({ name, description, parameters, strict }: Tool) =>
+  name === undefined
+    ? []
+    : {
+        type: 'function',
+        name,
+        description: description ?? null,
+        parameters: parameters ?? null,
+        strict: strict ?? null,
+      }
+
+/** Returns the settings of a request as its response repeats them, with the defaults of the API. */
+export const requestEcho = (request: RequestSettings) => ({
+  instructions: request.instructions ?? null,
+  max_output_tokens: request.max_output_tokens ?? null,
+  parallel_tool_calls: request.parallel_tool_calls ?? true,
+  reasoning: { effort: request.reasoning?.effort ?? null, summary: null },
+  temperature: request.temperature ?? 1,
+  top_p: request.top_p ?? 1,
+  top_logprobs: request.top_logprobs ?? 0,
+  text: {
+    format: formatEcho(request.text?.format ?? { type: 'text' }),
+    ...(request.text?.verbosity && { verbosity: request.text.verbosity }),
+  },
+  tools: (request.tools ?? []).flatMap(toolEcho),
+  tool_choice: request.tool_choice ?? 'auto',
+  metadata: request.metadata ?? {},
+  service_tier: request.service_tier ?? 'default',
+  prompt_cache_key: request.prompt_cache_key ?? null,
+  safety_identifier: request.safety_identifier ?? null,
+  user: (typeof request.user === 'object' ? request.user?.id : request.user) ?? null,
+})
+
 /** Fields of the request that a response repeats. */
 export type ResponseHead = {
   id: string
@@ -54,7 +126,7 @@ export type ResponseHead = {
   previous_response_id: string | null
   store: boolean
   background: boolean
-}
+} & ReturnType<typeof requestEcho>
 
 function usageOf(usage: ModelUsage | null, visible: Visibility) {
   const shown = shownUsage(usage, visible)
@@ -74,7 +146,8 @@ type ResponseEnd = {
   output: object[]
   usage?: ModelUsage | null
   error?: { code: string; message: string } | null
-  finish_reason?: string
+  /** Default now. */
+  completed_at?: string | null
 }
 
 /** Returns a response in a state. */
@@ -82,41 +155,33 @@ export const responseObject = (head: ResponseHead, end: ResponseEnd, visible: Vi
   ...head,
   object: 'response',
   status: end.status,
-  completed_at: end.status === 'completed' ? Math.floor(Date.now() / 1000) : null,
+  completed_at: end.status === 'completed' ? seconds(end.completed_at) : null,
   error: end.error ?? null,
   incomplete_details: end.status === 'incomplete' ? { reason: 'max_output_tokens' } : null,
-  instructions: null,
-  max_output_tokens: null,
   max_tool_calls: null,
   output: end.output,
-  parallel_tool_calls: true,
-  reasoning: { effort: null, summary: null },
-  safety_identifier: null,
-  service_tier: 'default',
-  temperature: 1,
-  text: { format: { type: 'text' } },
-  tool_choice: 'auto',
-  tools: [],
-  top_logprobs: 0,
-  top_p: 1,
   truncation: 'disabled',
   presence_penalty: 0,
   frequency_penalty: 0,
   usage: end.usage === undefined ? null : usageOf(end.usage, visible),
-  user: null,
-  metadata: {},
 })
 
-export const statusOf = (finish_reason: string): 'completed' | 'incomplete' =>
+/** Returns a time in seconds; now without one. */
+const seconds = (time: string | null | undefined): number => Math.floor((time ? Date.parse(time) : Date.now()) / 1000)
+
+export const statusOf = (finish_reason: string | null): 'completed' | 'incomplete' =>
   finish_reason === 'length' ? 'incomplete' : 'completed'
 
 /** The end of an answer, with its texts by step. */
 export type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
 
-/** Returns the items of an answer. @param afterStep steps before the request */
-export const outputItems = (suffix: string, { texts, tool_calls }: AnswerEnd, afterStep: number): object[] => [
-  ...texts.flatMap((text, index) => (text === '' ? [] : messageItem(suffix, afterStep + index + 1, text))),
-  ...tool_calls.map(call => callItem(suffix, call)),
+/** Returns the items of an answer; the last text of an incomplete answer is incomplete. @param afterStep steps before the request */
+export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number): object[] => [
+  ...answer.texts.flatMap((text, index) => {
+    const status = index === answer.texts.length - 1 ? statusOf(answer.finish_reason) : 'completed'
+    return text === '' ? [] : messageItem(suffix, afterStep + index + 1, text, status)
+  }),
+  ...answer.tool_calls.map(call => callItem(suffix, call)),
 ]
 
 /** Returns functions that format the events of a streamed response. Events up to `after` are omitted. */
@@ -131,9 +196,10 @@ export function responseEvents(
   let step = afterStep + 1
   let text = ''
   let isOpen = false
-  const event = (type: string, data: object): string => {
+  const event = (type: string, data: object, isLast = false): string => {
     const sequence_number = sequence++
-    if (sequence_number <= after) return ''
+    // The last event is never omitted: rebuilt events are fewer than those that were sent once.
+    if (sequence_number <= after && !isLast) return ''
     return eventMessage(null, type, JSON.stringify({ type, sequence_number, ...data }))
   }
   const opening = (): string => {
@@ -152,10 +218,10 @@ export function responseEvents(
       event('response.content_part.added', { ...at(), part: part('') })
     )
   }
-  const closeText = (): string => {
+  const closeText = (status = 'completed'): string => {
     if (!isOpen) return ''
     isOpen = false
-    const item = messageItem(suffix, step, text)
+    const item = messageItem(suffix, step, text, status)
     const events =
       event('response.output_text.done', { ...at(), text, logprobs: [] }) +
       event('response.content_part.done', { ...at(), part: part(text) }) +
@@ -184,22 +250,22 @@ export function responseEvents(
       text += delta
       return opening() + openText() + event('response.output_text.delta', { ...at(), delta, logprobs: [] })
     },
-    *step(): Generator<string> {
-      yield* chunks(closeText())
+    *step(finishReason: string | null): Generator<string> {
+      yield* chunks(closeText(statusOf(finishReason)))
       step++
     },
     *end(answer: Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'>): Generator<string> {
-      yield* chunks(opening(), closeText(), ...answer.tool_calls.map(callEvents))
       const status = statusOf(answer.finish_reason)
+      yield* chunks(opening(), closeText(status), ...answer.tool_calls.map(callEvents))
       const response = responseObject(head, { status, output, usage: answer.usage }, visible)
-      yield* chunks(event(`response.${status}`, { response }))
+      yield* chunks(event(`response.${status}`, { response }, true))
     },
     failed(error: unknown): string | null {
       const body = failed(error) as { error: { code: string; message: string } } | null
       if (!body) return null
       const { code, message } = body.error
       const response = responseObject(head, { status: 'failed', output, error: { code, message } }, visible)
-      return opening() + event('response.failed', { response })
+      return opening() + event('response.failed', { response }, true)
     },
   }
 }

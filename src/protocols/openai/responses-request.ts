@@ -17,6 +17,7 @@ import {
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
+import { requestEcho } from './responses-format.ts'
 
 const name = z.string().min(1).max(255)
 
@@ -47,6 +48,7 @@ const Tool = z.union([
     name: ToolName,
     description: z.string().max(4096).nullish(),
     parameters: ToolSchema.nullish(),
+    strict: z.boolean().nullish(),
   }),
   // Hosted tools are ignored.
   z.object({ type: z.string() }),
@@ -55,7 +57,13 @@ const Tool = z.union([
 const Format = z.discriminatedUnion('type', [
   z.object({ type: z.literal('text') }),
   z.object({ type: z.literal('json_object') }),
-  z.object({ type: z.literal('json_schema'), schema: z.record(z.string(), z.unknown()) }),
+  z.object({
+    type: z.literal('json_schema'),
+    schema: z.record(z.string(), z.unknown()),
+    name: z.string().max(255).nullish(),
+    description: z.string().max(4096).nullish(),
+    strict: z.boolean().nullish(),
+  }),
 ])
 
 const ResponseRequest = z.object({
@@ -78,9 +86,6 @@ const ResponseRequest = z.object({
   ...userFields,
 })
 
-/** Known fields without effect. */
-const WITHOUT_EFFECT = { include: true, truncation: true, stream_options: true, prompt_cache_retention: true }
-
 /** A request for a response, before its references are resolved. */
 export type ParsedResponse = {
   items: readonly Item[]
@@ -92,6 +97,7 @@ export type ParsedResponse = {
   store: boolean
   background: boolean
   ignored: string[]
+  echo: ReturnType<typeof requestEcho>
 }
 
 /** @throws VALIDATION_FAILED */
@@ -99,7 +105,10 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
   const parsed = parse(ResponseRequest, body ?? {})
   const tools = (parsed.tools ?? []).flatMap(tool => ('name' in tool ? toolOf(tool) : []))
   const { tool_choice: choice, text, reasoning, conversation } = parsed
-  const format: OutputFormat = text?.format ?? { type: 'text' }
+  const format: OutputFormat =
+    text?.format?.type === 'json_schema'
+      ? { type: 'json_schema', schema: text.format.schema }
+      : (text?.format ?? { type: 'text' })
   if (parsed.previous_response_id && conversation)
     raiseInvalid({
       code: 'INVALID_VALUE',
@@ -112,6 +121,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     request: {
       model: parsed.model,
       tools,
+      tool_fields: [...(parsed.tools ? ['tools'] : []), ...(choice ? ['tool_choice'] : [])],
       tool_choice: checkedChoice(
         tools,
         typeof choice === 'object' ? (choice?.name ?? null) : null,
@@ -133,7 +143,12 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     conversation: (typeof conversation === 'string' ? conversation : conversation?.id) || null,
     store: parsed.store ?? true,
     background: parsed.background ?? false,
-    ignored: [...unknownFields(body, { ...ResponseRequest.shape, ...WITHOUT_EFFECT }), ...(hosted ? ['tools'] : [])],
+    ignored: [
+      ...unknownFields(body, ResponseRequest.shape),
+      ...(hosted ? ['tools'] : []),
+      ...(choice && tools.length === 0 ? ['tool_choice'] : []),
+    ],
+    echo: requestEcho(parsed),
   }
 }
 

@@ -5,9 +5,9 @@ import { type Context, itemOperation, operations } from '../../core/api/operatio
 import { generationAccess } from '../../execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
 import { stepMessages } from '../../execution/generations/request/turn-result.ts'
+import { findLastPart, listVoidTexts } from '../../execution/generations/streams/frame-store.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
-import type { AgentTurnCall } from './agent-turn.ts'
+import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation } from './completion.ts'
 import { endUserOf } from './identity.ts'
@@ -20,6 +20,7 @@ import {
   outputItems,
   parseItemId,
   type ResponseHead,
+  requestEcho,
   responseEvents,
   responseId,
   responseObject,
@@ -36,7 +37,8 @@ import {
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
 import { readStoredSteps, type StoredSteps } from './stored-steps.ts'
-import { turnFormat } from './turn-format.ts'
+import type { AgentTurnCall, PreviousResponse } from './turn-call.ts'
+import { type TurnChunks, turnFormat } from './turn-format.ts'
 
 const notFound = (param: string, id: string): AppError =>
   new AppError('RESOURCE_NOT_FOUND', {
@@ -50,7 +52,7 @@ const now = (): number => Math.floor(Date.now() / 1000)
 export async function createResponse(session: OpenAiSession): Promise<void> {
   const parsed = parseResponseRequest(await session.exchange.readJson())
   const model = parseModelId(parsed.request.model)
-  const { previous, references } = await resolveReferences(session, parsed)
+  const { generation, previous, references } = await resolveReferences(session, parsed)
   const { instructions, messages } = messagesOfItems(parsed.items, references, previous)
   const texts = [parsed.instructions, instructions].filter(text => text !== null)
   const request: ClientChatRequest = {
@@ -58,7 +60,10 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
     messages,
     instructions: texts.length > 0 ? texts.join('\n\n') : null,
   }
-  if (model.kind === 'agent' || model.kind === 'agent_name') return respondByAgent(session, model, request, parsed)
+  if (model.kind === 'agent' || model.kind === 'agent_name') {
+    const continued = generation && { generation, message_count: previous.length }
+    return respondByAgent(session, model, request, { ...parsed, previous: continued })
+  }
   if (isEndUser(session)) throw modelNotFound(request.model)
   const visible = visibilityFor(session)
   const id = newCompletionHeader().id.replace(/^[a-z]+_/, 'resp_')
@@ -80,20 +85,17 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
   sendJson(session, responseObject(head, { status: statusOf(finish_reason), output, usage }, visible))
 }
 
-const headOf = (model: string, parsed: Omit<ParsedResponse, 'items' | 'request'>, id: string): ResponseHead => ({
-  id,
-  created_at: now(),
-  model,
-  previous_response_id: parsed.previous_response_id,
-  store: parsed.store,
-  background: parsed.background,
-})
+const headOf = (
+  model: string,
+  { previous_response_id, store, background, echo }: Omit<ParsedResponse, 'items' | 'request'>,
+  id: string,
+): ResponseHead => ({ id, created_at: now(), model, previous_response_id, store, background, ...echo })
 
 async function respondByAgent(
   session: OpenAiSession,
   model: AgentModel,
   request: ClientChatRequest,
-  parsed: ParsedResponse,
+  parsed: ParsedResponse & { previous: PreviousResponse | null },
 ): Promise<void> {
   const visible = visibilityFor(session)
   const stream: AgentTurnCall['stream'] = request.stream
@@ -103,8 +105,9 @@ async function respondByAgent(
           afterStep,
         })
     : null
-  const { store, background, conversation, ignored } = parsed
-  const { answer, report } = await runAgent(session, model, request, stream, { key: conversation, store, background })
+  const { store, background, conversation, previous, ignored } = parsed
+  const options = { key: conversation, previous, store, background }
+  const { answer, report } = await runAgent(session, model, request, stream, options)
   setReport(session, report, ignored)
   if (answer.stream) return sendStream(session, answer)
   const { queued } = answer.body as { queued?: string }
@@ -124,7 +127,7 @@ async function respondByAgent(
 async function resolveReferences(
   session: OpenAiSession,
   { items, previous_response_id, request }: ParsedResponse,
-): Promise<{ previous: ModelMessage[]; references: Map<string, ResolvedItem> }> {
+): Promise<{ generation: GenerationRow | null; previous: ModelMessage[]; references: Map<string, ResolvedItem> }> {
   const references = new Map<string, ResolvedItem>()
   const steps = new Map<string, StoredSteps>()
   const endUser = endUserOf(session, request)
@@ -150,14 +153,14 @@ async function resolveReferences(
     else if (text) references.set(item.id, { type: 'text', text })
     else throw notFound(param, item.id)
   }
-  if (previous_response_id === null) return { previous: [], references }
+  if (previous_response_id === null) return { generation: null, previous: [], references }
   const generationId = generationOfResponse(previous_response_id)
   if (!generationId) throw notFound('previous_response_id', previous_response_id)
   const { generation, steps: own } = await read(generationId, 'previous_response_id', previous_response_id)
   // The input of a paused turn is not in its record; only results of its calls continue it.
   const input = generation.input ?? (generation.status === 'requires_action' ? [] : null)
   if (!input) throw notFound('previous_response_id', previous_response_id)
-  return { previous: [...input, ...own.flatMap(stepMessages)], references }
+  return { generation, previous: [...input, ...own.flatMap(stepMessages)], references }
 }
 
 const isReference = (item: Item): item is Extract<Item, { type: 'item_reference' }> =>
@@ -177,7 +180,10 @@ const readOperation = itemOperation(generationKind, {
   run: async ({ resource, services }) => ({ generation: resource, steps: await readStoredSteps(services, resource) }),
 })
 
-/** Streams a generation as the events of its response. */
+/** Returns the format of a generation as a stream. @param afterStep steps before the part that the response shows */
+type PresentResponse = (generation: GenerationRow, afterStep: number) => TurnChunks
+
+/** Streams a generation as the events of its response: of a resumed one, as the response that resumed it. */
 const streamOperation = itemOperation(generationKind, {
   id: 'streamOpenAiResponse',
   method: 'post',
@@ -186,19 +192,15 @@ const streamOperation = itemOperation(generationKind, {
   tag: 'OpenAI',
   action: 'generations:GetGeneration',
   reads: true,
-  body: z.custom<{ present(generation: GenerationRow): Parameters<typeof turnFormat>[0] }>(),
+  body: z.custom<{ present: PresentResponse }>(),
   endUser: { ...generationAccess, fields: ['present'], streams: () => true, presented: true },
   answers: { 200: null },
-  run: async (
-    context: Context<
-      Record<string, never>,
-      { present(generation: GenerationRow): Parameters<typeof turnFormat>[0] },
-      GenerationRow
-    >,
-  ) => {
-    const { resource, body } = context
-    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep: 0 }
-    return streamTurn(context, resource, 0, turnFormat(body.present(resource), turn))
+  run: async (context: Context<Record<string, never>, { present: PresentResponse }, GenerationRow>) => {
+    const { resource, body, services } = context
+    const { after, steps: afterStep } = await findLastPart(services.pool, resource.id)
+    const voids = await listVoidTexts(services.pool, resource.id)
+    const turn = { generation_id: resource.id, model: resource.agent_id, afterStep, voids }
+    return streamTurn(context, resource, after, turnFormat(body.present(resource, afterStep), turn))
   },
 })
 
@@ -230,16 +232,17 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
   const { status, stop_reason, error, output } = generation
   const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
   const calls = steps.flatMap(step => step.tool_calls).filter(call => pending.some(({ id }) => id === call.id))
+  const finish_reason = (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason']
   const items = outputItems(
     suffix,
-    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason: 'stop', usage: null },
+    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason, usage: null },
     0,
   )
   const shown =
     status === 'failed' && stop_reason === 'cancelled'
       ? 'cancelled'
       : status === 'completed'
-        ? statusOf(output?.finish_reason ?? 'stop')
+        ? statusOf(finish_reason)
         : STATUSES[status]
   const failure = status === 'failed' && error ? errorFrame(session, failureOf(error)).error : null
   return responseObject(
@@ -248,6 +251,7 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
       status: shown,
       output: items,
       usage: usageOfTotals(generation.usage),
+      completed_at: generation.completed_at,
       error: failure as { code: string; message: string } | null,
     },
     visibilityFor(session),
@@ -264,6 +268,7 @@ const headOfGeneration = ({ id, agent_id }: GenerationRow): ResponseHead => ({
   previous_response_id: null,
   store: true,
   background: false,
+  ...requestEcho({}),
 })
 
 /** Handles GET /responses/{id}, as a whole or as a stream after an event. */
@@ -275,8 +280,12 @@ export async function getResponse(session: OpenAiSession, match: RegExpExecArray
   const answer = await invokeOperation(session, streamOperation, {
     params: { generation_id: idIn(match) },
     body: {
-      present: (generation: GenerationRow) =>
-        responseEvents(headOfGeneration(generation), visible, { failed: error => errorFrame(session, error), after }),
+      present: (generation: GenerationRow, afterStep: number) =>
+        responseEvents(headOfGeneration(generation), visible, {
+          failed: error => errorFrame(session, error),
+          after,
+          afterStep,
+        }),
     },
   })
   sendStream(session, answer)

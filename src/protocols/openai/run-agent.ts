@@ -1,12 +1,14 @@
-import { raiseInvalid } from '../../core/api/errors.ts'
+import { raiseNotAccepted } from '../../content/files/media.ts'
 import type { OperationResult } from '../../core/api/operation.ts'
-import { type AgentTurnCall, agentTurnOperation, sessionTurnOperation, type TurnReport } from './agent-turn.ts'
+import { agentTurnOperation, sessionTurnOperation } from './agent-turn.ts'
 import { spokenTexts } from './align.ts'
+import { hasRemoteImages } from './client-media.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import { conversationKeyOf, endUserOf } from './identity.ts'
 import { findAgentByName, type ModelRef } from './models.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
 import type { TurnAnswer } from './turn-answer.ts'
+import type { AgentTurnCall, PreviousResponse, TurnReport } from './turn-call.ts'
 import { requestIdentity } from './turn-requests.ts'
 
 export type AgentModel = Extract<ModelRef, { kind: 'agent' | 'agent_name' }>
@@ -17,15 +19,15 @@ export async function runAgent(
   model: AgentModel,
   request: ClientChatRequest,
   stream: AgentTurnCall['stream'],
-  options: { key?: string | null; store?: boolean; background?: boolean } = {},
+  options: { key?: string | null; previous?: PreviousResponse | null; store?: boolean; background?: boolean } = {},
 ): Promise<{ answer: OperationResult; report: TurnReport }> {
   const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
   const end_user = endUserOf(session, request)
-  const { store = true, background = false } = options
+  const { store = true, background = false, previous = null } = options
   const key = options.key ?? conversationKeyOf(session, request)
   const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
   const report: TurnReport = { session_id: null, ignored: [] }
-  if (isEndUser(session)) requireOwnContent(request)
+  if (isEndUser(session)) refuseRemoteImages(request)
   const call: AgentTurnCall = {
     agent_id,
     message: isEndUser(session) ? longestText(request) : '',
@@ -34,6 +36,7 @@ export async function runAgent(
     end_user,
     key,
     appends: options.key != null,
+    previous,
     identity: requestIdentity(session.caller, agent_id, end_user, key, request),
     isRetry: retries >= 1,
     stream,
@@ -41,7 +44,7 @@ export async function runAgent(
     background,
     report,
   }
-  const isSession = end_user !== null || key !== null
+  const isSession = end_user !== null || key !== null || hasSession(previous, agent_id)
   const answer = isSession
     ? await invokeOperation(session, sessionTurnOperation, { body: call })
     : await invokeOperation(session, agentTurnOperation, { params: { agent_id }, body: call })
@@ -71,12 +74,14 @@ function longestText(request: ClientChatRequest): string {
   return texts.reduce((longest, text) => (text.length > longest.length ? text : longest))
 }
 
-/** Refuses files of the project in a request of an end user. @throws VALIDATION_FAILED */
-function requireOwnContent({ messages }: ClientChatRequest): void {
-  const hasFile = messages.some(
-    ({ role, content }) => role === 'user' && typeof content !== 'string' && content.some(part => part.type === 'file'),
-  )
-  if (hasFile) raiseInvalid({ code: 'INVALID_VALUE', path: 'messages', message: 'must not refer to files by ID' })
+/** Whether a request continues a session without an end user. */
+const hasSession = (previous: PreviousResponse | null, agentId: string): boolean =>
+  previous !== null && previous.generation.session_id !== null && previous.generation.agent_id === agentId
+
+/** Refuses URLs of images in a request of an end user. @throws MEDIA_NOT_ACCEPTED */
+function refuseRemoteImages({ messages }: ClientChatRequest): void {
+  if (hasRemoteImages(messages))
+    raiseNotAccepted(null, { reason: 'url', message: 'End users send images as data URLs or files, not as URLs' })
 }
 
 /** Returns the answer of a turn that was not streamed. */

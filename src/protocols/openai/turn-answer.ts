@@ -12,9 +12,12 @@ import { readStoredSteps } from './stored-steps.ts'
 /** The result of an agent's turn, as its last frame contains it. */
 export type TurnResult = {
   agent_version: number | null
-  output: { content: string; finish_reason: string; response_messages?: ModelMessage[] } | null
+  output?: { content: string; finish_reason: string; response_messages?: ModelMessage[] } | null
+  /** Text of a turn that began in a session, which has no output. */
+  content?: string | null
   required_action: { tool_calls?: { id: string; tool_name: string; args: unknown }[] } | null
   usage: UsageSums | null
+  reasoning?: string
 }
 
 /** The answer of a turn, whose texts are given by step. */
@@ -34,11 +37,15 @@ const textsOf = (messages: readonly ModelMessage[]): string[] =>
       : [],
   )
 
+/** Returns the texts of all steps of a completed turn by its result; its output alone if the result has no messages. */
+export const textsOfResult = ({ output, content }: TurnResult): string[] =>
+  output?.response_messages ? textsOf(output.response_messages) : [output?.content ?? content ?? '']
+
 /** Returns the answer of a turn that completed or paused. @param texts of its steps after the request */
 export const answerOfResult = (
   generation_id: string,
   model: string,
-  { agent_version, output, required_action, usage }: TurnResult,
+  { agent_version, output, required_action, usage, reasoning }: TurnResult,
   texts: string[],
   afterStep: number,
 ): TurnAnswer => ({
@@ -48,6 +55,7 @@ export const answerOfResult = (
   model,
   texts,
   text: joinedTexts(texts),
+  reasoning,
   tool_calls: (required_action?.tool_calls ?? []).map(({ id, tool_name, args }) => ({ id, tool_name, args })),
   finish_reason: (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason'],
   usage: usage && countsOf(usage),
@@ -68,9 +76,7 @@ export async function readTurnAnswer(
   const texts =
     ended.status === 'requires_action'
       ? (await readStoredSteps(services, ended)).map(({ text }) => text ?? '')
-      : result.output?.response_messages
-        ? textsOf(result.output.response_messages)
-        : [result.output?.content ?? '']
+      : textsOfResult(result)
   return answerOfResult(ended.id, model, result, texts.slice(afterStep), afterStep)
 }
 

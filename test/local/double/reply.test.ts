@@ -147,6 +147,13 @@ describe('model double: replies', () => {
     assert.equal(frames.at(-1)?.choices[0].finish_reason, 'tool_calls')
   })
 
+  it('reasoning comes before the content', async () => {
+    await put({ reasoning: 'I think', text: 'so' })
+    const deltas = (await api.frames('reply')).flatMap(({ choices }) => choices.map(({ delta }: any) => delta))
+    assert.deepEqual(deltas.slice(1, 3), [{ reasoning_content: 'I think' }, { content: 'so' }])
+    assert.equal((await api.answer('reply')).choices[0].message.reasoning_content, 'I think')
+  })
+
   it('chunks are the exact pieces; chunk_words the words of a piece', async () => {
     await put({ chunks: ['{"a', '":', '1}'] })
     assert.deepEqual(piecesOf(await api.frames('reply')), ['{"a', '":', '1}'])

@@ -7,7 +7,7 @@ import { sql } from '../../../core/db/sql.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
 import { type LoadedRoute, loadedRoute, routeOf } from '../../model-routes/store.ts'
 import type { AttachedFile, ModelAnswer } from '../../providers/model-messages.ts'
-import { MAX_DESCRIPTION, type MediaPart } from '../request/message-media.ts'
+import { type DescribedFile, MAX_DESCRIPTION } from '../request/message-media.ts'
 import { attributionOf } from './metering.ts'
 import type { TurnAttempt } from './turn-attempt.ts'
 
@@ -18,31 +18,34 @@ const INSTRUCTION =
 const MAX_TOKENS = 1500
 
 /**
- * Returns a description of a file by one call of the agent's describing route, and stores it with the message. Null if
+ * Returns a description of a file by one call of the agent's describing route, and stores it with its message. Null if
  * the route was deleted, a quota is used up or the call fails: the turn then continues with a note.
  * @throws the reason of the signal
  */
 export async function describeMedia(
   turn: TurnAttempt,
-  part: MediaPart,
+  { file_id, message_id }: DescribedFile,
   file: AttachedFile,
   signal: AbortSignal,
 ): Promise<string | null> {
   const { services, generation, context } = turn
   try {
+    const stored = message_id === null ? null : { message_id, file_id }
+    // The prompt is of the first attempt, which may have been lost after its call.
+    const earlier = stored && generation.attempt > 1 ? await context.source?.description?.(services.pool, stored) : null
+    if (earlier) return earlier
     const route = await findRoute(turn)
     if (!route) return null
     await checkSpend(services, generation, services.pool, { again: true })
     const answer = await requestDescription(turn, route, file, signal)
     const text = truncateChars(answer.text.trim(), MAX_DESCRIPTION)
     if (text === '') return null
-    const { message_id } = part.media
-    await context.source?.described?.(services.pool, { message_id, file_id: part.file_id, text })
+    if (stored) await context.source?.described?.(services.pool, { ...stored, text })
     return text
   } catch (error) {
     if (signal.aborted) throw signal.reason
     if (!(error instanceof AppError)) throw error
-    services.log.warn({ err: error, generation_id: generation.id, file_id: part.file_id }, 'media description failed')
+    services.log.warn({ err: error, generation_id: generation.id, file_id }, 'media description failed')
     return null
   }
 }

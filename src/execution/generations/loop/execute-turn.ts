@@ -131,6 +131,7 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
       await injectFault(services, 'before_model')
       turn.partial = ''
       const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)
+      if (answer.reasoning && turn.showsReasoning) turn.reasoning.push(answer.reasoning)
       const step = openStepOf(answer, n, startedAt, turn.steps)
       turn.lastAnswer = step
       await injectFault(services, 'after_model')
@@ -216,7 +217,7 @@ async function requestStep(
     turn.files = await readFiles(services, generation.project_id, history, signal, {
       rules: mediaRules(agent.media),
       models: calledModels(turn.loaded, data.model ?? agent.model),
-      describe: (part, file) => describeMedia(turn, part, file, signal),
+      describe: (target, content) => describeMedia(turn, target, content, signal),
     })
     // Texts of files may exceed the estimate.
     if (turn.files.parts.size > 0) history = historyOf(turn, data, step, others)
@@ -232,7 +233,10 @@ async function requestStep(
     signal,
     // A structured answer is validated as a whole before front ends receive it; clients of the OpenAI API validate it too.
     ...(generation.streamed && (!output_schema || generation.shape === 'agent')
-      ? { onDelta: (text: string) => turn.appendText(text) }
+      ? {
+          onDelta: (text: string) => turn.appendText(text),
+          ...(turn.showsReasoning && { onReasoning: (text: string) => turn.frames.text(text, 'reasoning') }),
+        }
       : {}),
   }
   if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)

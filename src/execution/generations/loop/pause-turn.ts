@@ -48,7 +48,7 @@ export async function pauseTurn(
   await commitAttempt(turn, {
     after,
     frames,
-    last: result => turn.frames.next('requires_action', result ?? agentResult(paused, steps, step)),
+    last: result => turn.frames.next('requires_action', result ?? agentResult(paused, steps, turn, step)),
     parts: frames => pauseParts(generation, after, entries, frames),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)

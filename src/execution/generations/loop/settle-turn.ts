@@ -5,7 +5,7 @@ import { retryWhileUnavailable } from '../../../core/db/retry.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { settledStep, storedStep } from '../journal/step.ts'
 import { type GenerationRow, type JournalStepRow, storedForm, type TurnData } from '../model.ts'
-import { agentResult } from '../request/turn-result.ts'
+import { agentResult, stepMessages } from '../request/turn-result.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
@@ -165,6 +165,7 @@ async function settleTurn(
     status: end.status,
     content: end.output?.content ?? null,
     texts: steps.map(({ text }) => text ?? ''),
+    history: hasToolHistory(generation, steps) ? steps.flatMap(stepMessages) : null,
     partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
     model: end.output?.model ?? null,
     object: end.output?.object ?? null,
@@ -180,7 +181,7 @@ async function settleTurn(
     frames,
     last: result =>
       end.status === 'completed'
-        ? turn.frames.next('completed', result ?? agentResult(settled, steps))
+        ? turn.frames.next('completed', result ?? agentResult(settled, steps, turn))
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {
@@ -194,6 +195,10 @@ async function settleTurn(
   if (after.step_count > 0) traceFlusher(services).add(after)
   return turn.reportOutcome(end.status, end.error)
 }
+
+/** Whether later turns read the tool calls of a turn. */
+const hasToolHistory = ({ content_mode }: GenerationRow, steps: readonly JournalStepRow[]): boolean =>
+  content_mode === 'full' && steps.some(({ tool_calls }) => tool_calls.length > 0)
 
 /**
  * Whether the agent's model may be called for texts derived from the turn: its content is stored, and the agent is not of

@@ -50,6 +50,8 @@ export class TurnAttempt {
   frames: FrameWriter
   /** Text streamed for the step in progress. */
   partial = ''
+  /** Reasoning of this attempt's steps, for a client that requests it. */
+  readonly reasoning: string[] = []
   /** Read for the first model call; later steps use the same bytes. */
   files: Attachments | null = null
   tools: Toolbox = NO_TOOLS
@@ -148,6 +150,11 @@ export class TurnAttempt {
   appendText(text: string): void {
     this.partial += text
     this.frames.text(text)
+  }
+
+  /** Whether the client gets reasoning: never of an agent that another project shares, which hides its instructions. */
+  get showsReasoning(): boolean {
+    return this.data?.overrides.client?.reasoning === true && this.generation.publisher_project_id === null
   }
 
   /** Returns the frames of unwritten text, of events and, with a step, of its end. */

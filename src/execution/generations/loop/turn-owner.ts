@@ -14,6 +14,8 @@ export type TurnOutcome = {
   content: string | null
   /** Texts of all steps; those without text are empty. */
   texts: readonly string[]
+  /** Messages of the steps, for later turns; null without tool calls, and for a turn whose content is not stored. */
+  history: readonly ModelMessage[] | null
   /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
   model: string | null
@@ -59,6 +61,8 @@ export type TurnSource = {
   target?(permission: { kind: string; id: string }): KindRow | null
   /** Stores the description of a file of a message, so that later turns use it. */
   described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
+  /** Returns the stored description of a file of a message, which an earlier attempt may have stored; null without one. */
+  description?(db: Queryable, of: { message_id: string; file_id: string }): Promise<string | null>
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**

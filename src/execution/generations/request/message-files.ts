@@ -1,17 +1,25 @@
 import { mediaInput } from '../../../content/files/media.ts'
 import { essenceOf } from '../../../content/files/media-type.ts'
 import { type FileRow, fileKind } from '../../../content/files/model.ts'
-import { fileBytes } from '../../../content/files/read-file.ts'
+import { fileBytes, referencedChunks } from '../../../content/files/read-file.ts'
 import { acquireReadMemory, maxWholeRead } from '../../../content/files/read-memory.ts'
 import { type Problem, raise, raiseInvalid } from '../../../core/api/errors.ts'
 import type { Context } from '../../../core/api/operation.ts'
 import type { Queryable } from '../../../core/db/sql.ts'
 import type { Services } from '../../../core/process/services.ts'
-import type { AttachedFile, FilePart, ModelMessage, PromptMessage, TextPart } from '../../providers/model-messages.ts'
+import type {
+  AttachedFile,
+  FilePart,
+  MessageMedia,
+  ModelMessage,
+  PromptMessage,
+  TextPart,
+} from '../../providers/model-messages.ts'
 import { findFiles } from '../store.ts'
 import {
   currentMedia,
   fallbackText,
+  type MediaFile,
   type MediaHandling,
   type MediaPart,
   mayTake,
@@ -20,7 +28,7 @@ import {
 } from './message-media.ts'
 
 /** What a model gets for the file parts of a turn; `release` frees the memory. */
-export type Attachments = { parts: ReadonlyMap<FilePart, AttachedFile | TextPart>; release(): void }
+export type Attachments = { parts: ReadonlyMap<FilePart | AttachedFile, AttachedFile | TextPart>; release(): void }
 
 /** Media types that models accept: images, audio and PDF. */
 const READABLE = /^(image\/|audio\/|application\/pdf$)/
@@ -80,6 +88,36 @@ export async function admitFiles(
   if (problems.length > 0) raiseInvalid(problems)
 }
 
+/** Yields the attachments of messages that are handled like files of conversation messages. */
+function* attachedMedia(messages: readonly ModelMessage[]): Generator<AttachedFile & { media: MessageMedia }> {
+  for (const { role, content } of messages) {
+    if (role !== 'user' || typeof content === 'string') continue
+    for (const part of content)
+      if (part.type === 'attachment' && part.media) yield part as AttachedFile & { media: MessageMedia }
+  }
+}
+
+/** Returns the size of an attachment in bytes. */
+export const attachedBytes = ({ data_base64 }: AttachedFile): number => Math.floor((data_base64.length * 3) / 4)
+
+const PIECE_CHARS = 65_536
+
+/** Yields the bytes of an attachment. */
+export async function* attachedPieces({ data_base64 }: AttachedFile): AsyncGenerator<Buffer> {
+  for (let at = 0; at < data_base64.length; at += PIECE_CHARS)
+    yield Buffer.from(data_base64.slice(at, at + PIECE_CHARS), 'base64')
+}
+
+/** Returns the file of an attachment, with an ID that is unique in the turn. */
+const attachedFileOf = (part: AttachedFile, project_id: string, index: number): MediaFile => ({
+  id: `attachment-${index + 1}`,
+  project_id,
+  filename: part.filename,
+  content_type: part.media_type,
+  size: attachedBytes(part),
+  pieces: () => attachedPieces(part),
+})
+
 /**
  * Reads the files of a turn's messages, with one query and one read per file, once memory for them is available. Files
  * of conversation messages are read for the newest turns only, as far as they fit, and if a model may take them.
@@ -93,10 +131,11 @@ export async function readFiles(
   signal: AbortSignal,
   handling: MediaHandling,
 ): Promise<Attachments> {
-  const read = new Map<FilePart, AttachedFile | TextPart>()
+  const read = new Map<FilePart | AttachedFile, AttachedFile | TextPart>()
   const parts = [...fileParts(messages)].map(({ part }) => part)
-  if (parts.length === 0) return { parts: read, release: () => {} }
-  const files = await findFilesById(services.pool, projectId, parts)
+  const attachments = [...attachedMedia(messages)]
+  if (parts.length + attachments.length === 0) return { parts: read, release: () => {} }
+  const files = parts.length === 0 ? new Map() : await findFilesById(services.pool, projectId, parts)
   const requested = parts.filter(part => part.media === undefined)
   const limit = maxWholeRead(services.config)
   let bytes = totalBytes(requested, files)
@@ -105,10 +144,15 @@ export async function readFiles(
       message: `The files of the turn exceed ${limit} bytes`,
       meta: { reason: 'files_too_large' },
     })
-  const media: { part: MediaPart; file: FileRow }[] = []
+  const fileOf = (part: MediaPart): MediaFile | undefined => {
+    if (part.type === 'attachment') return attachedFileOf(part, projectId, attachments.indexOf(part))
+    const row = files.get(part.file_id)
+    return row && { ...row, pieces: () => referencedChunks(services, row) }
+  }
+  const media: { part: MediaPart; file: MediaFile }[] = []
   for (const part of currentMedia(messages, handling.rules)) {
-    const file = files.get(part.file_id)
-    if (!file) return raise('FILE_NOT_FOUND', { meta: { id: part.file_id } })
+    const file = fileOf(part)
+    if (!file) return raise('FILE_NOT_FOUND', { meta: { id: (part as FilePart).file_id } })
     const size = needsBytes(handling, part, file) ? (file.size ?? 0) : 0
     if (bytes + size > limit) break
     bytes += size
@@ -136,7 +180,10 @@ export async function readFiles(
     for (const part of requested) read.set(part, await contentOf(part.file_id))
     for (const { part, file } of media) {
       const attached = needsBytes(handling, part, file)
-        ? { ...(await contentOf(file.id)), filename: neutralName(file) }
+        ? {
+            ...(part.type === 'attachment' ? withoutMedia(part) : await contentOf(file.id)),
+            filename: neutralName(file),
+          }
         : undefined
       const input = mediaInput(file.content_type)
       const text = once(() => fallbackText(services, handling, { part, file, attached }, signal))
@@ -147,8 +194,8 @@ export async function readFiles(
           : { type: 'text', text: await text() },
       )
     }
-    for (const part of parts)
-      if (!read.has(part)) read.set(part, { type: 'text', text: noteOf(part as MediaPart, files.get(part.file_id)) })
+    for (const part of [...parts.filter(isConversationMedia), ...attachments])
+      if (!read.has(part)) read.set(part, { type: 'text', text: noteOf(part, fileOf(part)) })
     return { parts: read, release }
   } catch (error) {
     release()
@@ -156,8 +203,12 @@ export async function readFiles(
   }
 }
 
+const isConversationMedia = (part: FilePart): part is FilePart & { media: MessageMedia } => part.media !== undefined
+
+const withoutMedia = ({ media: _, ...part }: AttachedFile): AttachedFile => part
+
 /** Returns a name for a file of an end user, whose own name a vendor may pass to the model as text. */
-const neutralName = ({ id, content_type }: FileRow): string =>
+const neutralName = ({ id, content_type }: MediaFile): string =>
   `${id}.${essenceOf(content_type ?? '').replace(/^.*\//, '')}`
 
 /** Returns a function that calls `work` once. */
@@ -175,6 +226,6 @@ export const attachFiles = (messages: readonly ModelMessage[], { parts }: Attach
     if (message.role !== 'user' || typeof message.content === 'string') return message as PromptMessage
     return {
       role: 'user',
-      content: message.content.map(part => (part.type === 'file' ? (parts.get(part) as AttachedFile) : part)),
+      content: message.content.map(part => (part.type === 'text' ? part : (parts.get(part) ?? (part as AttachedFile)))),
     }
   })

@@ -3,7 +3,6 @@ import { type MediaInput, mediaInput, PDF, raiseNotAccepted } from '../../../con
 import { fileNote, GONE_NOTE } from '../../../content/files/media-notes.ts'
 import { essenceOf } from '../../../content/files/media-type.ts'
 import type { FileRow } from '../../../content/files/model.ts'
-import { referencedChunks } from '../../../content/files/read-file.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { type MediaRules, mediaRules } from '../../agents/media.ts'
@@ -13,8 +12,13 @@ import { modelInputs } from '../../providers/model-inputs.ts'
 import type { AttachedFile, FilePart, MessageMedia, ModelMessage } from '../../providers/model-messages.ts'
 import { escapeClosingTag, referenceBlock } from './reference-block.ts'
 
-/** A file part of a conversation message. */
-export type MediaPart = FilePart & { media: MessageMedia }
+/** A file of a conversation message or of a client's request, by ID or with its content. */
+export type MediaPart = (FilePart | AttachedFile) & { media: MessageMedia }
+
+/** The file of a part. `id` is unique among the files of a turn. */
+export type MediaFile = Pick<FileRow, 'id' | 'project_id' | 'filename' | 'content_type' | 'size'> & {
+  pieces(): AsyncIterable<Uint8Array>
+}
 
 /** Inputs of a model; null if unknown. */
 type Inputs = ReadonlySet<ModelInput> | null
@@ -25,8 +29,11 @@ export type MediaHandling = {
   /** Inputs of the models that may be called. */
   models: readonly Inputs[]
   /** Returns a description of a file, or null if there is none. Requires the fallback `describe`. */
-  describe?: (part: MediaPart, file: AttachedFile) => Promise<string | null>
+  describe?: (target: DescribedFile, content: AttachedFile) => Promise<string | null>
 }
+
+/** A file to describe, and the message that keeps the description. */
+export type DescribedFile = { file_id: string; message_id: string | null }
 
 /** Handling by a caller without an agent. */
 export const handlingOf = (models: readonly Inputs[]): MediaHandling => ({ rules: mediaRules(null), models })
@@ -69,26 +76,30 @@ const MAX_EXTRACTED = 32_000
 export const MAX_DESCRIPTION = 4000
 
 /** Returns a note of a file. */
-export const noteOf = ({ media }: MediaPart, file: FileRow | undefined): string =>
+export const noteOf = ({ media }: Pick<MediaPart, 'media'>, file: Omit<MediaFile, 'pieces'> | undefined): string =>
   file ? fileNote(file, media.alt) : GONE_NOTE
 
 /** Returns text from a file or about it as reference material, with the note of the file. */
-const fenced = (part: MediaPart, file: FileRow, text: string): string =>
+const fenced = (part: MediaPart, file: MediaFile, text: string): string =>
   referenceBlock([escapeClosingTag(`${noteOf(part, file)}\n${text}`)])
 
 /** Returns the text of a file, at most 32,000 characters; a note if it cannot be read. */
-async function extractedText(services: Services, part: MediaPart, file: FileRow, signal: AbortSignal): Promise<string> {
+async function extractedText(
+  services: Services,
+  part: MediaPart,
+  file: MediaFile,
+  signal: AbortSignal,
+): Promise<string> {
   const { config } = services
   const type = essenceOf(file.content_type ?? '')
-  const pieces = () => referencedChunks(services, file)
   const extracted =
     type === PDF
-      ? await extractPdf(async () => ({ size: file.size ?? 0, pieces: pieces() }), config, {
+      ? await extractPdf(async () => ({ size: file.size ?? 0, pieces: file.pieces() }), config, {
           project: file.project_id,
           signal,
         })
       : type.startsWith('text/')
-        ? await extractText(pieces(), file.content_type as string, config)
+        ? await extractText(file.pieces(), file.content_type as string, config)
         : null
   const text = extracted?.ok ? extracted.pages.map(page => page.text).join('\n\n') : ''
   return text === '' ? noteOf(part, file) : fenced(part, file, truncateChars(text, MAX_EXTRACTED))
@@ -98,7 +109,7 @@ async function extractedText(services: Services, part: MediaPart, file: FileRow,
 export async function fallbackText(
   services: Services,
   handling: MediaHandling,
-  { part, file, attached }: { part: MediaPart; file: FileRow; attached?: AttachedFile },
+  { part, file, attached }: { part: MediaPart; file: MediaFile; attached?: AttachedFile },
   signal: AbortSignal,
 ): Promise<string> {
   const { rules, describe } = handling
@@ -109,7 +120,8 @@ export async function fallbackText(
     case 'extract':
       return extractedText(services, part, file, signal)
     case 'describe': {
-      const description = part.media.description ?? (attached && (await describe?.(part, attached)))
+      const target = { file_id: file.id, message_id: part.media.message_id }
+      const description = part.media.description ?? (attached && (await describe?.(target, attached)))
       return description == null ? noteOf(part, file) : fenced(part, file, description)
     }
     case 'refuse': {
@@ -120,7 +132,7 @@ export async function fallbackText(
 }
 
 /** Whether the bytes of a file are needed: to send it to a model, or to describe it. */
-export function needsBytes({ rules, models, describe }: MediaHandling, part: MediaPart, file: FileRow): boolean {
+export function needsBytes({ rules, models, describe }: MediaHandling, part: MediaPart, file: MediaFile): boolean {
   const input = mediaInput(file.content_type)
   if (input === null || input === 'text') return false
   return mayTake(models, input) || (rules.fallback === 'describe' && !!describe && part.media.description === null)

@@ -27,6 +27,7 @@ export const GenerateResult = z
       .nullable(),
     required_action: z.record(z.string(), z.unknown()).nullable(),
     usage: UsageTotals.nullable(),
+    reasoning: z.string().optional().describe('Reasoning of the model, for clients of the OpenAI API only'),
   })
   .meta({ id: 'GenerateResult' })
 
@@ -51,10 +52,14 @@ export function stepMessages(step: JournalStepRow): ModelMessage[] {
   ]
 }
 
-/** Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. */
+/**
+ * Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. Only the
+ * attempt that ends the turn has its reasoning.
+ */
 export function agentResult(
   generation: GenerationRow,
   steps: readonly JournalStepRow[],
+  { reasoning }: { reasoning: readonly string[] } = { reasoning: [] },
   open?: Pick<JournalStepRow, 'ai_provider_id'>,
 ) {
   const { output } = generation
@@ -67,6 +72,7 @@ export function agentResult(
     output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
     required_action: generation.required_action,
     usage: generation.usage,
+    ...(reasoning.length > 0 && { reasoning: reasoning.join('\n\n') }),
   }
 }
 

@@ -47,6 +47,36 @@ export const lastPauseFrame = (db: Queryable, id: string): Promise<number> =>
   db.oneFirst(seqRow`
     select coalesce(max(seq), 0) as seq from stream_frames where generation_id = ${id} and event = 'requires_action'`)
 
+const lastPartRow = sql.type(z.object({ after: z.int(), steps: z.int() }))
+
+/**
+ * Returns the place of the last part of a turn, which began with the turn or with its last resume: the number of the frame
+ * before it, and the number of steps before it, including the step that the turn had paused in.
+ */
+export const findLastPart = (db: Queryable, id: string): Promise<{ after: number; steps: number }> =>
+  db.one(lastPartRow`
+    with pause as (
+      select max(seq) as seq from stream_frames where generation_id = ${id} and event = 'requires_action'
+        and seq < (select max(seq) from stream_frames where generation_id = ${id}))
+    select coalesce(pause.seq, 0) as after, case when pause.seq is null then 0 else 1 + (
+      select count(*)::int from stream_frames
+      where generation_id = ${id} and event = 'step' and seq < pause.seq) end as steps
+    from pause`)
+
+const VoidText = z.object({ after: z.int(), before: z.int() })
+/** Frames between two others, whose text is void because the worker of their step was lost. */
+export type VoidText = z.output<typeof VoidText>
+const voidTextRow = sql.type(VoidText)
+
+/** Returns the void texts of a turn so far. */
+export const listVoidTexts = (db: Queryable, id: string): Promise<readonly VoidText[]> =>
+  db.any(voidTextRow`
+    select r.seq as before, coalesce((
+      select max(b.seq) from stream_frames b
+      where b.generation_id = r.generation_id and b.seq < r.seq
+        and b.event in ('step', 'step_settled', 'step_restarted', 'requires_action')), 0) as after
+    from stream_frames r where r.generation_id = ${id} and r.event = 'step_restarted'`)
+
 /**
  * Deletes up to `limit` frames of turns that ended ten minutes ago and returns their number. By stream_frames_created.
  */

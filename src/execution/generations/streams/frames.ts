@@ -7,6 +7,9 @@ import { notifyFrames, TurnClaimLost } from './live-turns.ts'
 /** Frame at the end of a step in conversations, whose streams do not show steps. */
 export const STEP_SETTLED = 'step_settled'
 
+/** Frame at the start of a call that runs another agent. */
+export const NESTED_AGENT = 'nested_agent'
+
 /** Interval at which text is written; the first part is written immediately. */
 const BATCH_MS = 30
 
@@ -49,9 +52,12 @@ export const startedOf = ({ id: generation_id, trace_id, agent_version, shape }:
 
 export const deltaOf = (content: string) => ({ choices: [{ index: 0, delta: { content } }] })
 
+/** Text of an answer, or of the reasoning before it. */
+type Text = { event: 'delta' | 'reasoning'; content: string }
+
 /** Writes the frames of an attempt in order: text in batches, at most one statement at a time. */
 export class FrameWriter {
-  private pending = ''
+  private pending: Text[] = []
   private flushing: Promise<void> | null = null
   private timer: NodeJS.Timeout | null = null
   private failure: unknown = null
@@ -75,8 +81,10 @@ export class FrameWriter {
   }
 
   /** Queues streamed text. */
-  text(content: string): void {
-    this.pending += content
+  text(content: string, event: Text['event'] = 'delta'): void {
+    const last = this.pending.at(-1)
+    if (last?.event === event) last.content += content
+    else this.pending.push({ event, content })
     if (this.flushing || this.timer) return
     const wait = Math.max(0, this.lastFlush + BATCH_MS - performance.now())
     if (wait === 0) this.flush()
@@ -88,12 +96,11 @@ export class FrameWriter {
   }
 
   private flush(): void {
-    if (this.pending === '' || this.flushing) return
-    const frame = this.next('delta', deltaOf(this.pending))
-    this.pending = ''
+    if (this.pending.length === 0 || this.flushing) return
+    const frames = this.takePending()
     this.lastFlush = performance.now()
     const { services, generation, signal } = this
-    const append = () => appendFrames(services.pool, generation.id, generation.attempt, [frame])
+    const append = () => appendFrames(services.pool, generation.id, generation.attempt, frames)
     this.flushing = retryWhileUnavailable(append, { signal })
       .then(
         owned => {
@@ -106,7 +113,7 @@ export class FrameWriter {
       )
       .then(() => {
         this.flushing = null
-        if (this.pending !== '' && !this.timer && !this.failure) {
+        if (this.pending.length > 0 && !this.timer && !this.failure) {
           this.timer = setTimeout(
             () => {
               this.timer = null
@@ -118,22 +125,27 @@ export class FrameWriter {
       })
   }
 
+  private takePending(): Frame[] {
+    const texts = this.pending
+    this.pending = []
+    return texts.map(({ event, content }) => this.next(event, event === 'delta' ? deltaOf(content) : { text: content }))
+  }
+
   /** Waits for the write in progress and returns the rest as a frame for the next statement. @throws TurnClaimLost */
   async drain(): Promise<Frame[]> {
     if (this.timer) clearTimeout(this.timer)
     this.timer = null
-    const rest = this.pending
-    this.pending = ''
+    const rest = this.takePending()
     while (this.flushing) await this.flushing
     if (this.failure) throw this.failure
-    return rest === '' ? [] : [this.next('delta', deltaOf(rest))]
+    return rest
   }
 
   /** Discards unwritten text of a lost or failed step. */
   async discard(): Promise<void> {
     if (this.timer) clearTimeout(this.timer)
     this.timer = null
-    this.pending = ''
+    this.pending = []
     while (this.flushing) await this.flushing
   }
 }

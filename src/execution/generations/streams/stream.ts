@@ -1,34 +1,28 @@
-import type { RecordedFailure } from '../../../core/api/errors.ts'
 import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import type { FrameFormat, StreamFrame } from '../../../core/api/frame-format.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
 import { generationKind } from '../model.ts'
 import { readTurnEnd, type TurnEndState } from '../request/wait-for-turn.ts'
 import { type Frame, framesAfter } from './frame-store.ts'
-import { deltaOf, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
+import { deltaOf, NESTED_AGENT, readFrame, STEP_SETTLED, startedOf } from './frames.ts'
 import { liveTurns } from './live-turns.ts'
 
 /** Polling interval in case of lost notifications. */
 const POLL_MS = 2000
 const END_EVENTS = new Set(['completed', 'error'])
 
-/** Events of turns in conversations that only protocol mounts receive. */
-const MOUNT_EVENTS = new Set([STEP_SETTLED, 'approval', 'state'])
+/** Events of turns that only protocol mounts receive. */
+const MOUNT_EVENTS = new Set([STEP_SETTLED, NESTED_AGENT, 'approval', 'state', 'reasoning'])
 
 /** Returns the sequence number in a Last-Event-ID header; 0 unless it is a whole number. */
 export const lastEventId = (header: string | string[] | undefined): number =>
   typeof header === 'string' && /^\d{1,9}$/.test(header) ? Number(header) : 0
 
-/** A stored or rebuilt frame of a turn, with its data as JSON text. */
-export type TurnFrame = { seq: number; event: string; data: string }
-
 /** The wire format of a turn's frames. */
-export type TurnFormat = {
-  frame(frame: TurnFrame): Iterable<string>
-  /** Whether a frame ended the stream before the end of the turn. */
-  ended?(): boolean
-  /** The last message for a caller that has lost its permission. */
-  refused?(refusal: RecordedFailure): string
+export type TurnFormat = FrameFormat & {
+  /** Receives the turn before its frames. */
+  found?(turn: GenerationRow): void
 }
 
 const events: TurnFormat = { frame: ({ seq, event, data }) => [eventMessage(seq, event, data)] }
@@ -41,20 +35,21 @@ export function streamTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   generation: { id: string },
   after: number,
-  format: TurnFormat = events,
+  format: TurnFormat = context.client?.format ?? events,
 ): OperationResult {
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
+  const isOfMount = context.client !== null || format !== events
   // A generator: the iterator of an array has no throw(), which a stream calls when its client has gone.
-  const formatted = function* (frame: TurnFrame) {
-    for (const message of format.frame(frame)) yield message
+  const formatted = async function* (frame: StreamFrame) {
+    for await (const message of format.frame(frame)) yield message
   }
   /** Yields frames; returns whether one of them ended the stream. */
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
-      if (!context.client && MOUNT_EVENTS.has(frame.event)) continue
+      if (!isOfMount && MOUNT_EVENTS.has(frame.event)) continue
       yield* formatted({ ...frame, data: readFrame(services, turn, frame) })
       if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.
@@ -68,8 +63,11 @@ export function streamTurn(
     position: () => seq,
     refused: format.refused,
     async *look(quiet) {
-      row ??= await generationKind.find(services.pool, generation.id)
-      if (!row) return 'ended'
+      if (!row) {
+        row = await generationKind.find(services.pool, generation.id)
+        if (!row) return 'ended'
+        format.found?.(row)
+      }
       if (row.streamed) {
         if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
       } else if (seq === 0) {
@@ -89,7 +87,7 @@ export function streamTurn(
 }
 
 /** Yields the end of a turn from its record; the text is a single delta if none was written. */
-function* endFrames(ended: TurnEndState, seq: number): Generator<TurnFrame> {
+function* endFrames(ended: TurnEndState, seq: number): Generator<StreamFrame> {
   let next = seq
   if (ended.failure) {
     yield { seq: next + 1, event: 'error', data: JSON.stringify(ended.failure) }

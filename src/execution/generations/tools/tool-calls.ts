@@ -8,6 +8,7 @@ import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
 import type { Entry } from '../journal/store.ts'
 import { attributionOf, draftLostCall } from '../loop/metering.ts'
 import type { ToolCallOutcome } from '../model.ts'
+import { NESTED_AGENT } from '../streams/frames.ts'
 import { type AllowedCall, type CallDecisionInput, decideCall, failureOutcome } from './call-decision.ts'
 import type { TurnTool } from './toolbox.ts'
 
@@ -103,7 +104,10 @@ async function makeCalls(
   while (waiting.length > 0 || running.size > 0) {
     const starting = waiting.splice(0, services.config.GENERATION_TOOL_CONCURRENCY - running.size)
     const starts = starting.map(({ position }): Entry => ({ n: step.n, position: position + 1, value: null }))
-    const startEvents = starting.map(({ position }): StreamEvent => ({ event: 'tool_call', data: nameOf(position) }))
+    const startEvents = starting.flatMap((call): StreamEvent[] => [
+      { event: 'tool_call', data: nameOf(call.position) },
+      ...nestedTurnEvents(step.tool_calls[call.position].id, call),
+    ])
     await journal([...unwritten, ...starts], [...events, ...startEvents])
     unwritten = []
     events = []
@@ -134,6 +138,16 @@ async function makeCalls(
     signal.throwIfAborted()
   }
   return events
+}
+
+/** Operation that runs another agent. */
+const RUN_AGENT = 'create-agent-generation'
+
+/** Returns the event of a call that runs another agent, for protocol mounts. */
+function nestedTurnEvents(tool_call_id: string, { tool: { action, callable }, args }: AllowedCall): StreamEvent[] {
+  if (callable.type !== 'platform' || action !== RUN_AGENT) return []
+  const { agent_id } = { ...args, ...callable.preset_parameters }
+  return typeof agent_id === 'string' ? [{ event: NESTED_AGENT, data: { tool_call_id, agent_id } }] : []
 }
 
 async function makeCall(input: ToolCallsInput, { position, tool, args }: AllowedCall): Promise<ToolCallOutcome> {

@@ -1,0 +1,13 @@
+import type { RecordedFailure } from './errors.ts'
+
+/** A stored event of a stream, with its data as JSON text. */
+export type StreamFrame = { seq: number; event: string; data: string }
+
+/** The wire format of the frames of a stream. */
+export type FrameFormat = {
+  frame(frame: StreamFrame): Iterable<string> | AsyncIterable<string>
+  /** Whether a frame ended the stream before its last frame. */
+  ended?(): boolean
+  /** The last message for a caller that has lost its permission. */
+  refused?(refusal: RecordedFailure): string | Promise<string>
+}

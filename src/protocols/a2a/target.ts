@@ -1,0 +1,59 @@
+import { orchestrationKind } from '../../automation/orchestrations/model.ts'
+import { raise } from '../../core/api/errors.ts'
+import { isIdOf } from '../../core/api/kind.ts'
+import type { Queryable } from '../../core/db/sql.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
+import type { Caller } from '../../core/iam/caller.ts'
+import type { A2aFace } from '../../execution/agents/a2a-face.ts'
+import { agentKind, findAgent } from '../../execution/agents/model.ts'
+import { findGrantingShares } from '../../execution/shares/grants.ts'
+import type { MountRequest } from '../call.ts'
+
+/** An agent or an orchestration that is served to clients of the protocol. */
+export type Target = {
+  kind: 'agent' | 'orchestration'
+  id: string
+  /** Project of the definition. */
+  owner_project_id: string
+  name: string
+  description: string
+  version: number
+  face: A2aFace
+}
+
+/** A request about a target, on behalf of a project: the project of the credential, else of the target. */
+export type A2aRequest = MountRequest & { target: Target; project_id: string }
+
+/** Returns the target with an ID; null unless it is served. */
+export async function findTarget(db: Queryable, id: string): Promise<Target | null> {
+  const kind = isIdOf(agentKind, id) ? 'agent' : isIdOf(orchestrationKind, id) ? 'orchestration' : null
+  if (kind === null) return null
+  const row = kind === 'agent' ? await findAgent(db, id) : await orchestrationKind.find(db, id)
+  const face = row?.a2a
+  if (!row || !face?.enabled) return null
+  const { project_id: owner_project_id, version } = row
+  const description = face.description ?? row.description ?? ''
+  return { kind, id, owner_project_id: owner_project_id as string, name: row.name ?? id, description, version, face }
+}
+
+export const targetNotFound = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id: id.slice(0, 255) } })
+
+/**
+ * Returns the project in which a caller uses a target. A shared agent is also served to the projects that it is shared
+ * with.
+ * @throws RESOURCE_NOT_FOUND for a target that the caller may not see
+ */
+export async function projectOf(db: Queryable, caller: Caller, target: Target): Promise<string> {
+  const { id, kind, owner_project_id } = target
+  const project = caller.project_id ?? owner_project_id
+  const isVisible =
+    project === owner_project_id
+      ? canSeeProject(caller, project)
+      : kind === 'agent' && (await findGrantingShares(db, 'agent', project, [id])).has(id)
+  return isVisible ? project : targetNotFound(id)
+}
+
+/** @throws FORBIDDEN for the token of an end user */
+export function refuseEndUser({ end_user }: Caller): void {
+  if (end_user) raise('FORBIDDEN', { message: 'Tokens of end users are not accepted here' })
+}

@@ -1,0 +1,61 @@
+import assert from 'node:assert/strict'
+import { expectStatus } from '../conversation/session-support.ts'
+import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+
+type Json = Record<string, any>
+
+const ACTIONS = ['actors:*', 'agents:*', 'generations:*', 'sessions:*']
+
+describe('the OpenAI mount: round trips', () => {
+  let app: OpenAiApp
+
+  before(async () => {
+    // Without workers, turns stay queued and only requests send statements.
+    app = await startOpenAiApp({ workers: [], actions: ACTIONS })
+  })
+  after(() => app?.close())
+
+  /** Returns the statements of a call, whose predecessor fills the caches. */
+  const statements = async (call: (round: number) => Promise<unknown>): Promise<number> => {
+    await call(1)
+    app.statements.length = 0
+    await call(2)
+    return app.statements.filter(text => !/heartbeat|last_used_at|browser_used_at|muster_/.test(text)).length
+  }
+  /** Begins a turn by the mount, and returns its session. */
+  const begin = async (input: unknown, headers: Record<string, string> = {}): Promise<string> => {
+    const response = await app.send('/responses', { model: app.agentId, background: true, input }, { headers })
+    assert.equal(response.status, 200, await response.clone().text())
+    return response.headers.get('x-svc-session-id') as string
+  }
+  const cancelTurns = async (sessionId: string): Promise<void> => {
+    const { data } = expectStatus(await app.key.get(`/generations?session_id=${sessionId}`), 200)
+    for (const { id } of data as Json[]) await app.key.post(`/generations/${id}/cancel`)
+  }
+
+  it('of a turn are as many as of the same call on /api/v1', async () => {
+    const messages = [{ role: 'user', content: 'a' }]
+    const own = await statements(async () =>
+      expectStatus(await app.key.post(`/agents/${app.agentId}/generate?wait=false`, { messages }), 202),
+    )
+    assert.equal(await statements(() => begin('a')), own)
+  })
+
+  it('of a turn with a session key are at most two more than of the calls on /api/v1', async () => {
+    const { id: actor_id } = (await app.key.post('/actors', { name: 'ann', external_id: 'ann' })).body
+    const headers = (round: number, of: string) => ({ 'x-svc-actor': 'ann', 'x-svc-session-key': `${of}-${round}` })
+    const say = async (session: Json) => {
+      expectStatus(await app.key.post(`/sessions/${session.id}/messages`, { message: 'a' }), 201)
+      expectStatus(await app.key.post(`/sessions/${session.id}/generate?wait=false`, {}), 202)
+    }
+    const create = () => app.session({ actor_id })
+    const first = await statements(async () => say(await create()))
+    assert.ok((await statements(round => begin('a', headers(round, 'first')))) <= first + 2)
+
+    const sessions = [await create(), await create()]
+    const next = await statements(round => say(sessions[round - 1]))
+    for (const round of [1, 2]) await cancelTurns(await begin('a', headers(round, 'next')))
+    const input = ['a', 'b'].map(content => ({ role: 'user', content }))
+    assert.ok((await statements(round => begin(input, headers(round, 'next')))) <= next + 2)
+  })
+})
