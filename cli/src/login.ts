@@ -110,7 +110,10 @@ async function browserSignIn(connection: Connection, scope: string, opens: boole
     note(`Open this address to sign in:\n  ${visible(url)}`)
     if (opens) openBrowser(url)
     await new Promise<void>((resolve, reject) => {
-      const late = setTimeout(() => reject(new Failure('there was no sign-in within 10 minutes', EXIT.signedOut)), LOGIN_MS)
+      const late = setTimeout(
+        () => reject(new Failure('there was no sign-in within 10 minutes', EXIT.signedOut)),
+        LOGIN_MS,
+      )
       interruption.addEventListener('abort', () => reject(interruption.reason), { once: true })
       server.on('request', async (req, res) => {
         if (req.method !== 'GET' || !req.url?.startsWith('/callback?')) return void res.writeHead(404).end()
