@@ -18,7 +18,7 @@ import { argumentsOf } from '../../cli/src/run.ts'
 import { program } from '../../src/cli/program.ts'
 import { startScripted } from '../client/support.ts'
 import { random } from '../support/random.ts'
-import { User } from './support.ts'
+import { PROGRAM, User } from './support.ts'
 
 const table = loadCommands(path.resolve(import.meta.dirname, '../../client/commands.json'))
 const description = JSON.parse(fs.readFileSync(path.resolve(import.meta.dirname, '../../client/openapi.json'), 'utf8'))
@@ -257,7 +257,7 @@ describe('a command line without a service', function () {
   })
 
   it('exits 2 before any request for wrong usage', async () => {
-    for (const args of [
+    const wrong: string[][] = [
       [],
       ['nonsense'],
       ['agents'],
@@ -272,9 +272,25 @@ describe('a command line without a service', function () {
       ['agents', 'list', '--profile', 'none'],
       ['completion', 'cmd'],
       ['login', '--device', '--key'],
-    ])
-      assert.equal((await user.run(args)).code, 2, args.join(' '))
+    ]
+    const codes = await Promise.all(wrong.map(async args => `${(await user.run(args)).code} ${args.join(' ')}`))
+    assert.deepEqual(
+      codes,
+      wrong.map(args => `2 ${args.join(' ')}`),
+    )
     assert.match((await user.run(['agnets', 'list'])).stderr, /Did you mean: muster agents/)
+  })
+
+  it('needs to be built, except for the commands of the deployment', async () => {
+    const bin = path.dirname(PROGRAM)
+    for (const name of ['muster.mjs', 'operator-verbs.mjs'])
+      user.file(`copy/bin/${name}`, fs.readFileSync(path.join(bin, name)))
+    const { code, stderr } = await user.run(['agents', 'list'], {
+      program: path.join(user.directory, 'copy/bin/muster.mjs'),
+    })
+    assert.deepEqual([code, stderr], [1, 'muster: the command line is not built: run npm run build\n'])
+    const loaded = await user.run(['migrate', '--help'], { program: path.join(bin, 'muster.ts') })
+    assert.deepEqual([loaded.code, /^Usage: muster migrate/.test(loaded.stdout)], [0, true])
   })
 
   it('describes modules, verbs and itself', async () => {
@@ -285,7 +301,7 @@ describe('a command line without a service', function () {
     assert.match(secrets.stdout, /secrets create/)
     assert.match(secrets.stdout, /Operate this deployment:\n {2}secrets verify/)
     assert.match((await user.run(['help', 'agents', 'create'])).stdout, /--instructions/)
-    for (const words of Object.keys(OWN_COMMANDS))
-      assert.match((await user.run([...words.split(' '), '--help'])).stdout, /^Usage:/, words)
+    const described = Object.keys(OWN_COMMANDS).map(words => user.run([...words.split(' '), '--help']))
+    for (const { stdout } of await Promise.all(described)) assert.match(stdout, /^Usage:/)
   })
 })

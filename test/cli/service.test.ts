@@ -166,6 +166,16 @@ describe('the command line with the service', function () {
     assert.match(signedOut.stderr, /muster login/)
   })
 
+  it('names --force where other records depend on a record', async () => {
+    const secret = await app.key.post('/secrets', { name: 'in use', value: 'v' })
+    const provider = { name: 'uses it', provider: 'openai', default_model: 'm', secret_id: secret.body.id }
+    assert.equal((await app.key.post('/ai-providers', provider)).status, 201)
+    const refused = await user.run(['secrets', 'delete', secret.body.id, '--yes'])
+    assert.equal(refused.code, 6)
+    assert.match(refused.stderr, /HAS_DEPENDENTS, 409/)
+    assert.match(refused.stderr, /Add --force/)
+  })
+
   it('prints a request without sending it', async () => {
     const printed = await user.run(['actors', 'create', '--name', "it's", '--print-request'])
     assert.equal(printed.code, 0, printed.stderr)

@@ -12,7 +12,7 @@ const FOREIGN = /^(MUSTER_|XDG_|SSH_|BROWSER$|DISPLAY$|WAYLAND_|HTTPS?_PROXY$|ht
 
 export type Result = { code: number | string; stdout: string; stderr: string }
 
-export type RunOptions = { input?: string | Buffer; env?: Record<string, string>; cwd?: string }
+export type RunOptions = { input?: string | Buffer; env?: Record<string, string>; program?: string }
 
 export type Started = {
   child: ChildProcess
@@ -34,8 +34,8 @@ export class User {
   }
 
   /** Starts the program. */
-  start(args: readonly string[], { input, env = {}, cwd }: RunOptions = {}): Started {
-    return this.#spawn([process.execPath, [PROGRAM, ...args]], { input, env, cwd })
+  start(args: readonly string[], options: RunOptions = {}): Started {
+    return this.#spawn([process.execPath, [options.program ?? PROGRAM, ...args]], options)
   }
 
   /** Runs the program to its end. */
@@ -52,15 +52,15 @@ export class User {
     return { code, stdout: stdout.replaceAll('\r\n', '\n'), stderr: fs.readFileSync(notes, 'utf8') }
   }
 
-  #spawn([command, args]: [string, string[]], { input, env = {}, cwd }: RunOptions): Started {
+  #spawn([command, args]: [string, string[]], { input, env = {} }: RunOptions): Started {
     const clean = Object.fromEntries(Object.entries(process.env).filter(([name]) => !FOREIGN.test(name)))
     const child = spawn(command, args, {
-      cwd: cwd ?? this.directory,
+      cwd: this.directory,
       env: { ...clean, ...this.env, ...env },
       stdio: ['pipe', 'pipe', 'pipe'],
     })
     child.stdin!.on('error', () => {})
-    if (input !== null) child.stdin!.end(input ?? '')
+    child.stdin!.end(input ?? '')
     const output = { stdout: '', stderr: '' }
     for (const name of ['stdout', 'stderr'] as const) child[name]!.on('data', part => (output[name] += part))
     const ended = once(child, 'close').then(([code, signal]) => ({ code: code ?? signal, ...output }))
