@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import type { Client, OAuthStore } from '@muster/client'
 import { EXIT, Failure, UsageError } from './failure.ts'
+import { isId } from './ids.ts'
 import {
   type Credential,
   type Profile,
@@ -27,7 +28,6 @@ export type ConnectionOptions = {
 
 const DEFAULT_URL = 'http://localhost:5047'
 export const CLIENT_ID = 'muster-cli'
-const ID = /^[a-z]+(_[a-z]+)*_[0-9a-z]{20,}$/
 
 /** Where a network error happened. */
 export type Step = 'resolve' | 'connect' | 'TLS' | 'answer'
@@ -97,7 +97,7 @@ export class Connection {
         maxRetries: printRequest ? 0 : 1,
         ...(timeout ? { timeoutMs: timeout } : {}),
       })
-    if (!choice || ID.test(choice)) return make(choice)
+    if (!choice || isId(choice)) return make(choice)
     if (printRequest) throw new UsageError('--print-request sends nothing and needs the ID of the project')
     return make(await this.#findProject(make(undefined), choice))
   }

@@ -1,10 +1,7 @@
 import type { Caller } from './call.ts'
 import { EXIT, Failure } from './failure.ts'
+import { isId } from './ids.ts'
 import { interruption } from './interrupt.ts'
-
-const ID = /^[a-z]+(_[a-z]+)*_[0-9a-z]{20,}$/
-
-export const isId = (text: string): boolean => ID.test(text)
 
 /** Returns the record of a list with exactly this name; undefined without one. */
 export async function findByName(caller: Caller, listId: string, name: string): Promise<any> {

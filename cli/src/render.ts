@@ -1,4 +1,5 @@
 import { EXIT, Failure } from './failure.ts'
+import { isId } from './ids.ts'
 import { isTerminal, type OutputSettings, printLine, visible, write } from './terminal.ts'
 
 type Item = Record<string, unknown>
@@ -10,7 +11,6 @@ const UNITS: [Intl.RelativeTimeFormatUnit, number][] = [
   ['second', 1],
 ]
 const TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/
-const ID = /^[a-z]+(_[a-z]+)*_[0-9a-z]{20,}$/
 
 /** Returns the value at a path such as `output.parts[0].text`; undefined without one. */
 export function valueAt(value: unknown, path: string): unknown {
@@ -55,7 +55,7 @@ export class Table {
     const widths = this.#widths
     const line = (cells: readonly string[]) =>
       cells
-        .map((cell, index) => (ID.test(cell) ? cell : cut(cell, widths[index])).padEnd(widths[index]))
+        .map((cell, index) => (isId(cell) ? cell : cut(cell, widths[index])).padEnd(widths[index]))
         .join('  ')
         .trimEnd()
     const head = isFirst ? [line(this.#columns.map(each => each.toUpperCase()))] : []
@@ -65,7 +65,7 @@ export class Table {
   #measure(rows: readonly string[][]): number[] {
     const widths = this.#columns.map((column, index) => Math.max(column.length, ...rows.map(row => row[index].length)))
     if (!isTerminal()) return widths
-    const isFixed = this.#columns.map((_, index) => rows.some(row => ID.test(row[index])))
+    const isFixed = this.#columns.map((_, index) => rows.some(row => isId(row[index])))
     let excess = widths.reduce((sum, width) => sum + width + 2, -2) - (process.stdout.columns || 80)
     while (excess > 0) {
       const widest = widths.reduce((best, width, at) => (!isFixed[at] && width > (widths[best] ?? 0) ? at : best), -1)

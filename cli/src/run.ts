@@ -36,12 +36,11 @@ export async function runCommand(table: CommandTable, command: ApiCommand, rest:
     const parsed = parseCommand(command, rest)
     const { options } = parsed
     isJson = options.json === true
-    const secrets = readVisibleSecrets(command, parsed)
+    refuseVisibleSecrets(command, parsed)
     args = await argumentsOf(command, parsed)
+    const secrets = command.fields.flatMap(({ name, secret }) => (secret && args[name] ? [String(args[name])] : []))
     connection = await Connection.open({ ...options, secrets })
     const settings = outputSettings(options, connection.settings.output)
-    for (const field of command.fields)
-      if (field.secret && typeof args[field.name] === 'string') secrets.push(args[field.name] as string)
     const missing = missingFlags(command, withProject(command, args, connection))
     if (missing.length > 0)
       throw new UsageError(`${missing.join(', ')} ${missing.length > 1 ? 'are' : 'is'} required`, help(command))
@@ -94,14 +93,13 @@ export function outputSettings(options: Record<string, any>, preferred?: string)
 }
 
 /** Refuses secrets among the arguments, which other users of the machine can read. */
-function readVisibleSecrets(command: ApiCommand, { fields, options }: Parsed): string[] {
+function refuseVisibleSecrets(command: ApiCommand, { fields, options }: Parsed): void {
   for (const [field, given] of fields)
     if (field.secret && Array.isArray(given) && given.some(isVisibleInArgv) && !options.allowArgv)
       throw new UsageError(
         `--${flagOf(command, field)} is a secret, and arguments are visible to other users`,
-        `Use @file, @- for stdin or env:NAME as its value, or add --allow-argv.`,
+        'Use @file, @- for stdin or env:NAME as its value, or add --allow-argv.',
       )
-  return []
 }
 
 /** Returns the flat arguments of a command line. */
