@@ -272,6 +272,10 @@ async function sendStreamed({ caller, command, args, options, settings }: Execut
 
 /** Prints the items of all pages as they arrive. */
 async function printAll({ caller, command, args, options, settings }: Execution): Promise<number> {
+  // 100,000 items need 175 MB without these flags, and less than 120 MB with them.
+  const { setFlagsFromString } = await import('node:v8')
+  for (const flag of ['--max-semi-space-size=1', '--semi-space-growth-factor=1', '--optimize-for-size'])
+    setFlagsFromString(flag)
   const list = await caller.list(command, args, { signal: interruption })
   const max: number = options.max ?? Number.POSITIVE_INFINITY
   let table: Table | null = null
