@@ -14,6 +14,9 @@ await build({
   splitting: true,
   format: 'esm',
   platform: 'node',
+  // The same bytes wherever the packages are.
+  absWorkingDir: root,
+  preserveSymlinks: true,
   target: 'node20',
   alias: {
     '@muster/client': path.join(root, 'client/src/index.ts'),
