@@ -50,6 +50,13 @@ export default {
       to: { pathNot: '^client/src/' },
     },
     {
+      name: 'command-line-is-a-client',
+      comment: 'Commands of the API know the client and what it was built from, so they start without the application.',
+      severity: 'error',
+      from: { path: '^cli/src/' },
+      to: { path: '^(src|jobs|bin|test|scripts)/' },
+    },
+    {
       name: 'client-build-reads-the-description',
       comment: 'The generator of the client reads the published description, not the application.',
       severity: 'error',
@@ -61,7 +68,7 @@ export default {
       comment: 'Web and workers start where nothing was built.',
       severity: 'error',
       from: { path: '^(src|jobs)/' },
-      to: { path: '^(client|scripts)/' },
+      to: { path: '^(client|cli|scripts)/' },
     },
     {
       name: 'no-cycle',

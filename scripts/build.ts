@@ -41,6 +41,19 @@ const steps: Step[] = [
     outputs: ['docs/dist/scalar.js'],
     programs: [['scripts/reference.ts']],
   },
+  {
+    name: 'command line',
+    inputs: [
+      'cli/src/*.ts',
+      'scripts/bundle-cli.ts',
+      'client/build/*.ts',
+      'client/src/**/*.ts',
+      'package.json',
+      'package-lock.json',
+    ],
+    outputs: ['cli/dist'],
+    programs: [['scripts/bundle-cli.ts']],
+  },
 ]
 
 /** Returns the hash of the names and contents of files. */

@@ -33,6 +33,8 @@ export type Command = {
   action?: string
   codes?: string[]
   fields: CommandField[]
+  /** Whether the body has texts under any names. */
+  open?: true
   /** Types of a body that is not JSON. */
   consumes?: string[]
   /** Types of an answer that is not JSON. */
@@ -102,6 +104,7 @@ export function commandsOf(description: Description): Command[] {
       action: operation['x-iam-action'],
       codes: operation['x-error-codes'],
       fields,
+      ...(sent[JSON_TYPE] && body.additionalProperties ? { open: true } : {}),
       ...(consumes.length > 0 ? { consumes } : {}),
       ...(produces.length > 0 ? { produces } : {}),
       paged: operation['x-paged'],

@@ -7,6 +7,7 @@ export type Schema = {
   enum?: unknown[]
   items?: Schema
   properties?: Record<string, Schema>
+  additionalProperties?: Schema | boolean
   required?: string[]
   anyOf?: Schema[]
   oneOf?: Schema[]

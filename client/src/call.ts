@@ -65,10 +65,18 @@ export class WorkCall<T, S> extends Call<T> {
 
   /**
    * Waits until the work is done and returns its record; of work that deletes its record, the record as last read.
-   * Ending the wait does not end the work.
+   * Ending the wait does not end the work. `onRecord` receives each record that is read.
    * @throws WorkFailed, or WorkWaits if the work needs an input; NoAnswer after `timeoutMs`, by default never
    */
-  async settled({ timeoutMs = Number.POSITIVE_INFINITY, signal }: { timeoutMs?: number; signal?: AbortSignal } = {}) {
+  async settled({
+    timeoutMs = Number.POSITIVE_INFINITY,
+    signal,
+    onRecord,
+  }: {
+    timeoutMs?: number
+    signal?: AbortSignal
+    onRecord?: (record: S) => void
+  } = {}) {
     const start = Date.now()
     const first = (await this) as WorkRecord & Record<string, unknown>
     const { poll, done, failed, paused } = this.#wait
@@ -88,6 +96,7 @@ export class WorkCall<T, S> extends Call<T> {
         if (this.#request.isDelete && error instanceof NotFound) return record as S
         throw error
       }
+      onRecord?.(record as S)
       const status = record.status ?? ''
       if (done.includes(status)) return record as S
       if (failed.includes(status))

@@ -209,7 +209,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
   })
 
   it('is the same in every build of the same sources, and is not built again', async () => {
-    const files = ['client/openapi.json', 'client/commands.json', 'client/src/generated', 'client/dist']
+    const files = ['client/openapi.json', 'client/commands.json', 'client/src/generated', 'client/dist', 'cli/dist']
     const contents = (directory: string) =>
       files
         .flatMap(file => {
@@ -224,7 +224,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
         .map(name => [name, fs.readFileSync(path.join(directory, name), 'utf8')])
     const copy = fs.mkdtempSync(path.join(tmpdir(), 'client-'))
     try {
-      const tracked = ['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json']
+      const tracked = ['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json', 'cli/src']
       for (const name of [...tracked, 'scripts', 'src', 'sql', 'docs', 'package.json', 'package-lock.json'])
         fs.cpSync(path.join(root, name), path.join(copy, name), { recursive: true })
       fs.rmSync(path.join(copy, 'client/src/generated'), { recursive: true })

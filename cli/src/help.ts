@@ -1,0 +1,124 @@
+import {
+  type ApiCommand,
+  type CommandTable,
+  commandsBelow,
+  findCommand,
+  flagOf,
+  hasJsonBody,
+  isTurn,
+  needsConfirmation,
+} from './commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
+import { printLine } from './terminal.ts'
+
+const DOCS = 'docs/cli.md'
+
+const EXIT_CODES = `Exit codes: 0 done, 1 failed otherwise, 2 wrong usage, 3 not signed in, 4 not permitted, 5 not found, 6 conflict,
+7 invalid request, 8 over a limit, 9 the server failed, 10 no answer, 11 the work failed, 12 the work waits for an input,
+13 --timeout passed, 130 and 143 interrupted.`
+
+const columns = (rows: [name: string, text: string][]): string => {
+  const width = Math.max(...rows.map(([name]) => name.length))
+  return rows.map(([name, text]) => `  ${name.padEnd(width)}  ${text}`.trimEnd()).join('\n')
+}
+
+/** Prints the help of a command, of a group of commands, or of the program. Returns false without such a command. */
+export async function printHelp(
+  words: readonly string[],
+  table: CommandTable,
+  operatorVerbs: OperatorVerbs,
+): Promise<boolean> {
+  if (words.length === 0) await printLine(programHelp(table, operatorVerbs))
+  else {
+    const command = findCommand(table, words)
+    if (command) await printLine(await commandHelp(command))
+    else {
+      const below = commandsBelow(table, words)
+      if (below.length === 0) return false
+      await printLine(groupHelp(words, below, operatorVerbs))
+    }
+  }
+  return true
+}
+
+function programHelp({ commands }: CommandTable, operatorVerbs: OperatorVerbs): string {
+  const modules = [...new Set(commands.map(each => each.words[0]))].sort()
+  const lines: string[] = []
+  for (const name of modules) {
+    const open = lines.at(-1)
+    if (open === undefined || open.length + name.length > 110) lines.push(`  ${name}`)
+    else lines[lines.length - 1] = `${open}  ${name}`
+  }
+  return `Usage: muster <module> <verb> [arguments]
+
+Self-hosted back end for AI agent applications on PostgreSQL alone.
+
+Modules (muster <module> --help lists the verbs):
+${lines.join('\n')}
+
+This program:
+${columns(Object.entries(OWN_COMMANDS))}
+
+Operate this deployment:
+${columns(Object.entries(operatorVerbs))}
+
+Examples:
+  $ muster login --url https://muster.example     sign in with the browser
+  $ muster agents list                            the agents of the project
+  $ muster agents generate <agent_id> --prompt Hi stream a reply
+  $ muster up                                     database, web, worker and a demo in one process
+
+${EXIT_CODES}
+Documentation: ${DOCS}`
+}
+
+function groupHelp(words: readonly string[], below: readonly ApiCommand[], operatorVerbs: OperatorVerbs): string {
+  const name = words.join(' ')
+  const rows = below.map((each): [string, string] => [
+    [...each.words, ...each.fields.filter(field => field.in === 'path').map(field => `<${field.name}>`)].join(' '),
+    each.summary,
+  ])
+  const own = Object.entries(OWN_COMMANDS).flatMap(([verb, summary]): [string, string][] =>
+    verb.startsWith(`${name} `) ? [[verb, summary]] : [],
+  )
+  const operator = Object.entries(operatorVerbs).filter(([verb]) => verb.startsWith(`${name} `))
+  return [
+    `Usage: muster ${name} <verb> [arguments]\n`,
+    columns([...rows, ...own]),
+    ...(operator.length > 0 ? ['\nOperate this deployment:', columns(operator)] : []),
+    `\nmuster ${name} <verb> --help describes a verb.`,
+  ].join('\n')
+}
+
+/** Returns the help of an API command. */
+export async function commandHelp(command: ApiCommand): Promise<string> {
+  const { parserOf } = await import('./parse.ts')
+  const { parser } = parserOf(command)
+  const { summary, description, action, words } = command
+  parser.helpOption('--help', 'show this help').description([`${summary}.`, description].filter(Boolean).join('\n'))
+  parser.configureHelp({ helpWidth: process.stdout.columns || 120 })
+  return [
+    parser.helpInformation().trimEnd(),
+    `Examples:\n${examplesOf(command)
+      .map(each => `  $ ${each}`)
+      .join('\n')}`,
+    `Permission: ${action ?? 'none'}`,
+    EXIT_CODES,
+    `Documentation: ${DOCS}, /docs of the service (${words.join(' ')}: ${command.method} /api/v1${command.path})`,
+  ].join('\n\n')
+}
+
+function examplesOf(command: ApiCommand): string[] {
+  const { words, fields } = command
+  const paths = fields.filter(each => each.in === 'path').map(each => `<${each.name}>`)
+  const start = ['muster', ...words, ...paths].join(' ')
+  const required = fields
+    .filter(each => each.required && each.in !== 'path' && each.name !== 'file')
+    .map(each => `--${flagOf(command, each)} ${each.secret ? '@-' : each.enum ? each.enum[0] : '…'}`)
+  const all = [start, ...required, ...(command.consumes ? ['--file report.pdf'] : [])].join(' ')
+  const yes = needsConfirmation(command) ? ' --yes' : ''
+  if (isTurn(command)) return [all, `${all} --json`]
+  if (hasJsonBody(command)) return [`${all}${yes}`, `${start} --body @body.json${yes}`]
+  if (command.paged) return [all, `${all} --all --jsonl`]
+  return [`${all}${yes}`, `${all}${yes} --json`]
+}

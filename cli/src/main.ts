@@ -1,0 +1,118 @@
+import { commandsBelow, findCommand, loadCommands } from './commands.ts'
+import { EXIT, UsageError } from './failure.ts'
+import { catchSignals } from './interrupt.ts'
+import { type OperatorVerbs, OWN_COMMANDS, type OwnName } from './own-commands.ts'
+import { reportError } from './report.ts'
+import { exitOnClosedPipe } from './terminal.ts'
+
+type OwnCommand = (args: string[]) => Promise<number>
+
+const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
+  login: async () => (await import('./login.ts')).loginCommand,
+  logout: async () => (await import('./login.ts')).logoutCommand,
+  whoami: async () => (await import('./login.ts')).whoamiCommand,
+  profile: async () => (await import('./profile-command.ts')).profileCommand,
+  api: async () => (await import('./api.ts')).apiCommand,
+  chat: async () => (await import('./chat.ts')).chatCommand,
+  listen: async () => (await import('./listen.ts')).listenCommand,
+  'formations deploy': async () => (await import('./deploy.ts')).deployCommand,
+  completion: async () => (await import('./completion.ts')).completionCommand,
+  version: async () => (await import('./version.ts')).versionCommand,
+}
+
+/** Runs a command line that is no operator verb. Returns the exit code. */
+export async function main(args: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
+  exitOnClosedPipe()
+  if (args[0] === '__complete') return (await import('./completion.ts')).complete(args.slice(1), operatorVerbs)
+  try {
+    return await dispatch(args, operatorVerbs)
+  } catch (error) {
+    return reportError(error)
+  }
+}
+
+async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
+  const args = await moveGlobals(given)
+  if (['--version', '-V'].includes(args[0])) return (await import('./version.ts')).printVersion()
+  const isHelp = args[0] === 'help' || args.includes('--help') || args.includes('-h')
+  const rest = args[0] === 'help' ? args.slice(1) : [...args]
+  const words = rest.slice(0, firstOption(rest))
+  const table = loadCommands(await syncedFile(rest))
+  // Before `chat`, which takes the name of an agent.
+  const command = findCommand(table, rest)
+  const own = command ? undefined : findOwn(rest)
+  if (own) {
+    catchSignals()
+    return (await OWN[own]())(isHelp ? ['--help'] : rest.slice(own.split(' ').length))
+  }
+  if (isHelp || words.length === 0) {
+    const { printHelp } = await import('./help.ts')
+    const isFound = await printHelp(words, table, operatorVerbs)
+    if (!isFound) throw unknown(words, table)
+    return isHelp ? EXIT.done : EXIT.usage
+  }
+  catchSignals()
+  if (!command) {
+    if (commandsBelow(table, words).length === 0) throw unknown(words, table)
+    const { printHelp } = await import('./help.ts')
+    await printHelp(words, table, operatorVerbs)
+    return EXIT.usage
+  }
+  const { runCommand } = await import('./run.ts')
+  return runCommand(table, command, rest.slice(command.words.length))
+}
+
+const findOwn = (words: readonly string[]): OwnName | undefined =>
+  (Object.keys(OWN_COMMANDS) as OwnName[]).find(name => name.split(' ').every((word, index) => words[index] === word))
+
+const firstOption = (args: readonly string[]): number => {
+  const at = args.findIndex(each => each.startsWith('-'))
+  return at < 0 ? args.length : at
+}
+
+/** Moves options before the words after them. */
+async function moveGlobals(args: readonly string[]): Promise<readonly string[]> {
+  if (!args[0]?.startsWith('-') || ['--help', '-h', '--version', '-V'].includes(args[0])) return args
+  const { GLOBAL } = await import('./parse.ts')
+  let end = 0
+  while (args[end]?.startsWith('-')) {
+    const name = args[end].split('=')[0]
+    if (!GLOBAL.has(name)) throw new UsageError(`${name} is no option of every command`, 'Try: muster --help')
+    end += GLOBAL.get(name) && !args[end].includes('=') ? 2 : 1
+  }
+  return [...args.slice(end), ...args.slice(0, end)]
+}
+
+/** Returns the file of the commands of the profile's server, if the profile was synchronized. */
+async function syncedFile(args: readonly string[]): Promise<string> {
+  const { cacheFile, profileName } = await import('./profiles.ts')
+  const at = args.indexOf('--profile')
+  const given = args.find(each => each.startsWith('--profile='))?.slice('--profile='.length)
+  return cacheFile(profileName(given ?? (at < 0 ? undefined : args[at + 1])), 'commands.json')
+}
+
+function unknown(words: readonly string[], table: ReturnType<typeof loadCommands>): UsageError {
+  const typed = words.join(' ')
+  const names = [...table.commands.map(each => each.words.join(' ')), ...Object.keys(OWN_COMMANDS)]
+  const near = names
+    .map(name => ({ name, distance: distance(typed, words.length === 1 ? name.split(' ')[0] : name) }))
+    .sort((a, b) => a.distance - b.distance)[0]
+  const isNear = near && near.distance <= Math.max(2, typed.length / 4)
+  const suggestion = words.length === 1 ? near?.name.split(' ')[0] : near?.name
+  return new UsageError(
+    `there is no command ${typed}`,
+    isNear ? `Did you mean: muster ${suggestion}` : '(run muster help for a list of commands)',
+  )
+}
+
+/** Number of changed letters between two texts. */
+function distance(a: string, b: string): number {
+  let row = Array.from({ length: b.length + 1 }, (_, index) => index)
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i]
+    for (let j = 1; j <= b.length; j++)
+      next[j] = Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1))
+    row = next
+  }
+  return row[b.length]
+}

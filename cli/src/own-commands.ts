@@ -1,0 +1,18 @@
+/** Commands of this program that are no operations of the service, with a summary. */
+export const OWN_COMMANDS = {
+  login: 'sign in',
+  logout: 'sign out',
+  whoami: 'show the user and the credential in use',
+  profile: 'list and change profiles',
+  api: 'send any request',
+  chat: 'talk to an agent',
+  listen: 'forward events to a local address',
+  'formations deploy': 'deploy a template from files',
+  completion: 'print a completion script',
+  version: 'show the versions of this program and of the service',
+} as const
+
+export type OwnName = keyof typeof OWN_COMMANDS
+
+/** Commands for the deployment, with a summary, which the caller of this program runs. */
+export type OperatorVerbs = Record<string, string>

@@ -1,0 +1,61 @@
+import { loadCommands } from './commands.ts'
+import { Connection } from './connection.ts'
+import { EXIT } from './failure.ts'
+import { interruption } from './interrupt.ts'
+import { addConnectionOptions, createParser, parseWith } from './parse.ts'
+import { reportError } from './report.ts'
+import { note, printLine } from './terminal.ts'
+
+/** `muster --version` */
+export async function printVersion(): Promise<number> {
+  await printLine(loadCommands().version)
+  return EXIT.done
+}
+
+/** Reads the version of a service from the start of its description. */
+export async function serverVersion(connection: Connection): Promise<string | null> {
+  const response = await globalThis.fetch(`${connection.base}/openapi.json`, {
+    redirect: 'error',
+    signal: AbortSignal.any([interruption, AbortSignal.timeout(connection.options.timeout ?? 30_000)]),
+  })
+  let text = ''
+  const decoder = new TextDecoder()
+  for await (const chunk of response.body ?? []) {
+    text += decoder.decode(chunk, { stream: true })
+    const found = /"version":\s*"([^"]*)"/.exec(text)
+    // Leaving the loop ends the transfer of the rest.
+    if (found) return found[1]
+    if (text.length > 100_000) break
+  }
+  return null
+}
+
+/** `muster version`: prints the versions of this program and of the service. */
+export async function versionCommand(args: string[]): Promise<number> {
+  const parser = addConnectionOptions(createParser('muster version').description('Print both versions.'))
+  if (args.includes('--help')) {
+    await printLine(parser.helpInformation())
+    return EXIT.done
+  }
+  const { options } = parseWith(parser, args)
+  const { version } = loadCommands()
+  const connection = await Connection.open(options)
+  let server: string | null = null
+  let code: number = EXIT.done
+  try {
+    server = await serverVersion(connection)
+  } catch (error) {
+    const { NoAnswer } = await import('@muster/client')
+    connection.step = null
+    code = reportError(new NoAnswer('network', `${connection.url.origin}: ${(error as Error).message}`), { connection })
+  }
+  if (options.json) await printLine(JSON.stringify({ client: version, server }))
+  else await printLine(`muster ${version}\nservice ${server ?? 'unknown'} (${connection.base})`)
+  if (server && isOtherMinor(version, server))
+    note('muster: the versions differ; muster profile sync reads the commands of the service')
+  return code
+}
+
+/** Whether two versions differ in more than the patch. */
+export const isOtherMinor = (a: string, b: string): boolean =>
+  a.split('.').slice(0, 2).join('.') !== b.split('.').slice(0, 2).join('.')
