@@ -455,7 +455,8 @@ describe('the process that reads PDFs', () => {
         .map(([name, code]) => `try { ${code}; found.${name} = 'done' } catch (error) { found.${name} = error.code }`)
         .join('\n')}
       console.log(JSON.stringify(found))`
-    const { stdout } = await promisify(execFile)(process.execPath, [...READER_RIGHTS, '-e', script])
+    // Without the options of the tests, like the reader itself.
+    const { stdout } = await promisify(execFile)(process.execPath, [...READER_RIGHTS, '-e', script], { env: {} })
     assert.deepEqual(JSON.parse(stdout), {
       code: 'done',
       maps: 'done',
