@@ -6,6 +6,7 @@ import { mountDocuments } from './core/http/endpoints.ts'
 import { release } from './core/process/release.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
+import { mountConsole } from './identity/console/mount.ts'
 import { mountOauth } from './identity/oauth/mount.ts'
 
 export type App = {
@@ -23,6 +24,7 @@ export function createApp(services: Services): App {
     mountCompanySignIn(app, services)
     mountDocuments(app, services, operations.all(), { draining: () => draining, version: release })
     mountOauth(app, services)
+    mountConsole(app, services)
   })
   return {
     http,

@@ -101,6 +101,13 @@ const settings = {
     production: true,
   }),
   DOCS_BASE_URL: setting('process', optional, '', 'URL of the reference pages; default `BASE_URL/docs`.'),
+  CONSOLE_ENABLED: setting('process', flag, 'true', 'Serves the console at `BASE_URL/app`.'),
+  CONSOLE_IDLE_MINUTES: setting(
+    'process',
+    integer(0, 1440),
+    '30',
+    'Minutes without input after which the console signs out; 0 never.',
+  ),
   HEADER_PREFIX: setting('process', headerPrefix, 'X-Svc-', 'Prefix of outbound headers.'),
   TOOL_CONTEXT_HEADER_PREFIX: setting(
     'process',
