@@ -5,6 +5,9 @@ import { accessToken, signOut } from './session/tokens.ts'
 /** The client of all requests, with the tokens of the user. */
 export const api = new Client({ baseUrl: location.origin, token: accessToken })
 
+/** The client of requests before anybody is signed in. */
+export const anonymous = new Client({ baseUrl: location.origin })
+
 /** Signs out on an error that no refresh cures. */
 function checkSignIn(error: unknown): void {
   const isOver =

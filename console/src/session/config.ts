@@ -1,4 +1,4 @@
-import { Client } from '@muster/client'
+import { anonymous } from '../api.ts'
 
 /** Settings of the deployment that the page needs before anybody signs in. */
 export type ConsoleConfig = {
@@ -13,7 +13,6 @@ export type ConsoleConfig = {
 
 /** Reads the settings of the console. */
 export async function readConfig(): Promise<ConsoleConfig> {
-  const anonymous = new Client({ baseUrl: location.origin })
   const { data } = await anonymous.request<ConsoleConfig>(
     { method: 'GET', path: '/app/config.json', accept: 'application/json' },
     response => response.json(),

@@ -1,6 +1,5 @@
 import fs from 'node:fs'
 import path from 'node:path'
-import { sha256Of } from '../../core/secrets/digest.ts'
 
 /** A file of the console with its compressed forms, as `npm run build` wrote them. */
 export type Asset = { type: string; tag: string; bodies: { identity: Buffer; gzip?: Buffer; br?: Buffer } }
@@ -30,7 +29,8 @@ export function readConsole(directory: string): Console | null {
     const file = path.join(directory, 'assets', name)
     const identity = fs.readFileSync(file)
     const bodies = { identity, gzip: readIfPresent(`${file}.gz`), br: readIfPresent(`${file}.br`) }
-    assets.set(`/assets/${name}`, { type, tag: `"${sha256Of(identity).toString('base64url').slice(0, 22)}"`, bodies })
+    // Its name contains the hash of its content.
+    assets.set(`/assets/${name}`, { type, tag: `"${name}"`, bodies })
   }
   return { page: page.toString('utf8').split(NONCE), assets }
 }
