@@ -18,7 +18,9 @@ const view = <Path extends string>(path: Path, load: () => Promise<any>, compone
     getParentRoute: () => project,
     path,
     component: lazyRouteComponent(load, component),
-    validateSearch: (search: Record<string, unknown>): { q?: string; status?: string; page?: number; tab?: string } => ({
+    validateSearch: (
+      search: Record<string, unknown>,
+    ): { q?: string; status?: string; page?: number; tab?: string } => ({
       q: text(search.q),
       status: text(search.status),
       page: page(search.page),

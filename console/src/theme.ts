@@ -7,8 +7,8 @@ import {
   type MantineColorScheme,
   type MantineColorSchemeManager,
   Modal,
-  Notification,
   NavLink,
+  Notification,
   Text,
 } from '@mantine/core'
 import { strings } from './strings.ts'

@@ -3,6 +3,7 @@ import { useState } from 'react'
 import { strings } from '../strings.ts'
 
 /** Characters without width, or that change the direction of others: they could hide what a text says. */
+// biome-ignore lint/suspicious/noControlCharactersInRegex: these are what it finds
 const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g
 
 /** Returns a text with hidden characters made visible. */

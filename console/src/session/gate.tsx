@@ -152,11 +152,7 @@ function BootstrapForm({ onDone }: { onDone: () => void }) {
           autoComplete="new-password"
           {...form.getInputProps('password')}
         />
-        <PasswordInput
-          label={strings.bootstrap.repeat}
-          autoComplete="new-password"
-          {...form.getInputProps('repeat')}
-        />
+        <PasswordInput label={strings.bootstrap.repeat} autoComplete="new-password" {...form.getInputProps('repeat')} />
         {create.error && <FailureAlert error={create.error} />}
         <Button type="submit" loading={create.isPending} fullWidth>
           {strings.bootstrap.button}

@@ -16,8 +16,7 @@ export function Home() {
   return (
     <Loaded query={projects} action="projects:ListProjects">
       {({ data }) => {
-        if (data.length > 0)
-          return <Navigate to="/p/$projectId/start" params={{ projectId: data[0].id }} replace />
+        if (data.length > 0) return <Navigate to="/p/$projectId/start" params={{ projectId: data[0].id }} replace />
         if (me.data?.role !== 'admin')
           return (
             <Notice icon={<IconLock />} title={strings.shell.noProjects}>
@@ -38,7 +37,10 @@ export function Home() {
 export function ProjectForm({ onDone }: { onDone?: () => void }) {
   const cache = useQueryClient()
   const navigate = useNavigate()
-  const form = useForm({ initialValues: { name: '' }, validate: { name: value => (value.trim() ? null : strings.shell.projectName) } })
+  const form = useForm({
+    initialValues: { name: '' },
+    validate: { name: value => (value.trim() ? null : strings.shell.projectName) },
+  })
   const create = useMutation({
     mutationFn: async ({ name }: { name: string }) => createProject(api, { name: name.trim() }),
     onSuccess: async ({ id }) => {

@@ -70,10 +70,7 @@ export function NewAgent() {
   const open = (to: string) => void navigate({ to })
   return (
     <Page title={strings.agents.create} intro={strings.agents.emptyText}>
-      <AgentForm
-        onDone={id => open(`/p/${projectId}/agents/${id}`)}
-        onCancel={() => open(`/p/${projectId}/agents`)}
-      />
+      <AgentForm onDone={id => open(`/p/${projectId}/agents/${id}`)} onCancel={() => open(`/p/${projectId}/agents`)} />
     </Page>
   )
 }
@@ -207,12 +204,7 @@ export function AgentForm({
           </Stack>
         </form>
       </Stack>
-      <Modal
-        opened={conflict !== null}
-        onClose={() => setConflict(null)}
-        title={strings.agents.changed}
-        size="xl"
-      >
+      <Modal opened={conflict !== null} onClose={() => setConflict(null)} title={strings.agents.changed} size="xl">
         {conflict && (
           <Stack gap="md">
             <Text c="dimmed">{strings.agents.changedText}</Text>

@@ -188,8 +188,7 @@ function Versions({ agent }: { agent: Agent }) {
       (await listAgentVersions(api, { agent_id: agent.id, limit: 100 }, { signal }).page()).data,
   })
   const restore = useMutation({
-    mutationFn: async (version: number) =>
-      restoreAgentVersion(api, { agent_id: agent.id, version: String(version) }),
+    mutationFn: async (version: number) => restoreAgentVersion(api, { agent_id: agent.id, version: String(version) }),
     onSuccess: (_, version) => {
       void cache.invalidateQueries({ queryKey: ['agent', agent.id] })
       notifications.show({ message: strings.agents.restored(version), color: 'teal' })
@@ -201,12 +200,7 @@ function Versions({ agent }: { agent: Agent }) {
         <Stack gap="md">
           {restore.error && <FailureAlert error={restore.error} />}
           <Card withBorder padding={0} radius="lg">
-            <Table
-              verticalSpacing="sm"
-              horizontalSpacing="md"
-              className="rows"
-              aria-label={strings.agents.versions}
-            >
+            <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
               <Table.Tbody>
                 {rows.map(({ id, version, label, created_at }) => (
                   <Table.Tr key={id}>

@@ -43,7 +43,10 @@ export function Agents() {
         </>
       ),
     },
-    { title: strings.agents.model, cell: ({ model }) => <span className="mono">{visible(model ?? strings.none)}</span> },
+    {
+      title: strings.agents.model,
+      cell: ({ model }) => <span className="mono">{visible(model ?? strings.none)}</span>,
+    },
     { title: strings.agents.version, cell: ({ version }) => version },
     { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]

@@ -1,16 +1,4 @@
-import {
-  Badge,
-  Button,
-  Card,
-  Checkbox,
-  Group,
-  JsonInput,
-  Modal,
-  Stack,
-  Text,
-  TextInput,
-  Title,
-} from '@mantine/core'
+import { Badge, Button, Card, Checkbox, Group, JsonInput, Modal, Stack, Text, TextInput, Title } from '@mantine/core'
 import { useHotkeys } from '@mantine/hooks'
 import { notifications } from '@mantine/notifications'
 import type { Approval, Exception, Session } from '@muster/client'
@@ -154,7 +142,7 @@ function Approvals({ rows, mayDecide }: { rows: Approval[]; mayDecide: boolean }
     onSettled: refresh,
   })
   const approveMany = useMutation({
-    mutationFn: async (ids: string[]) => resolveApprovals(api, { ids, decision: 'approve' }),
+    mutationFn: async (ids: string[]) => resolveApprovals(api, { ids, decision: 'approved' }),
     onSuccess: () => setSelected([]),
     onSettled: refresh,
   })
@@ -343,7 +331,7 @@ function RejectModal({ ids, onClose, onDone }: { ids: string[] | null; onClose: 
       const why = reason.trim() ? { reason: reason.trim() } : {}
       return all.length === 1
         ? rejectApproval(api, { approval_id: all[0], ...why })
-        : resolveApprovals(api, { ids: all, decision: 'reject', ...why })
+        : resolveApprovals(api, { ids: all, decision: 'rejected', ...why })
     },
     onSuccess: () => {
       setReason('')

@@ -1,12 +1,6 @@
 import { Badge, Button, Card, Group, Modal, SimpleGrid, Stack, Table, Text, TextInput, Title } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
-import {
-  aggregateUsage,
-  listApprovals,
-  listExceptions,
-  listGenerations,
-  pauseProject,
-} from '@muster/client/operations'
+import { aggregateUsage, listApprovals, listExceptions, listGenerations, pauseProject } from '@muster/client/operations'
 import { IconPlayerPause } from '@tabler/icons-react'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'

@@ -42,7 +42,8 @@ export function Playground() {
   const isAllowed = usePermissions(projectId)
   const agents = useQuery({
     queryKey: ['agents', projectId, 'all'],
-    queryFn: async ({ signal }) => (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+    queryFn: async ({ signal }) =>
+      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
   })
   return (
     <Page title={strings.nav.playground} intro={strings.playground.intro}>
@@ -366,7 +367,8 @@ function StepView({ step, isRunning }: { step: Step; isRunning: boolean }) {
     )
   if (step.kind === 'tool') {
     const { name, ok, ms } = step
-    const state = ok === undefined ? strings.playground.running : ok ? strings.playground.succeeded : strings.playground.failedCall
+    const state =
+      ok === undefined ? strings.playground.running : ok ? strings.playground.succeeded : strings.playground.failedCall
     return (
       <Group gap="sm" wrap="nowrap" align="center">
         <IconTool size={16} aria-hidden />

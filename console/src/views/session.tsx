@@ -1,7 +1,7 @@
 import { Alert, Badge, Box, Button, Card, Group, Stack, Text, Textarea } from '@mantine/core'
 import type { Session, SessionMessage } from '@muster/client'
 import {
-  cancelSessionGeneration,
+  cancelSession,
   getSession,
   handbackSession,
   listSessionMessages,
@@ -31,7 +31,7 @@ const HIDDEN_MS = 60_000
 
 type Transcript = { messages: SessionMessage[]; total: number }
 /** The turn that runs: its text so far and its tools. */
-type Running = { text: string; tools: { id: string; label: string; ok?: boolean }[]; error?: string } | null
+type Running = { text: string; tools: { id: string; label: string; ok?: boolean }[]; error?: string }
 
 const recordKey = (id: string) => ['session', id]
 const transcriptKey = (id: string) => ['session', id, 'messages']
@@ -86,14 +86,15 @@ type StreamEvent = ReturnType<typeof streamSession> extends AsyncIterable<infer 
 
 /** Applies an event of the stream to the cache. */
 function apply(cache: QueryClient, id: string, event: StreamEvent): void {
-  const setRunning = (next: (running: NonNullable<Running>) => Running) =>
-    cache.setQueryData<Running>(runningKey(id), running => next(running ?? { text: '', tools: [] }))
+  const write = (running: Running | null) => cache.setQueryData<Running | null>(runningKey(id), () => running)
+  const setRunning = (next: (running: Running) => Running) =>
+    write(next(cache.getQueryData<Running | null>(runningKey(id)) ?? { text: '', tools: [] }))
   const patch = (fields: Partial<Session>) =>
     cache.setQueryData<Session>(recordKey(id), session => session && { ...session, ...fields })
   switch (event.event) {
     case 'ready':
       patch(event.data.session as Partial<Session>)
-      if (!event.data.generation_id) cache.setQueryData<Running>(runningKey(id), null)
+      if (!event.data.generation_id) write(null)
       break
     case 'gap':
     case 'message_updated':
@@ -106,11 +107,11 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
         if (!all || all.messages.some(({ document_id }) => document_id === message.document_id)) return all
         return { messages: [...all.messages, message], total: all.total + 1 }
       })
-      if (message.role === 'assistant') setRunning(({ tools }) => (tools.length ? { text: '', tools } : { text: '', tools: [] }))
+      if (message.role === 'assistant') setRunning(({ tools }) => ({ text: '', tools }))
       break
     }
     case 'turn_started':
-      cache.setQueryData<Running>(runningKey(id), { text: '', tools: [] })
+      write({ text: '', tools: [] })
       patch({ generating_at: new Date().toISOString() })
       break
     case 'turn_text':
@@ -132,15 +133,11 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
     }
     case 'turn_completed':
     case 'requires_action':
-      cache.setQueryData<Running>(runningKey(id), null)
+      write(null)
       patch({ generating_at: null })
       break
     case 'turn_failed':
-      cache.setQueryData<Running>(runningKey(id), {
-        text: '',
-        tools: [],
-        error: event.data.error?.message ?? strings.sessions.turnFailed,
-      })
+      write({ text: '', tools: [], error: event.data.error?.message ?? strings.sessions.turnFailed })
       patch({ generating_at: null })
       break
     case 'control':
@@ -182,7 +179,7 @@ function SessionPage({ session }: { session: Session }) {
     mutationFn: async () => handbackSession(api, { session_id: id }),
     onSuccess: keep,
   })
-  const cancel = useMutation({ mutationFn: async () => cancelSessionGeneration(api, { session_id: id }) })
+  const cancel = useMutation({ mutationFn: async () => cancelSession(api, { session_id: id }) })
   const isMine = control === 'operator' && assigned_to === me?.id
   const mayOperate = isAllowed('sessions:OperateSession') && status === 'open'
   const actions = (
@@ -193,11 +190,7 @@ function SessionPage({ session }: { session: Session }) {
         </Button>
       )}
       {mayOperate && !isMine && (
-        <Button
-          leftSection={<IconHandStop size={16} />}
-          loading={takeOver.isPending}
-          onClick={() => takeOver.mutate()}
-        >
+        <Button leftSection={<IconHandStop size={16} />} loading={takeOver.isPending} onClick={() => takeOver.mutate()}>
           {strings.sessions.takeOver}
         </Button>
       )}
@@ -254,7 +247,7 @@ function Messages({ session: { id } }: { session: Session }) {
     },
     staleTime: 30_000,
   })
-  const { data: running } = useQuery<Running>({
+  const { data: running } = useQuery<Running | null>({
     queryKey: runningKey(id),
     queryFn: () => null,
     initialData: null,
@@ -343,7 +336,7 @@ function MessageCard({ message }: { message: SessionMessage }) {
   )
 }
 
-function RunningCard({ text, tools, error }: NonNullable<Running>) {
+function RunningCard({ text, tools, error }: Running) {
   return (
     <Box maw="85%" style={{ alignSelf: 'flex-start' }} aria-live="off">
       <Card withBorder padding="md" radius="lg">

@@ -18,7 +18,11 @@ const POLL_MS = 10_000
 const STATUSES = ['open', 'closed', 'expired'] as const
 
 /** What a person should know of a session at a glance. */
-export function SessionBadges({ session }: { session: Pick<Session, 'control' | 'attention' | 'status' | 'generating_at'> }) {
+export function SessionBadges({
+  session,
+}: {
+  session: Pick<Session, 'control' | 'attention' | 'status' | 'generating_at'>
+}) {
   const { control, attention, status, generating_at } = session
   return (
     <Group gap={6}>
@@ -150,7 +154,10 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
       <Stack gap="md">
         <Select
           label={strings.sessions.agent}
-          data={(agents.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? strings.agents.unnamed) }))}
+          data={(agents.data ?? []).map(({ id, name }) => ({
+            value: id,
+            label: visible(name ?? strings.agents.unnamed),
+          }))}
           value={chosen}
           onChange={setAgentId}
           allowDeselect={false}

@@ -74,6 +74,7 @@ export function Start() {
   -H "Authorization: Bearer $MUSTER_KEY" \\
   -H 'Content-Type: application/json' \\
   -d '{"prompt":"Hello"}'`
+  const [firstProvider] = (providers.data?.data ?? []) as { id: string }[]
   const isRequested = (keys.data ?? []).some(({ last_used_at }) => last_used_at !== null)
 
   const steps: StepProps[] = [
@@ -81,8 +82,8 @@ export function Start() {
       title: strings.start.provider,
       text: strings.start.providerText,
       isDone: has(providers),
-      action: has(providers) ? (
-        <ProviderCheck id={(providers.data?.data[0] as { id: string }).id} />
+      action: firstProvider ? (
+        <ProviderCheck id={firstProvider.id} />
       ) : (
         isAllowed('ai-providers:CreateAiProvider') && <Button onClick={provider.open}>{strings.start.provider}</Button>
       ),
