@@ -1,6 +1,7 @@
 import {
   ActionIcon,
   Alert,
+  Badge,
   Checkbox,
   createTheme,
   Drawer,
@@ -29,6 +30,7 @@ export const theme = createTheme({
   components: {
     ActionIcon: ActionIcon.extend({ defaultProps: { variant: 'subtle', color: 'gray', size: 'lg' } }),
     Alert: Alert.extend({ defaultProps: { variant: 'default' } }),
+    Badge: Badge.extend({ defaultProps: { tt: 'none', fw: 600 } }),
     Checkbox: Checkbox.extend({ defaultProps: { size: 'md' } }),
     Drawer: Drawer.extend({ defaultProps: closable }),
     Modal: Modal.extend({ defaultProps: { ...closable, centered: true, radius: 'lg' } }),

@@ -61,7 +61,7 @@ export function ListView<Row extends { id: string }>({
                     {data.map(row => (
                       <Table.Tr key={row.id}>
                         {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td key={title} w={isWide ? '50%' : undefined}>
+                          <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
                             {cell(row)}
                           </Table.Td>
                         ))}

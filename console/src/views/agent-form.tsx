@@ -18,7 +18,7 @@ import { type Agent, isMusterError } from '@muster/client'
 import { createAgent, getAgent, listAiProviders, updateAgent } from '@muster/client/operations'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { useState } from 'react'
+import { useEffect, useState } from 'react'
 import { api } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
@@ -98,6 +98,11 @@ export function AgentForm({
       (await listAiProviders(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
   })
   const form = useForm({ initialValues: fieldsOf(agent) })
+  // The only provider is the one that a new agent uses.
+  const [first, ...others] = providers.data ?? []
+  useEffect(() => {
+    if (!agent && first && others.length === 0) form.setFieldValue('ai_provider_id', first.id)
+  }, [first?.id])
   const editable = Object.fromEntries(Object.entries(agent ?? {}).filter(([name]) => !READ_ONLY.includes(name)))
   const [json, setJson] = useState(JSON.stringify(editable, null, 2))
   const parsed = parseObject(json)

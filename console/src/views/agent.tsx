@@ -128,13 +128,13 @@ function Record({ agent }: { agent: Agent }) {
       <Card withBorder padding="lg" radius="lg">
         <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="lg">
           <Field label={strings.agents.model}>
-            <span className="mono">{visible(agent.model ?? strings.none)}</span>
+            {agent.model ? <span className="mono">{visible(agent.model)}</span> : strings.agents.defaultModel}
           </Field>
           <Field label={strings.agents.version}>{agent.version}</Field>
           <Field label={strings.agents.tools}>{tools?.length ?? 0}</Field>
           <Field label={strings.agents.guardrails}>{guardrails?.length ?? 0}</Field>
-          <Field label={strings.agents.temperature}>{agent.temperature ?? strings.none}</Field>
-          <Field label={strings.agents.maxSteps}>{agent.max_steps ?? strings.none}</Field>
+          <Field label={strings.agents.temperature}>{agent.temperature ?? strings.agents.defaultValue}</Field>
+          <Field label={strings.agents.maxSteps}>{agent.max_steps ?? strings.agents.defaultValue}</Field>
           <Field label={strings.agents.created}>
             <When at={agent.created_at} />
           </Field>

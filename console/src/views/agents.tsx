@@ -45,7 +45,7 @@ export function Agents() {
     },
     {
       title: strings.agents.model,
-      cell: ({ model }) => <span className="mono">{visible(model ?? strings.none)}</span>,
+      cell: ({ model }) => (model ? <span className="mono">{visible(model)}</span> : strings.agents.defaultModel),
     },
     { title: strings.agents.version, cell: ({ version }) => version },
     { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },

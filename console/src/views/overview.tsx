@@ -1,13 +1,13 @@
 import { Badge, Button, Card, Group, Modal, SimpleGrid, Stack, Table, Text, TextInput, Title } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import { aggregateUsage, listApprovals, listExceptions, listGenerations, pauseProject } from '@muster/client/operations'
-import { IconPlayerPause } from '@tabler/icons-react'
+import { IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api, every } from '../api.ts'
 import { Page } from '../components/page.tsx'
-import { FailureAlert, Loaded } from '../components/states.tsx'
+import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
 import { costText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -57,7 +57,7 @@ export function Overview() {
   const isPaused = projects.data?.data.find(({ id }) => id === projectId)?.paused_at
   const totals = usage.data?.totals
   const figures = [
-    { label: strings.overview.cost, value: totals && costText(totals.cost_usd) },
+    { label: strings.overview.cost, value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd) },
     { label: strings.overview.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
     { label: strings.overview.approvals, value: approvals.data?.toLocaleString(), isRed: (approvals.data ?? 0) > 0 },
     { label: strings.overview.exceptions, value: exceptions.data?.toLocaleString(), isRed: (exceptions.data ?? 0) > 0 },
@@ -94,8 +94,25 @@ export function Overview() {
           </Card>
         ))}
       </SimpleGrid>
-      <Loaded query={turns} action="generations:ListGenerations">
+      <Loaded query={turns} rows={3} action="generations:ListGenerations">
         {rows => {
+          if (rows.length === 0)
+            return (
+              <Notice
+                icon={<IconPlayerPlay />}
+                title={strings.overview.noTurns}
+                color="indigo"
+                action={
+                  isAllowed('agents:CreateAgentGeneration') && (
+                    <Button component={Link} to={`/p/${projectId}/playground`}>
+                      {strings.agents.try}
+                    </Button>
+                  )
+                }
+              >
+                {strings.overview.noTurnsText}
+              </Notice>
+            )
           const causes = Object.entries(
             Object.groupBy(
               rows.filter(({ status }) => status === 'failed'),
@@ -129,30 +146,26 @@ export function Overview() {
                 <Title order={2} size="h4" mb="sm">
                   {strings.overview.recent}
                 </Title>
-                {rows.length === 0 ? (
-                  <Text c="dimmed">{strings.overview.noTurns}</Text>
-                ) : (
-                  <Table className="rows" aria-label={strings.overview.recent} verticalSpacing="xs">
-                    <Table.Tbody>
-                      {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
-                        <Table.Tr key={id}>
-                          <Table.Td>
-                            <Text size="sm" className="mono">
-                              {id}
-                            </Text>
-                          </Table.Td>
-                          <Table.Td>
-                            <Badge variant="default">{strings.states[status] ?? status}</Badge>
-                          </Table.Td>
-                          <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
-                          <Table.Td>
-                            <When at={created_at} />
-                          </Table.Td>
-                        </Table.Tr>
-                      ))}
-                    </Table.Tbody>
-                  </Table>
-                )}
+                <Table className="rows" aria-label={strings.overview.recent} verticalSpacing="xs">
+                  <Table.Tbody>
+                    {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
+                      <Table.Tr key={id}>
+                        <Table.Td>
+                          <Text size="sm" className="mono">
+                            {id}
+                          </Text>
+                        </Table.Td>
+                        <Table.Td>
+                          <Badge variant="default">{strings.states[status] ?? status}</Badge>
+                        </Table.Td>
+                        <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
+                        <Table.Td>
+                          <When at={created_at} />
+                        </Table.Td>
+                      </Table.Tr>
+                    ))}
+                  </Table.Tbody>
+                </Table>
               </Card>
             </>
           )

@@ -19,7 +19,7 @@ import { KeyForm } from '../components/key-form.tsx'
 import { Page } from '../components/page.tsx'
 import { ProviderForm } from '../components/provider-form.tsx'
 import { FailureAlert, Loading, Notice } from '../components/states.tsx'
-import { TextButton, Value, visible } from '../components/text.tsx'
+import { CopyText, TextButton, Value, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
 import { strings } from '../strings.ts'
@@ -122,7 +122,12 @@ export function Start() {
       title: strings.start.request,
       text: strings.start.requestText,
       isDone: isRequested,
-      body: !isRequested && <Value value={curl} label={strings.start.request} />,
+      body: !isRequested && (
+        <>
+          <Value value={curl} label={strings.start.request} />
+          <CopyText text={curl} />
+        </>
+      ),
     },
   ]
   const guide = (page: string) => (
