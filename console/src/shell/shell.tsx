@@ -30,6 +30,7 @@ import { Link, Outlet, useParams, useRouterState } from '@tanstack/react-router'
 import { useEffect, useRef } from 'react'
 import { api } from '../api.ts'
 import { Mark } from '../components/mark.tsx'
+import { Loading, Refused } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { useMe, usePermissions, useProjects } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
@@ -114,7 +115,7 @@ export function Shell() {
       <AppShell.Main id="content" ref={main} tabIndex={-1}>
         <Stack gap="md" maw={1120} mx="auto">
           {projectId && <PausedBanner projectId={projectId} />}
-          <Outlet />
+          {projectId ? <PermittedView projectId={projectId} pathname={pathname} /> : <Outlet />}
         </Stack>
       </AppShell.Main>
       <CommandPalette projectId={projectId} isOpen={isPaletteOpen} onClose={palette.close} />
@@ -122,13 +123,26 @@ export function Shell() {
   )
 }
 
+/** Shows a view to those who may see it; others learn which permission is missing, and nothing is requested. */
+function PermittedView({ projectId, pathname }: { projectId: string; pathname: string }) {
+  const isAllowed = usePermissions(projectId)
+  const view = NAVIGATION.find(({ path }) => isBelow(pathname, `/p/${projectId}/${path}`))
+  if (!view) return <Outlet />
+  const allowed = isAllowed(view.action)
+  if (allowed === undefined) return <Loading />
+  return allowed ? <Outlet /> : <Refused action={view.action} />
+}
+
+/** Whether an address, with or without the base of the console, is that of a view or below it. */
+const isBelow = (pathname: string, to: string): boolean => `${pathname}/`.includes(`${to}/`)
+
 function Navigation({ projectId, pathname }: { projectId: string; pathname: string }) {
   const isAllowed = usePermissions(projectId)
   return (
     <Stack gap={4}>
       {NAVIGATION.filter(({ action }) => isAllowed(action)).map(({ name, path, icon: Icon }) => {
         const to = `/p/${projectId}/${path}`
-        const isActive = pathname === `/app${to}` || pathname === to || pathname.includes(`${to}/`)
+        const isActive = isBelow(pathname, to)
         return (
           <NavLink
             key={path}

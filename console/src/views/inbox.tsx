@@ -27,6 +27,7 @@ import { parseObject } from './agent-form.tsx'
 
 const POLL_MS = 5000
 const ROWS = 100
+const SEVERITIES = ['critical', 'warning', 'info']
 
 /** What waits for a person: approvals, exceptions, and sessions that ask for one. */
 export function Inbox() {
@@ -45,7 +46,11 @@ export function Inbox() {
     queryKey: ['exceptions', projectId],
     queryFn: async ({ signal }) => {
       const args = { project_id: projectId, status: ['open' as const, 'acknowledged' as const], limit: ROWS }
-      return (await listExceptions(api, args, { signal }).page()).data
+      const { data } = await listExceptions(api, args, { signal }).page()
+      // Sessions that ask for a person have a list of their own.
+      return data
+        .filter(({ kind }) => kind !== 'human_requested')
+        .toSorted((one, other) => SEVERITIES.indexOf(one.severity) - SEVERITIES.indexOf(other.severity))
     },
     enabled: isAllowed('exceptions:ListExceptions') === true,
     refetchInterval: every(POLL_MS),
@@ -381,7 +386,7 @@ function ExceptionCard({ row }: { row: Exception }) {
     <Card withBorder padding="md" radius="lg" component="article" aria-label={visible(row.title)}>
       <Stack gap="sm">
         <Group gap="sm">
-          <Badge variant={row.severity === 'critical' ? 'filled' : 'default'} color="red">
+          <Badge variant={row.severity === 'critical' ? 'filled' : 'default'} color="red.9">
             {row.severity}
           </Badge>
           <Text fw={600}>{visible(row.title)}</Text>

@@ -27,7 +27,7 @@ export function SessionBadges({
   return (
     <Group gap={6}>
       {attention && (
-        <Badge color="orange" variant="filled">
+        <Badge color="red.9" variant="filled">
           {strings.sessions.attention}
         </Badge>
       )}

@@ -83,8 +83,7 @@ export function mountConsole(app: Express, services: Services, directory = DIST)
     const isNavigation = String(req.headers.accept).includes('text/html')
     if (!isNavigation || !built)
       throw new AppError('RESOURCE_NOT_FOUND', {
-        message: built ? `No route GET ${req.baseUrl}${req.path}` : 'The console is not built',
-        ...(built ? {} : { hint: HINT }),
+        message: built ? `No route GET ${req.baseUrl}${req.path}` : `The console is not built. ${HINT}`,
       })
     const nonce = randomBytes(16).toString('base64url')
     res.set(headersOf(nonce))
