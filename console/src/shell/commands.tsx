@@ -46,15 +46,13 @@ export function CommandPalette({
           void navigate({ to })
         }}
       >
-        <Combobox.EventsTarget>
-          <Combobox.Search
-            value={search}
-            onChange={event => setSearch(event.currentTarget.value)}
-            placeholder={strings.shell.commandsHint}
-            aria-label={strings.shell.commandsHint}
-            data-autofocus
-          />
-        </Combobox.EventsTarget>
+        <Combobox.Search
+          value={search}
+          onChange={event => setSearch(event.currentTarget.value)}
+          placeholder={strings.shell.commandsHint}
+          aria-label={strings.shell.commandsHint}
+          data-autofocus
+        />
         <Combobox.Options mah={360} mt="sm" style={{ overflowY: 'auto' }} aria-label={strings.shell.commands}>
           {entries.map(({ name, to, icon: Icon }) => (
             <Combobox.Option value={to} key={to}>
