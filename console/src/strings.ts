@@ -267,6 +267,7 @@ export const strings = {
     transcript: 'Transcript',
     turnFailed: 'The turn failed',
     attachment: 'Attachment',
+    generate: 'Let the agent reply',
     cancelTurn: 'Cancel the reply',
   },
   inbox: {

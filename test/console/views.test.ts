@@ -152,6 +152,8 @@ describe('the console in a browser', function () {
   })
 
   it('streams a turn with its steps, and the next turn knows the one before', async () => {
+    const double = doubleClient(app.double)
+    await double.put('playground', { rules: [{ reply: { text: 'a scripted reply' } }] })
     const { id } = await agent({ name: 'Scripted', model: 'playground/m' })
     const { page, problems } = await open(`playground?q=${id}`)
     const send = async (text: string) => {
@@ -160,12 +162,12 @@ describe('the console in a browser', function () {
     }
     await send('the first question')
     const turns = page.getByRole('article')
-    await turns.getByText('echo: the first question').waitFor()
+    await turns.getByText('a scripted reply').waitFor()
     await turns.getByText('Step 1: model').waitFor()
     await turns.getByText('Total').waitFor()
     await send('the second')
     await turns.nth(1).getByText('Total').waitFor()
-    const requests = await doubleClient(app.double).requests('playground')
+    const requests = await double.requests('playground')
     const { messages } = requests[requests.length - 1].body as { messages: { role: string }[] }
     assert.deepEqual(
       messages.map(({ role }) => role).filter(role => role !== 'system'),
@@ -175,7 +177,7 @@ describe('the console in a browser', function () {
   })
 
   it('shows a person the messages of a session as they come, who takes over and hands back', async () => {
-    const { id } = await session({ name: 'Talk' })
+    const { id } = await session({ name: 'Talk', auto_generate: true })
     const { page, problems } = await open(`sessions/${id}`)
     await page.getByText('Live', { exact: true }).waitFor()
     await app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'from elsewhere' })
@@ -355,7 +357,7 @@ describe('the console in a browser', function () {
     const focused = () => page.evaluate('document.activeElement.textContent')
     assert.equal(await focused(), 'Skip to content')
     await page.keyboard.press('Control+k')
-    const search = page.getByRole('dialog').getByRole('textbox')
+    const search = page.getByLabel('Type to find a view or a project')
     await eventually(() => search.evaluate('element => element === document.activeElement'))
     await page.keyboard.type('inb')
     await page.keyboard.press('Enter')
@@ -411,7 +413,7 @@ describe('the console in a browser', function () {
       assert.match(key, /^sk_/)
       await page.getByRole('button', { name: 'I have copied it' }).click()
       await page.getByText('4 of 5 steps done').waitFor()
-      assert.ok(!(await page.content()).includes(key), 'the key is shown once')
+      await eventually(async () => !(await page.content()).includes(key), { what: 'the key is shown once' })
       assert.deepEqual(problems, [])
     } finally {
       await fresh.close()

@@ -2,6 +2,7 @@ import { Alert, Badge, Box, Button, Card, Group, Stack, Text, Textarea } from '@
 import type { Session, SessionMessage } from '@muster/client'
 import {
   cancelSession,
+  generateSessionReply,
   getSession,
   handbackSession,
   listSessionMessages,
@@ -182,6 +183,7 @@ function SessionPage({ session }: { session: Session }) {
     onSuccess: keep,
   })
   const cancel = useMutation({ mutationFn: async () => cancelSession(api, { session_id: id }) })
+  const generate = useMutation({ mutationFn: async () => generateSessionReply(api, { session_id: id }) })
   const isMine = control === 'operator' && assigned_to === me?.id
   const mayOperate = isAllowed('sessions:OperateSession') && status === 'open'
   const actions = (
@@ -191,6 +193,15 @@ function SessionPage({ session }: { session: Session }) {
           {strings.sessions.cancelTurn}
         </Button>
       )}
+      {status === 'open' &&
+        control === 'agent' &&
+        !session.generating_at &&
+        !session.auto_generate &&
+        isAllowed('sessions:SendSessionMessage') && (
+          <Button variant="default" loading={generate.isPending} onClick={() => generate.mutate()}>
+            {strings.sessions.generate}
+          </Button>
+        )}
       {mayOperate && !isMine && (
         <Button leftSection={<IconHandStop size={16} />} loading={takeOver.isPending} onClick={() => takeOver.mutate()}>
           {strings.sessions.takeOver}
@@ -203,7 +214,7 @@ function SessionPage({ session }: { session: Session }) {
       )}
     </>
   )
-  const failure = takeOver.error ?? handBack.error ?? cancel.error
+  const failure = takeOver.error ?? handBack.error ?? cancel.error ?? generate.error
   return (
     <Page
       title={session.name ?? strings.sessions.unnamed}

@@ -141,7 +141,12 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
   const chosen = agentId ?? agents.data?.[0]?.id ?? null
   const create = useMutation({
     mutationFn: async (agent_id: string) =>
-      createSession(api, { project_id: projectId, agent_id, ...(name.trim() ? { name: name.trim() } : {}) }),
+      createSession(api, {
+        project_id: projectId,
+        agent_id,
+        auto_generate: true,
+        ...(name.trim() ? { name: name.trim() } : {}),
+      }),
     onSuccess: ({ id }) => onDone(id),
   })
   return (
