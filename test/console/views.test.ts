@@ -200,25 +200,31 @@ describe('the console in a browser', function () {
   })
 
   it('lets approvals be decided with the keyboard, edited, and rejected with a reason', async () => {
-    const { page, problems } = await open('inbox')
-    const decide = async (name: string) => {
-      const { id } = await propose(app, (await turn()).id, { id: null, name }, { amount: 12 }, { expires_in: 60 })
-      const card = page.getByRole('article', { name })
-      await card.waitFor()
-      return { id, card, state: async () => (await app.admin.get(`/approvals/${id}`)).body }
+    const file = async (name: string) =>
+      (await propose(app, (await turn()).id, { id: null, name }, { amount: 12 }, { expires_in: 60 })).id
+    const ids = {
+      key: await file('pay_by_key'),
+      rejected: await file('pay_rejected'),
+      edited: await file('pay_edited'),
     }
-    const approved = await decide('pay_by_key')
+    const { page, problems } = await open('inbox')
+    const find = (name: string, id: string) => ({
+      card: page.getByRole('article', { name }),
+      state: async () => (await app.admin.get(`/approvals/${id}`)).body,
+    })
+    const approved = find('pay_by_key', ids.key)
+    const rejected = find('pay_rejected', ids.rejected)
+    const edited = find('pay_edited', ids.edited)
+    await edited.card.waitFor()
     await approved.card.focus()
     await page.keyboard.press('a')
     await eventually(async () => (await approved.state()).status === 'approved')
-    const rejected = await decide('pay_rejected')
     await rejected.card.focus()
     await page.keyboard.press('r')
     await page.getByLabel('Reason').fill('too much')
     await page.keyboard.press('Enter')
     await eventually(async () => (await rejected.state()).status === 'rejected')
     assert.equal((await rejected.state()).resolution_reason, 'too much')
-    const edited = await decide('pay_edited')
     await edited.card.getByRole('button', { name: 'Edit' }).click()
     await edited.card.getByLabel('Arguments').fill('{"amount": 5}')
     await edited.card.getByRole('button', { name: 'Approve edited' }).click()
@@ -358,7 +364,7 @@ describe('the console in a browser', function () {
     assert.equal(await focused(), 'Skip to content')
     await page.keyboard.press('Control+k')
     const search = page.getByLabel('Type to find a view or a project')
-    await eventually(() => search.evaluate('element => element === document.activeElement'))
+    await eventually(async () => (await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'))
     await page.keyboard.type('inb')
     await page.keyboard.press('Enter')
     await heading(page, 'Inbox')
