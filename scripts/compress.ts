@@ -2,7 +2,7 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { brotliCompressSync, constants, gzipSync } from 'node:zlib'
 
-/** Writes a `.br` and a `.gz` beside each asset of the console, which the web process serves as they are. */
+/** Writes a `.br` and a `.gz` for each asset of the console, which the web process serves as they are. */
 
 const assets = path.resolve(import.meta.dirname, '../console/dist/assets')
 for (const name of fs.readdirSync(assets).filter(each => /\.(js|css|svg)$/.test(each))) {

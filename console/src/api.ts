@@ -25,7 +25,7 @@ export const queries = new QueryClient({
   },
 })
 
-/** Interval of a list that is polled while its tab is visible, with jitter so that tabs do not ask together. */
+/** Interval of a list that is polled while its tab is visible, with jitter so that tabs do not send requests together. */
 export const every =
   (ms: number) =>
   (query: { state: { error: Error | null; fetchFailureCount: number; errorUpdateCount: number } }): number => {
@@ -45,7 +45,7 @@ export type Failure = {
   docsUrl?: string
 }
 
-/** Returns what is known of an error. */
+/** Returns the fields of an error. */
 export function failureOf(error: unknown): Failure {
   if (error instanceof MusterError) {
     const { message, hint, code, requestId, status, docsUrl } = error

@@ -4,7 +4,7 @@ import { useQuery } from '@tanstack/react-query'
 import { useParams } from '@tanstack/react-router'
 import { api } from './api.ts'
 
-/** Projects that the switcher offers at once; the others are found by search. */
+/** Projects that the switcher offers. */
 const SWITCHER_ROWS = 50
 
 export const useMe = () =>

@@ -18,7 +18,7 @@ describe('the files of the console', () => {
   after(() => app?.close())
   const get = (at: string, headers: Record<string, string> = HTML) => fetch(`${app.url}${at}`, { headers })
 
-  it('are one page for all addresses, each answer with a nonce of its own', async () => {
+  it('are one page for all addresses, each answer with another nonce', async () => {
     const nonces = new Set<string>()
     for (const at of ['/app', '/app/', '/app/callback?code=x', '/app/p/proj_x/agents/agent_y?tab=versions']) {
       const response = await get(at)
@@ -48,7 +48,7 @@ describe('the files of the console', () => {
     assert.equal(nonces.size, 4)
   })
 
-  it('are kept by browsers for ever and sent compressed', async () => {
+  it('are cached by browsers permanently and sent compressed', async () => {
     const page = await (await get('/app')).text()
     const [script] = /\/app\/assets\/[\w-]+\.js/.exec(page) as RegExpExecArray
     const plain = await (await get(script, { 'accept-encoding': 'identity' })).text()

@@ -66,7 +66,7 @@ export const go = (page: Page, at: string): Promise<void> =>
     `history.pushState({}, '', ${JSON.stringify(`/app${at}`)}); dispatchEvent(new PopStateEvent('popstate'))`,
   )
 
-/** Violations of WCAG 2.2, level A or AA, on the page as it is. */
+/** Violations of WCAG 2.2, level A or AA, on the current page. */
 export async function violations(page: Page): Promise<string[]> {
   await page.evaluate(axe)
   return page.evaluate(`axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }).then(

@@ -151,7 +151,7 @@ describe('the console in a browser', function () {
     }
   })
 
-  it('streams a turn with its steps, and the next turn knows the one before', async () => {
+  it('streams a turn with its steps, and the next turn contains the one before', async () => {
     const double = doubleClient(app.double)
     await double.put('playground', { rules: [{ reply: { text: 'a scripted reply' } }] })
     const { id } = await agent({ name: 'Scripted', model: 'playground/m' })
@@ -176,7 +176,7 @@ describe('the console in a browser', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('shows a person the messages of a session as they come, who takes over and hands back', async () => {
+  it('shows a person the messages of a session as they come, who takes over and returns the session', async () => {
     const { id } = await session({ name: 'Talk', auto_generate: true })
     const { page, problems } = await open(`sessions/${id}`)
     await page.getByText('Live', { exact: true }).waitFor()
@@ -193,7 +193,7 @@ describe('the console in a browser', function () {
       data.map(({ origin }: { origin: string }) => origin),
       ['end_user', 'agent', 'operator'],
     )
-    await page.getByRole('button', { name: 'Hand back' }).click()
+    await page.getByRole('button', { name: 'Return to the agent' }).click()
     await page.getByLabel('Message as the user').waitFor()
     assert.equal((await app.admin.get(`/sessions/${id}`)).body.control, 'agent')
     assert.deepEqual(problems, [])
@@ -240,7 +240,7 @@ describe('the console in a browser', function () {
     await page.getByLabel('Description').fill('mine')
     await app.admin.patch(`/agents/${id}`, { description: 'theirs' })
     await page.getByRole('button', { name: 'Save' }).click()
-    const dialog = page.getByRole('dialog', { name: 'Somebody else has changed this agent' })
+    const dialog = page.getByRole('dialog', { name: 'Another person has changed this agent' })
     await dialog.getByText('"theirs"').waitFor()
     await dialog.getByText('"mine"').waitFor()
     await dialog.getByRole('button', { name: 'Save mine' }).click()
@@ -363,7 +363,6 @@ describe('the console in a browser', function () {
     const focused = () => page.evaluate('document.activeElement.textContent')
     assert.equal(await focused(), 'Skip to content')
     await page.keyboard.press('Control+k')
-    const search = page.getByLabel('Type to find a view or a project')
     await eventually(async () => (await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'))
     await page.keyboard.type('inb')
     await page.keyboard.press('Enter')
@@ -372,7 +371,7 @@ describe('the console in a browser', function () {
     const account = page.getByRole('button', { name: 'Account' })
     await account.focus()
     await page.keyboard.press('Enter')
-    await page.getByRole('menuitemradio', { name: 'Dark' }).waitFor()
+    await page.getByRole('menuitem', { name: 'Dark' }).waitFor()
     await page.keyboard.press('Escape')
     await eventually(() => account.evaluate('element => element === document.activeElement'))
     assert.deepEqual(problems, [])

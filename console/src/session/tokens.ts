@@ -11,32 +11,32 @@ const LOCK = 'muster-refresh'
 const ANSWER_MS = 300
 
 type Pending = OAuthSession['pending'] & { returnTo: string }
-type Message = { kind: 'ask' } | { kind: 'tokens'; tokens: OAuthTokens } | { kind: 'out'; reason: SignOutReason }
+type Message = { kind: 'request' } | { kind: 'tokens'; tokens: OAuthTokens } | { kind: 'out'; reason: SignOutReason }
 
 export type SignOutReason = 'chosen' | 'idle' | 'expired'
 
 let tokens: OAuthTokens | undefined
 let onSignOut: (reason: SignOutReason) => void = () => {}
-let heard: () => void = () => {}
+let received: () => void = () => {}
 
 const channel = new BroadcastChannel('muster-session')
 const tell = (message: Message) => channel.postMessage(message)
 
 channel.onmessage = ({ data }: MessageEvent<Message>) => {
-  if (data.kind === 'ask' && tokens) tell({ kind: 'tokens', tokens })
+  if (data.kind === 'request' && tokens) tell({ kind: 'tokens', tokens })
   if (data.kind === 'tokens') {
     if (!tokens || data.tokens.expires_at >= tokens.expires_at) tokens = data.tokens
-    heard()
+    received()
   }
   if (data.kind === 'out') forget(data.reason)
 }
 
-/** Asks the other tabs for their tokens. */
+/** Requests the tokens of the other tabs. */
 async function askTabs(): Promise<void> {
   const answered = new Promise<void>(resolve => {
-    heard = resolve
+    received = resolve
   })
-  tell({ kind: 'ask' })
+  tell({ kind: 'request' })
   await Promise.race([answered, new Promise(resolve => setTimeout(resolve, ANSWER_MS))])
 }
 
@@ -51,7 +51,7 @@ const store: OAuthStore = {
     tokens = session?.tokens
     if (tokens) tell({ kind: 'tokens', tokens })
   },
-  // A refresh token that is used twice ends the sign-in: one tab refreshes, after it has heard what the others hold.
+  // A refresh token that is used twice ends the sign-in: one tab refreshes, after it has received the tokens of the others.
   exclusive: run =>
     navigator.locks.request(LOCK, async () => {
       await askTabs()
@@ -65,7 +65,7 @@ const signIn = oauth({ baseUrl: location.origin, clientId: 'muster-console', sto
 /** Returns a valid access token. */
 export const accessToken = (): Promise<string> => signIn.token()
 
-/** Whether this tab has tokens, its own or those of another tab. */
+/** Whether this tab has tokens, its own or from another tab. */
 export async function resume(): Promise<boolean> {
   if (!tokens) await askTabs()
   return tokens !== undefined
@@ -78,7 +78,7 @@ export async function startSignIn(baseUrl: string, returnTo: string): Promise<vo
   location.assign(url)
 }
 
-/** Completes the sign-in with the address to which the user returned; returns the address asked for at first. */
+/** Completes the sign-in with the address to which the user returned; returns the address at which it started. */
 export async function finishSignIn(callbackUrl: string): Promise<string> {
   const pending = JSON.parse(sessionStorage.getItem(PENDING) ?? '{}') as Partial<Pending>
   try {

@@ -17,6 +17,7 @@ import {
 import { useDisclosure, useHotkeys } from '@mantine/hooks'
 import { resumeProject } from '@muster/client/operations'
 import {
+  IconCheck,
   IconDeviceDesktop,
   IconLogout,
   IconMoon,
@@ -182,10 +183,9 @@ function AccountMenu() {
         {SCHEMES.map(([scheme, name, Icon]) => (
           <Menu.Item
             key={scheme}
-            role="menuitemradio"
-            aria-checked={colorScheme === scheme}
+            aria-current={colorScheme === scheme}
             leftSection={<Icon size={16} />}
-            fw={colorScheme === scheme ? 700 : undefined}
+            rightSection={colorScheme === scheme && <IconCheck size={16} />}
             onClick={() => setColorScheme(scheme)}
           >
             {name}

@@ -13,7 +13,7 @@ const TYPES: Record<string, string> = {
   '.svg': 'image/svg+xml',
 }
 
-/** Stands in the page for the nonce of an answer. */
+/** Placeholder of the nonce in the page. */
 const NONCE = '{nonce}'
 
 const readIfPresent = (file: string): Buffer | undefined => (fs.existsSync(file) ? fs.readFileSync(file) : undefined)

@@ -79,7 +79,7 @@ export function mountConsole(app: Express, services: Services, directory = DIST)
   })
 
   router.get('/{*path}', (req: Request, res: Response) => {
-    // A program that asks for anything but a page gets the error that it can read.
+    // Programs that accept no page get the error as JSON.
     const isNavigation = String(req.headers.accept).includes('text/html')
     if (!isNavigation || !built)
       throw new AppError('RESOURCE_NOT_FOUND', {
@@ -112,7 +112,7 @@ function sendAsset({ type, tag, bodies }: Asset, req: Request, res: Response): v
   res.end(sent)
 }
 
-/** Returns a function that reads a value at most once in a time, whoever asks meanwhile. */
+/** Returns a function that reads a value at most once in `ms`. */
 function keep<T>(ms: number, read: () => Promise<T>): () => Promise<T> {
   let kept: { value: Promise<T>; until: number } | undefined
   return () => {
