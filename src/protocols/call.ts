@@ -19,10 +19,13 @@ export type CallInput = {
   upload?: IncomingMessage
 }
 
+/** The surface of a mount. */
+export type MountSurface = Exclude<CallSurface, 'rest'>
+
 /** Calls an operation on behalf of a request, with its permissions. @throws the errors of the operation */
 export function callOperation(
   { services, exchange, caller }: MountRequest,
-  surface: Exclude<CallSurface, 'rest'>,
+  surface: MountSurface,
   operation: Operation | string,
   { upload, ...input }: CallInput,
 ): Promise<OperationResult> {

@@ -146,4 +146,49 @@ describe('open streams over several web processes', function () {
     const rows = await app.services.pool.any(sql.unsafe`select subject from open_streams`)
     assert.equal(rows.length, (await stored()).length)
   })
+
+  it('end with their client, also if it leaves before the response', async () => {
+    const user = await endUser(app, { limits: { streams: 1 } })
+    const session = await chat(user, app.agentId)
+    const { conversation_id } = expectStatus(await app.key.get(`/sessions/${session.id}`), 200)
+    const run = { threadId: session.id, tools: [], context: [], state: {}, forwardedProps: {} }
+    const requests: Record<string, (text: string) => object> = {
+      [`/api/v1/sessions/${session.id}/generate`]: () => ({ stream: true }),
+      [`/ag-ui/${app.agentId}`]: text => ({
+        ...run,
+        runId: text,
+        messages: [{ id: text, role: 'user', content: text }],
+      }),
+      '/openai/v1/responses': text => ({
+        model: app.agentId,
+        stream: true,
+        conversation: conversation_id,
+        input: text,
+      }),
+    }
+    for (const [path, body] of Object.entries(requests)) {
+      const controller = new AbortController()
+      const send = (text: string, signal?: AbortSignal) =>
+        fetch(`${app.url}${path}`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${user.token}`, 'content-type': 'application/json' },
+          body: JSON.stringify(body(text)),
+          signal,
+        })
+      await app.services.write(async tx => {
+        await tx.query(sql.unsafe`select from conversations where id = ${conversation_id} for update`)
+        const sent = send(`first ${path}`, controller.signal).catch(() => null)
+        const isWaiting = () => tx.exists(sql.unsafe`select from pg_locks where not granted`)
+        await eventually(isWaiting, { what: 'the request that waits for the lock' })
+        controller.abort()
+        await sent
+      })
+      const served = async () => {
+        const response = await send(`second ${path}`)
+        await response.text()
+        return response.status === 200
+      }
+      await eventually(served, { what: `a stream of ${path}` })
+    }
+  })
 })

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { startTarget } from '../execution/tool-target.ts'
 import type { TestProject } from '../support/app.ts'
+import { pngHeader } from '../support/images.ts'
 import { AGENT_ACTIONS, ENV, post, rpc, wireMessage } from './a2a-support.ts'
 import { said } from './ag-ui-support.ts'
 
-const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=='
+const PNG = pngHeader(2, 2).toString('base64')
 
 describe('the A2A mount', () => {
   let app: SessionApp
@@ -161,6 +163,22 @@ describe('the A2A mount', () => {
     assert.equal(((await broken.json()) as any).error.code, -32700)
   })
 
+  it('fetches no image for a caller that may not upload files', async () => {
+    const target = await startTarget()
+    try {
+      const resource = [`srn:${app.projectId}:*:*`]
+      const document = { statement: [{ effect: 'Allow', action: AGENT_ACTIONS, resource }] }
+      const { id } = (await app.admin.post('/policies', { document })).body
+      const { secret } = (await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [id] })).body
+      const message = wireMessage([{ url: `${target.url}/cat.png` }])
+      const refused = await rpc(app, { token: secret }, open, 'SendMessage', message)
+      assert.deepEqual([refused.status, refused.body.error.data[0].metadata.code], [403, 'FORBIDDEN'])
+      assert.equal(target.requests.length, 0)
+    } finally {
+      await target.close()
+    }
+  })
+
   it('gives the model images and data, and stores a file of a repeated message once', async () => {
     const scripted = await app.scripted([{ reply: { text: 'seen' } }] as never, { a2a: { enabled: true } })
     const body = wireMessage([
@@ -177,5 +195,11 @@ describe('the A2A mount', () => {
     assert.equal(text.includes('image_url') && text.includes('{\\"n\\":7}'), true, text.slice(0, 800))
     const { total } = (await app.admin.get(`/files?project_id=${app.projectId}&path_prefix=/a2a`)).body
     assert.equal(total, 1)
+    const concurrent = wireMessage([{ raw: PNG, mediaType: 'image/png' }])
+    const replies = await Promise.all(
+      [1, 2, 3].map(() => rpc(app, app.key, scripted.agentId, 'SendMessage', concurrent)),
+    )
+    const ids = replies.map(reply => reply.body.result?.task.id ?? JSON.stringify(reply.body))
+    assert.deepEqual(ids, [ids[0], ids[0], ids[0]])
   })
 })

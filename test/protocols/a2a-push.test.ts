@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
+import { idStatement, voidStatement } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -148,6 +149,28 @@ describe('notifications of A2A clients', function () {
     assert.equal((await app.admin.delete(`/sessions/${task.contextId}`)).status, 204)
     const left = await rpc(app, app.key, agentId, 'ListTaskPushNotificationConfigs', { taskId: task.id })
     assert.equal(left.body.error.code, -32001)
+  })
+
+  it('of a later task do not touch the ended tasks of a context', async () => {
+    await start('generation', 'delivery')
+    const first = await begin(said({ text: 'one' }))
+    await arrived(first.id, 'COMPLETED')
+    const { pool } = app.services
+    const dispatched = async () =>
+      !(await pool.exists(
+        voidStatement`select from events where project_id = ${app.projectId} and dispatched_at is null`,
+      ))
+    await eventually(dispatched, { what: 'the events of the first task' })
+    // The last transaction that has locked the row.
+    const locker = () => pool.oneFirst(idStatement`select xmax::text as id from a2a_tasks where id = ${first.id}`)
+    const before = await locker()
+    const client = await connect(app, app.key, agentId)
+    const later = await send(client, said({ text: 'two' }), {
+      message: { contextId: first.contextId },
+      configuration: { taskPushNotificationConfig: config() },
+    })
+    await arrived(later.id, 'COMPLETED')
+    assert.equal(await locker(), before)
   })
 
   it('are refused for addresses inside the network, before anything starts', async () => {

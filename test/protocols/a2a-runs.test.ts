@@ -42,6 +42,8 @@ describe('tasks of A2A clients of an orchestration', () => {
     const client = await connect(app, project.key, await greeting())
     const task = await send(client, { data: { name: 'Ann' } })
     assert.match(task.id, /^orch_run_/)
+    const { name, defaultInputModes } = await client.getAgentCard()
+    assert.deepEqual([name, defaultInputModes], ['Refund', ['text/plain', 'application/json']])
     assert.equal(stateOf(task), 'COMPLETED')
     assert.equal(JSON.stringify(task.artifacts[0].parts[0].content?.value).includes('Hello Ann'), true)
     const next = await send(client, { data: { name: 'Bob' } }, { message: { contextId: task.contextId } })

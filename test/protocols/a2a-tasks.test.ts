@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
+import type { Client } from '@a2a-js/sdk/client'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -65,7 +66,14 @@ describe('tasks of A2A clients', () => {
         [second.tasks.map(({ id }) => id), second.nextPageToken, second.tasks[0].artifacts],
         [[task.id], '', []],
       )
-      assert.equal((await client.listTasks({ ...query, pageToken: '', status: 4 })).tasks.length, 0)
+      const inState = async (status: number, more: object = {}) => {
+        const { tasks, totalSize } = await client.listTasks({ ...query, pageToken: '', status, ...more })
+        return [tasks.map(({ id }) => id), totalSize]
+      }
+      const [COMPLETED, FAILED] = [3, 4]
+      assert.deepEqual(await inState(COMPLETED), [[next.id], 2])
+      assert.deepEqual(await inState(FAILED), [[], 0])
+      assert.deepEqual(await inState(0, { statusTimestampAfter: task.status?.timestamp }), [[next.id], 1])
     })
 
     it(`are streamed over ${binding}: each step replaces the text of the last`, async () => {
@@ -185,13 +193,26 @@ describe('tasks of A2A clients', () => {
     assert.deepEqual(artifact.parts.at(-1).content.value, { a: 1 })
   })
 
-  it('wait for the approval of an operator, and continue with the turn that follows it', async () => {
+  /** An agent whose call of a tool needs the approval of an operator. */
+  const guardedAgent = async () => {
     target.answer = json({ refunded: true })
     const document = { class: 'C' }
     const rule = await app.admin.post('/guardrails', { project_id: app.projectId, name: 'rule', document })
     assert.equal(rule.status, 201, JSON.stringify(rule.body))
     const tool = { name: 'refund', execute: { method: 'POST', url: `${target.url}/refund` } }
-    const guarded = await app.agent({ a2a, guardrail_ids: [rule.body.id], tool_bindings: [{ tool }] })
+    return app.agent({ a2a, guardrail_ids: [rule.body.id], tool_bindings: [{ tool }] })
+  }
+  const inState = (client: Client, id: string, state: string) =>
+    eventually(
+      async () => {
+        const task = await client.getTask({ tenant: '', id })
+        return stateOf(task) === state ? task : null
+      },
+      { what: `${state} of ${id}` },
+    )
+
+  it('wait for the approval of an operator, and continue with the turn that follows it', async () => {
+    const guarded = await guardedAgent()
     const client = await open('JSONRPC', guarded)
     const asked = await send(client, said(calls('refund', { amount: 5 }), { text: 'It waits.' }))
     assert.equal(stateOf(asked), 'INPUT_REQUIRED')
@@ -205,15 +226,30 @@ describe('tasks of A2A clients', () => {
     )
     assert.equal(refused.body.error.code, -32004)
     assert.equal((await app.admin.post(`/approvals/${approvals[0].id}/approve`, {})).status, 200)
-    const ended = await eventually(
-      async () => {
-        const task = await client.getTask({ tenant: '', id: asked.id })
-        return stateOf(task) === 'COMPLETED' ? task : null
-      },
-      { what: 'the end of the task' },
-    )
+    const ended = await inState(client, asked.id, 'COMPLETED')
     const turns = (await app.admin.get(`/generations?session_id=${asked.contextId}`)).body
     assert.deepEqual([turns.total, typeof answerOf(ended)], [2, 'string'])
+  })
+
+  it('wait for the handback of a session whose approved call was made under an operator', async () => {
+    const guarded = await guardedAgent()
+    const client = await open('JSONRPC', guarded)
+    const asked = await send(client, said(calls('refund'), { text: 'It waits.' }))
+    const [, { approvals }] = explanationOf(asked)
+    const cancelled = await rpc(app, app.key, guarded, 'CancelTask', { id: asked.id })
+    assert.equal(cancelled.body.error.code, -32002)
+    assert.equal((await app.admin.post(`/sessions/${asked.contextId}/takeover`, {})).status, 200)
+    assert.equal((await app.admin.post(`/approvals/${approvals[0].id}/approve`, {})).status, 200)
+    const waiting = await eventually(
+      async () => {
+        const task = await inState(client, asked.id, 'INPUT_REQUIRED')
+        return explanationOf(task).length === 1 ? task : null
+      },
+      { what: 'the turn that follows' },
+    )
+    assert.deepEqual(explanationOf(waiting), ['A person has taken over the conversation'])
+    assert.equal((await app.admin.post(`/sessions/${asked.contextId}/handback`, {})).status, 200)
+    await inState(client, asked.id, 'COMPLETED')
   })
 
   it('store messages for a person who has taken over', async () => {

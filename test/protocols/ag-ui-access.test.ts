@@ -44,6 +44,19 @@ describe('access of AG-UI clients', () => {
     assert.equal(anonymous.status, 401)
   })
 
+  it('finds no session of another end user by its id', async () => {
+    const as = (id: string) => ({ 'x-svc-actor': id })
+    const first = await postRun(app, app.key, app.agentId, run(), as('ann'))
+    const threadId = first.headers.get('x-svc-session-id') as string
+    await postRun(app, app.key, app.agentId, run(), as('bob'))
+    for (const id of ['bob', 'nobody'])
+      assert.deepEqual(refusal(await postRun(app, app.key, app.agentId, run({ threadId }), as(id))), [
+        404,
+        'RESOURCE_NOT_FOUND',
+      ])
+    assert.equal((await postRun(app, app.key, app.agentId, run({ threadId }), as('ann'))).status, 200)
+  })
+
   it('finds no session of another agent or project by its id', async () => {
     const first = await postRun(app, app.key, app.agentId, run())
     const threadId = first.headers.get('x-svc-session-id') as string

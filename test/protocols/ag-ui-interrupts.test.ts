@@ -108,15 +108,12 @@ describe('interrupts of AG-UI clients', function () {
     assert.equal(ofType(done, 'TOOL_CALL_RESULT')[0].content, 'failed')
   })
 
-  it('refuse incomplete, unknown, edited and contradicting answers, which resolve nothing', async () => {
+  /** A client with two interrupts. */
+  const openTwo = async () => {
     const { client, user, agentId } = await open()
-    const script = said(
-      { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) },
-      { text: 'Both wait.' },
-    )
-    const { interrupts } = outcomeOf(await client.say(script))
-    assert.equal(interrupts.length, 2)
-    const [first, second] = interrupts.map(({ id }: any) => id)
+    const both = { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) }
+    const { interrupts } = outcomeOf(await client.say(said(both, { text: 'Both wait.' })))
+    const ids: string[] = interrupts.map(({ id }: any) => id)
     const post = (resume: object[]) =>
       postRun(app, user, agentId, {
         threadId: client.agent.threadId,
@@ -124,6 +121,13 @@ describe('interrupts of AG-UI clients', function () {
         messages: client.agent.messages.filter(({ role }) => role !== 'activity'),
         resume,
       })
+    const statuses = () => Promise.all(ids.map(async id => (await app.key.get(`/approvals/${id}`)).body.status))
+    return { client, ids, post, statuses, agentId }
+  }
+
+  it('refuse incomplete, unknown, edited and contradicting answers, which resolve nothing', async () => {
+    const { client, ids, post, statuses } = await openTwo()
+    const [first, second] = ids
     const edited = { interruptId: second, status: 'resolved', payload: { approved: true, editedArgs: { amount: 9 } } }
     const unknown = resolved('apr_none', true)
     for (const resume of [
@@ -134,8 +138,6 @@ describe('interrupts of AG-UI clients', function () {
       const { events } = await post(resume)
       assert.deepEqual([types(events), events.at(-1)?.code], [['RUN_STARTED', 'RUN_ERROR'], 'VALIDATION_FAILED'])
     }
-    const statuses = async () =>
-      (await app.key.get(`/approvals?agent_id=${agentId}`)).body.data.map(({ status }: any) => status)
     assert.deepEqual(await statuses(), ['pending', 'pending'])
 
     const answers = [resolved(first, true), resolved(second, false)]
@@ -156,23 +158,6 @@ describe('interrupts of AG-UI clients', function () {
     const { events } = await post([resolved(first, false), resolved(second, false)])
     assert.equal(events.at(-1)?.code, 'APPROVAL_ALREADY_RESOLVED')
   })
-
-  /** A client with two interrupts, and their statuses. */
-  const openTwo = async () => {
-    const { client, user, agentId } = await open()
-    const both = { tool_calls: [refund(1), refund(2)].flatMap((each: any) => each.tool_calls) }
-    const { interrupts } = outcomeOf(await client.say(said(both, { text: 'Both wait.' })))
-    const ids: string[] = interrupts.map(({ id }: any) => id)
-    const post = (resume: object[]) =>
-      postRun(app, user, agentId, {
-        threadId: client.agent.threadId,
-        runId: crypto.randomUUID(),
-        messages: client.agent.messages.filter(({ role }) => role !== 'activity'),
-        resume,
-      })
-    const statuses = () => Promise.all(ids.map(async id => (await app.key.get(`/approvals/${id}`)).body.status))
-    return { ids, post, statuses, agentId }
-  }
 
   it('are resolved all or none next to a concurrent decision of one of them', async () => {
     for (let round = 0; round < 4; round++) {

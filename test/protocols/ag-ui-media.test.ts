@@ -49,6 +49,17 @@ describe('images and documents of AG-UI clients', () => {
     return (await postRun(app, app.key, agentId, again)).headers.get('x-svc-session-id') as string
   }
 
+  it('are not fetched for callers that may not upload files', async () => {
+    const resource = [`srn:${app.projectId}:*:*`]
+    const document = { statement: [{ effect: 'Allow', action: CHAT_ACTIONS, resource }] }
+    const { id } = (await app.admin.post('/policies', { document })).body
+    const { secret } = (await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [id] })).body
+    const source = { type: 'url', value: `${target.url}/cat.png` }
+    const refused = await postRun(app, { token: secret }, agentId, run([image(source)]))
+    assert.deepEqual([refused.status, refused.body?.error?.code], [403, 'FORBIDDEN'])
+    assert.equal(target.requests.length, 0)
+  })
+
   it('reach the model, and are stored once as files of the message', async () => {
     const client = open()
     const paper = { metadata: { filename: '../paper".pdf' } }
@@ -147,6 +158,7 @@ describe('images and documents of AG-UI clients', () => {
   })
 
   it('are refused with their message if their content has another type', async () => {
+    const before = (await files()).total
     const body = run([text('A picture'), image(inline(Buffer.from('<html><script>'), 'image/png'))])
     const refused = await postRun(app, app.key, agentId, body)
     assert.deepEqual(
@@ -154,6 +166,7 @@ describe('images and documents of AG-UI clients', () => {
       [['RUN_STARTED', 'RUN_ERROR'], 'MEDIA_NOT_ACCEPTED'],
     )
     assert.deepEqual(await stored(refused.headers.get('x-svc-session-id') as string), [])
+    assert.equal((await files()).total, before)
     for (const source of [
       { type: 'data', value: 'no base64!', mimeType: 'image/png' },
       { type: 'data', value: 'AAAA' },

@@ -242,39 +242,6 @@ describe('the OpenAI mount: agents', () => {
       await receiver.close()
     })
 
-    it('a failure after a tool call is never repeated by a client: 424, one call at the receiver', async () => {
-      const receiver = await startReceiver()
-      const { agentId } = await app.scripted(
-        [
-          { when: { last_role: 'tool' }, reply: { error: { status: 500 } } },
-          { reply: { tool_calls: [{ name: 'act', args: {} }] } },
-        ],
-        {
-          tool_bindings: [
-            {
-              tool: {
-                name: 'act',
-                type: 'http',
-                parameters: { type: 'object', properties: {} },
-                execute: { method: 'POST', url: receiver.url },
-              },
-            },
-          ],
-        },
-      )
-      const client = app.openai(key, { maxRetries: 2 })
-      await assert.rejects(
-        client.chat.completions.create({ model: agentId, messages: [user('go')] }),
-        (error: Json) => {
-          assert.deepEqual([error.status, error.type], [424, 'turn_failed'])
-          assert.match(error.error.meta.generation_id, /^gen_/)
-          return true
-        },
-      )
-      assert.equal(receiver.requests.length, 1)
-      await receiver.close()
-    })
-
     it('a failure before any tool call keeps the class of the vendor, also of a stream', async () => {
       const { agentId } = await app.scripted([{ reply: { error: { status: 429, retry_after: 7 } } }])
       for (const stream of [false, true]) {

@@ -117,6 +117,7 @@ describe('the OpenAI mount: errors as clients see them', () => {
         assert.equal(headers.get('x-should-retry'), shouldRetry, name)
         if (expected.code) assert.equal(error.code, expected.code, name)
         if (expected.param) assert.equal(error.param, expected.param, name)
+        if (expected.type === 'turn_failed') assert.match(error.meta.generation_id, /^gen_/, name)
         if (expected.retryAfter) assert.equal(headers.get('retry-after'), expected.retryAfter, name)
         assert.ok(error.message && error.hint && error.docs_url && headers.get('x-request-id'), name)
       }

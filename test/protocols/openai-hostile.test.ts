@@ -115,6 +115,15 @@ describe('the OpenAI mount: hostile callers', function () {
       messages: asked('a'),
       response_format: { type: 'json_schema', json_schema: { name: 'x', schema } },
     })
+    const call = { id: 'c1', type: 'function', function: { name: 'pick', arguments: '{}' } }
+    const result = { role: 'tool', tool_call_id: 'c1', content: long }
+    await limited('/chat/completions', {
+      messages: [...asked('a'), { role: 'assistant', tool_calls: [call] }, result, ...asked('b')],
+    })
+    const output = { type: 'function_call_output', call_id: 'c1', output: long }
+    await limited('/responses', {
+      input: [...asked('a'), { type: 'function_call', call_id: 'c1', name: 'pick', arguments: '{}' }, output],
+    })
     const ok = await ask(ann, [
       ...asked('x'.repeat(900)),
       { role: 'assistant', content: 'y'.repeat(900) },
@@ -260,5 +269,15 @@ describe('the OpenAI mount: hostile callers', function () {
       [404, 'previous_response_id'],
       JSON.stringify(refused.body),
     )
+  })
+
+  it('do not take the keys of A2A contexts', async () => {
+    const ann = await user()
+    const refused = [
+      await ask(ann, asked(said({ text: 'x' })), { 'x-svc-session-key': 'a2a:1' }),
+      await ask(ann, asked(said({ text: 'x' })), {}, { metadata: { session_key: 'a2a:1' } }),
+    ]
+    for (const { status, body } of refused)
+      assert.deepEqual([status, body.error?.param], [400, 'metadata.session_key'], JSON.stringify(body))
   })
 })

@@ -281,6 +281,26 @@ describe('the OpenAI mount: images and files', () => {
       assert.equal((await ann.get(`/files/${parts[1].file_id}`)).status, 200)
     })
 
+    it('reveal nothing about agents of other projects', async () => {
+      const { agentId } = await app.scripted(echo, { media: { accept: ['image/png'], fallback: 'refuse' } })
+      const other = await app.projectWith([...CHAT_ACTIONS, 'files:*'])
+      const note = { type: 'file', file: { filename: 'a.txt', file_data: dataUrl('text/plain', Buffer.from('a')) } }
+      const { token } = other.key
+      const unknown = 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e'
+      for (const headers of [keyed('spy'), { 'x-svc-session-key': 'spy' }, { 'x-svc-actor': 'spy' }] as Json[])
+        for (const part of [text('a'), note, image(`${server.url}/cat.png`)]) {
+          const [foreign, missing] = await Promise.all(
+            [agentId, unknown].map(async model => {
+              const { status, body } = await ask(model, [user(part)], { token, headers })
+              return [status, JSON.stringify(body).replaceAll(model, 'ID')]
+            }),
+          )
+          assert.deepEqual(foreign, missing, JSON.stringify(headers))
+          assert.equal(foreign[0], 404)
+        }
+      assert.equal(server.requests.length, 0)
+    })
+
     it('name files by ID, an end user only its own', async () => {
       const { agentId, requests } = await app.scripted(echo)
       const ann = await endUser(app, { agent_ids: [agentId], scopes: ['chat', 'files'] })

@@ -41,11 +41,7 @@ export async function fetchImage(
   const content_type = essenceOf(outcome.headers['content-type'] ?? '')
   if (!IMAGE_TYPES.includes(content_type))
     return refuse('type', `The URL does not respond with an image of the types ${IMAGE_TYPES.join(', ')}`)
-  const problem = await mediaProblem(content_type, onePiece(outcome.body))
+  const problem = await mediaProblem(content_type, [outcome.body])
   if (problem) return raiseNotAccepted(null, problem)
   return { bytes: outcome.body, content_type }
-}
-
-async function* onePiece(bytes: Buffer) {
-  yield bytes
 }

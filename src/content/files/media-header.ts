@@ -18,11 +18,14 @@ const MAX_READ = 1024
  */
 const MAX_STEPS = 20_000
 
+/** The bytes of a file, in order. */
+export type Pieces = Iterable<Uint8Array> | AsyncIterable<Uint8Array>
+
 /**
  * Runs a scan over the pieces of a file and stops reading when it returns. Keeps no more than MAX_READ bytes, so that a
  * hostile file costs neither memory nor more than one pass. Null if the file ends early or needs too many steps.
  */
-export async function scanHeader(pieces: AsyncIterable<Uint8Array>, scan: HeaderScan): Promise<Header | null> {
+export async function scanHeader(pieces: Pieces, scan: HeaderScan): Promise<Header | null> {
   let steps = 0
   const next = (bytes: Buffer) => (++steps > MAX_STEPS ? scan.return(null) : scan.next(bytes))
   let step = next(NOTHING)

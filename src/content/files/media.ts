@@ -1,6 +1,6 @@
 import { fileTypeFromBuffer } from 'file-type'
 import { raise } from '../../core/api/errors.ts'
-import { type Header, type HeaderScan, scanHeader } from './media-header.ts'
+import { type Header, type HeaderScan, type Pieces, scanHeader } from './media-header.ts'
 import { scanGif, scanJpeg, scanPng, scanWebp } from './media-images.ts'
 import { MAX_FRAMES, MAX_PIXELS, MAX_SIDE } from './media-limits.ts'
 import { essenceOf } from './media-type.ts'
@@ -44,10 +44,7 @@ const HEAD_BYTES = 4100
  * allowed dimensions. Reads the header of an image, the block structure of a GIF, and the first bytes of other files;
  * nothing is decoded.
  */
-export async function mediaProblem(
-  contentType: string | null,
-  pieces: AsyncIterable<Uint8Array>,
-): Promise<MediaProblem | null> {
+export async function mediaProblem(contentType: string | null, pieces: Pieces): Promise<MediaProblem | null> {
   const type = essenceOf(contentType ?? '')
   const input = mediaInput(contentType)
   if (input === null)
@@ -74,7 +71,7 @@ function headerProblem(type: string, header: Header | null): MediaProblem | null
   return null
 }
 
-async function readHead(pieces: AsyncIterable<Uint8Array>): Promise<Buffer> {
+async function readHead(pieces: Pieces): Promise<Buffer> {
   const read: Uint8Array[] = []
   let length = 0
   for await (const piece of pieces) {

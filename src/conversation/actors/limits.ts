@@ -152,15 +152,6 @@ export async function countCall(
 export const countUpload = ({ pool }: Pick<Services, 'pool'>, endUser: EndUser, bytes: number): Promise<void> =>
   spendOrRaise(pool, endUser, [spendOf(endUser, 'upload_bytes_per_day', bytes)])
 
-const STREAM_RETRY_SECONDS = 10
-
-/** Returns STREAM_LIMIT_EXCEEDED. */
-export const streamLimitReached = (scope: 'project' | 'actor', max: number): AppError =>
-  new AppError('STREAM_LIMIT_EXCEEDED', {
-    meta: { scope, max },
-    headers: { 'Retry-After': String(STREAM_RETRY_SECONDS) },
-  })
-
 /** Counts an actor created by a key on behalf of its front end. Raises ACTOR_LIMIT_EXCEEDED. */
 export async function countCreatedActor(db: Queryable, keyId: string, max: number): Promise<void> {
   const created = { name: 'actors_created_per_hour', amount: 1, max, seconds: 3600 }

@@ -23,6 +23,13 @@ export type StreamSource = {
 export const eventMessage = (id: string | number | null, event: string, data: string): string =>
   `${id === null ? '' : `id: ${id}\n`}event: ${event}\ndata: ${data}\n\n`
 
+/** The format of frames as server-sent events. */
+export const eventMessages: FrameFormat = {
+  *frame({ seq, event, data }) {
+    yield eventMessage(seq, event, data)
+  },
+}
+
 /** Formats a message without a name or id, for protocols whose messages have neither. */
 export const dataMessage = (data: object): string => `data: ${JSON.stringify(data)}\n\n`
 

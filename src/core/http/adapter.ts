@@ -345,6 +345,12 @@ export function createHttp(
   }
 
   function sendStream(req: Wire, res: Response, result: OperationResult, entry: RequestLog): void {
+    // The client has disconnected meanwhile. The end of the stream releases its resources.
+    if (res.destroyed) {
+      result.stream?.destroy()
+      logRequest(req, result.status, entry)
+      return
+    }
     res.statusCode = result.status
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)

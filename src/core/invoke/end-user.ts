@@ -160,9 +160,9 @@ export function shownClient({ operation, call }: Invocation, caller: Caller): Cl
     ...client,
     format: {
       ...format,
-      frame(frame) {
+      async *frame(frame) {
         const shown = shownData(views, frame.event, JSON.parse(frame.data))
-        return shown === null ? [] : format.frame({ ...frame, data: JSON.stringify(shown) })
+        if (shown !== null) yield* format.frame({ ...frame, data: JSON.stringify(shown) })
       },
       refused: format.refused && (refusal => format.refused?.(endUserFailure(refusal) ?? refusal) ?? ''),
     },

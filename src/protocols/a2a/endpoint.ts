@@ -1,7 +1,7 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { type AppError, raise } from '../../core/api/errors.ts'
-import { dataMessage, PING } from '../../core/api/event-stream.ts'
+import { dataMessage } from '../../core/api/event-stream.ts'
 import { parse, storabilityProblem } from '../../core/api/validate.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
@@ -12,7 +12,7 @@ import { serveCard } from './card.ts'
 import { FaultError, refuse, restError, restStatus, rpcError, rpcStatus } from './fault.ts'
 import { type Method, methods, routes } from './methods.ts'
 import { type A2aRequest, findTarget, projectOf, refuseEndUser, targetNotFound } from './target.ts'
-import { PROTOCOL_VERSION, type StreamResponse } from './wire.ts'
+import { PROTOCOL_VERSION } from './wire.ts'
 
 const CARD_PATH = '/.well-known/agent-card.json'
 
@@ -83,38 +83,42 @@ async function respond(request: A2aRequest, binding: Binding, run: () => Promise
   }
 }
 
-type Response = { result: object } | { updates: AsyncGenerator<StreamResponse | null> }
+type Response = { result: object } | { updates: AsyncIterable<string | Buffer> }
 
-async function execute(request: A2aRequest, method: Method, params: unknown): Promise<Response> {
+async function execute(request: A2aRequest, method: Method, params: unknown, { result }: Binding): Promise<Response> {
   requireVersion(request)
   const problem = storabilityProblem(params)
   if (problem) refuse('INVALID_PARAMS', problem.message, { problems: [problem] })
   const parsed = parse(method.params, params)
   return 'stream' in method
-    ? { updates: await method.stream(request, parsed) }
+    ? { updates: await method.stream(request, parsed, result) }
     : { result: await method.call(request, parsed) }
 }
 
 async function* messagesOf(
-  { services, exchange }: A2aRequest,
+  request: A2aRequest,
   binding: Binding,
-  updates: AsyncGenerator<StreamResponse | null>,
-): AsyncGenerator<string> {
+  updates: AsyncIterable<string | Buffer>,
+): AsyncGenerator<string | Buffer> {
   try {
-    for await (const update of updates) yield update === null ? PING : dataMessage(binding.result(update))
+    yield* updates
   } catch (error) {
-    const refusal = httpLayerError(error)
-    if (refusal.code === 'INTERNAL_ERROR' && services.config.ERROR_LOGS_ENABLED)
-      services.log.error({ request_id: exchange.request.id, err: refusal.cause ?? error }, 'stream failed')
-    yield binding.streamError(refusal)
+    yield binding.streamError(refusalOf(request, error, 'stream failed'))
   }
 }
 
-function sendError({ services, exchange }: A2aRequest, binding: Binding, error: unknown): void {
-  const { req, res, request } = exchange
+/** Returns the refusal of an error, which is logged if it is a fault of the platform. */
+function refusalOf({ services, exchange }: A2aRequest, error: unknown, message: string): AppError {
   const refusal = httpLayerError(error)
   if (refusal.code === 'INTERNAL_ERROR' && services.config.ERROR_LOGS_ENABLED)
-    services.log.error({ request_id: request.id, err: refusal.cause ?? error }, 'request failed')
+    services.log.error({ request_id: exchange.request.id, err: refusal.cause ?? error }, message)
+  return refusal
+}
+
+function sendError(request: A2aRequest, binding: Binding, error: unknown): void {
+  const { exchange } = request
+  const { req, res } = exchange
+  const refusal = refusalOf(request, error, 'request failed')
   for (const [name, value] of Object.entries(refusal.headers ?? {})) res.setHeader(name, value)
   rejectBody(req, res)
   const { status, body } = binding.error(refusal)
@@ -139,7 +143,7 @@ async function serveRpc(request: A2aRequest): Promise<void> {
     id = data.id
     request.exchange.noted.rpc_method = data.method
     if (!Object.hasOwn(methods, data.method)) refuse('METHOD_NOT_FOUND', `Unknown method ${data.method}`)
-    return execute(request, methods[data.method], data.params ?? {})
+    return execute(request, methods[data.method], data.params ?? {}, binding)
   })
 }
 
@@ -154,8 +158,9 @@ async function readBody({ exchange }: A2aRequest): Promise<unknown> {
 }
 
 async function serveRest(request: A2aRequest, name: string, inPath: Record<string, string>): Promise<void> {
-  const { req, exchange, config } = { ...request, req: request.exchange.req, config: request.services.config }
-  const failure = (error: AppError) => restError(error, config.DOCS_BASE_URL)
+  const { exchange, services } = request
+  const { req } = exchange
+  const failure = (error: AppError) => restError(error, services.config.DOCS_BASE_URL)
   const binding: Binding = {
     result: result => result,
     error: error => ({ status: restStatus(error), body: failure(error) }),
@@ -166,6 +171,6 @@ async function serveRest(request: A2aRequest, name: string, inPath: Record<strin
     const body = req.method === 'POST' ? ((await readBody(request)) ?? {}) : req.query
     if (typeof body !== 'object' || body === null || Array.isArray(body))
       refuse('INVALID_PARAMS', 'The body must be a JSON object')
-    return execute(request, methods[name], { ...(body as object), ...inPath })
+    return execute(request, methods[name], { ...(body as object), ...inPath }, binding)
   })
 }

@@ -1,14 +1,16 @@
+import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { runKind } from '../../automation/runs/model.ts'
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { AppError } from '../../core/api/errors.ts'
+import { dataMessage } from '../../core/api/event-stream.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { callOperation } from '../call.ts'
 import { refuse } from './fault.ts'
 import { checkAddress, deletePushConfig, listPushConfigs, setPushConfig } from './push.ts'
 import { type Sent, sendMessage, waitForTask } from './send.ts'
 import { countTasks, listTasks } from './store.ts'
-import { taskUpdates } from './stream.ts'
+import { type Present, taskUpdates } from './stream.ts'
 import type { A2aRequest } from './target.ts'
 import { ownerOf, presentTask, requireTask } from './task.ts'
 import {
@@ -18,24 +20,19 @@ import {
   ListTasksRequest,
   PushConfigRequest,
   SendMessageRequest,
-  type StreamResponse,
   TaskRequest,
 } from './wire.ts'
 
 /** The methods of the protocol, for both bindings. */
 
 /** A method that responds with an object, or with a stream of updates. */
-export type Method<P = any> = { params: z.ZodType<P> } & (
+type Handler<P> =
   | { call(request: A2aRequest, params: P): Promise<object> }
-  | { stream(request: A2aRequest, params: P): Promise<AsyncGenerator<StreamResponse | null>> }
-)
+  | { stream(request: A2aRequest, params: P, present: Present): Promise<AsyncIterable<string | Buffer>> }
 
-const method = <S extends z.ZodType>(
-  params: S,
-  handlers:
-    | { call(request: A2aRequest, params: z.output<S>): Promise<object> }
-    | { stream(request: A2aRequest, params: z.output<S>): Promise<AsyncGenerator<StreamResponse | null>> },
-): Method => ({ params, ...handlers })
+export type Method<P = any> = { params: z.ZodType<P> } & Handler<P>
+
+const method = <S extends z.ZodType>(params: S, handler: Handler<z.output<S>>): Method => ({ params, ...handler })
 
 /** Sends a message and sets the address that the request contains. */
 async function send(
@@ -53,10 +50,6 @@ async function send(
   return sent
 }
 
-async function* onlyMessage(message: StreamResponse): AsyncGenerator<StreamResponse> {
-  yield message
-}
-
 const PAGE_SIZE = 50
 
 async function listOwnTasks(request: A2aRequest, query: ListTasksRequest): Promise<object> {
@@ -67,13 +60,14 @@ async function listOwnTasks(request: A2aRequest, query: ListTasksRequest): Promi
   const owner = ownerOf(request)
   const limit = query.pageSize ?? PAGE_SIZE
   const offset = Number(query.pageToken ?? 0)
-  const page = { context_id: query.contextId, limit, offset, withAnswers: query.includeArtifacts === true }
-  const total = await countTasks(services.pool, owner, query.contextId)
-  const after = query.statusTimestampAfter == null ? null : Date.parse(query.statusTimestampAfter)
-  const tasks = (await listTasks(services.pool, owner, page)).filter(
-    task =>
-      (query.status === null || task.state === query.status) && (after === null || Date.parse(task.updated_at) > after),
-  )
+  const filter = {
+    context_id: query.contextId,
+    status: query.status,
+    updated_after: query.statusTimestampAfter == null ? null : new Date(query.statusTimestampAfter),
+  }
+  const total = await countTasks(services.pool, owner, filter)
+  const withAnswers = query.includeArtifacts === true
+  const tasks = await listTasks(services.pool, owner, filter, { limit, offset, withAnswers })
   return {
     tasks: tasks.map(presentTask),
     nextPageToken: offset + limit < total ? String(offset + limit) : '',
@@ -86,17 +80,17 @@ async function cancelTask(request: A2aRequest, id: string): Promise<object> {
   const task = await requireTask(request, id)
   const refuseCancel = () => refuse('TASK_NOT_CANCELABLE', `Task ${id} cannot be cancelled in state ${task.state}`)
   if (isTerminal(task.state) || task.turn_status === 'completed') refuseCancel()
-  const isRun = task.run_id !== null
-  const params = (isRun ? { orchestration_run_id: task.run_id } : { generation_id: task.turn_id }) as Record<
-    string,
-    string
-  >
+  const [operation, params]: [string, Record<string, string>] =
+    task.run_id === null
+      ? ['cancelGeneration', { generation_id: task.turn_id as string }]
+      : ['cancelRun', { orchestration_run_id: task.run_id }]
   try {
-    await callOperation(request, 'a2a', isRun ? 'cancelRun' : 'cancelGeneration', { params })
+    await callOperation(request, 'a2a', operation, { params })
   } catch (error) {
     if (error instanceof AppError && error.status === 409) refuseCancel()
     throw error
   }
+  // Waits in any state, because the cancel also ends a task that requires input.
   return presentTask(await waitForTask(request, { ...task, state: 'TASK_STATE_WORKING' }))
 }
 
@@ -116,9 +110,10 @@ export const methods: Record<string, Method> = {
     },
   }),
   SendStreamingMessage: method(SendMessageRequest, {
-    async stream(request, params) {
+    async stream(request, params, present) {
       const sent = await send(request, params, true)
-      return 'message' in sent ? onlyMessage(sent) : taskUpdates(request, sent.task, sent.stream)
+      if ('message' in sent) return Readable.from([dataMessage(present(sent))])
+      return taskUpdates(request, sent.task, present, sent.turn)
     },
   }),
   GetTask: method(TaskRequest, {
@@ -127,10 +122,10 @@ export const methods: Record<string, Method> = {
   ListTasks: method(ListTasksRequest, { call: listOwnTasks }),
   CancelTask: method(TaskRequest, { call: (request, { id }) => cancelTask(request, id) }),
   SubscribeToTask: method(TaskRequest, {
-    async stream(request, { id }) {
+    async stream(request, { id }, present) {
       const task = await requireTask(request, id)
       if (isTerminal(task.state)) refuse('UNSUPPORTED_OPERATION', `Task ${id} has ended`)
-      return taskUpdates(request, task)
+      return taskUpdates(request, task, present)
     },
   }),
   CreateTaskPushNotificationConfig: method(CreatePushConfigRequest, {

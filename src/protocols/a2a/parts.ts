@@ -1,15 +1,13 @@
-import { mediaProblem, raiseNotAccepted } from '../../content/files/media.ts'
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
-import { uploadFile } from '../upload.ts'
+import { requireFetchable, uploadClientFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'
-import type { Message, Part } from './wire.ts'
+import { MAX_FILE_BYTES, type Message, type Part } from './wire.ts'
 
 /** Contents of messages. */
 
-const MAX_BYTES = 20 * 1024 * 1024
 const BASE64 = /^[A-Za-z0-9+/_-]*={0,2}$/
 
 /** Returns the text of a part: its text, or its data as JSON; null for a file. */
@@ -55,19 +53,9 @@ export async function messageBody(
       continue
     }
     const { bytes, content_type } = part.url === undefined ? decode(part) : await fetchPart(request, part.url)
-    const problem = await mediaProblem(content_type, onePiece(bytes))
-    if (problem) raiseNotAccepted(null, problem)
     const name = cleanName(part.filename ?? '') || 'file'
-    const file_id = await uploadFile(
-      request,
-      'a2a',
-      { bytes, content_type, filename: name },
-      {
-        project_id: request.project_id,
-        directory: `/a2a/${key}/${index}`,
-        idempotencyKey: `a2a:${key}:${index}`,
-      },
-    )
+    const target = { project_id: request.project_id, directory: '/a2a', key: `${key}-${index}` }
+    const file_id = await uploadClientFile(request, 'a2a', { bytes, content_type, filename: name }, target)
     stored.push({ type: content_type.startsWith('image/') ? 'image' : 'file', file_id })
   }
   return { parts: stored }
@@ -77,14 +65,13 @@ function decode({ raw = '', mediaType }: Part): { bytes: Buffer; content_type: s
   if (!BASE64.test(raw)) refuse('INVALID_PARAMS', 'A raw part must be base64')
   if (!mediaType) refuse('CONTENT_TYPE_NOT_SUPPORTED', 'A raw part must have a mediaType')
   const bytes = Buffer.from(raw, 'base64')
-  if (bytes.length > MAX_BYTES) refuse('INVALID_PARAMS', `A raw part must be at most ${MAX_BYTES} bytes`)
+  if (bytes.length > MAX_FILE_BYTES) refuse('INVALID_PARAMS', `A raw part must be at most ${MAX_FILE_BYTES} bytes`)
   return { bytes, content_type: mediaType as string }
 }
 
-async function* onePiece(bytes: Buffer) {
-  yield bytes
+/** Fetches the image of a URL under the egress rule. @throws FORBIDDEN */
+function fetchPart(request: A2aRequest, url: string) {
+  const { services, project_id, exchange } = request
+  requireFetchable(request, project_id)
+  return fetchImage(services, { url, project_id, signal: exchange.request.closed })
 }
-
-/** Fetches the image of a URL under the egress rule. */
-const fetchPart = ({ services, project_id, exchange }: A2aRequest, url: string) =>
-  fetchImage(services, { url, project_id, signal: exchange.request.closed })

@@ -29,7 +29,7 @@ import {
   type TaskRow,
 } from './store.ts'
 import type { A2aRequest } from './target.ts'
-import { idsOf, requireTask } from './task.ts'
+import { requireTask, statusUpdate } from './task.ts'
 import type { PushConfig } from './wire.ts'
 
 /** Notifications of the changes of tasks: addresses are webhooks of a task, and use their deliveries. */
@@ -178,7 +178,7 @@ async function notifyTasks(tx: Tx, ids: readonly string[]): Promise<void> {
     tx,
     addresses.map(({ id, task_id }) => {
       const task = byId.get(task_id) as TaskRow
-      const body = { statusUpdate: { ...idsOf(task), status: { state: task.state, timestamp: task.updated_at } } }
+      const body = statusUpdate(task, { state: task.state, timestamp: task.updated_at })
       return { webhook_id: id, event_id, event_type: 'a2a.status_update', body: JSON.stringify(body) }
     }),
   )

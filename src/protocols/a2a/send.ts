@@ -1,4 +1,3 @@
-import type { Readable } from 'node:stream'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { subscribeRun } from '../../automation/runs/engine/run-notifications.ts'
 import { runKind } from '../../automation/runs/model.ts'
@@ -8,6 +7,7 @@ import type { ClientInput } from '../../core/invoke/call.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { subscribeTurn } from '../../execution/generations/request/wait-for-turn.ts'
 import { callOperation } from '../call.ts'
+import { openTranslated, type TranslatedStream } from '../event-format.ts'
 import { refuse } from './fault.ts'
 import { dataOf, messageBody, requireNoFiles, textOf } from './parts.ts'
 import {
@@ -25,9 +25,9 @@ import { agentMessage, ownerOf, readTask, requireTask } from './task.ts'
 import { isTerminal, type Message, type WireMessage } from './wire.ts'
 
 /** What a message led to: a task, with the stream of its turn if it was started to be streamed, or a message. */
-export type Sent = { task: TaskRow; stream?: Readable } | { message: WireMessage }
+export type Sent = { task: TaskRow; turn?: TranslatedStream } | { message: WireMessage }
 
-type Started = { task_id: string; stream?: Readable } | { message: WireMessage }
+type Started = { task_id: string; turn?: TranslatedStream } | { message: WireMessage }
 
 /**
  * Sends a message: starts a task, or continues the task that it names. A repeated message leads to the task of the first.
@@ -43,7 +43,7 @@ export async function sendMessage(request: A2aRequest, message: Message, streame
       ? await startTask(request, message, key, streamed)
       : await continueTask(request, await requireTask(request, message.taskId), message, key, streamed)
   if ('message' in started) return started
-  return { task: await readTask(request, started.task_id), stream: started.stream }
+  return { task: await readTask(request, started.task_id), turn: started.turn }
 }
 
 /** Waits until a task rests, or for the longest time of a request. Returns its state then. */
@@ -87,15 +87,14 @@ async function generate(
   request: A2aRequest,
   operation: string,
   input: { session_id: string; body: object; claim: ClientInput['claim']; streamed: boolean },
-): Promise<Readable | undefined> {
+): Promise<TranslatedStream | undefined> {
   const client = { queue: true, claim: input.claim }
   const params = { session_id: input.session_id }
   const background = () =>
     callOperation(request, 'a2a', operation, { params, query: { wait: 'false' }, body: { ...input.body }, client })
   if (!input.streamed) return void (await background())
   try {
-    return (await callOperation(request, 'a2a', operation, { params, body: { ...input.body, stream: true }, client }))
-      .stream
+    return await openTranslated(request, 'a2a', operation, { params, body: { ...input.body, stream: true }, client })
   } catch (error) {
     if (!(error instanceof AppError) || error.code !== 'OUTPUT_SCHEMA_STREAMING_UNSUPPORTED') throw error
     return void (await background())
@@ -122,8 +121,8 @@ async function startTurn(
     task_id = generation_id
   }
   try {
-    const stream = await generate(request, 'generateSessionReply', { session_id, body: {}, claim, streamed })
-    return { task_id, stream }
+    const turn = await generate(request, 'generateSessionReply', { session_id, body: {}, claim, streamed })
+    return { task_id, turn }
   } catch (error) {
     // A concurrent request may have sent the same message.
     const known = await findTaskOfMessage(pool, key)
@@ -214,7 +213,7 @@ async function submitOutputs(
   }
   try {
     const input = { session_id: session_id as string, body: { generation_id: turn_id, tool_outputs }, claim, streamed }
-    return { task_id: id, stream: await generate(request, 'submitSessionToolOutputs', input) }
+    return { task_id: id, turn: await generate(request, 'submitSessionToolOutputs', input) }
   } catch (error) {
     const known = await findTaskOfMessage(request.services.pool, key)
     if (known !== null) return { task_id: known }

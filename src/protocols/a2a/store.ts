@@ -10,14 +10,11 @@ import {
   sql,
   voidStatement,
 } from '../../core/db/sql.ts'
-import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
-import { TASK_STATES } from './wire.ts'
+import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { isTerminal, TASK_STATES } from './wire.ts'
 
 /** Codes of turns and runs that are refused before they start: quotas and a paused project. */
 export const REFUSALS = ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'MODEL_NOT_PRICED', 'PROJECT_PAUSED']
-
-/** Reasons of a failure that is the cancel or the replacement of a turn. */
-const CANCEL_REASONS = ['interrupted', 'rolled_back', 'takeover']
 
 const Action = z.looseObject({
   type: z.string(),
@@ -58,16 +55,14 @@ const TaskRow = z.object({
 export type TaskRow = z.output<typeof TaskRow>
 const taskRow = sql.type(TaskRow)
 
-const code = (row: string) => sql.fragment`${sql.identifier([row, 'error'])} ->> 'code'`
-
 const turnState = sql.fragment`case
   when g.status = 'pending' then case when s.control = 'operator' then 'TASK_STATE_INPUT_REQUIRED' else 'TASK_STATE_SUBMITTED' end
   when g.status = 'in_progress' or (g.status = 'completed' and p.is_followed) then 'TASK_STATE_WORKING'
   when g.status = 'requires_action' or p.pending is not null then 'TASK_STATE_INPUT_REQUIRED'
   when g.status = 'completed' then 'TASK_STATE_COMPLETED'
-  when g.stop_reason = 'cancelled' or ${code('g')} = ${CANCELLED.code} and (g.error ->> 'message' = ${CANCELLED.message}
+  when g.stop_reason = 'cancelled' or g.error ->> 'code' = ${CANCELLED.code} and (g.error ->> 'message' = ${CANCELLED.message}
     or g.error #>> '{meta,reason}' = any(${sql.array(CANCEL_REASONS, 'text')})) then 'TASK_STATE_CANCELED'
-  when ${code('g')} = any(${sql.array(REFUSALS, 'text')}) and g.step_count = 0 then 'TASK_STATE_REJECTED'
+  when g.error ->> 'code' = any(${sql.array(REFUSALS, 'text')}) and g.step_count = 0 then 'TASK_STATE_REJECTED'
   else 'TASK_STATE_FAILED' end`
 
 const runState = sql.fragment`case r.status
@@ -131,24 +126,45 @@ export const listTasksById = (db: Queryable, ids: readonly string[]): Promise<re
     taskRow`${tasksQuery(sql.fragment`select t.* from a2a_tasks t where t.id = any(${sql.array([...ids], 'text')})`, false)}`,
   )
 
-type TaskPage = { context_id: string | null; limit: number; offset: number; withAnswers: boolean }
+type TaskFilter = { context_id: string | null; status: string | null; updated_after: Date | null }
+type TaskPage = { limit: number; offset: number; withAnswers: boolean }
 
-const inContext = (owner: Owner, context_id: string | null): Fragment =>
+const inContext = (owner: Owner, { context_id }: Pick<TaskFilter, 'context_id'>): Fragment =>
   allOf([isOwn(owner), context_id !== null && sql.fragment`t.context_id = ${context_id}`])
 
-/** Lists the tasks of an owner, newest first. By a2a_tasks_own. */
-export const listTasks = (db: Queryable, owner: Owner, page: TaskPage): Promise<readonly TaskRow[]> =>
-  db.any(taskRow`
-    ${tasksQuery(
-      sql.fragment`
-        select t.* from a2a_tasks t where ${inContext(owner, page.context_id)}
-        order by t.created_at desc, t.id desc limit ${page.limit} offset ${page.offset}`,
-      page.withAnswers,
-    )}
-    order by c.created_at desc, c.id desc`)
+const filtersStates = ({ status, updated_after }: TaskFilter): boolean => status !== null || updated_after !== null
 
-export const countTasks = (db: Queryable, owner: Owner, context_id: string | null): Promise<number> =>
-  db.oneFirst(countStatement`select count(*) from a2a_tasks t where ${inContext(owner, context_id)}`)
+/** Returns a from clause with the tasks `x` of an owner and the condition of a filter by state. */
+const tasksInState = (owner: Owner, filter: TaskFilter, withAnswers: boolean): Fragment => sql.fragment`
+  from (${tasksQuery(sql.fragment`select t.* from a2a_tasks t where ${inContext(owner, filter)}`, withAnswers)}) x
+  join a2a_tasks t on t.id = x.id
+  where ${allOf([
+    filter.status !== null && sql.fragment`x.state = ${filter.status}`,
+    filter.updated_after !== null && sql.fragment`x.updated_at > ${filter.updated_after.toISOString()}::timestamptz`,
+  ])}`
+
+/**
+ * Lists the tasks of an owner, newest first. By a2a_tasks_own. A filter by state reads all tasks of the context, or of the
+ * target without one.
+ */
+export function listTasks(
+  db: Queryable,
+  owner: Owner,
+  filter: TaskFilter,
+  { limit, offset, withAnswers }: TaskPage,
+): Promise<readonly TaskRow[]> {
+  const page = sql.fragment`order by t.created_at desc, t.id desc limit ${limit} offset ${offset}`
+  if (filtersStates(filter)) return db.any(taskRow`select x.* ${tasksInState(owner, filter, withAnswers)} ${page}`)
+  const chosen = sql.fragment`select t.* from a2a_tasks t where ${inContext(owner, filter)} ${page}`
+  return db.any(taskRow`${tasksQuery(chosen, withAnswers)} order by c.created_at desc, c.id desc`)
+}
+
+export const countTasks = (db: Queryable, owner: Owner, filter: TaskFilter): Promise<number> =>
+  db.oneFirst(
+    filtersStates(filter)
+      ? countStatement`select count(*) ${tasksInState(owner, filter, false)}`
+      : countStatement`select count(*) from a2a_tasks t where ${inContext(owner, filter)}`,
+  )
 
 const contextRow = sql.type(z.object({ session_id: z.string().nullable() }))
 
@@ -243,12 +259,19 @@ export const hasAddress = (project: Fragment): Fragment => sql.fragment`
 /** What changed, by the IDs of its kinds. */
 type Changes = { sessions: readonly string[]; approvals: readonly string[]; runs: readonly string[] }
 
-/** Lists the tasks with addresses that changes concern. By a2a_tasks_session, a2a_tasks_run and webhooks_task. */
+/** States in which the task of a turn does not change any more; a run may be retried. */
+const ENDED = TASK_STATES.filter(isTerminal)
+
+/**
+ * Lists the tasks with addresses that changes concern, of a session without those whose end was notified: a context may have
+ * many. By a2a_tasks_session, a2a_tasks_run and webhooks_task.
+ */
 export const listConcernedTasks = (db: Queryable, { sessions, approvals, runs }: Changes): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     select t.id from a2a_tasks t
     where (t.session_id = any(${sql.array([...sessions], 'text')} || array(
         select a.session_id from approvals a where a.id = any(${sql.array([...approvals], 'text')}) and a.session_id is not null))
+        and (t.notified_state is null or t.notified_state <> all(${sql.array(ENDED, 'text')}))
       or t.run_id = any(${sql.array([...runs], 'text')}))
       and exists (select from webhooks w where w.task_id = t.id)`)
 

@@ -1,9 +1,8 @@
-import type { Readable } from 'node:stream'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, isErrorCode } from '../../core/api/errors.ts'
+import { dataMessage, PING } from '../../core/api/event-stream.ts'
 import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
-import { callOperation } from '../call.ts'
-import { readFrames, type TurnFrame } from './frames.ts'
+import { openTranslated, type TranslatedStream } from '../event-format.ts'
 import type { TaskRow } from './store.ts'
 import type { A2aRequest } from './target.ts'
 import { answerUpdates, idsOf, presentTask, REPLY, readTask, statusUpdate } from './task.ts'
@@ -33,65 +32,72 @@ class SentText {
   }
 }
 
+/** Converts an update of a task to the message of a binding. */
+export type Present = (update: StreamResponse) => object
+
 /**
- * Yields a task and then its changes until it rests; null for a comment that keeps the connection open. The task does not
- * depend on the stream.
+ * Yields a task and then its changes until it rests, as messages of the stream. The task does not depend on the stream.
  * @param first stream of the turn that the task waits for
  * @throws the refusal of a caller that has lost its permission
  */
 export async function* taskUpdates(
   request: A2aRequest,
   task: TaskRow,
-  first?: Readable,
-): AsyncGenerator<StreamResponse | null> {
-  yield { task: presentTask(task) }
+  present: Present,
+  first?: TranslatedStream,
+): AsyncGenerator<string | Buffer> {
+  yield dataMessage(present({ task: presentTask(task) }))
   let current = task
-  let stream = first
+  let followed = first
   const { closed } = request.exchange.request
   while (!isResting(current.state) && !closed.aborted) {
     const sent = new SentText()
-    stream ??= await openStream(request, current)
-    if (!stream) {
-      await sleep(POLL_MS)
-      yield null
-    } else
-      for await (const frame of readFrames(stream)) {
-        if (frame === null) yield null
-        else if (frame.event === 'delta') {
-          const { content } = frame.data.choices[0].delta
-          if (content !== '') yield sent.add(current, content)
-        } else if (frame.event === STEP_SETTLED || frame.event === 'step_restarted') sent.endStep()
-        else if (frame.event === 'run.updated' || frame.event === 'started') {
+    followed ??= await openStream(request, current)
+    if (followed) {
+      const { stream, format } = followed
+      format.translate = async (event, data) => {
+        const updates: StreamResponse[] = []
+        if (event === 'delta') {
+          const { content } = data.choices[0].delta
+          if (content !== '') updates.push(sent.add(current, content))
+        } else if (event === STEP_SETTLED || event === 'step_restarted') sent.endStep()
+        else if (event === 'run.updated' || event === 'started') {
           const next = await readTask(request, current.id)
-          if (isResting(next.state)) break
-          if (next.state !== current.state) yield statusUpdate(next)
+          format.isEnded = isResting(next.state)
+          if (format.isEnded) return []
+          if (next.state !== current.state) updates.push(statusUpdate(next))
           current = next
-        } else if (frame.event === 'error') raiseLostPermission(frame)
+        } else if (event === 'error') raiseLostPermission(data)
+        return updates.map(present)
       }
-    stream = undefined
+      yield* stream
+    } else {
+      await sleep(POLL_MS)
+      yield PING
+    }
+    followed = undefined
     const next = await readTask(request, current.id)
-    if (isResting(next.state)) yield* answerUpdates(next, sent.text)
-    if (next.state !== current.state) yield statusUpdate(next)
+    const updates = isResting(next.state) ? answerUpdates(next, sent.text) : []
+    if (next.state !== current.state) updates.push(statusUpdate(next))
+    for (const update of updates) yield dataMessage(present(update))
     current = next
   }
 }
 
 /** Opens the stream of what a task waits for; undefined between a decision and the turn that follows it. */
-async function openStream(request: A2aRequest, task: TaskRow): Promise<Readable | undefined> {
-  if (task.run_id !== null) {
-    const params = { orchestration_run_id: task.run_id }
-    return (await callOperation(request, 'a2a', 'streamOrchestrationRun', { params })).stream
-  }
-  if (task.turn_status !== 'pending' && task.turn_status !== 'in_progress') return undefined
-  const { stream } = await callOperation(request, 'a2a', 'generateSessionReply', {
-    params: { session_id: task.session_id as string },
+async function openStream(request: A2aRequest, task: TaskRow): Promise<TranslatedStream | undefined> {
+  const { run_id, session_id, turn_id, turn_status } = task
+  if (run_id !== null)
+    return openTranslated(request, 'a2a', 'streamOrchestrationRun', { params: { orchestration_run_id: run_id } })
+  if (turn_status !== 'pending' && turn_status !== 'in_progress') return undefined
+  return openTranslated(request, 'a2a', 'generateSessionReply', {
+    params: { session_id: session_id as string },
     body: { stream: true },
-    client: { attach: { generation_id: task.turn_id as string, after: 0 } },
+    client: { attach: { generation_id: turn_id as string, after: 0 } },
   })
-  return stream
 }
 
 /** Raises the error of a stream that ended because its caller lost the permission; a failed turn ends with its task. */
-function raiseLostPermission({ data: { code, message, meta } }: NonNullable<TurnFrame>): void {
+function raiseLostPermission({ code, message, meta }: Record<string, any>): void {
   if (isErrorCode(code) && ['UNAUTHORIZED', 'FORBIDDEN'].includes(code)) throw new AppError(code, { message, meta })
 }

@@ -13,7 +13,7 @@ export const TASK_STATES = [
   'TASK_STATE_CANCELED',
   'TASK_STATE_REJECTED',
 ] as const
-export type TaskState = (typeof TASK_STATES)[number]
+type TaskState = (typeof TASK_STATES)[number]
 
 /** Whether a task in the state does not change by itself. */
 export const isResting = (state: TaskState): boolean =>
@@ -30,8 +30,8 @@ const optionalId = z
   .transform(value => value || null)
 
 const MAX_TEXT = 262_144
-/** Base64 of 20 MiB. */
-const MAX_RAW = Math.ceil((20 * 1024 * 1024) / 3) * 4
+export const MAX_FILE_BYTES = 20 * 1024 * 1024
+const MAX_RAW = Math.ceil(MAX_FILE_BYTES / 3) * 4
 
 const Part = z
   .object({

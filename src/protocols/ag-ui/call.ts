@@ -1,5 +1,6 @@
 import type { Operation, OperationResult } from '../../core/api/operation.ts'
 import { type CallInput, callOperation as callFor, type MountRequest } from '../call.ts'
+import type { TranslatedStream } from '../event-format.ts'
 import type { RunInput } from './input.ts'
 import type { Thread } from './store.ts'
 
@@ -16,6 +17,9 @@ export type Run = {
   /** Whether the turn counts by a message of the run. */
   counted?: boolean
 }
+
+/** A turn whose frames the run shows. */
+export type ShownTurn = TranslatedStream & { generation_id: string }
 
 /** Calls an operation on behalf of a request, with its permissions. @throws the errors of the operation */
 export const callOperation = (

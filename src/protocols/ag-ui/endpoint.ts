@@ -12,15 +12,14 @@ import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
-import { type AgUiRequest, callOperation, type Run } from './call.ts'
+import { type AgUiRequest, callOperation, type Run, type ShownTurn } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
 import { finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
-import type { ShownTurn } from './frames.ts'
 import { completedHistory } from './history.ts'
 import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
 import { awaitContinuation, filedApprovals } from './interrupts.ts'
 import { agentNameReads, callReads, cancelReads, usageReads } from './reads.ts'
-import { attach, beginRun } from './run.ts'
+import { attach, beginRun, type RunOutcome } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
 import { findThread, type Thread } from './store.ts'
 
@@ -43,7 +42,7 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
   exchange.noted.session_id = run.sessionId
   setServiceHeader(request, 'Session-Id', run.sessionId)
   exchange.res.setHeader('Cache-Control', 'no-store')
-  exchange.stream(200, 'text/event-stream', Readable.from(await runEvents(run), { objectMode: false }))
+  exchange.stream(200, 'text/event-stream', await runEvents(run))
 }
 
 type Actor = { id: string } | { external_id: string }
@@ -131,34 +130,39 @@ async function createSession(
 /** Messages of the stream, or bytes of them. */
 type Chunk = string | Buffer
 
-/** Begins a run and returns its events as messages of the stream. */
-async function runEvents(run: Run): Promise<AsyncGenerator<Chunk>> {
+/** Begins a run and returns its events as a stream of messages. */
+async function runEvents(run: Run): Promise<Readable> {
   const outcome = await beginRun(run)
+  const events = Readable.from(outcomeEvents(run, outcome), { objectMode: false })
+  // The client may disconnect before the turn is read.
+  if ('turn' in outcome) events.once('close', () => outcome.turn.stream.destroy())
+  return events
+}
+
+async function* outcomeEvents(run: Run, outcome: RunOutcome): AsyncGenerator<Chunk, void> {
   const ids = { threadId: run.input.threadId, runId: run.input.runId }
-  return (async function* (): AsyncGenerator<Chunk, void> {
-    yield dataMessage(startedRun(ids))
-    if ('refused' in outcome) return yield dataMessage(runError(shownError(run, outcome.refused)))
-    const state = new ClientState(run.input)
-    if (!run.thread.run && !replacesState(run.thread, run.input))
-      for (const event of state.sync(run.thread.state)) yield dataMessage(event)
-    let messages = [...run.input.messages]
-    if (run.thread.lacks_history) {
-      const history = await completedHistory(run)
-      messages = [...history.messages]
-      // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
-      if (history.known.length < run.input.messages.length) yield dataMessage(messagesSnapshot(history.known))
-      yield dataMessage(messagesSnapshot(messages))
-    }
-    if ('operator' in outcome) {
-      yield dataMessage({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
-      return yield dataMessage(finishedRun(ids))
-    }
-    if ('turn' in outcome) {
-      const { turn, unstored } = outcome
-      const hasEnded = yield* turnEvents(run, ids, turn, messages, state, !unstored)
-      if (unstored && !hasEnded) yield dataMessage(runError(shownError(run, unstored)))
-    } else yield* continuationEvents(run, ids, outcome.decided, messages, state)
-  })()
+  yield dataMessage(startedRun(ids))
+  if ('refused' in outcome) return yield dataMessage(runError(shownError(run, outcome.refused)))
+  const state = new ClientState(run.input)
+  if (!run.thread.run && !replacesState(run.thread, run.input))
+    for (const event of state.sync(run.thread.state)) yield dataMessage(event)
+  let messages = [...run.input.messages]
+  if (run.thread.lacks_history) {
+    const history = await completedHistory(run)
+    messages = [...history.messages]
+    // A client adds messages that it lacks at the end, so that those after the first one are taken away before.
+    if (history.known.length < run.input.messages.length) yield dataMessage(messagesSnapshot(history.known))
+    yield dataMessage(messagesSnapshot(messages))
+  }
+  if ('operator' in outcome) {
+    yield dataMessage({ type: 'CUSTOM', name: 'svc:operator', value: outcome.operator })
+    return yield dataMessage(finishedRun(ids))
+  }
+  if ('turn' in outcome) {
+    const { turn, unstored } = outcome
+    const hasEnded = yield* turnEvents(run, ids, turn, messages, state, !unstored)
+    if (unstored && !hasEnded) yield dataMessage(runError(shownError(run, unstored)))
+  } else yield* continuationEvents(run, ids, outcome.decided, messages, state)
 }
 
 type Ids = { threadId: string; runId: string }

@@ -1,4 +1,4 @@
-import { CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
 import { NESTED_AGENT } from '../../execution/generations/streams/frames.ts'
 import type { PatchOperation } from '../../execution/generations/tools/json-patch.ts'
 import { type Message, PROTOCOL_VERSION, RESULT_PREFIX, stepOfMessage, turnOfMessage } from './input.ts'
@@ -41,8 +41,6 @@ type Run = { threadId: string; runId: string }
 
 /** Text of a message of the assistant that this run sends. */
 type OpenText = { id: string; text: string }
-
-const CANCEL_REASONS: readonly unknown[] = ['interrupted', 'rolled_back', 'takeover']
 
 /** Whether a failure is a cancel or the replacement of the turn. */
 const isCancel = ({ code, message, meta }: Json): boolean =>

@@ -1,12 +1,12 @@
-import { createHash, randomUUID } from 'node:crypto'
+import { createHash } from 'node:crypto'
 import { raiseNotAccepted } from '../../content/files/media.ts'
 import { fetchImage } from '../../content/files/media-fetch.ts'
 import { cleanName } from '../../content/files/media-notes.ts'
 import { fileKind } from '../../content/files/model.ts'
 import type { MessagePart } from '../../conversation/conversations/parts-model.ts'
-import { AppError, raiseInvalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { type ClientFile, uploadFile } from '../upload.ts'
+import { type ClientFile, requireFetchable, uploadClientFile } from '../upload.ts'
 import type { Run } from './call.ts'
 import { type ContentPart, noteOf, textOf, type UserMessage } from './input.ts'
 
@@ -52,20 +52,11 @@ async function fileOf(run: Run, part: MediaPart, place: string): Promise<string>
   if (source.type === 'file') return source.value
   const content = source.type === 'data' ? decode(part) : await fetchPart(run, part)
   const key = createHash('sha256').update(place).update(content.bytes).digest('hex').slice(0, 32)
-  const { request, thread } = run
-  const upload = (idempotencyKey: string) =>
-    uploadFile(request, 'ag_ui', content, {
-      project_id: thread.project_id,
-      directory: `/ag-ui/${idempotencyKey}`,
-      idempotencyKey,
-    })
-  try {
-    return await upload(key)
-  } catch (error) {
-    // A concurrent request uploads the same part: only one of the messages is stored.
-    if (!(error instanceof AppError) || error.code !== 'IDEMPOTENCY_IN_PROGRESS') throw error
-    return upload(randomUUID())
-  }
+  return uploadClientFile(run.request, 'ag_ui', content, {
+    project_id: run.thread.project_id,
+    directory: '/ag-ui',
+    key,
+  })
 }
 
 function decode(part: MediaPart): ClientFile {
@@ -84,7 +75,9 @@ async function fetchPart({ request, thread: { project_id } }: Run, part: MediaPa
     return raiseNotAccepted(null, { reason: 'url', message: 'End users send content or file IDs, not URLs' })
   if (part.type !== 'image')
     return raiseNotAccepted(null, { reason: 'url', message: 'Only images are fetched from URLs' })
-  const image = await fetchImage(request.services, { url: part.source.value, project_id })
+  requireFetchable(request, project_id)
+  const signal = request.exchange.request.closed
+  const image = await fetchImage(request.services, { url: part.source.value, project_id, signal })
   return { ...image, filename: nameOf(part) }
 }
 

@@ -1,9 +1,8 @@
-import type { Readable } from 'node:stream'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import { resolvedName } from '../../execution/tools/actions.ts'
-import { callOperation, type Run } from './call.ts'
-import { EventFormat, type ShownTurn } from './frames.ts'
+import { openTranslated } from '../event-format.ts'
+import { callOperation, type Run, type ShownTurn } from './call.ts'
 import {
   contextBlock,
   isUnstreamed,
@@ -20,7 +19,7 @@ import { replaceState, replacesState } from './state.ts'
 import { findRun, recordRun, type Thread } from './store.ts'
 
 /** What a run shows: a turn, with the refusal of new messages next to the outputs that resume it, or why there is none. */
-type RunOutcome =
+export type RunOutcome =
   | { turn: ShownTurn; unstored?: AppError }
   /** Approvals that the end user has decided. */
   | { decided: readonly string[] }
@@ -100,13 +99,12 @@ async function showRecorded(run: Run, { generation_id, after_frame }: NonNullabl
 
 /** Streams a turn of the session from a frame on. */
 export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<ShownTurn> {
-  const format = new EventFormat()
-  const { stream } = await callOperation(request, 'generateSessionReply', {
+  const stream = await openTranslated(request, 'ag_ui', 'generateSessionReply', {
     params: { session_id: sessionId },
     body: { stream: true },
-    client: { attach: { generation_id, after }, format },
+    client: { attach: { generation_id, after } },
   })
-  return { generation_id, stream: stream as Readable, format }
+  return { generation_id, ...stream }
 }
 
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
@@ -157,19 +155,16 @@ const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
 }
 
 async function startStreamed(run: Run): Promise<RunOutcome> {
-  const format = new EventFormat()
   let generation_id = ''
-  const { stream } = await callOperation(run.request, 'generateSessionReply', {
+  const client = clientOf(run, id => {
+    generation_id = id
+  })
+  const stream = await openTranslated(run.request, 'ag_ui', 'generateSessionReply', {
     params: { session_id: run.sessionId },
     body: { stream: true },
-    client: {
-      ...clientOf(run, id => {
-        generation_id = id
-      }),
-      format,
-    },
+    client,
   })
-  return { turn: { generation_id, stream: stream as Readable, format } }
+  return { turn: { generation_id, ...stream } }
 }
 
 async function startUnstreamed(run: Run): Promise<RunOutcome> {
@@ -195,17 +190,16 @@ async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<Ru
 
 /** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
 async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
-  const format = new EventFormat()
-  const { stream } = await callOperation(run.request, 'submitSessionToolOutputs', {
+  const stream = await openTranslated(run.request, 'ag_ui', 'submitSessionToolOutputs', {
     params: { session_id: run.sessionId },
     body: {
       generation_id,
       stream: true,
       tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
     },
-    client: { claim: claimFor(run), format },
+    client: { claim: claimFor(run) },
   })
-  return { turn: { generation_id, stream: stream as Readable, format }, unstored: await storeNextToOutputs(run) }
+  return { turn: { generation_id, ...stream }, unstored: await storeNextToOutputs(run) }
 }
 
 /** Stores new messages after outputs, which stay accepted if the messages are refused. Returns the refusal. */

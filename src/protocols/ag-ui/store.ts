@@ -45,8 +45,9 @@ type ThreadRequest = {
 }
 
 /**
- * Returns the thread of a run: the session with the thread's id, or with its key for the agent and end user. Null without
- * the agent. One statement, by the primary keys, session_keys and conversation_messages_idempotency.
+ * Returns the thread of a run: the session with the thread's id, which belongs to the end user if there is one, or with its
+ * key for the agent and end user. Null without the agent. One statement, by the primary keys, session_keys and
+ * conversation_messages_idempotency.
  */
 export function findThread(db: Queryable, request: ThreadRequest): Promise<Thread | null> {
   const { agent_id, project_id, thread_id, run_id, actor } = request
@@ -63,8 +64,9 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
         select x.id from actors x where x.project_id = target.project_id and x.external_id = ${externalId})) as id
       from target
     ), thread as (
-      select s.id, s.conversation_id, s.state from target join sessions s on s.agent_id = target.id and s.project_id = target.project_id
-      where s.id = ${thread_id}
+      select s.id, s.conversation_id, s.state from target cross join end_user
+      join sessions s on s.agent_id = target.id and s.project_id = target.project_id
+      where s.id = ${thread_id} and (${actor === null} or s.actor_id = end_user.id)
       union all
       select s.id, s.conversation_id, s.state from target cross join end_user join session_keys k
         on k.project_id = target.project_id and k.agent_id = target.id and k.key = ${THREAD_KEY_PREFIX + thread_id}

@@ -7,7 +7,7 @@ import type { SessionKey } from '../../conversation/sessions/session-keys.ts'
 import { touchSession } from '../../conversation/sessions/store.ts'
 import { turnContext, turnInput } from '../../conversation/sessions/turns.ts'
 import { enqueueTurn } from '../../conversation/turns/mailbox.ts'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { type Context, itemOperation, type OperationResult, operation } from '../../core/api/operation.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
@@ -149,6 +149,9 @@ async function runInSession(context: Context<Record<string, never>, AgentTurnCal
       })
       if ('operator' in made) raise('SESSION_UNDER_OPERATOR', { meta: made.operator })
       return made
+    } catch (error) {
+      // An agent of another project is refused like an unknown agent.
+      throw error instanceof AppError && error.code === 'AGENT_NOT_FOUND' ? modelNotFound(agent_id) : error
     } finally {
       await media.discard()
     }

@@ -5,6 +5,7 @@ import type { ClientChatRequest } from './client-request.ts'
 import { answerOf, completionOperation, type StreamFormat } from './completion.ts'
 import { modelNotFound, parseModelId } from './models.ts'
 import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
+import { suffixOf } from './responses-format.ts'
 import { type AgentModel, runAgent, turnAnswerOf } from './run-agent.ts'
 import { invokeOperation, isEndUser, type OpenAiSession } from './session.ts'
 import type { AgentTurnCall } from './turn-call.ts'
@@ -44,7 +45,7 @@ async function completeByAgent(
 ): Promise<void> {
   const visible = visibilityFor(session)
   const head = (generationId: string): ChatHeader => ({
-    id: `chatcmpl_${generationId.slice(generationId.indexOf('_') + 1)}`,
+    id: `chatcmpl_${suffixOf(generationId)}`,
     created: Math.floor(Date.now() / 1000),
     system_fingerprint: null,
   })

@@ -36,11 +36,24 @@ export function endUserOf(session: OpenAiSession, { user }: Pick<ClientChatReque
   return external_id === null ? null : { external_id }
 }
 
-/** Returns the key of the conversation of a request; null for none. */
-export const conversationKeyOf = (
+/** Prefix of the keys of A2A contexts, which clients cannot use. */
+const RESERVED_KEY = /^a2a:/
+
+/**
+ * Returns the key of the conversation of a request: the given one, or the key in a header or in the metadata; null for none.
+ * @throws VALIDATION_FAILED
+ */
+export function conversationKeyOf(
   session: OpenAiSession,
   { session_key }: Pick<ClientChatRequest, 'session_key'>,
-): string | null => firstHeader(session, 'Session-Key', session.services.config.OPENAI_SESSION_HEADERS) ?? session_key
+  given: string | null = null,
+): string | null {
+  const key =
+    given ?? firstHeader(session, 'Session-Key', session.services.config.OPENAI_SESSION_HEADERS) ?? session_key
+  if (key !== null && RESERVED_KEY.test(key))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'metadata.session_key', message: 'must not begin with a2a:' })
+  return key
+}
 
 /**
  * Returns the ID of an end user, who is created if the caller may; its row is locked against its deletion.

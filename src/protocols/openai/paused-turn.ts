@@ -4,7 +4,7 @@ import { type GenerationRow, generationKind } from '../../execution/generations/
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 
 /** A result of a client's tool. */
-export type ToolOutput = { tool_call_id: string; output: unknown }
+type ToolOutput = { tool_call_id: string; output: unknown }
 
 /** Returns the results of tools with which a request ends. */
 export function trailingResults(messages: readonly ModelMessage[]): ToolOutput[] {

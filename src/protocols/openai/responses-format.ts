@@ -6,7 +6,8 @@ import { shownUsage, type Visibility } from './chat-format.ts'
 
 /** IDs of responses and their items follow from the ID of the generation. */
 export const responseId = (generationId: string): string => `resp_${suffixOf(generationId)}`
-const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1)
+/** Returns an ID without its prefix. */
+export const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1)
 const messageId = (suffix: string, step: number): string => `msg_${suffix}_${step}`
 const callItemId = (suffix: string, callId: string): string => `fc_${suffix}_${callId}`
 
@@ -37,7 +38,7 @@ export const messageItem = (suffix: string, step: number, text: string, status =
   content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
 })
 
-export const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
+const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
   id: callItemId(suffix, id),
   type: 'function_call',
   status: 'completed',
@@ -173,7 +174,7 @@ export const statusOf = (finish_reason: string | null): 'completed' | 'incomplet
   finish_reason === 'length' ? 'incomplete' : 'completed'
 
 /** The end of an answer, with its texts by step. */
-export type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
+type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
 
 /** Returns the items of an answer; the last text of an incomplete answer is incomplete. @param afterStep steps before the request */
 export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number): object[] => [

@@ -25,6 +25,7 @@ import {
   responseId,
   responseObject,
   statusOf,
+  suffixOf,
   usageOfTotals,
 } from './responses-format.ts'
 import {
@@ -81,7 +82,7 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
   setIgnored(session, parsed.ignored)
   if (answer.stream) return sendStream(session, answer)
   const { text, tool_calls, finish_reason, usage } = answerOf(answer)
-  const output = outputItems(id.slice('resp_'.length), { texts: [text], tool_calls, finish_reason, usage }, 0)
+  const output = outputItems(suffixOf(id), { texts: [text], tool_calls, finish_reason, usage }, 0)
   sendJson(session, responseObject(head, { status: statusOf(finish_reason), output, usage }, visible))
 }
 
@@ -118,7 +119,7 @@ async function respondByAgent(
     )
   const turn = turnAnswerOf(answer)
   const id = responseId(turn.generation_id)
-  const output = outputItems(id.slice('resp_'.length), turn, turn.afterStep)
+  const output = outputItems(suffixOf(id), turn, turn.afterStep)
   const status = statusOf(turn.finish_reason)
   sendJson(session, responseObject(headOf(request.model, parsed, id), { status, output, usage: turn.usage }, visible))
 }
@@ -228,7 +229,7 @@ const STATUSES = {
 } as const
 
 function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
-  const suffix = responseId(generation.id).slice('resp_'.length)
+  const suffix = suffixOf(generation.id)
   const { status, stop_reason, error, output } = generation
   const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
   const calls = steps.flatMap(step => step.tool_calls).filter(call => pending.some(({ id }) => id === call.id))
@@ -321,7 +322,7 @@ export async function listInputItems(session: OpenAiSession, match: RegExpExecAr
 }
 
 function inputItem(generationId: string, { role, content }: ModelMessage, index: number) {
-  const suffix = `${generationId.slice(generationId.indexOf('_') + 1)}_in${index}`
+  const suffix = `${suffixOf(generationId)}_in${index}`
   const text =
     typeof content === 'string' ? content : content.map(part => (part.type === 'text' ? part.text : '')).join('\n\n')
   if (role === 'assistant') return messageItem(suffix, 0, text)

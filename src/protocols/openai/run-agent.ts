@@ -24,13 +24,13 @@ export async function runAgent(
   const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
   const end_user = endUserOf(session, request)
   const { store = true, background = false, previous = null } = options
-  const key = options.key ?? conversationKeyOf(session, request)
+  const key = conversationKeyOf(session, request, options.key)
   const retries = Number(session.exchange.req.headers['x-stainless-retry-count'] ?? 0)
   const report: TurnReport = { session_id: null, ignored: [] }
   if (isEndUser(session)) refuseRemoteImages(request)
   const call: AgentTurnCall = {
     agent_id,
-    message: isEndUser(session) ? longestText(request) : '',
+    message: isEndUser(session) ? longestText(request, previous?.message_count ?? 0) : '',
     request,
     isEndUser: isEndUser(session),
     end_user,
@@ -58,15 +58,18 @@ const textAdded = ({ messages }: ClientChatRequest): string =>
     .join('\n')
 
 /**
- * Returns the longest text of a request that limits count: what the user adds, each of its earlier texts, the system text, each
- * tool and the schema. Texts of the assistant are not counted, because the agent may have written them.
+ * Returns the longest text of a request that limits count: what the user adds, each of its earlier texts, each result of a tool,
+ * the system text, each tool and the schema. Texts of the assistant are not counted, because the agent may have written them.
+ * @param known messages of the previous response, whose results are not of the client
  */
-function longestText(request: ClientChatRequest): string {
+function longestText(request: ClientChatRequest, known: number): string {
   const { messages, instructions, tools, format } = request
   const earlier = messages.filter(({ role }) => role === 'user').flatMap(message => spokenTexts([message]))
+  const results = messages.slice(known).flatMap(({ role, content }) => (role === 'tool' ? content : []))
   const texts = [
     textAdded(request),
     ...earlier.map(({ text }) => text),
+    ...results.map(({ result }) => (typeof result === 'string' ? result : JSON.stringify(result))),
     instructions ?? '',
     ...tools.map(tool => JSON.stringify(tool)),
     ...(format.type === 'json_schema' ? [JSON.stringify(format.schema)] : []),

@@ -6,6 +6,7 @@ import type { SessionRow } from '../../conversation/sessions/model.ts'
 import { findRunnableAgent, type RunnableAgent } from '../../execution/generations/request/create-store.ts'
 import { attachedBytes } from '../../execution/generations/request/message-files.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { messagesAfterReplies } from './align.ts'
 import { admitMedia, attachmentsIn, hasMedia, loadAttachments } from './client-media.ts'
 import { findKeyedSession, requireSend } from './locate-session.ts'
@@ -67,7 +68,12 @@ async function requireAgentOf(
   }
   const subject = { actor_id: actor_id ?? null, session_id: session?.id ?? null }
   const agent = await findRunnableAgent(services.pool, agent_id, subject)
-  if (!agent) throw modelNotFound(agent_id)
+  // The settings of an agent of another project must not decide which error the caller gets.
+  const isUsable =
+    agent &&
+    (agent.project_id === project_id ||
+      (await findGrantingShares(services.pool, 'agent', project_id, [agent_id])).has(agent_id))
+  if (!isUsable) throw modelNotFound(agent_id)
   return agent
 }
 

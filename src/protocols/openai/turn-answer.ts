@@ -87,7 +87,7 @@ const hasCalledTools = ({ step_count }: GenerationRow, { code }: RecordedFailure
   step_count > (INVALID_ANSWER.includes(code) ? 1 : 0)
 
 /** Returns the failure of a turn as an error, of which no client repeats one after a tool call. */
-export function turnFailure(ended: TurnEndState): AppError {
+function turnFailure(ended: TurnEndState): AppError {
   try {
     return raiseFailure(ended)
   } catch (error) {

@@ -19,7 +19,7 @@ export type TurnChunks = {
 }
 
 /** A turn as one response presents it. */
-export type PresentedTurn = {
+type PresentedTurn = {
   generation_id: string
   model: string
   afterStep: number

@@ -1,4 +1,4 @@
-import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import { eventMessages, eventStream } from '../../../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { Caller } from '../../../core/iam/caller.ts'
 import { processSingleton } from '../../../core/process/process-singleton.ts'
@@ -73,11 +73,12 @@ class SentExecutions {
  * @param seen last revision received by the client; nothing is sent while it is current
  */
 export function streamRun(
-  context: Pick<Context, 'services' | 'request' | 'recheck' | 'caller'>,
+  context: Pick<Context, 'services' | 'request' | 'recheck' | 'caller' | 'client'>,
   { id }: { id: string },
   seen: number,
 ): OperationResult {
   const { services } = context
+  const format = context.client?.format ?? eventMessages
   const sent = new SentExecutions()
   let position = seen
   let readAt = 0
@@ -85,6 +86,7 @@ export function streamRun(
   return eventStream(context, {
     watch: onChange => subscribers(services)(id, onChange),
     position: () => position,
+    refused: format.refused,
     async *look() {
       const early = readAt + PAUSE_MS - Date.now()
       if (early > 0) return early
@@ -98,13 +100,17 @@ export function streamRun(
         return POLL_MS
       }
       if (!(first && isRunTerminal(run))) {
-        for (const text of await sent.changes(services, id)) yield eventMessage(revision, 'node.updated', text)
-        yield eventMessage(revision, 'run.updated', await updateData(services, context.caller, run))
+        for (const data of await sent.changes(services, id))
+          yield* format.frame({ seq: revision, event: 'node.updated', data })
+        const data = await updateData(services, context.caller, run)
+        yield* format.frame({ seq: revision, event: 'run.updated', data })
+        if (format.ended?.()) return 'ended'
       }
       first = false
       position = revision
       if (!isRunTerminal(run)) return POLL_MS
-      yield eventMessage(revision, 'run.settled', JSON.stringify(await presentRunFor(services, context.caller, run)))
+      const data = JSON.stringify(await presentRunFor(services, context.caller, run))
+      yield* format.frame({ seq: revision, event: 'run.settled', data })
       return 'ended'
     },
   })

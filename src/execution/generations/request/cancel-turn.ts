@@ -22,6 +22,9 @@ type CancelOptions = { stop_reason?: 'error' | 'cancelled'; force?: boolean }
 /** Failure of a cancelled turn. */
 export const CANCELLED: RecordedFailure = { code: 'GENERATION_FAILED', message: 'cancelled' }
 
+/** Reasons in the failure of a turn that another turn replaced or an operator cancelled. */
+export const CANCEL_REASONS = ['interrupted', 'rolled_back', 'takeover']
+
 /** Operations of conversations on turns in their mailboxes, contributed because conversations depend on this module. */
 export type Mailboxes = {
   /** Cancels a turn and removes it from its mailbox. Returns false if it is in no mailbox. */

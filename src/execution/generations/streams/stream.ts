@@ -1,4 +1,4 @@
-import { eventMessage, eventStream } from '../../../core/api/event-stream.ts'
+import { eventMessages, eventStream } from '../../../core/api/event-stream.ts'
 import type { FrameFormat, StreamFrame } from '../../../core/api/frame-format.ts'
 import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { GenerationRow } from '../model.ts'
@@ -25,8 +25,6 @@ export type TurnFormat = FrameFormat & {
   found?(turn: GenerationRow): void
 }
 
-const events: TurnFormat = { frame: ({ seq, event, data }) => [eventMessage(seq, event, data)] }
-
 /**
  * Streams the events of a turn after `after`, from any web process. If the turn was not streamed or its frames were
  * deleted, events are built from its record. The turn is independent of the stream.
@@ -35,22 +33,18 @@ export function streamTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   generation: { id: string },
   after: number,
-  format: TurnFormat = context.client?.format ?? events,
+  format: TurnFormat = context.client?.format ?? eventMessages,
 ): OperationResult {
   const { services } = context
   let seq = after
   let row: GenerationRow | null = null
-  const isOfMount = context.client !== null || format !== events
-  // A generator: the iterator of an array has no throw(), which a stream calls when its client has gone.
-  const formatted = async function* (frame: StreamFrame) {
-    for await (const message of format.frame(frame)) yield message
-  }
+  const isOfMount = context.client !== null || format !== eventMessages
   /** Yields frames; returns whether one of them ended the stream. */
   const messages = async function* (turn: GenerationRow, frames: readonly Frame[]) {
     for (const frame of frames) {
       seq = frame.seq
       if (!isOfMount && MOUNT_EVENTS.has(frame.event)) continue
-      yield* formatted({ ...frame, data: readFrame(services, turn, frame) })
+      yield* format.frame({ ...frame, data: readFrame(services, turn, frame) })
       if (END_EVENTS.has(frame.event) || format.ended?.()) return true
       // The turn may have been resumed since.
       if (frame.event === 'requires_action' && (await readTurnEnd(services, generation.id))?.status === frame.event)
@@ -72,7 +66,7 @@ export function streamTurn(
         if (yield* messages(row, await framesAfter(services.pool, generation.id, seq))) return 'ended'
       } else if (seq === 0) {
         seq = 1
-        yield* formatted({ seq: 1, event: 'started', data: JSON.stringify(startedOf(row)) })
+        yield* format.frame({ seq: 1, event: 'started', data: JSON.stringify(startedOf(row)) })
       }
       if (!quiet && row.streamed) return POLL_MS
       const ended = await readTurnEnd(services, generation.id)
@@ -80,7 +74,7 @@ export function streamTurn(
       // The last frames may have been written between the two reads.
       const rest = row.streamed ? await framesAfter(services.pool, generation.id, seq) : []
       yield* messages(row, rest)
-      if (rest.length === 0) for (const frame of endFrames(ended, seq)) yield* formatted(frame)
+      if (rest.length === 0) for (const frame of endFrames(ended, seq)) yield* format.frame(frame)
       return 'ended'
     },
   })
