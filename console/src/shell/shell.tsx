@@ -11,7 +11,6 @@ import {
   NavLink,
   Stack,
   Text,
-  Tooltip,
   useMantineColorScheme,
 } from '@mantine/core'
 import { useDisclosure, useHotkeys } from '@mantine/hooks'
@@ -167,11 +166,9 @@ function AccountMenu() {
   return (
     <Menu position="bottom-end" width={220}>
       <Menu.Target>
-        <Tooltip label={strings.shell.account}>
-          <ActionIcon aria-label={strings.shell.account}>
-            <IconUser size={20} />
-          </ActionIcon>
-        </Tooltip>
+        <ActionIcon aria-label={strings.shell.account}>
+          <IconUser size={20} />
+        </ActionIcon>
       </Menu.Target>
       <Menu.Dropdown>
         {me && <Menu.Label>{visible(me.display_name ?? me.username)}</Menu.Label>}
