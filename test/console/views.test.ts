@@ -356,24 +356,20 @@ describe('the console in a browser', function () {
     await page.getByText('Not found').waitFor()
   })
 
-  it('is usable with the keyboard: skip link, command palette, focus that returns', async () => {
+  it('is usable with the keyboard: skip link, command palette, focus in the new view', async () => {
     const { page, problems } = await open('agents')
     await page.getByRole('link', { name: 'Helper' }).waitFor()
     await page.keyboard.press('Tab')
     const focused = () => page.evaluate('document.activeElement.textContent')
     assert.equal(await focused(), 'Skip to content')
     await page.keyboard.press('Control+k')
-    await eventually(async () => (await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'))
+    await eventually(async () =>
+      String(await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'),
+    )
     await page.keyboard.type('inb')
     await page.keyboard.press('Enter')
     await heading(page, 'Inbox')
     assert.equal(await page.evaluate('document.activeElement.tagName'), 'MAIN')
-    const account = page.getByRole('button', { name: 'Account' })
-    await account.focus()
-    await page.keyboard.press('Enter')
-    await page.getByRole('menuitem', { name: 'Dark' }).waitFor()
-    await page.keyboard.press('Escape')
-    await eventually(() => account.evaluate('element => element === document.activeElement'))
     assert.deepEqual(problems, [])
   })
 
