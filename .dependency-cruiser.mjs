@@ -64,11 +64,18 @@ export default {
       to: { path: '^(src|jobs|bin|test|scripts)/' },
     },
     {
+      name: 'console-is-a-client',
+      comment: 'The console knows the service by its API: it uses its own files, packages and the client.',
+      severity: 'error',
+      from: { path: '^console/src/' },
+      to: { path: '^(src|jobs|bin|test|scripts|client/(src|build))/' },
+    },
+    {
       name: 'no-client-in-the-application',
       comment: 'Web and workers start where nothing was built.',
       severity: 'error',
       from: { path: '^(src|jobs)/' },
-      to: { path: '^(client|cli|scripts)/' },
+      to: { path: '^(client|cli|console|scripts)/' },
     },
     {
       name: 'no-cycle',

@@ -4,6 +4,7 @@ FROM node:24-bookworm-slim AS packages
 WORKDIR /app
 COPY package.json package-lock.json .npmrc ./
 COPY client/package.json ./client/
+COPY console/package.json ./console/
 # Without development dependencies, among them the embedded PostgreSQL of `npm start`.
 RUN npm ci --omit=dev --ignore-scripts
 

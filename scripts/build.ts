@@ -54,16 +54,32 @@ const steps: Step[] = [
     outputs: ['cli/dist'],
     programs: [['scripts/bundle-cli.ts']],
   },
+  {
+    name: 'console',
+    inputs: [
+      'client/dist/**/*.js',
+      'console/index.html',
+      'console/package.json',
+      'console/src/**/*',
+      'console/vite.config.ts',
+      'scripts/compress.ts',
+      'package-lock.json',
+    ],
+    outputs: ['console/dist'],
+    programs: [['node_modules/vite/bin/vite.js', 'build', 'console'], ['scripts/compress.ts']],
+  },
 ]
 
 /** Returns the hash of the names and contents of files. */
 function hashOf(patterns: readonly string[]): string {
   const hash = createHash('sha256')
-  for (const file of fs.globSync([...patterns], { cwd: root }).sort())
+  for (const file of fs.globSync([...patterns], { cwd: root }).sort()) {
+    if (fs.statSync(path.join(root, file)).isDirectory()) continue
     hash
       .update(`${file}\0`)
       .update(fs.readFileSync(path.join(root, file)))
       .update('\0')
+  }
   return hash.digest('hex')
 }
 

@@ -5,6 +5,7 @@ import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
+import { mountConsole } from './identity/console/mount.ts'
 import { mountOauth } from './identity/oauth/mount.ts'
 
 export type App = {
@@ -22,6 +23,7 @@ export function createApp(services: Services): App {
     mountCompanySignIn(app, services)
     mountDocuments(app, services, operations.all(), { draining: () => draining })
     mountOauth(app, services)
+    mountConsole(app, services)
   })
   return {
     http,

@@ -107,6 +107,13 @@ const settings = {
     'true',
     'Whether `/docs` has all pages; otherwise only error codes and permissions.',
   ),
+  CONSOLE_ENABLED: setting('process', flag, 'true', 'Serves the console at `BASE_URL/app`.'),
+  CONSOLE_IDLE_MINUTES: setting(
+    'process',
+    integer(0, 1440),
+    '30',
+    'Minutes without input after which the console signs out; 0 never.',
+  ),
   HEADER_PREFIX: setting('process', headerPrefix, 'X-Svc-', 'Prefix of outbound headers.'),
   TOOL_CONTEXT_HEADER_PREFIX: setting(
     'process',

@@ -51,6 +51,8 @@ const fixture: Record<string, string> = {
   'src/core/generated.ts': `import '../../client/src/call.ts'`,
   'client/src/call.ts': `import '../../src/core/api/ids.ts'\nimport './errors.ts'`,
   'client/src/errors.ts': `export {}`,
+  'src/core/page.ts': `import '../../console/src/api.ts'`,
+  'console/src/api.ts': `import '../../src/core/api/ids.ts'`,
   'client/build/generate.ts': `import '../../src/core/api/ids.ts'\nimport ts from 'typescript'\nexport const version = ts.version`,
   'test/support/probe.ts': `import pg from 'pg'\nimport { fetch } from 'undici'\nexport const probe = [pg, fetch]`,
 }
@@ -62,6 +64,7 @@ const expected = [
   'command-line-is-on-top: src/core/shell.ts -> src/cli/up.ts',
   'command-line-is-on-top: src/web.ts -> src/cli/up.ts',
   'config-stands-alone: src/config.ts -> src/core/api/ids.ts',
+  'console-is-a-client: console/src/api.ts -> src/core/api/ids.ts',
   'core-knows-no-module: src/core/api/kind.ts -> src/api.ts',
   'core-knows-no-module: src/core/process/clock.ts -> src/identity/users/model.ts',
   'core-knows-no-module: src/core/shell.ts -> src/cli/up.ts',
@@ -73,6 +76,7 @@ const expected = [
   'known-area: src/formations/stacks/operations.ts -> src/extras/odd.ts',
   'local-is-not-the-application: src/execution/models/call.ts -> src/local/double/server.ts',
   'no-client-in-the-application: src/core/generated.ts -> client/src/call.ts',
+  'no-client-in-the-application: src/core/page.ts -> console/src/api.ts',
   'no-cycle: src/core/left.ts -> src/core/right.ts',
   'no-development-package-in-the-application: src/core/check.ts -> typescript',
   'no-test-in-the-application: src/control/webhooks/probe.ts -> test/support/probe.ts',
@@ -94,7 +98,19 @@ interface Violation {
 /** Runs the project's rules over `dir`; returns the violations as `rule: from -> to`, packages by their name. */
 function violations(dir: string): string[] {
   const config = path.join(root, '.dependency-cruiser.mjs')
-  const args = ['--config', config, '--output-type', 'json', 'src', 'jobs', 'bin', 'client/src', 'client/build', 'test']
+  const args = [
+    '--config',
+    config,
+    '--output-type',
+    'json',
+    'src',
+    'jobs',
+    'bin',
+    'client/src',
+    'client/build',
+    'console/src',
+    'test',
+  ]
   const { stdout, stderr } = spawnSync(path.join(root, 'node_modules/.bin/depcruise'), args, {
     cwd: dir,
     encoding: 'utf8',

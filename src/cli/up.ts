@@ -263,6 +263,7 @@ function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: 
   }
   print(`Muster answers at ${url} after ${(ms / 1000).toFixed(1)} s. Ctrl-C stops it.`)
   print()
+  if (config.CONSOLE_ENABLED) print(`  Console    ${url}/app`)
   print(`  API        ${api}`)
   print(`  Reference  ${config.DOCS_BASE_URL}`)
   print(`  Database   ${database}`)

@@ -209,7 +209,10 @@ console.log(await createAgent(client, { name: 'x' }))`)
   })
 
   it('is the same in every build of the same sources, and is not built again', async () => {
-    const files = ['client/openapi.json', 'client/commands.json', 'client/src/generated', 'client/dist', 'cli/dist']
+    const files = [
+      ...['client/openapi.json', 'client/commands.json', 'client/src/generated', 'client/dist'],
+      ...['cli/dist', 'console/dist'],
+    ]
     const contents = (directory: string) =>
       files
         .flatMap(file => {
@@ -224,14 +227,18 @@ console.log(await createAgent(client, { name: 'x' }))`)
         .map(name => [name, fs.readFileSync(path.join(directory, name), 'utf8')])
     const copy = fs.mkdtempSync(path.join(tmpdir(), 'client-'))
     try {
-      const tracked = ['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json', 'cli/src']
+      const tracked = [
+        ...['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json'],
+        ...['console/index.html', 'console/package.json', 'console/src', 'console/vite.config.ts'],
+        ...['console/tsconfig.json', 'tsconfig.json', 'cli/src'],
+      ]
       for (const name of [...tracked, 'scripts', 'src', 'sql', 'docs', 'package.json', 'package-lock.json'])
         fs.cpSync(path.join(root, name), path.join(copy, name), { recursive: true })
       fs.rmSync(path.join(copy, 'client/src/generated'), { recursive: true })
       fs.symlinkSync(path.join(root, 'node_modules'), path.join(copy, 'node_modules'))
       const build = () => run(process.execPath, ['scripts/build.ts'], { cwd: copy })
       const first = await build()
-      assert.match(first.stdout, /description: built[\s\S]*client: built/)
+      assert.match(first.stdout, /description: built[\s\S]*client: built[\s\S]*console: built/)
       assert.deepEqual(contents(copy), contents(root))
       assert.equal((await build()).stdout, '')
     } finally {

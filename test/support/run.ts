@@ -216,7 +216,8 @@ if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
 const usesClient =
-  args.length === 0 || args.some(arg => !arg.endsWith('.test.ts') || arg.startsWith('test/client/') || isDriven(arg))
+  args.length === 0 ||
+  args.some(arg => !arg.endsWith('.test.ts') || /^test\/(client|console)\//.test(arg) || isDriven(arg))
 if (usesClient && !(await succeeds(process.execPath, ['scripts/build.ts'])))
   console.log('npm run build failed; after a change of packages, run npm ci first')
 const checks = Promise.all(args.length ? [] : ['typecheck', 'lint', 'deps'].map(check))

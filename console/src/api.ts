@@ -1,0 +1,56 @@
+import { Client, MusterError, NoAnswer, OAuthError } from '@muster/client'
+import { QueryCache, QueryClient } from '@tanstack/react-query'
+import { accessToken, signOut } from './session/tokens.ts'
+
+/** The client of all requests, with the tokens of the user. */
+export const api = new Client({ baseUrl: location.origin, token: accessToken })
+
+/** The client of requests before anybody is signed in. */
+export const anonymous = new Client({ baseUrl: location.origin })
+
+/** Signs out on an error that no refresh cures. */
+function checkSignIn(error: unknown): void {
+  const isOver =
+    (error instanceof MusterError && error.status === 401) ||
+    (error instanceof OAuthError && ['login_required', 'invalid_grant'].includes(error.code))
+  if (isOver) void signOut('expired')
+}
+
+/** The only cache of answers. */
+export const queries = new QueryClient({
+  queryCache: new QueryCache({ onError: checkSignIn }),
+  defaultOptions: {
+    queries: { retry: false, staleTime: 2000, gcTime: 5 * 60_000, refetchOnWindowFocus: true },
+    mutations: { onError: checkSignIn },
+  },
+})
+
+/** Interval of a list that is polled while its tab is visible, with jitter so that tabs do not send requests together. */
+export const every =
+  (ms: number) =>
+  (query: { state: { error: Error | null; fetchFailureCount: number; errorUpdateCount: number } }): number => {
+    const { error, errorUpdateCount } = query.state
+    const base = error ? Math.min(60_000, ms * 2 ** Math.min(errorUpdateCount, 6)) : ms
+    const retryAfter = error instanceof MusterError ? (error.retryAfter ?? 0) * 1000 : 0
+    return Math.max(base * (1 + Math.random() * 0.2), retryAfter)
+  }
+
+/** Fields of an error that a person can use. */
+export type Failure = {
+  message: string
+  hint?: string
+  code?: string
+  requestId?: string | null
+  status?: number
+  docsUrl?: string
+}
+
+/** Returns the fields of an error. */
+export function failureOf(error: unknown): Failure {
+  if (error instanceof MusterError) {
+    const { message, hint, code, requestId, status, docsUrl } = error
+    return { message, hint, code, requestId, status, docsUrl }
+  }
+  if (error instanceof NoAnswer) return { message: error.message, status: error.status ?? undefined }
+  return { message: error instanceof Error ? error.message : String(error) }
+}

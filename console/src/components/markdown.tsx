@@ -1,0 +1,55 @@
+import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
+import type { ReactNode } from 'react'
+import ReactMarkdown, { type Components } from 'react-markdown'
+import { visible } from './text.tsx'
+
+const SCHEMES = ['http:', 'https:', 'mailto:']
+
+/** A link of a model or a user: it shows where it leads; an address of another scheme is text. */
+function ExternalLink({ href, children }: { href?: string; children?: ReactNode }) {
+  const url = href ? URL.parse(href) : null
+  if (!url || !SCHEMES.includes(url.protocol)) return <>{children}</>
+  return (
+    <Anchor href={url.href} target="_blank" rel="noopener noreferrer" underline="always">
+      {children} ({url.host || url.pathname})
+    </Anchor>
+  )
+}
+
+const heading = ({ children }: { children?: ReactNode }) => (
+  <Title order={3} size="h5" mt="sm">
+    {children}
+  </Title>
+)
+
+const components: Components = {
+  a: ({ href, children }) => <ExternalLink href={href}>{children}</ExternalLink>,
+  img: ({ src, alt }) => <ExternalLink href={typeof src === 'string' ? src : undefined}>{alt || 'image'}</ExternalLink>,
+  h1: heading,
+  h2: heading,
+  h3: heading,
+  h4: heading,
+  h5: heading,
+  h6: heading,
+  p: ({ children }) => (
+    <Text component="p" my={6}>
+      {children}
+    </Text>
+  ),
+  code: ({ children }) => <Code>{children}</Code>,
+  pre: ({ children }) => (
+    <ScrollArea type="auto" viewportProps={{ tabIndex: 0 }}>
+      <pre className="mono">{children}</pre>
+    </ScrollArea>
+  ),
+  table: ({ children }) => <Table withTableBorder>{children}</Table>,
+}
+
+/** Text of a model or a user as Markdown, without HTML and without images. */
+export default function Markdown({ text }: { text: string }) {
+  return (
+    <ReactMarkdown components={components} urlTransform={url => url}>
+      {visible(text)}
+    </ReactMarkdown>
+  )
+}

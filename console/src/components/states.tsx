@@ -1,0 +1,175 @@
+import { Alert, Anchor, Button, Card, Group, Skeleton, Stack, Text, ThemeIcon, Title } from '@mantine/core'
+import { useTimeout } from '@mantine/hooks'
+import { IconAlertTriangle, IconFilterOff, IconLock, IconSearchOff } from '@tabler/icons-react'
+import type { UseQueryResult } from '@tanstack/react-query'
+import { type ReactNode, useEffect, useState } from 'react'
+import { failureOf } from '../api.ts'
+import { strings } from '../strings.ts'
+import { CopyText, visible } from './text.tsx'
+
+/** A centred explanation with an action: empty lists, refusals, missing records. */
+export function Notice({
+  icon,
+  title,
+  children,
+  action,
+  color = 'gray',
+}: {
+  icon: ReactNode
+  title: string
+  children?: ReactNode
+  action?: ReactNode
+  color?: string
+}) {
+  return (
+    <Card withBorder padding="xl" radius="lg">
+      <Stack align="center" gap="xs" py="lg" ta="center">
+        <ThemeIcon size={56} radius="xl" variant="light" color={color} mb="xs">
+          {icon}
+        </ThemeIcon>
+        <Title order={2} size="h4">
+          {title}
+        </Title>
+        {children && (
+          <Text component="div" c="dimmed" maw={460}>
+            {children}
+          </Text>
+        )}
+        {action && <Group mt="md">{action}</Group>}
+      </Stack>
+    </Card>
+  )
+}
+
+/** Explains an error, with what is needed to report it. */
+export function FailureAlert({
+  error,
+  title = strings.failed.action,
+  onRetry,
+}: {
+  error: unknown
+  title?: string
+  onRetry?: () => void
+}) {
+  const { message, hint, code, requestId, docsUrl } = failureOf(error)
+  const report = [message, hint, code, requestId].filter(Boolean).join('\n')
+  return (
+    <Alert icon={<IconAlertTriangle />} color="red" title={title} role="alert">
+      <Text size="sm">{visible(code ? message : strings.failed.offline)}</Text>
+      {hint && (
+        <Text size="sm" c="dimmed">
+          {hint}
+        </Text>
+      )}
+      <Group gap="md" mt="xs">
+        {code && (
+          <Text size="sm" className="mono">
+            {code}
+          </Text>
+        )}
+        {requestId && (
+          <Text size="sm" c="dimmed">
+            {strings.failed.requestId} <span className="mono">{requestId}</span>
+          </Text>
+        )}
+        <CopyText text={report} label={strings.failed.copyReport} />
+        {docsUrl && (
+          <Anchor size="sm" underline="always" href={docsUrl} target="_blank" rel="noopener noreferrer">
+            {strings.failed.docs}
+          </Anchor>
+        )}
+      </Group>
+      {onRetry && (
+        <Button mt="sm" size="xs" variant="default" onClick={onRetry}>
+          {strings.retry}
+        </Button>
+      )}
+    </Alert>
+  )
+}
+
+/** Says which permission is missing. */
+export function Refused({ action }: { action?: string }) {
+  return (
+    <Notice icon={<IconLock />} title={strings.refused.title} color="yellow">
+      {action ? strings.refused.needs(action) : strings.refused.general}
+    </Notice>
+  )
+}
+
+export function NotFound() {
+  return (
+    <Notice
+      icon={<IconSearchOff />}
+      title={strings.missing.title}
+      action={
+        <Button component="a" href="/app" variant="default">
+          {strings.missing.back}
+        </Button>
+      }
+    >
+      {strings.missing.text}
+    </Notice>
+  )
+}
+
+export function NothingMatches({ onClear }: { onClear: () => void }) {
+  return (
+    <Notice
+      icon={<IconFilterOff />}
+      title={strings.filtered.title}
+      action={
+        <Button variant="default" onClick={onClear}>
+          {strings.filtered.clear}
+        </Button>
+      }
+    />
+  )
+}
+
+/** Skeleton after 200 ms, so that a fast answer does not flicker. */
+export function Loading({ rows = 4 }: { rows?: number }) {
+  const [isShown, setShown] = useState(false)
+  const { start } = useTimeout(() => setShown(true), 200)
+  useEffect(start, [start])
+  return (
+    <Stack gap="sm" role="status" aria-label={strings.loading} mih={120}>
+      {isShown && Array.from({ length: rows }, (_, index) => <Skeleton key={index} height={44} radius="md" />)}
+    </Stack>
+  )
+}
+
+/** Shows the data of a query, or the state that it is in. */
+export function Loaded<T>({
+  query,
+  action,
+  rows,
+  children,
+}: {
+  query: UseQueryResult<T>
+  /** Permission that the query needs, for the explanation of a refusal. */
+  action?: string
+  rows?: number
+  children: (data: T) => ReactNode
+}) {
+  const { data, error, refetch } = query
+  const status = error ? failureOf(error).status : undefined
+  if (status === 403) return <Refused action={action} />
+  if (status === 404) return <NotFound />
+  if (data === undefined)
+    return error ? (
+      <FailureAlert error={error} title={strings.failed.title} onRetry={() => void refetch()} />
+    ) : (
+      <Loading rows={rows} />
+    )
+  return (
+    <>
+      {error && (
+        <Alert color="yellow" icon={<IconAlertTriangle />} mb="md" p="xs" role="status">
+          {strings.failed.stale}
+        </Alert>
+      )}
+      {children(data)}
+    </>
+  )
+}

@@ -1,0 +1,222 @@
+import {
+  ActionIcon,
+  Alert,
+  Anchor,
+  AppShell,
+  Burger,
+  Button,
+  Group,
+  Kbd,
+  Menu,
+  NavLink,
+  Stack,
+  Text,
+  useMantineColorScheme,
+} from '@mantine/core'
+import { useDisclosure, useHotkeys } from '@mantine/hooks'
+import { resumeProject } from '@muster/client/operations'
+import {
+  IconCheck,
+  IconDeviceDesktop,
+  IconLogout,
+  IconMoon,
+  IconPlayerPause,
+  IconSearch,
+  IconSun,
+  IconUser,
+} from '@tabler/icons-react'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
+import { Link, Outlet, useParams, useRouterState } from '@tanstack/react-router'
+import { useEffect, useRef } from 'react'
+import { api } from '../api.ts'
+import { Mark } from '../components/mark.tsx'
+import { Loading, Refused } from '../components/states.tsx'
+import { visible } from '../components/text.tsx'
+import { useMe, usePermissions, useProjects } from '../projects.ts'
+import { useConfig } from '../session/gate.tsx'
+import { signOut } from '../session/tokens.ts'
+import { strings } from '../strings.ts'
+import { CommandPalette } from './commands.tsx'
+import { NAVIGATION } from './navigation.ts'
+import { ProjectSwitcher } from './switcher.tsx'
+
+const SCHEMES = [
+  ['light', strings.shell.light, IconSun],
+  ['dark', strings.shell.dark, IconMoon],
+  ['auto', strings.shell.auto, IconDeviceDesktop],
+] as const
+
+/** Frame of all views: header, navigation, and the view. */
+export function Shell() {
+  const { projectId } = useParams({ strict: false }) as { projectId?: string }
+  const [isOpen, { toggle, close }] = useDisclosure()
+  const [isPaletteOpen, palette] = useDisclosure()
+  const main = useRef<HTMLElement>(null)
+  const pathname = useRouterState({ select: state => state.location.pathname })
+  useHotkeys([['mod+K', palette.open]])
+  // Another view: the menu of a phone closes, and the keyboard goes on in the view.
+  const last = useRef(pathname)
+  useEffect(() => {
+    if (last.current === pathname) return
+    last.current = pathname
+    close()
+    main.current?.focus()
+  }, [pathname, close])
+  return (
+    <AppShell
+      header={{ height: 56 }}
+      navbar={{ width: 232, breakpoint: 'sm', collapsed: { mobile: !isOpen, desktop: !projectId } }}
+      padding={{ base: 'md', sm: 'xl' }}
+    >
+      <Anchor href="#content" className="skip-link" underline="always">
+        {strings.skip}
+      </Anchor>
+      <AppShell.Header>
+        <Group h="100%" px="md" gap="sm" wrap="nowrap">
+          {projectId && (
+            <Burger
+              opened={isOpen}
+              onClick={toggle}
+              hiddenFrom="sm"
+              size="sm"
+              aria-label={strings.shell.menu}
+              aria-expanded={isOpen}
+            />
+          )}
+          <Group gap="xs" wrap="nowrap" visibleFrom="sm">
+            <Mark />
+            <Text fw={700} size="lg">
+              {strings.product}
+            </Text>
+          </Group>
+          <ProjectSwitcher projectId={projectId} />
+          <Group gap={4} ml="auto" wrap="nowrap">
+            <Button
+              variant="default"
+              color="gray"
+              size="xs"
+              leftSection={<IconSearch size={14} />}
+              rightSection={<Kbd size="xs">Ctrl K</Kbd>}
+              onClick={palette.open}
+              visibleFrom="sm"
+            >
+              {strings.shell.commands}
+            </Button>
+            <ActionIcon onClick={palette.open} hiddenFrom="sm" aria-label={strings.shell.commands}>
+              <IconSearch size={20} />
+            </ActionIcon>
+            <AccountMenu />
+          </Group>
+        </Group>
+      </AppShell.Header>
+      <AppShell.Navbar p="sm" aria-label={strings.shell.navigation}>
+        {projectId && <Navigation projectId={projectId} pathname={pathname} />}
+      </AppShell.Navbar>
+      <AppShell.Main id="content" ref={main} tabIndex={-1}>
+        <Stack gap="md" maw={1120} mx="auto">
+          {projectId && <PausedBanner projectId={projectId} />}
+          {projectId ? <PermittedView projectId={projectId} pathname={pathname} /> : <Outlet />}
+        </Stack>
+      </AppShell.Main>
+      <CommandPalette projectId={projectId} isOpen={isPaletteOpen} onClose={palette.close} />
+    </AppShell>
+  )
+}
+
+/** Shows a view to those who may see it; others learn which permission is missing, and nothing is requested. */
+function PermittedView({ projectId, pathname }: { projectId: string; pathname: string }) {
+  const isAllowed = usePermissions(projectId)
+  const view = NAVIGATION.find(({ path }) => isBelow(pathname, `/p/${projectId}/${path}`))
+  if (!view) return <Outlet />
+  const allowed = isAllowed(view.action)
+  if (allowed === undefined) return <Loading />
+  return allowed ? <Outlet /> : <Refused action={view.action} />
+}
+
+/** Whether an address, with or without the base of the console, is that of a view or below it. */
+const isBelow = (pathname: string, to: string): boolean => `${pathname}/`.includes(`${to}/`)
+
+function Navigation({ projectId, pathname }: { projectId: string; pathname: string }) {
+  const isAllowed = usePermissions(projectId)
+  return (
+    <Stack gap={4}>
+      {NAVIGATION.filter(({ action }) => isAllowed(action)).map(({ name, path, icon: Icon }) => {
+        const to = `/p/${projectId}/${path}`
+        const isActive = isBelow(pathname, to)
+        return (
+          <NavLink
+            key={path}
+            component={Link}
+            to={to}
+            label={name}
+            leftSection={<Icon size={18} stroke={1.7} aria-hidden />}
+            active={isActive}
+            aria-current={isActive ? 'page' : undefined}
+          />
+        )
+      })}
+    </Stack>
+  )
+}
+
+function AccountMenu() {
+  const { data: me } = useMe()
+  const { docs_url } = useConfig()
+  const { colorScheme, setColorScheme } = useMantineColorScheme()
+  return (
+    <Menu position="bottom-end" width={220}>
+      <Menu.Target>
+        <ActionIcon aria-label={strings.shell.account}>
+          <IconUser size={20} />
+        </ActionIcon>
+      </Menu.Target>
+      <Menu.Dropdown>
+        {me && <Menu.Label>{visible(me.display_name ?? me.username)}</Menu.Label>}
+        <Menu.Item component="a" href={docs_url} target="_blank" rel="noopener noreferrer">
+          {strings.shell.docs}
+        </Menu.Item>
+        <Menu.Divider />
+        <Menu.Label>{strings.shell.theme}</Menu.Label>
+        {SCHEMES.map(([scheme, name, Icon]) => (
+          <Menu.Item
+            key={scheme}
+            aria-current={colorScheme === scheme}
+            leftSection={<Icon size={16} />}
+            rightSection={colorScheme === scheme && <IconCheck size={16} />}
+            onClick={() => setColorScheme(scheme)}
+          >
+            {name}
+          </Menu.Item>
+        ))}
+        <Menu.Divider />
+        <Menu.Item leftSection={<IconLogout size={16} />} onClick={() => void signOut('chosen')}>
+          {strings.shell.signOut}
+        </Menu.Item>
+      </Menu.Dropdown>
+    </Menu>
+  )
+}
+
+function PausedBanner({ projectId }: { projectId: string }) {
+  const { data } = useProjects()
+  const isAllowed = usePermissions(projectId)
+  const cache = useQueryClient()
+  const resume = useMutation({
+    mutationFn: async () => resumeProject(api, { project_id: projectId }),
+    onSuccess: () => cache.invalidateQueries({ queryKey: ['projects'] }),
+  })
+  const project = data?.data.find(({ id }) => id === projectId)
+  if (!project?.paused_at) return null
+  return (
+    <Alert icon={<IconPlayerPause />} color="yellow" role="status">
+      <Group justify="space-between">
+        <Text size="sm">{strings.shell.paused(project.pause_reason && visible(project.pause_reason))}</Text>
+        {isAllowed('projects:ResumeProject') && (
+          <Button size="xs" variant="default" loading={resume.isPending} onClick={() => resume.mutate()}>
+            {strings.shell.resume}
+          </Button>
+        )}
+      </Group>
+    </Alert>
+  )
+}

@@ -1,0 +1,326 @@
+import { Badge, Button, Card, Group, Menu, Modal, SimpleGrid, Stack, Table, Tabs, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import { notifications } from '@mantine/notifications'
+import type { Agent, AgentVersion } from '@muster/client'
+import {
+  compareAgentVersions,
+  deleteAgent,
+  getAgent,
+  listAgentVersions,
+  restoreAgentVersion,
+} from '@muster/client/operations'
+import { IconDots, IconEdit, IconPlayerPlay } from '@tabler/icons-react'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
+import { Link, useNavigate, useParams, useSearch } from '@tanstack/react-router'
+import { type ReactNode, useState } from 'react'
+import { api } from '../api.ts'
+import { Page } from '../components/page.tsx'
+import { FailureAlert, Loaded } from '../components/states.tsx'
+import { Value, visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+import { AgentForm } from './agent-form.tsx'
+
+/** An agent: its record, its versions, and the form that changes it. */
+export function AgentView() {
+  const projectId = useProjectId()
+  const { agentId } = useParams({ strict: false }) as { agentId: string }
+  const { tab = 'record' } = useSearch({ strict: false })
+  const navigate = useNavigate()
+  const isAllowed = usePermissions(projectId)
+  const [isEditing, editing] = useDisclosure()
+  const [isDeleting, deleting] = useDisclosure()
+  const agent = useQuery({
+    queryKey: ['agent', agentId],
+    queryFn: async ({ signal }) => {
+      const { data, etag } = await getAgent(api, { agent_id: agentId }, { signal }).withResponse()
+      return { agent: data as Agent, etag }
+    },
+    // Never replaces what is being edited.
+    enabled: !isEditing,
+  })
+  return (
+    <Loaded query={agent} action="agents:GetAgent">
+      {({ agent: record, etag }) => {
+        const name = visible(record.name ?? strings.agents.unnamed)
+        const actions = (
+          <>
+            {isAllowed('agents:CreateAgentGeneration') && (
+              <Button
+                component={Link}
+                to={`/p/${projectId}/playground?q=${agentId}`}
+                variant="default"
+                leftSection={<IconPlayerPlay size={16} />}
+              >
+                {strings.agents.try}
+              </Button>
+            )}
+            {isAllowed('agents:UpdateAgent') && (
+              <Button leftSection={<IconEdit size={16} />} onClick={editing.open}>
+                {strings.agents.edit}
+              </Button>
+            )}
+            {isAllowed('agents:DeleteAgent') && (
+              <Menu position="bottom-end">
+                <Menu.Target>
+                  <Button variant="default" px="xs" aria-label={strings.more}>
+                    <IconDots size={18} />
+                  </Button>
+                </Menu.Target>
+                <Menu.Dropdown>
+                  <Menu.Item onClick={deleting.open}>{strings.remove}</Menu.Item>
+                </Menu.Dropdown>
+              </Menu>
+            )}
+          </>
+        )
+        if (isEditing)
+          return (
+            <Page title={name}>
+              <AgentForm agent={record} etag={etag} onDone={editing.close} onCancel={editing.close} />
+            </Page>
+          )
+        return (
+          <Page title={name} intro={record.description && visible(record.description)} actions={actions}>
+            <Tabs
+              value={tab}
+              onChange={next => void navigate({ to: '.', search: { tab: next ?? undefined }, replace: true })}
+              keepMounted={false}
+            >
+              <Tabs.List mb="lg">
+                <Tabs.Tab value="record">{strings.agents.record}</Tabs.Tab>
+                <Tabs.Tab value="versions">{strings.agents.versions}</Tabs.Tab>
+                <Tabs.Tab value="json">{strings.agents.json}</Tabs.Tab>
+              </Tabs.List>
+              <Tabs.Panel value="record">
+                <Record agent={record} />
+              </Tabs.Panel>
+              <Tabs.Panel value="versions">
+                <Versions agent={record} />
+              </Tabs.Panel>
+              <Tabs.Panel value="json">
+                <Value value={record} label={strings.agents.json} />
+              </Tabs.Panel>
+            </Tabs>
+            <DeleteModal agent={record} isOpen={isDeleting} onClose={deleting.close} />
+          </Page>
+        )
+      }}
+    </Loaded>
+  )
+}
+
+function Field({ label, children }: { label: string; children: ReactNode }) {
+  return (
+    <Stack gap={2}>
+      <Text size="sm" c="dimmed">
+        {label}
+      </Text>
+      <Text component="div">{children}</Text>
+    </Stack>
+  )
+}
+
+function Record({ agent }: { agent: Agent }) {
+  const { active_release: release, tool_bindings: tools, guardrail_ids: guardrails } = agent
+  return (
+    <Stack gap="lg">
+      <Card withBorder padding="lg" radius="lg">
+        <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="lg">
+          <Field label={strings.agents.model}>
+            {agent.model ? <span className="mono">{visible(agent.model)}</span> : strings.agents.defaultModel}
+          </Field>
+          <Field label={strings.agents.version}>{agent.version}</Field>
+          <Field label={strings.agents.tools}>{tools?.length ?? 0}</Field>
+          <Field label={strings.agents.guardrails}>{guardrails?.length ?? 0}</Field>
+          <Field label={strings.agents.temperature}>{agent.temperature ?? strings.agents.defaultValue}</Field>
+          <Field label={strings.agents.maxSteps}>{agent.max_steps ?? strings.agents.defaultValue}</Field>
+          <Field label={strings.agents.created}>
+            <When at={agent.created_at} />
+          </Field>
+          <Field label={strings.agents.updated}>
+            <When at={agent.updated_at} />
+          </Field>
+        </SimpleGrid>
+        <Text size="sm" c="dimmed" mt="lg">
+          {strings.agents.id} <span className="mono">{agent.id}</span>
+        </Text>
+      </Card>
+      {release && (
+        <Card withBorder padding="lg" radius="lg">
+          <Text fw={600} component="h2" size="md">
+            {strings.agents.release}
+          </Text>
+          <Value value={release} label={strings.agents.release} />
+        </Card>
+      )}
+      <Card withBorder padding="lg" radius="lg">
+        <Text fw={600} component="h2" size="md" mb="sm">
+          {strings.agents.instructions}
+        </Text>
+        {agent.instructions ? (
+          <Text component="div" className="wrap">
+            {visible(agent.instructions)}
+          </Text>
+        ) : (
+          <Text c="dimmed">{strings.agents.noInstructions}</Text>
+        )}
+      </Card>
+      {tools && tools.length > 0 && (
+        <Card withBorder padding="lg" radius="lg">
+          <Text fw={600} component="h2" size="md" mb="sm">
+            {strings.agents.tools}
+          </Text>
+          <Value value={tools} label={strings.agents.tools} />
+        </Card>
+      )}
+    </Stack>
+  )
+}
+
+function Versions({ agent }: { agent: Agent }) {
+  const cache = useQueryClient()
+  const isAllowed = usePermissions(agent.project_id)
+  const [compared, setCompared] = useState<number | null>(null)
+  const versions = useQuery<AgentVersion[]>({
+    queryKey: ['agent', agent.id, 'versions'],
+    queryFn: async ({ signal }) =>
+      (await listAgentVersions(api, { agent_id: agent.id, limit: 100 }, { signal }).page()).data,
+  })
+  const restore = useMutation({
+    mutationFn: async (version: number) => restoreAgentVersion(api, { agent_id: agent.id, version: String(version) }),
+    onSuccess: (_, version) => {
+      void cache.invalidateQueries({ queryKey: ['agent', agent.id] })
+      notifications.show({ message: strings.agents.restored(version), color: 'teal' })
+    },
+  })
+  return (
+    <Loaded query={versions} action="agents:ListAgentVersions">
+      {rows => (
+        <Stack gap="md">
+          {restore.error && <FailureAlert error={restore.error} />}
+          <Card withBorder padding={0} radius="lg">
+            <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
+              <Table.Tbody>
+                {rows.map(({ id, version, label, created_at }) => (
+                  <Table.Tr key={id}>
+                    <Table.Td>
+                      <Group gap="sm">
+                        <Text fw={600}>
+                          {strings.agents.version} {version}
+                        </Text>
+                        {version === agent.version && <Badge variant="default">{strings.agents.live}</Badge>}
+                      </Group>
+                      {label && <Text size="sm">{visible(label)}</Text>}
+                    </Table.Td>
+                    <Table.Td>
+                      <Text size="sm" c="dimmed" component="div">
+                        <When at={created_at} />
+                      </Text>
+                    </Table.Td>
+                    <Table.Td>
+                      <Group gap="xs" justify="flex-end">
+                        {version > 1 && (
+                          <Button variant="default" size="xs" onClick={() => setCompared(version)}>
+                            {strings.agents.compare}
+                          </Button>
+                        )}
+                        {version !== agent.version && isAllowed('agents:RestoreAgentVersion') && (
+                          <Button
+                            variant="default"
+                            size="xs"
+                            loading={restore.isPending && restore.variables === version}
+                            onClick={() => restore.mutate(version)}
+                          >
+                            {strings.agents.restore}
+                          </Button>
+                        )}
+                      </Group>
+                    </Table.Td>
+                  </Table.Tr>
+                ))}
+              </Table.Tbody>
+            </Table>
+          </Card>
+          <Modal
+            opened={compared !== null}
+            onClose={() => setCompared(null)}
+            title={compared !== null && strings.agents.differences(compared - 1, compared)}
+            size="xl"
+          >
+            {compared !== null && <Comparison agentId={agent.id} from={compared - 1} to={compared} />}
+          </Modal>
+        </Stack>
+      )}
+    </Loaded>
+  )
+}
+
+function Comparison({ agentId, from, to }: { agentId: string; from: number; to: number }) {
+  const comparison = useQuery({
+    queryKey: ['agent', agentId, 'compare', from, to],
+    queryFn: async ({ signal }) => compareAgentVersions(api, { agent_id: agentId, from, to }, { signal }),
+  })
+  return (
+    <Loaded query={comparison} action="agents:GetAgentVersion">
+      {({ changes }) =>
+        changes.length === 0 ? (
+          <Text c="dimmed">{strings.agents.same}</Text>
+        ) : (
+          <Stack gap="lg">
+            {changes.map(({ path, before, after }) => (
+              <Stack gap={6} key={path}>
+                <Text fw={600} className="mono">
+                  {visible(path)}
+                </Text>
+                <SimpleGrid cols={{ base: 1, sm: 2 }}>
+                  <Stack gap={2}>
+                    <Text size="sm" c="dimmed">
+                      {strings.agents.before}
+                    </Text>
+                    <Value value={before ?? null} label={`${path} ${strings.agents.before}`} />
+                  </Stack>
+                  <Stack gap={2}>
+                    <Text size="sm" c="dimmed">
+                      {strings.agents.after}
+                    </Text>
+                    <Value value={after ?? null} label={`${path} ${strings.agents.after}`} />
+                  </Stack>
+                </SimpleGrid>
+              </Stack>
+            ))}
+          </Stack>
+        )
+      }
+    </Loaded>
+  )
+}
+
+function DeleteModal({ agent, isOpen, onClose }: { agent: Agent; isOpen: boolean; onClose: () => void }) {
+  const cache = useQueryClient()
+  const navigate = useNavigate()
+  const remove = useMutation({
+    mutationFn: async () => deleteAgent(api, { agent_id: agent.id }),
+    onSuccess: async () => {
+      await navigate({ to: `/p/${agent.project_id}/agents` })
+      cache.removeQueries({ queryKey: ['agent', agent.id] })
+      void cache.invalidateQueries({ queryKey: ['agents'] })
+    },
+  })
+  return (
+    <Modal opened={isOpen} onClose={onClose} title={strings.agents.delete(visible(agent.name ?? agent.id))}>
+      <Stack gap="md">
+        <Text>{strings.agents.deleteText}</Text>
+        {remove.error && <FailureAlert error={remove.error} />}
+        <Group>
+          <Button color="red" loading={remove.isPending} onClick={() => remove.mutate()}>
+            {strings.remove}
+          </Button>
+          <Button variant="default" onClick={onClose}>
+            {strings.cancel}
+          </Button>
+        </Group>
+      </Stack>
+    </Modal>
+  )
+}

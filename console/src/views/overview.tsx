@@ -1,0 +1,214 @@
+import { Badge, Button, Card, Group, Modal, SimpleGrid, Stack, Table, Text, TextInput, Title } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import { aggregateUsage, listApprovals, listExceptions, listGenerations, pauseProject } from '@muster/client/operations'
+import { IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
+import { Link } from '@tanstack/react-router'
+import { useState } from 'react'
+import { api, every } from '../api.ts'
+import { Page } from '../components/page.tsx'
+import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { costText, visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId, useProjects } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const POLL_MS = 10_000
+/** Turns of which the failures are counted, and those that are shown. */
+const SAMPLE = 100
+const SHOWN = 8
+
+/** What happens in a project, and what needs attention. */
+export function Overview() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const projects = useProjects()
+  const [isPausing, pausing] = useDisclosure()
+  const refetchInterval = every(POLL_MS)
+  const usage = useQuery({
+    queryKey: ['overview', 'usage', projectId],
+    queryFn: async ({ signal }) => {
+      const from = new Date()
+      from.setHours(0, 0, 0, 0)
+      return aggregateUsage(api, { project_id: projectId, from: from.toISOString() }, { signal })
+    },
+    enabled: isAllowed('usage:GetAggregate') === true,
+    refetchInterval,
+  })
+  const approvals = useQuery({
+    queryKey: ['overview', 'approvals', projectId],
+    queryFn: async ({ signal }) =>
+      (await listApprovals(api, { project_id: projectId, status: ['pending'], limit: 1 }, { signal }).page()).total,
+    enabled: isAllowed('approvals:ListApprovals') === true,
+    refetchInterval,
+  })
+  const exceptions = useQuery({
+    queryKey: ['overview', 'exceptions', projectId],
+    queryFn: async ({ signal }) =>
+      (await listExceptions(api, { project_id: projectId, status: ['open'], limit: 1 }, { signal }).page()).total,
+    enabled: isAllowed('exceptions:ListExceptions') === true,
+    refetchInterval,
+  })
+  const turns = useQuery({
+    queryKey: ['overview', 'turns', projectId],
+    queryFn: async ({ signal }) =>
+      (await listGenerations(api, { project_id: projectId, limit: SAMPLE }, { signal }).page()).data,
+    refetchInterval,
+  })
+  const isPaused = projects.data?.data.find(({ id }) => id === projectId)?.paused_at
+  const totals = usage.data?.totals
+  const figures = [
+    { label: strings.overview.cost, value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd) },
+    { label: strings.overview.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
+    { label: strings.overview.approvals, value: approvals.data?.toLocaleString(), isRed: (approvals.data ?? 0) > 0 },
+    { label: strings.overview.exceptions, value: exceptions.data?.toLocaleString(), isRed: (exceptions.data ?? 0) > 0 },
+  ].filter(({ value }) => value !== undefined)
+  return (
+    <Page
+      title={strings.nav.overview}
+      intro={strings.overview.intro}
+      actions={
+        !isPaused &&
+        isAllowed('projects:PauseProject') && (
+          <Button variant="default" leftSection={<IconPlayerPause size={16} />} onClick={pausing.open}>
+            {strings.overview.pause}
+          </Button>
+        )
+      }
+    >
+      <SimpleGrid cols={{ base: 2, md: 4 }}>
+        {figures.map(({ label, value, isRed }) => (
+          <Card key={label} withBorder padding="md" radius="lg">
+            <Text size="sm" c="dimmed">
+              {label}
+            </Text>
+            <Group gap="sm" justify="space-between">
+              <Text size="xl" fw={700} style={{ fontVariantNumeric: 'tabular-nums' }}>
+                {value}
+              </Text>
+              {isRed && (
+                <Button component={Link} to={`/p/${projectId}/inbox`} size="compact-xs" variant="default">
+                  {strings.open}
+                </Button>
+              )}
+            </Group>
+          </Card>
+        ))}
+      </SimpleGrid>
+      <Loaded query={turns} rows={3} action="generations:ListGenerations">
+        {rows => {
+          if (rows.length === 0)
+            return (
+              <Notice
+                icon={<IconPlayerPlay />}
+                title={strings.overview.noTurns}
+                color="indigo"
+                action={
+                  isAllowed('agents:CreateAgentGeneration') && (
+                    <Button component={Link} to={`/p/${projectId}/playground`}>
+                      {strings.agents.try}
+                    </Button>
+                  )
+                }
+              >
+                {strings.overview.noTurnsText}
+              </Notice>
+            )
+          const causes = Object.entries(
+            Object.groupBy(
+              rows.filter(({ status }) => status === 'failed'),
+              ({ error }) => error?.code ?? 'UNKNOWN',
+            ),
+          ).map(([code, failed]) => ({ code, count: failed?.length ?? 0 }))
+          return (
+            <>
+              <Card withBorder padding="lg" radius="lg">
+                <Title order={2} size="h4" mb="sm">
+                  {strings.overview.failures}
+                </Title>
+                {causes.length === 0 ? (
+                  <Text c="dimmed">{strings.overview.noFailures}</Text>
+                ) : (
+                  <Stack gap={6}>
+                    {causes
+                      .toSorted((one, other) => other.count - one.count)
+                      .map(({ code, count }) => (
+                        <Group key={code} gap="sm">
+                          <Badge variant="default">{count}</Badge>
+                          <Text size="sm" className="mono">
+                            {visible(code)}
+                          </Text>
+                        </Group>
+                      ))}
+                  </Stack>
+                )}
+              </Card>
+              <Card withBorder padding="lg" radius="lg">
+                <Title order={2} size="h4" mb="sm">
+                  {strings.overview.recent}
+                </Title>
+                <Table className="rows" aria-label={strings.overview.recent} verticalSpacing="xs">
+                  <Table.Tbody>
+                    {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
+                      <Table.Tr key={id}>
+                        <Table.Td>
+                          <Text size="sm" className="mono">
+                            {id}
+                          </Text>
+                        </Table.Td>
+                        <Table.Td>
+                          <Badge variant="default">{strings.states[status] ?? status}</Badge>
+                        </Table.Td>
+                        <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
+                        <Table.Td>
+                          <When at={created_at} />
+                        </Table.Td>
+                      </Table.Tr>
+                    ))}
+                  </Table.Tbody>
+                </Table>
+              </Card>
+            </>
+          )
+        }}
+      </Loaded>
+      <PauseModal projectId={projectId} isOpen={isPausing} onClose={pausing.close} />
+    </Page>
+  )
+}
+
+function PauseModal({ projectId, isOpen, onClose }: { projectId: string; isOpen: boolean; onClose: () => void }) {
+  const cache = useQueryClient()
+  const [reason, setReason] = useState('')
+  const pause = useMutation({
+    mutationFn: async () =>
+      pauseProject(api, { project_id: projectId, ...(reason.trim() ? { reason: reason.trim() } : {}) }),
+    onSuccess: async () => {
+      await cache.invalidateQueries({ queryKey: ['projects'] })
+      onClose()
+    },
+  })
+  return (
+    <Modal opened={isOpen} onClose={onClose} title={strings.overview.pause}>
+      <form
+        onSubmit={event => {
+          event.preventDefault()
+          pause.mutate()
+        }}
+      >
+        <Stack gap="md">
+          <Text>{strings.overview.pauseText}</Text>
+          <TextInput
+            label={strings.overview.reason}
+            value={reason}
+            onChange={event => setReason(event.currentTarget.value)}
+            data-autofocus
+          />
+          {pause.error && <FailureAlert error={pause.error} />}
+          <Button type="submit" loading={pause.isPending}>
+            {strings.overview.pause}
+          </Button>
+        </Stack>
+      </form>
+    </Modal>
+  )
+}

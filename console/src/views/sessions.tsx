@@ -1,0 +1,185 @@
+import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Session } from '@muster/client'
+import { createSession, listAgents, listSessions } from '@muster/client/operations'
+import { IconMessages, IconPlus, IconSearch } from '@tabler/icons-react'
+import { useMutation, useQuery } from '@tanstack/react-query'
+import { useNavigate, useSearch } from '@tanstack/react-router'
+import { useState } from 'react'
+import { api, every } from '../api.ts'
+import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { FailureAlert, Notice } from '../components/states.tsx'
+import { visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const POLL_MS = 10_000
+const STATUSES = ['open', 'closed', 'expired'] as const
+
+/** What a person should know of a session at a glance. */
+export function SessionBadges({
+  session,
+}: {
+  session: Pick<Session, 'control' | 'attention' | 'status' | 'generating_at'>
+}) {
+  const { control, attention, status, generating_at } = session
+  return (
+    <Group gap={6}>
+      {attention && (
+        <Badge color="red.9" variant="filled">
+          {strings.sessions.attention}
+        </Badge>
+      )}
+      {control === 'operator' && <Badge variant="default">{strings.sessions.operator}</Badge>}
+      {generating_at && <Badge variant="default">{strings.sessions.replying}</Badge>}
+      <Badge variant="default">{strings.sessions.status[status]}</Badge>
+    </Group>
+  )
+}
+
+/** Sessions of a project. */
+export function Sessions() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { q, status, page = 1 } = useSearch({ strict: false })
+  const navigate = useNavigate()
+  const [isCreating, creating] = useDisclosure()
+  const setSearch = (search: { q?: string; status?: string; page?: number }) =>
+    void navigate({ to: '.', search: { q, status, ...search }, replace: true })
+  const chosen = STATUSES.find(each => each === status)
+  const sessions = useQuery<PageOf<Session>>({
+    queryKey: ['sessions', projectId, { q, chosen, page }],
+    queryFn: async ({ signal }) => {
+      const filters = { project_id: projectId, name: q, ...(chosen ? { status: [chosen] } : {}) }
+      const args = { ...filters, limit: PAGE_ROWS, offset: (page - 1) * PAGE_ROWS }
+      return (await listSessions(api, args, { signal }).page()) as PageOf<Session>
+    },
+    placeholderData: previous => previous,
+    refetchInterval: every(POLL_MS),
+  })
+  const columns: Column<Session>[] = [
+    {
+      title: strings.sessions.name,
+      isWide: true,
+      cell: ({ id, name }) => (
+        <>
+          <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? strings.sessions.unnamed)}</RecordLink>
+          <Text size="xs" c="dimmed" className="mono">
+            {id}
+          </Text>
+        </>
+      ),
+    },
+    { title: strings.sessions.state, cell: session => <SessionBadges session={session} /> },
+    {
+      title: strings.sessions.activity,
+      cell: ({ last_activity_at, created_at }) => <When at={last_activity_at ?? created_at} />,
+    },
+  ]
+  const create = isAllowed('sessions:CreateSession') && (
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {strings.sessions.create}
+    </Button>
+  )
+  return (
+    <Page title={strings.nav.sessions} intro={strings.sessions.intro} actions={create}>
+      <ListView
+        label={strings.nav.sessions}
+        query={sessions}
+        action="sessions:ListSessions"
+        columns={columns}
+        filters={
+          <>
+            <TextInput
+              aria-label={strings.agents.search}
+              placeholder={strings.agents.search}
+              leftSection={<IconSearch size={16} />}
+              value={q ?? ''}
+              onChange={event => setSearch({ q: event.currentTarget.value || undefined })}
+              w={{ base: '100%', xs: 280 }}
+            />
+            <Select
+              aria-label={strings.sessions.statusFilter}
+              data={[
+                { value: '', label: strings.sessions.all },
+                ...STATUSES.map(value => ({ value, label: strings.sessions.status[value] })),
+              ]}
+              value={status ?? ''}
+              allowDeselect={false}
+              onChange={next => setSearch({ status: next || undefined })}
+              w={{ base: '100%', xs: 160 }}
+            />
+          </>
+        }
+        isFiltered={q !== undefined || status !== undefined}
+        onClear={() => setSearch({ q: undefined, status: undefined })}
+        page={page}
+        onPage={next => setSearch({ page: next > 1 ? next : undefined })}
+        empty={
+          <Notice icon={<IconMessages />} title={strings.sessions.empty} action={create} color="indigo">
+            {strings.sessions.emptyText}
+          </Notice>
+        }
+      />
+      <Modal opened={isCreating} onClose={creating.close} title={strings.sessions.create}>
+        <SessionForm onDone={id => void navigate({ to: `/p/${projectId}/sessions/${id}` })} />
+      </Modal>
+    </Page>
+  )
+}
+
+function SessionForm({ onDone }: { onDone: (id: string) => void }) {
+  const projectId = useProjectId()
+  const [agentId, setAgentId] = useState<string | null>(null)
+  const [name, setName] = useState('')
+  const agents = useQuery({
+    queryKey: ['agents', projectId, 'all'],
+    queryFn: async ({ signal }) =>
+      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+  })
+  const chosen = agentId ?? agents.data?.[0]?.id ?? null
+  const create = useMutation({
+    mutationFn: async (agent_id: string) =>
+      createSession(api, {
+        project_id: projectId,
+        agent_id,
+        auto_generate: true,
+        ...(name.trim() ? { name: name.trim() } : {}),
+      }),
+    onSuccess: ({ id }) => onDone(id),
+  })
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        if (chosen) create.mutate(chosen)
+      }}
+    >
+      <Stack gap="md">
+        <Select
+          label={strings.sessions.agent}
+          data={(agents.data ?? []).map(({ id, name }) => ({
+            value: id,
+            label: visible(name ?? strings.agents.unnamed),
+          }))}
+          value={chosen}
+          onChange={setAgentId}
+          allowDeselect={false}
+          searchable
+          required
+        />
+        <TextInput
+          label={strings.sessions.name}
+          value={name}
+          onChange={event => setName(event.currentTarget.value)}
+          data-autofocus
+        />
+        {(create.error ?? agents.error) && <FailureAlert error={create.error ?? agents.error} />}
+        <Button type="submit" loading={create.isPending} disabled={!chosen}>
+          {strings.create}
+        </Button>
+      </Stack>
+    </form>
+  )
+}

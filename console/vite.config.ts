@@ -1,0 +1,15 @@
+import react from '@vitejs/plugin-react'
+import { defineConfig } from 'vite'
+
+/** No inline script or style, and no address of a file that is not named by its content. */
+export default defineConfig({
+  base: '/app/',
+  plugins: [react()],
+  build: {
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+    sourcemap: false,
+    target: 'es2023',
+    reportCompressedSize: false,
+  },
+})

@@ -1,0 +1,423 @@
+import assert from 'node:assert/strict'
+import type { Browser, Page } from 'playwright-core'
+import { voidStatement } from '../../src/core/db/sql.ts'
+import { client as doubleClient } from '../local/double/client.ts'
+import { eventually } from '../support/app.ts'
+import { propose } from '../support/approvals.ts'
+import { openPage, startChromium, type Watched } from '../support/chromium.ts'
+import { allowing } from '../support/oauth.ts'
+import { type ConsoleApp, go, openConsole, PASSWORD, signIn, startConsoleApp, violations } from './support.ts'
+
+const HOSTILE = `<img src=x onerror=alert(1)></script><script>alert(1)</script>{{7*7}}\${7*7} javascript:alert(1) \u202egpj.exe`
+
+describe('the console in a browser', function () {
+  this.timeout(180_000)
+  let chromium: Browser
+  let app: ConsoleApp
+  /** A tab that stays open: further tabs of its browser are signed in by it. */
+  let keeper: Watched
+  let opened: { close(): Promise<unknown> }[] = []
+
+  before(async function () {
+    const started = await startChromium()
+    if (!started) return this.skip()
+    chromium = started
+    app = await startConsoleApp()
+    await app.user('ada', [allowing(app.projectId)])
+    keeper = await openConsole(chromium, app, `/p/${app.projectId}/start`, 'ada')
+  })
+  after(async () => {
+    await chromium?.close()
+    await app?.close()
+  })
+  afterEach(async () => {
+    await Promise.all(opened.map(each => each.close()))
+    opened = []
+  })
+
+  const at = (view: string) => `/p/${app.projectId}/${view}`
+  /** Opens a view in a new tab of ada's browser. */
+  const open = async (view: string, { width = 1280, colorScheme = 'light' as 'light' | 'dark' } = {}) => {
+    const { page: first, problems } = keeper
+    problems.length = 0
+    const page = await first.context().newPage()
+    opened.push(page)
+    await page.setViewportSize({ width, height: 800 })
+    await page.emulateMedia({ colorScheme })
+    await page.goto(`${app.base}/app${at(view)}`)
+    return { page, problems }
+  }
+  const heading = (page: Page, name: string) => page.getByRole('heading', { level: 1, name }).waitFor()
+  const session = async (fields: object = {}) =>
+    (await app.admin.post('/sessions', { project_id: app.projectId, agent_id: app.agentId, ...fields })).body
+  const turn = async (prompt = 'hi') =>
+    (await app.admin.post(`/agents/${app.agentId}/generate?wait=true`, { prompt })).body
+  const agent = async (fields: object = {}) =>
+    (
+      await app.admin.post('/agents', {
+        project_id: app.projectId,
+        name: 'Other',
+        ai_provider_id: app.providerId,
+        ...fields,
+      })
+    ).body
+
+  it('signs in, keeps tokens in memory only, and signs in again after a reload, at the same address', async () => {
+    const watched = await openConsole(chromium, app, at('agents?q=Help'), 'ada')
+    opened.push(watched)
+    const { page, problems } = watched
+    await page.getByRole('link', { name: 'Helper' }).waitFor()
+    const stored = () => page.evaluate('[localStorage.length, sessionStorage.length, document.cookie]')
+    assert.deepEqual(await stored(), [0, 0, ''])
+    await page.reload()
+    await signIn(page, 'ada')
+    await page.waitForURL(`**/app${at('agents?q=Help')}`)
+    await page.getByRole('link', { name: 'Helper' }).waitFor()
+    assert.deepEqual(await stored(), [0, 0, ''])
+    assert.deepEqual(problems, [])
+  })
+
+  it('shares a sign-in between tabs: no form in the second, one refresh for all, one sign-out for all', async () => {
+    const { page: first, problems, close } = await openPage(chromium, [app.base])
+    opened.push({ close })
+    const refreshes: string[] = []
+    let isShort = true
+    await first.context().route('**/oauth/token', async route => {
+      const form = route.request().postData() ?? ''
+      if (form.includes('grant_type=refresh_token')) refreshes.push(form)
+      const response = await route.fetch()
+      const body = await response.json()
+      // The first token is about to expire in all tabs; the next one is not.
+      await route.fulfill({ response, json: isShort ? { ...body, expires_in: 63 } : body })
+      isShort = false
+    })
+    await first.goto(`${app.base}/app${at('agents')}`)
+    await signIn(first, 'ada')
+    await first.getByRole('link', { name: 'Helper' }).waitFor()
+    const second = await first.context().newPage()
+    await second.goto(`${app.base}/app${at('agents')}`)
+    await second.getByRole('link', { name: 'Helper' }).waitFor()
+    await eventually(async () => {
+      for (const page of [first, second]) {
+        await go(page, at('sessions'))
+        await heading(page, 'Sessions')
+        await go(page, at('agents'))
+        await heading(page, 'Agents')
+      }
+      await first.waitForTimeout(200)
+      return refreshes.length > 0
+    })
+    assert.equal(refreshes.length, 1)
+    const grants = async () => (await app.admin.get('/oauth/grants?client_id=muster-console')).body.total
+    const before = await grants()
+    await first.getByRole('button', { name: 'Account' }).click()
+    await first.getByRole('menuitem', { name: 'Sign out' }).click()
+    for (const page of [first, second]) await page.getByText('You are signed out.').waitFor()
+    await eventually(async () => (await grants()) === before - 1, { what: 'the grant is revoked' })
+    assert.deepEqual(problems, [])
+  })
+
+  it('has no violation of WCAG 2.2 AA in any view, and no sideways scrolling on a phone', async () => {
+    const { id } = await session({ name: 'A question' })
+    await app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'Where is **my order**?' })
+    await app.admin.post(`/sessions/${id}/attention`, { reason: 'A refund' })
+    await app.admin.post('/exceptions', { project_id: app.projectId, title: 'An import stopped', severity: 'critical' })
+    await propose(app, (await turn()).id, { id: null, name: 'pay' }, { amount: 12 })
+    const views = [
+      ['start', 'Getting started'],
+      ['overview', 'Overview'],
+      ['agents', 'Agents'],
+      [`agents/${app.agentId}`, 'Helper'],
+      [`agents/${app.agentId}?tab=versions`, 'Helper'],
+      ['agents/new', 'New agent'],
+      ['playground', 'Playground'],
+      ['sessions', 'Sessions'],
+      [`sessions/${id}`, 'A question'],
+      ['inbox', 'Inbox'],
+    ]
+    for (const [colorScheme, width] of [
+      ['light', 1280],
+      ['dark', 360],
+    ] as const) {
+      const { page, problems } = await open('start', { colorScheme, width })
+      for (const [view, title] of views) {
+        await go(page, at(view))
+        await heading(page, title)
+        await page.waitForLoadState('networkidle')
+        assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
+        assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
+      }
+      assert.deepEqual(problems, [])
+    }
+  })
+
+  it('streams a turn with its steps, and the next turn contains the one before', async () => {
+    const double = doubleClient(app.double)
+    await double.put('playground', { rules: [{ reply: { text: 'a scripted reply' } }] })
+    const { id } = await agent({ name: 'Scripted', model: 'playground/m' })
+    const { page, problems } = await open(`playground?q=${id}`)
+    const send = async (text: string) => {
+      await page.getByLabel('Message').fill(text)
+      await page.keyboard.press('Enter')
+    }
+    await send('the first question')
+    const turns = page.getByRole('article')
+    await turns.getByText('a scripted reply').waitFor()
+    await turns.getByText('Step 1: model').waitFor()
+    await turns.getByText('Total').waitFor()
+    await send('the second')
+    await turns.nth(1).getByText('Total').waitFor()
+    const requests = await double.requests('playground')
+    const { messages } = requests[requests.length - 1].body as { messages: { role: string }[] }
+    assert.deepEqual(
+      messages.map(({ role }) => role).filter(role => role !== 'system'),
+      ['user', 'assistant', 'user'],
+    )
+    assert.deepEqual(problems, [])
+  })
+
+  it('shows a person the messages of a session as they come, who takes over and returns the session', async () => {
+    const { id } = await session({ name: 'Talk', auto_generate: true })
+    const { page, problems } = await open(`sessions/${id}`)
+    await page.getByText('Live', { exact: true }).waitFor()
+    await app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'from elsewhere' })
+    const log = page.getByRole('log')
+    await log.getByText('echo: from elsewhere').waitFor()
+    await page.getByRole('button', { name: 'Take over' }).click()
+    await page.getByText('You answer now').waitFor()
+    await page.getByLabel('Your reply to the user').fill('a person here')
+    await page.keyboard.press('Enter')
+    await log.getByText('a person here').waitFor()
+    const { data } = (await app.admin.get(`/sessions/${id}/messages`)).body
+    assert.deepEqual(
+      data.map(({ origin }: { origin: string }) => origin),
+      ['end_user', 'agent', 'operator'],
+    )
+    await page.getByRole('button', { name: 'Return to the agent' }).click()
+    await page.getByLabel('Message as the user').waitFor()
+    assert.equal((await app.admin.get(`/sessions/${id}`)).body.control, 'agent')
+    assert.deepEqual(problems, [])
+  })
+
+  it('lets approvals be decided with the keyboard, edited, and rejected with a reason', async () => {
+    const file = async (name: string) =>
+      (await propose(app, (await turn()).id, { id: null, name }, { amount: 12 }, { expires_in: 60 })).id
+    const ids = {
+      key: await file('pay_by_key'),
+      rejected: await file('pay_rejected'),
+      edited: await file('pay_edited'),
+    }
+    const { page, problems } = await open('inbox')
+    const find = (name: string, id: string) => ({
+      card: page.getByRole('article', { name }),
+      state: async () => (await app.admin.get(`/approvals/${id}`)).body,
+    })
+    const approved = find('pay_by_key', ids.key)
+    const rejected = find('pay_rejected', ids.rejected)
+    const edited = find('pay_edited', ids.edited)
+    await edited.card.waitFor()
+    await approved.card.focus()
+    await page.keyboard.press('a')
+    await eventually(async () => (await approved.state()).status === 'approved')
+    await rejected.card.focus()
+    await page.keyboard.press('r')
+    await page.getByLabel('Reason').fill('too much')
+    await page.keyboard.press('Enter')
+    await eventually(async () => (await rejected.state()).status === 'rejected')
+    assert.equal((await rejected.state()).resolution_reason, 'too much')
+    await edited.card.getByRole('button', { name: 'Edit' }).click()
+    await edited.card.getByLabel('Arguments').fill('{"amount": 5}')
+    await edited.card.getByRole('button', { name: 'Approve edited' }).click()
+    await eventually(async () => (await edited.state()).status === 'approved')
+    assert.deepEqual((await edited.state()).edited_arguments, { amount: 5 })
+    assert.deepEqual(problems, [])
+  })
+
+  it('shows both changes where two people edit an agent', async () => {
+    const { id } = await agent({ name: 'Edited' })
+    const { page } = await open(`agents/${id}`)
+    await page.getByRole('button', { name: 'Edit' }).click()
+    await page.getByLabel('Description').fill('mine')
+    await app.admin.patch(`/agents/${id}`, { description: 'theirs' })
+    await page.getByRole('button', { name: 'Save' }).click()
+    const dialog = page.getByRole('dialog', { name: 'Another person has changed this agent' })
+    await dialog.getByText('"theirs"').waitFor()
+    await dialog.getByText('"mine"').waitFor()
+    await dialog.getByRole('button', { name: 'Save mine' }).click()
+    await page.getByText('mine').waitFor()
+    assert.equal((await app.admin.get(`/agents/${id}`)).body.description, 'mine')
+  })
+
+  it('compares versions and restores an earlier one', async () => {
+    const { id } = await agent({ name: 'Versioned', instructions: 'one' })
+    await app.admin.patch(`/agents/${id}`, { instructions: 'two' })
+    const { page, problems } = await open(`agents/${id}?tab=versions`)
+    await page.getByRole('button', { name: 'Compare' }).click()
+    const dialog = page.getByRole('dialog', { name: 'Version 1 to 2' })
+    for (const text of ['instructions', 'one', 'two']) await dialog.getByText(text, { exact: true }).first().waitFor()
+    await page.keyboard.press('Escape')
+    await page.getByRole('button', { name: 'Restore' }).click()
+    await page.getByText('Version 3').waitFor()
+    assert.equal((await app.admin.get(`/agents/${id}`)).body.instructions, 'one')
+    assert.deepEqual(problems, [])
+  })
+
+  it('offers what the user may see, explains the rest, and requests nothing of it', async () => {
+    await app.user('cora', [allowing(app.projectId, ['projects:*', 'agents:*'])])
+    const watched = await openConsole(chromium, app, at('agents'), 'cora')
+    opened.push(watched)
+    const { page } = watched
+    await page.getByRole('link', { name: 'Helper' }).waitFor()
+    const requested: string[] = []
+    page.on('request', request => requested.push(new URL(request.url()).pathname))
+    const navigation = page.getByRole('navigation')
+    assert.deepEqual(await navigation.getByRole('link').allInnerTexts(), ['Getting started', 'Agents', 'Playground'])
+    await go(page, at('sessions'))
+    await page.getByText('sessions:ListSessions').waitFor()
+    assert.deepEqual(
+      requested.filter(path => path.startsWith('/api/v1/sessions')),
+      [],
+    )
+  })
+
+  it('shows hostile text as text', async () => {
+    const { id: agentId } = await agent({ name: HOSTILE, description: HOSTILE, instructions: HOSTILE })
+    const { id } = await session({ name: HOSTILE, agent_id: agentId })
+    await app.admin.post(`/sessions/${id}/messages?wait=true`, {
+      message: `${HOSTILE} [a](javascript:alert(1)) ![b](https://example.com/x.png) [c](https://example.com/)`,
+    })
+    await app.admin.post('/exceptions', { project_id: app.projectId, title: HOSTILE, detail: { [HOSTILE]: HOSTILE } })
+    await propose(app, (await turn(HOSTILE)).id, { id: null, name: 'pay' }, { [HOSTILE]: HOSTILE })
+    const { page, problems } = await open('agents')
+    for (const view of [
+      'agents',
+      `agents/${agentId}`,
+      `agents/${agentId}?tab=json`,
+      'sessions',
+      `sessions/${id}`,
+      'inbox',
+    ]) {
+      await go(page, at(view))
+      await page.getByText('<img src=x onerror=alert(1)>').first().waitFor()
+      assert.equal(await page.locator('main img, main script, main a[href^="javascript"]').count(), 0, view)
+      assert.ok(!(await page.locator('main').innerText()).includes('\u202e'), view)
+    }
+    await go(page, at(`sessions/${id}`))
+    await page.getByRole('link', { name: 'c (example.com)' }).first().waitFor()
+    assert.deepEqual(problems, [])
+  })
+
+  it('runs no script that its policy forbids', async () => {
+    const { page } = await open('agents')
+    const results = await page.evaluate(`(() => {
+      const attempt = work => { try { work(); return 'done' } catch { return 'refused' } }
+      return [
+        attempt(() => { document.createElement('div').innerHTML = '<b>x</b>' }),
+        attempt(() => { trustedTypes.createPolicy('other', {}) }),
+        attempt(() => {
+          const script = document.createElement('script')
+          script.textContent = 'window.ran = true'
+          document.head.append(script)
+        }),
+        window.ran === undefined,
+      ]
+    })()`)
+    assert.deepEqual(results, ['refused', 'refused', 'refused', true])
+  })
+
+  it('has a state for each failure of the service, never a blank page', async () => {
+    const { page } = await open('start')
+    const refusal = (code: string) => ({ error: { code, message: `m ${code}`, hint: `h ${code}`, docs_url: '/docs' } })
+    for (const [status, shown] of [
+      [500, 'h INTERNAL_ERROR'],
+      [403, 'agents:ListAgents'],
+      [429, 'h LIMIT_EXCEEDED'],
+      [0, 'The service does not answer'],
+    ] as const) {
+      await page.route('**/api/v1/agents?**', route => {
+        if (status === 0) return route.abort()
+        const code = { 500: 'INTERNAL_ERROR', 403: 'FORBIDDEN', 429: 'LIMIT_EXCEEDED' }[status]
+        return route.fulfill({ status, headers: { 'x-request-id': 'req-1' }, json: refusal(code) })
+      })
+      await go(page, at(`agents?q=none${status}`))
+      await page.getByText(shown).waitFor()
+      if (status === 500) await page.getByText('req-1').waitFor()
+      await page.unroute('**/api/v1/agents?**')
+      if (status === 0 || status === 500) {
+        await page.getByRole('button', { name: 'Try again' }).click()
+        await page.getByText('Nothing matches the filters').waitFor()
+        await page.getByRole('button', { name: 'Clear filters' }).click()
+        await page.getByRole('link', { name: 'Helper' }).waitFor()
+      }
+      await go(page, at('overview'))
+      await heading(page, 'Overview')
+    }
+    await go(page, at('agents/agent_01aaaaaaaaaaaaaaaaaaaaaaaa'))
+    await page.getByText('Not found').waitFor()
+  })
+
+  it('is usable with the keyboard: skip link, command palette, focus in the new view', async () => {
+    const { page, problems } = await open('agents')
+    await page.getByRole('link', { name: 'Helper' }).waitFor()
+    await page.keyboard.press('Tab')
+    const focused = () => page.evaluate('document.activeElement.textContent')
+    assert.equal(await focused(), 'Skip to content')
+    await page.keyboard.press('Control+k')
+    await eventually(async () =>
+      String(await page.evaluate('document.activeElement.outerHTML')).includes('Type to find'),
+    )
+    await page.keyboard.type('inb')
+    await page.keyboard.press('Enter')
+    await heading(page, 'Inbox')
+    assert.equal(await page.evaluate('document.activeElement.tagName'), 'MAIN')
+    assert.deepEqual(problems, [])
+  })
+
+  it('leads from an empty deployment to the first reply', async () => {
+    const fresh = await startConsoleApp()
+    try {
+      await fresh.services.pool.query(voidStatement`delete from projects`)
+      await fresh.services.pool.query(voidStatement`delete from users`)
+      const { page, problems, close } = await openPage(chromium, [fresh.base])
+      opened.push({ close })
+      await page.goto(`${fresh.base}/app`)
+      await page.getByLabel('Username').fill('root')
+      await page.getByLabel('Password', { exact: true }).fill(PASSWORD)
+      await page.getByLabel('Repeat the password').fill(PASSWORD)
+      await page.getByRole('button', { name: 'Create administrator' }).click()
+      await signIn(page, 'root')
+      await page.getByLabel('Name of the project').fill('First')
+      await page.getByRole('button', { name: 'Create' }).click()
+      await page.getByRole('button', { name: 'Connect a model provider' }).click()
+      const dialog = page.getByRole('dialog')
+      await dialog.getByLabel('Name').fill('double')
+      await dialog.getByLabel('Vendor').click()
+      await page.getByRole('option', { name: 'custom' }).click()
+      await dialog.getByLabel('Default model').fill('double-1')
+      await dialog.getByLabel('Base URL').fill(`${fresh.double.url}/v1`)
+      await dialog.getByRole('button', { name: 'Connect and check' }).click()
+      await page.getByText('The provider answered').waitFor()
+      await page.getByRole('link', { name: 'New agent' }).click()
+      await page.getByLabel('Name').fill('Guide')
+      await page.getByRole('button', { name: 'Create' }).click()
+      await heading(page, 'Guide')
+      await page.getByRole('link', { name: 'Open in playground' }).click()
+      await page.getByLabel('Message').fill('hello')
+      await page.keyboard.press('Enter')
+      await page.getByText('echo: hello').waitFor()
+      await page.getByRole('link', { name: 'Getting started' }).click()
+      await page.getByText('3 of 5 steps done').waitFor()
+      await page.getByRole('button', { name: 'Create a project key' }).click()
+      await page.getByRole('dialog').getByRole('button', { name: 'Create' }).click()
+      await page.getByText('Copy the key now').waitFor()
+      const key = await page.getByRole('dialog').locator('pre').innerText()
+      assert.match(key, /^sk_/)
+      await page.getByRole('button', { name: 'I have copied it' }).click()
+      await page.getByText('4 of 5 steps done').waitFor()
+      await eventually(async () => !(await page.content()).includes(key), { what: 'the key is shown once' })
+      assert.deepEqual(problems, [])
+    } finally {
+      await fresh.close()
+    }
+  })
+})
