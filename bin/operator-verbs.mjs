@@ -11,6 +11,7 @@ export const OPERATOR_VERBS = {
     'encrypt all values with the current key; can be interrupted and repeated; exits 1 if values remain',
   'oauth rotate-keys': 'create a new signing key for id_tokens; the previous key verifies for one day',
   settings: 'list all settings with their defaults',
+  docs: 'work with the documentation',
   bench: 'measure this checkout: requests, files, turns, deliveries, searches, ingestion',
   'llm-double': 'serve, check and record scripted answers of models',
 }

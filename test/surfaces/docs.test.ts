@@ -8,6 +8,7 @@ import { gzipSync } from 'node:zlib'
 import axe from 'axe-core'
 import MiniSearch from 'minisearch'
 import type { BrowserContextOptions, Browser as Program } from 'playwright-core'
+import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
 import { Muster } from '../../client/dist/index.js'
 import { program } from '../../src/cli/program.ts'
 import { settingRows } from '../../src/config.ts'
@@ -40,8 +41,17 @@ function wordsOf(command: string): string[] {
 const NAMES_OF_OTHERS = [
   'ARGUMENT_NOT_REQUIRED',
   'AWS_REGION',
+  'HTTPS_PROXY',
+  'MUSTER_CONFIG_DIR',
+  'MUSTER_OUTPUT',
+  'MUSTER_PROFILE',
+  'MUSTER_PROJECT',
+  'MUSTER_TOKEN',
+  'MUSTER_URL',
   'NODE_COMPILE_CACHE',
+  'NO_PROXY',
   'OPENAI_API_KEY',
+  'env:NAME',
   'guardrails:Evaluate',
   'users:Login',
 ]
@@ -198,7 +208,13 @@ describe('the documentation', function () {
   it('names only codes, settings, actions, operations and commands that exist', async () => {
     const actions = actionCatalogue(operations.all()).flatMap(each => each.actions.map(({ action }) => action))
     const known = new Set([...errorCodes(), ...settingRows().map(({ name }) => name), ...actions, ...NAMES_OF_OTHERS])
-    const programs = new Set(program().commands.map(each => each.name()))
+    const table = JSON.parse(readFileSync('client/commands.json', 'utf8')) as { commands: { words: string[] }[] }
+    const programs = new Set([
+      'help',
+      ...program().commands.map(each => each.name()),
+      ...Object.keys(OWN_COMMANDS),
+      ...table.commands.map(({ words }) => words[0]),
+    ])
     const pattern = (route: string) => route.replace(/\{\w+\}/g, '{}')
     const routes = new Set(operations.all().map(({ method, path }) => `${method.toUpperCase()} ${pattern(path)}`))
     const unknown: string[] = []
