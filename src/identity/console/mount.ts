@@ -79,9 +79,9 @@ export function mountConsole(app: Express, services: Services, directory = DIST)
   })
 
   router.get('/{*path}', (req: Request, res: Response) => {
-    // Programs that accept no page get the error as JSON.
-    const isNavigation = String(req.headers.accept).includes('text/html')
-    if (!isNavigation || !built)
+    // Programs that ask for JSON get the error.
+    const isPage = req.accepts(['html', 'json']) === 'html'
+    if (!isPage || !built)
       throw new AppError('RESOURCE_NOT_FOUND', {
         message: built ? `No route GET ${req.baseUrl}${req.path}` : `The console is not built. ${HINT}`,
       })
