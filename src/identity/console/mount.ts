@@ -79,7 +79,7 @@ export function mountConsole(app: Express, services: Services, directory = DIST)
   })
 
   router.get('/{*path}', (req: Request, res: Response) => {
-    // Programs that ask for JSON get the error.
+    // A request for JSON gets the error.
     const isPage = req.accepts(['html', 'json']) === 'html'
     if (!isPage || !built)
       throw new AppError('RESOURCE_NOT_FOUND', {
