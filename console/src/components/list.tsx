@@ -1,7 +1,9 @@
-import { Anchor, Card, Group, Pagination, Table, Text } from '@mantine/core'
+import { Anchor, Card, Group, Pagination, Table, Text, TextInput } from '@mantine/core'
+import { IconSearch } from '@tabler/icons-react'
 import type { UseQueryResult } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
+import { strings } from '../strings.ts'
 import { Loaded, NothingMatches } from './states.tsx'
 
 export const PAGE_ROWS = 25
@@ -10,6 +12,26 @@ export type Column<Row> = { title: string; cell: (row: Row) => ReactNode; isWide
 
 /** The records of a page, and the number of all. */
 export type PageOf<Row> = { data: Row[]; total: number }
+
+/** The filter of a list by text; undefined without one. */
+export function SearchField({
+  value = '',
+  onChange,
+}: {
+  value?: string
+  onChange: (value: string | undefined) => void
+}) {
+  return (
+    <TextInput
+      aria-label={strings.agents.search}
+      placeholder={strings.agents.search}
+      leftSection={<IconSearch size={16} />}
+      value={value}
+      onChange={event => onChange(event.currentTarget.value || undefined)}
+      w={{ base: '100%', xs: 280 }}
+    />
+  )
+}
 
 /** A list of records: filters, a table that becomes cards on a phone, and pages. */
 export function ListView<Row extends { id: string }>({

@@ -1,11 +1,11 @@
-import { Button, Text, TextInput } from '@mantine/core'
+import { Button, Text } from '@mantine/core'
 import type { Agent } from '@muster/client'
 import { listAgents } from '@muster/client/operations'
-import { IconPlus, IconRobot, IconSearch } from '@tabler/icons-react'
+import { IconPlus, IconRobot } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useSearch } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink } from '../components/list.tsx'
+import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink, SearchField } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -62,16 +62,7 @@ export function Agents() {
         query={agents}
         action="agents:ListAgents"
         columns={columns}
-        filters={
-          <TextInput
-            aria-label={strings.agents.search}
-            placeholder={strings.agents.search}
-            leftSection={<IconSearch size={16} />}
-            value={q ?? ''}
-            onChange={event => setSearch({ q: event.currentTarget.value || undefined })}
-            w={{ base: '100%', xs: 280 }}
-          />
-        }
+        filters={<SearchField value={q} onChange={q => setSearch({ q })} />}
         isFiltered={q !== undefined}
         onClear={() => setSearch({ q: undefined })}
         page={page}

@@ -2,12 +2,12 @@ import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@ma
 import { useDisclosure } from '@mantine/hooks'
 import type { Session } from '@muster/client'
 import { createSession, listAgents, listSessions } from '@muster/client/operations'
-import { IconMessages, IconPlus, IconSearch } from '@tabler/icons-react'
+import { IconMessages, IconPlus } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
 import { useNavigate, useSearch } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api, every } from '../api.ts'
-import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink } from '../components/list.tsx'
+import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink, SearchField } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -91,14 +91,7 @@ export function Sessions() {
         columns={columns}
         filters={
           <>
-            <TextInput
-              aria-label={strings.agents.search}
-              placeholder={strings.agents.search}
-              leftSection={<IconSearch size={16} />}
-              value={q ?? ''}
-              onChange={event => setSearch({ q: event.currentTarget.value || undefined })}
-              w={{ base: '100%', xs: 280 }}
-            />
+            <SearchField value={q} onChange={q => setSearch({ q })} />
             <Select
               aria-label={strings.sessions.statusFilter}
               data={[
