@@ -1,10 +1,11 @@
 import react from '@vitejs/plugin-react'
 import { defineConfig } from 'vite'
+import { fieldsOfOperations } from './fields.ts'
 
 /** No inline script or style, and no address of a file that is not named by its content. */
 export default defineConfig({
   base: '/app/',
-  plugins: [react()],
+  plugins: [fieldsOfOperations(), react()],
   build: {
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },

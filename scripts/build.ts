@@ -58,10 +58,11 @@ const steps: Step[] = [
     name: 'console',
     inputs: [
       'client/dist/**/*.js',
+      'client/openapi.json',
       'console/index.html',
+      'console/*.ts',
       'console/package.json',
       'console/src/**/*',
-      'console/vite.config.ts',
       'scripts/compress.ts',
       'package-lock.json',
     ],

@@ -1,4 +1,4 @@
-import { Client, MusterError, NoAnswer, OAuthError } from '@muster/client'
+import { Client, isMusterError, MusterError, NoAnswer, OAuthError } from '@muster/client'
 import { QueryCache, QueryClient } from '@tanstack/react-query'
 import { accessToken, signOut } from './session/tokens.ts'
 
@@ -43,13 +43,16 @@ export type Failure = {
   requestId?: string | null
   status?: number
   docsUrl?: string
+  /** What is wrong with which field. */
+  problems?: { path: string; message: string }[]
 }
 
 /** Returns the fields of an error. */
 export function failureOf(error: unknown): Failure {
   if (error instanceof MusterError) {
     const { message, hint, code, requestId, status, docsUrl } = error
-    return { message, hint, code, requestId, status, docsUrl }
+    const problems = isMusterError(error, 'VALIDATION_FAILED') ? error.meta.problems : undefined
+    return { message, hint, code, requestId, status, docsUrl, problems }
   }
   if (error instanceof NoAnswer) return { message: error.message, status: error.status ?? undefined }
   return { message: error instanceof Error ? error.message : String(error) }

@@ -1,5 +1,6 @@
 import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from '@tanstack/react-router'
 import { Crashed } from './components/crashed.tsx'
+import type { Filters } from './components/filters.ts'
 import { Loading, NotFound } from './components/states.tsx'
 import { Home } from './shell/home.tsx'
 import { Shell } from './shell/shell.tsx'
@@ -10,35 +11,22 @@ const root = createRootRoute({ component: Shell })
 const home = createRoute({ getParentRoute: () => root, path: '/', component: Home })
 const project = createRoute({ getParentRoute: () => root, path: '/p/$projectId' })
 
-const text = (value: unknown): string | undefined => (typeof value === 'string' && value !== '' ? value : undefined)
-const page = (value: unknown): number | undefined => (Number(value) > 1 ? Math.floor(Number(value)) : undefined)
-
 const view = <Path extends string>(path: Path, load: () => Promise<any>, component: string) =>
   createRoute({
     getParentRoute: () => project,
     path,
     component: lazyRouteComponent(load, component),
-    validateSearch: (
-      search: Record<string, unknown>,
-    ): { q?: string; status?: string; page?: number; tab?: string } => ({
-      q: text(search.q),
-      status: text(search.status),
-      page: page(search.page),
-      tab: text(search.tab),
-    }),
+    validateSearch: (search: Filters): Filters => search,
   })
-
-const agents = () => import('./views/agents.tsx')
-const sessions = () => import('./views/sessions.tsx')
 
 const views = [
   view('start', () => import('./views/start.tsx'), 'Start'),
   view('overview', () => import('./views/overview.tsx'), 'Overview'),
-  view('agents', agents, 'Agents'),
+  view('agents', () => import('./views/agents.tsx'), 'Agents'),
   view('agents/new', () => import('./views/agent-form.tsx'), 'NewAgent'),
   view('agents/$agentId', () => import('./views/agent.tsx'), 'AgentView'),
   view('playground', () => import('./views/playground.tsx'), 'Playground'),
-  view('sessions', sessions, 'Sessions'),
+  view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
 ]
@@ -46,6 +34,12 @@ const views = [
 export const router = createRouter({
   routeTree: root.addChildren([home, project.addChildren(views)]),
   basepath: '/app',
+  // Filters are texts: the address has them as they are.
+  parseSearch: text => Object.fromEntries(new URLSearchParams(text)),
+  stringifySearch: search => {
+    const text = new URLSearchParams(search as Record<string, string>).toString()
+    return text && `?${text}`
+  },
   defaultPreload: 'intent',
   defaultPendingComponent: Loading,
   defaultErrorComponent: Crashed,

@@ -1,9 +1,10 @@
+import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import type { Browser, BrowserContextOptions, Page } from 'playwright-core'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
-import { openPage, type Watched } from '../support/chromium.ts'
-import { type OauthApp, startOauthApp } from '../support/oauth.ts'
+import { openPage, startChromium, type Watched } from '../support/chromium.ts'
+import { allowing, type OauthApp, startOauthApp } from '../support/oauth.ts'
 
 export const PASSWORD = 'a fine password'
 const axe = fs.readFileSync(path.resolve(import.meta.dirname, '../../node_modules/axe-core/axe.min.js'), 'utf8')
@@ -11,9 +12,11 @@ const axe = fs.readFileSync(path.resolve(import.meta.dirname, '../../node_module
 export type ConsoleApp = OauthApp & { double: Double; projectId: string; providerId: string; agentId: string }
 
 /** A deployment whose address serves the console, with a project, a provider on the model double, and an agent. */
-export async function startConsoleApp(): Promise<ConsoleApp> {
+export async function startConsoleApp(
+  workers: NonNullable<Parameters<typeof startOauthApp>[0]>['workers'] = ['generation'],
+): Promise<ConsoleApp> {
   const double = await startDouble({})
-  const app = await startOauthApp({ workers: ['generation'] })
+  const app = await startOauthApp({ workers })
   const { body: project } = await app.admin.post('/projects', { name: 'Atlas' })
   const { body: provider } = await app.admin.post('/ai-providers', {
     project_id: project.id,
@@ -71,4 +74,97 @@ export async function violations(page: Page): Promise<string[]> {
   await page.evaluate(axe)
   return page.evaluate(`axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }).then(
     ({ violations }) => violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => id + ': ' + html.slice(0, 200))))`)
+}
+
+/** A text that would run, load or mislead in a page which takes it for more than a text. */
+export const HOSTILE = `<img src=x onerror=alert(1)></script><script>alert(1)</script>{{7*7}}\${7*7} javascript:alert(1) \u202egpj.exe`
+
+/** What the tests of a suite use. */
+export type ConsoleSuite = {
+  chromium: Browser
+  app: ConsoleApp
+  /** The path of a view in the project, below /app. */
+  at(view: string): string
+  /** Opens a view in a new tab of ada's browser, who may do everything in the project; it closes after the test. */
+  open(
+    view: string,
+    options?: { width?: number; colorScheme?: 'light' | 'dark' },
+  ): Promise<{ page: Page; problems: string[] }>
+  /** Closes something after the test. */
+  closeLater(what: { close(): Promise<unknown> }): void
+  /** Waits for the heading of a view. */
+  heading(page: Page, name: string): Promise<void>
+  /** Fails unless views, given with their headings, are accessible in both color schemes, on a screen and on a phone. */
+  checkAccess(views: readonly (readonly [view: string, title: string])[]): Promise<void>
+  /** Fails unless views show a hostile text, and nothing but text of it. */
+  checkHostileText(views: readonly string[]): Promise<void>
+}
+
+/** Declares the hooks of a suite in a browser. Without a browser its tests are skipped. */
+export function consoleSuite(workers?: Parameters<typeof startConsoleApp>[0]): ConsoleSuite {
+  // A tab that stays open: further tabs of its browser are signed in by it.
+  let keeper: Watched
+  let opened: { close(): Promise<unknown> }[] = []
+  const suite = {} as ConsoleSuite
+  const at = (view: string) => `/p/${suite.app.projectId}/${view}`
+  const heading = (page: Page, name: string) => page.getByRole('heading', { level: 1, name }).waitFor()
+  const open: ConsoleSuite['open'] = async (view, { width = 1280, colorScheme = 'light' } = {}) => {
+    const { page: first, problems } = keeper
+    problems.length = 0
+    const page = await first.context().newPage()
+    opened.push(page)
+    await page.setViewportSize({ width, height: 800 })
+    await page.emulateMedia({ colorScheme })
+    await page.goto(`${suite.app.base}/app${at(view)}`)
+    return { page, problems }
+  }
+  Object.assign(suite, {
+    at,
+    heading,
+    open,
+    closeLater: what => void opened.push(what),
+    async checkAccess(views) {
+      for (const [colorScheme, width] of [
+        ['light', 1280],
+        ['dark', 360],
+      ] as const) {
+        const { page, problems } = await open('start', { colorScheme, width })
+        for (const [view, title] of views) {
+          await go(page, at(view))
+          await heading(page, title)
+          await page.waitForLoadState('networkidle')
+          assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
+          assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
+        }
+        assert.deepEqual(problems, [])
+      }
+    },
+    async checkHostileText(views) {
+      const { page, problems } = await open('start')
+      for (const view of views) {
+        await go(page, at(view))
+        await page.getByText('<img src=x onerror=alert(1)>').first().waitFor()
+        assert.equal(await page.locator('main img, main script, main a[href^="javascript"]').count(), 0, view)
+        assert.ok(!(await page.locator('main').innerText()).includes('\u202e'), view)
+      }
+      assert.deepEqual(problems, [])
+    },
+  } satisfies Partial<ConsoleSuite>)
+  before(async function () {
+    const started = await startChromium()
+    if (!started) return this.skip()
+    suite.chromium = started
+    suite.app = await startConsoleApp(workers)
+    await suite.app.user('ada', [allowing(suite.app.projectId)])
+    keeper = await openConsole(started, suite.app, at('start'), 'ada')
+  })
+  after(async () => {
+    await suite.chromium?.close()
+    await suite.app?.close()
+  })
+  afterEach(async () => {
+    await Promise.all(opened.map(each => each.close()))
+    opened = []
+  })
+  return suite
 }

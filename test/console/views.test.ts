@@ -1,70 +1,39 @@
 import assert from 'node:assert/strict'
-import type { Browser, Page } from 'playwright-core'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
-import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
-import { openPage, startChromium, type Watched } from '../support/chromium.ts'
+import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { type ConsoleApp, go, openConsole, PASSWORD, signIn, startConsoleApp, violations } from './support.ts'
-
-const HOSTILE = `<img src=x onerror=alert(1)></script><script>alert(1)</script>{{7*7}}\${7*7} javascript:alert(1) \u202egpj.exe`
+import { eventually } from '../support/app.ts'
+import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, signIn, startConsoleApp } from './support.ts'
 
 describe('the console in a browser', function () {
   this.timeout(180_000)
-  let chromium: Browser
-  let app: ConsoleApp
-  /** A tab that stays open: further tabs of its browser are signed in by it. */
-  let keeper: Watched
-  let opened: { close(): Promise<unknown> }[] = []
-
-  before(async function () {
-    const started = await startChromium()
-    if (!started) return this.skip()
-    chromium = started
-    app = await startConsoleApp()
-    await app.user('ada', [allowing(app.projectId)])
-    keeper = await openConsole(chromium, app, `/p/${app.projectId}/start`, 'ada')
-  })
-  after(async () => {
-    await chromium?.close()
-    await app?.close()
-  })
-  afterEach(async () => {
-    await Promise.all(opened.map(each => each.close()))
-    opened = []
-  })
-
-  const at = (view: string) => `/p/${app.projectId}/${view}`
-  /** Opens a view in a new tab of ada's browser. */
-  const open = async (view: string, { width = 1280, colorScheme = 'light' as 'light' | 'dark' } = {}) => {
-    const { page: first, problems } = keeper
-    problems.length = 0
-    const page = await first.context().newPage()
-    opened.push(page)
-    await page.setViewportSize({ width, height: 800 })
-    await page.emulateMedia({ colorScheme })
-    await page.goto(`${app.base}/app${at(view)}`)
-    return { page, problems }
-  }
-  const heading = (page: Page, name: string) => page.getByRole('heading', { level: 1, name }).waitFor()
+  const suite = consoleSuite()
+  const { at, open, heading, closeLater } = suite
   const session = async (fields: object = {}) =>
-    (await app.admin.post('/sessions', { project_id: app.projectId, agent_id: app.agentId, ...fields })).body
+    (
+      await suite.app.admin.post('/sessions', {
+        project_id: suite.app.projectId,
+        agent_id: suite.app.agentId,
+        ...fields,
+      })
+    ).body
   const turn = async (prompt = 'hi') =>
-    (await app.admin.post(`/agents/${app.agentId}/generate?wait=true`, { prompt })).body
+    (await suite.app.admin.post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt })).body
   const agent = async (fields: object = {}) =>
     (
-      await app.admin.post('/agents', {
-        project_id: app.projectId,
+      await suite.app.admin.post('/agents', {
+        project_id: suite.app.projectId,
         name: 'Other',
-        ai_provider_id: app.providerId,
+        ai_provider_id: suite.app.providerId,
         ...fields,
       })
     ).body
 
   it('signs in, keeps tokens in memory only, and signs in again after a reload, at the same address', async () => {
-    const watched = await openConsole(chromium, app, at('agents?q=Help'), 'ada')
-    opened.push(watched)
+    const watched = await openConsole(suite.chromium, suite.app, at('agents?q=Help'), 'ada')
+    closeLater(watched)
     const { page, problems } = watched
     await page.getByRole('link', { name: 'Helper' }).waitFor()
     const stored = () => page.evaluate('[localStorage.length, sessionStorage.length, document.cookie]')
@@ -78,8 +47,8 @@ describe('the console in a browser', function () {
   })
 
   it('shares a sign-in between tabs: no form in the second, one refresh for all, one sign-out for all', async () => {
-    const { page: first, problems, close } = await openPage(chromium, [app.base])
-    opened.push({ close })
+    const { page: first, problems, close } = await openPage(suite.chromium, [suite.app.base])
+    closeLater({ close })
     const refreshes: string[] = []
     let isShort = true
     await first.context().route('**/oauth/token', async route => {
@@ -91,11 +60,11 @@ describe('the console in a browser', function () {
       await route.fulfill({ response, json: isShort ? { ...body, expires_in: 63 } : body })
       isShort = false
     })
-    await first.goto(`${app.base}/app${at('agents')}`)
+    await first.goto(`${suite.app.base}/app${at('agents')}`)
     await signIn(first, 'ada')
     await first.getByRole('link', { name: 'Helper' }).waitFor()
     const second = await first.context().newPage()
-    await second.goto(`${app.base}/app${at('agents')}`)
+    await second.goto(`${suite.app.base}/app${at('agents')}`)
     await second.getByRole('link', { name: 'Helper' }).waitFor()
     await eventually(async () => {
       for (const page of [first, second]) {
@@ -108,7 +77,7 @@ describe('the console in a browser', function () {
       return refreshes.length > 0
     })
     assert.equal(refreshes.length, 1)
-    const grants = async () => (await app.admin.get('/oauth/grants?client_id=muster-console')).body.total
+    const grants = async () => (await suite.app.admin.get('/oauth/grants?client_id=muster-console')).body.total
     const before = await grants()
     await first.getByRole('button', { name: 'Account' }).click()
     await first.getByRole('menuitem', { name: 'Sign out' }).click()
@@ -119,40 +88,30 @@ describe('the console in a browser', function () {
 
   it('has no violation of WCAG 2.2 AA in any view, and no sideways scrolling on a phone', async () => {
     const { id } = await session({ name: 'A question' })
-    await app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'Where is **my order**?' })
-    await app.admin.post(`/sessions/${id}/attention`, { reason: 'A refund' })
-    await app.admin.post('/exceptions', { project_id: app.projectId, title: 'An import stopped', severity: 'critical' })
-    await propose(app, (await turn()).id, { id: null, name: 'pay' }, { amount: 12 })
-    const views = [
+    await suite.app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'Where is **my order**?' })
+    await suite.app.admin.post(`/sessions/${id}/attention`, { reason: 'A refund' })
+    await suite.app.admin.post('/exceptions', {
+      project_id: suite.app.projectId,
+      title: 'An import stopped',
+      severity: 'critical',
+    })
+    await propose(suite.app, (await turn()).id, { id: null, name: 'pay' }, { amount: 12 })
+    await suite.checkAccess([
       ['start', 'Getting started'],
       ['overview', 'Overview'],
       ['agents', 'Agents'],
-      [`agents/${app.agentId}`, 'Helper'],
-      [`agents/${app.agentId}?tab=versions`, 'Helper'],
+      [`agents/${suite.app.agentId}`, 'Helper'],
+      [`agents/${suite.app.agentId}?tab=versions`, 'Helper'],
       ['agents/new', 'New agent'],
       ['playground', 'Playground'],
       ['sessions', 'Sessions'],
       [`sessions/${id}`, 'A question'],
       ['inbox', 'Inbox'],
-    ]
-    for (const [colorScheme, width] of [
-      ['light', 1280],
-      ['dark', 360],
-    ] as const) {
-      const { page, problems } = await open('start', { colorScheme, width })
-      for (const [view, title] of views) {
-        await go(page, at(view))
-        await heading(page, title)
-        await page.waitForLoadState('networkidle')
-        assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
-        assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
-      }
-      assert.deepEqual(problems, [])
-    }
+    ])
   })
 
   it('streams a turn with its steps, and the next turn contains the one before', async () => {
-    const double = doubleClient(app.double)
+    const double = doubleClient(suite.app.double)
     await double.put('playground', { rules: [{ reply: { text: 'a scripted reply' } }] })
     const { id } = await agent({ name: 'Scripted', model: 'playground/m' })
     const { page, problems } = await open(`playground?q=${id}`)
@@ -180,7 +139,7 @@ describe('the console in a browser', function () {
     const { id } = await session({ name: 'Talk', auto_generate: true })
     const { page, problems } = await open(`sessions/${id}`)
     await page.getByText('Live', { exact: true }).waitFor()
-    await app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'from elsewhere' })
+    await suite.app.admin.post(`/sessions/${id}/messages?wait=true`, { message: 'from elsewhere' })
     const log = page.getByRole('log')
     await log.getByText('echo: from elsewhere').waitFor()
     await page.getByRole('button', { name: 'Take over' }).click()
@@ -188,20 +147,20 @@ describe('the console in a browser', function () {
     await page.getByLabel('Your reply to the user').fill('a person here')
     await page.keyboard.press('Enter')
     await log.getByText('a person here').waitFor()
-    const { data } = (await app.admin.get(`/sessions/${id}/messages`)).body
+    const { data } = (await suite.app.admin.get(`/sessions/${id}/messages`)).body
     assert.deepEqual(
       data.map(({ origin }: { origin: string }) => origin),
       ['end_user', 'agent', 'operator'],
     )
     await page.getByRole('button', { name: 'Return to the agent' }).click()
     await page.getByLabel('Message as the user').waitFor()
-    assert.equal((await app.admin.get(`/sessions/${id}`)).body.control, 'agent')
+    assert.equal((await suite.app.admin.get(`/sessions/${id}`)).body.control, 'agent')
     assert.deepEqual(problems, [])
   })
 
   it('lets approvals be decided with the keyboard, edited, and rejected with a reason', async () => {
     const file = async (name: string) =>
-      (await propose(app, (await turn()).id, { id: null, name }, { amount: 12 }, { expires_in: 60 })).id
+      (await propose(suite.app, (await turn()).id, { id: null, name }, { amount: 12 }, { expires_in: 60 })).id
     const ids = {
       key: await file('pay_by_key'),
       rejected: await file('pay_rejected'),
@@ -210,7 +169,7 @@ describe('the console in a browser', function () {
     const { page, problems } = await open('inbox')
     const find = (name: string, id: string) => ({
       card: page.getByRole('article', { name }),
-      state: async () => (await app.admin.get(`/approvals/${id}`)).body,
+      state: async () => (await suite.app.admin.get(`/approvals/${id}`)).body,
     })
     const approved = find('pay_by_key', ids.key)
     const rejected = find('pay_rejected', ids.rejected)
@@ -238,19 +197,19 @@ describe('the console in a browser', function () {
     const { page } = await open(`agents/${id}`)
     await page.getByRole('button', { name: 'Edit' }).click()
     await page.getByLabel('Description').fill('mine')
-    await app.admin.patch(`/agents/${id}`, { description: 'theirs' })
+    await suite.app.admin.patch(`/agents/${id}`, { description: 'theirs' })
     await page.getByRole('button', { name: 'Save' }).click()
     const dialog = page.getByRole('dialog', { name: 'Another person has changed this agent' })
     await dialog.getByText('"theirs"').waitFor()
     await dialog.getByText('"mine"').waitFor()
     await dialog.getByRole('button', { name: 'Save mine' }).click()
     await page.getByText('mine').waitFor()
-    assert.equal((await app.admin.get(`/agents/${id}`)).body.description, 'mine')
+    assert.equal((await suite.app.admin.get(`/agents/${id}`)).body.description, 'mine')
   })
 
   it('compares versions and restores an earlier one', async () => {
     const { id } = await agent({ name: 'Versioned', instructions: 'one' })
-    await app.admin.patch(`/agents/${id}`, { instructions: 'two' })
+    await suite.app.admin.patch(`/agents/${id}`, { instructions: 'two' })
     const { page, problems } = await open(`agents/${id}?tab=versions`)
     await page.getByRole('button', { name: 'Compare' }).click()
     const dialog = page.getByRole('dialog', { name: 'Version 1 to 2' })
@@ -258,14 +217,14 @@ describe('the console in a browser', function () {
     await page.keyboard.press('Escape')
     await page.getByRole('button', { name: 'Restore' }).click()
     await page.getByText('Version 3').waitFor()
-    assert.equal((await app.admin.get(`/agents/${id}`)).body.instructions, 'one')
+    assert.equal((await suite.app.admin.get(`/agents/${id}`)).body.instructions, 'one')
     assert.deepEqual(problems, [])
   })
 
   it('offers what the user may see, explains the rest, and requests nothing of it', async () => {
-    await app.user('cora', [allowing(app.projectId, ['projects:*', 'agents:*'])])
-    const watched = await openConsole(chromium, app, at('agents'), 'cora')
-    opened.push(watched)
+    await suite.app.user('cora', [allowing(suite.app.projectId, ['projects:*', 'agents:*'])])
+    const watched = await openConsole(suite.chromium, suite.app, at('agents'), 'cora')
+    closeLater(watched)
     const { page } = watched
     await page.getByRole('link', { name: 'Helper' }).waitFor()
     const requested: string[] = []
@@ -283,26 +242,24 @@ describe('the console in a browser', function () {
   it('shows hostile text as text', async () => {
     const { id: agentId } = await agent({ name: HOSTILE, description: HOSTILE, instructions: HOSTILE })
     const { id } = await session({ name: HOSTILE, agent_id: agentId })
-    await app.admin.post(`/sessions/${id}/messages?wait=true`, {
+    await suite.app.admin.post(`/sessions/${id}/messages?wait=true`, {
       message: `${HOSTILE} [a](javascript:alert(1)) ![b](https://example.com/x.png) [c](https://example.com/)`,
     })
-    await app.admin.post('/exceptions', { project_id: app.projectId, title: HOSTILE, detail: { [HOSTILE]: HOSTILE } })
-    await propose(app, (await turn(HOSTILE)).id, { id: null, name: 'pay' }, { [HOSTILE]: HOSTILE })
-    const { page, problems } = await open('agents')
-    for (const view of [
+    await suite.app.admin.post('/exceptions', {
+      project_id: suite.app.projectId,
+      title: HOSTILE,
+      detail: { [HOSTILE]: HOSTILE },
+    })
+    await propose(suite.app, (await turn(HOSTILE)).id, { id: null, name: 'pay' }, { [HOSTILE]: HOSTILE })
+    await suite.checkHostileText([
       'agents',
       `agents/${agentId}`,
       `agents/${agentId}?tab=json`,
       'sessions',
       `sessions/${id}`,
       'inbox',
-    ]) {
-      await go(page, at(view))
-      await page.getByText('<img src=x onerror=alert(1)>').first().waitFor()
-      assert.equal(await page.locator('main img, main script, main a[href^="javascript"]').count(), 0, view)
-      assert.ok(!(await page.locator('main').innerText()).includes('\u202e'), view)
-    }
-    await go(page, at(`sessions/${id}`))
+    ])
+    const { page, problems } = await open(`sessions/${id}`)
     await page.getByRole('link', { name: 'c (example.com)' }).first().waitFor()
     assert.deepEqual(problems, [])
   })
@@ -378,8 +335,8 @@ describe('the console in a browser', function () {
     try {
       await fresh.services.pool.query(voidStatement`delete from projects`)
       await fresh.services.pool.query(voidStatement`delete from users`)
-      const { page, problems, close } = await openPage(chromium, [fresh.base])
-      opened.push({ close })
+      const { page, problems, close } = await openPage(suite.chromium, [fresh.base])
+      closeLater({ close })
       await page.goto(`${fresh.base}/app`)
       await page.getByLabel('Username').fill('root')
       await page.getByLabel('Password', { exact: true }).fill(PASSWORD)

@@ -1,9 +1,11 @@
-import { Anchor, Card, Group, Pagination, Table, Text, TextInput } from '@mantine/core'
+import { Anchor, Card, Group, Pagination, Select, Table, Text, TextInput } from '@mantine/core'
 import { IconSearch } from '@tabler/icons-react'
-import type { UseQueryResult } from '@tanstack/react-query'
+import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
+import { every } from '../api.ts'
 import { strings } from '../strings.ts'
+import { type Filters, useFilters } from './filters.ts'
 import { Loaded, NothingMatches } from './states.tsx'
 
 export const PAGE_ROWS = 25
@@ -13,56 +15,104 @@ export type Column<Row> = { title: string; cell: (row: Row) => ReactNode; isWide
 /** The records of a page, and the number of all. */
 export type PageOf<Row> = { data: Row[]; total: number }
 
-/** The filter of a list by text; undefined without one. */
-export function SearchField({
-  value = '',
-  onChange,
-}: {
-  value?: string
-  onChange: (value: string | undefined) => void
-}) {
+type ListState<Row> = {
+  query: UseQueryResult<PageOf<Row>>
+  filters: Filters
+  setFilters: (change: Filters) => void
+}
+
+/**
+ * Reads the page of a list that the address names. `read` gets the filters and the bounds of the page; `pollMs` is the
+ * interval in which the list is read again.
+ */
+export function useList<Row>(
+  key: readonly unknown[],
+  read: (filters: Filters, bounds: { limit: number; offset: number }, signal: AbortSignal) => Promise<PageOf<Row>>,
+  { pollMs, enabled }: { pollMs?: number; enabled?: boolean } = {},
+): ListState<Row> {
+  const { filters, setFilters } = useFilters()
+  const offset = (pageOf(filters) - 1) * PAGE_ROWS
+  const query = useQuery<PageOf<Row>>({
+    queryKey: [...key, filters],
+    queryFn: ({ signal }) => read(filters, { limit: PAGE_ROWS, offset }, signal),
+    placeholderData: previous => previous,
+    refetchInterval: pollMs ? every(pollMs) : false,
+    enabled,
+  })
+  return { query, filters, setFilters }
+}
+
+const pageOf = ({ page }: Filters): number => Math.max(1, Math.floor(Number(page)) || 1)
+
+/** A filter of a list by text. */
+export function SearchField({ name = 'q', label = strings.list.search }: { name?: string; label?: string }) {
+  const { filters, setFilters } = useFilters()
   return (
     <TextInput
-      aria-label={strings.agents.search}
-      placeholder={strings.agents.search}
+      aria-label={label}
+      placeholder={label}
       leftSection={<IconSearch size={16} />}
-      value={value}
-      onChange={event => onChange(event.currentTarget.value || undefined)}
+      value={filters[name] ?? ''}
+      onChange={event => setFilters({ [name]: event.currentTarget.value })}
       w={{ base: '100%', xs: 280 }}
     />
   )
 }
 
-/** A list of records: filters, a table that becomes cards on a phone, and pages. */
-export function ListView<Row extends { id: string }>({
+/** A filter of a list by one of several values. */
+export function ChoiceField({
+  name,
   label,
-  query,
+  choices,
+}: {
+  name: string
+  label: string
+  choices: { value: string; label: string }[]
+}) {
+  const { filters, setFilters } = useFilters()
+  return (
+    <Select
+      aria-label={label}
+      data={[{ value: '', label: strings.list.all(label) }, ...choices]}
+      value={filters[name] ?? ''}
+      allowDeselect={false}
+      onChange={next => setFilters({ [name]: next ?? undefined })}
+      w={{ base: '100%', xs: 180 }}
+    />
+  )
+}
+
+/** A list of records: filters, a table that becomes cards on a phone, and pages. */
+export function ListView<Row>({
+  label,
+  list: { query, filters, setFilters },
   action,
   columns,
-  filters,
-  isFiltered,
-  onClear,
+  fields,
   empty,
-  page,
-  onPage,
+  keyOf = row => (row as { id: string }).id,
 }: {
   label: string
-  query: UseQueryResult<PageOf<Row>>
+  list: ListState<Row>
+  /** Permission that the list needs. */
   action: string
   columns: Column<Row>[]
-  filters?: ReactNode
-  isFiltered: boolean
-  onClear: () => void
+  /** Filters above the list. */
+  fields?: ReactNode
+  /** Shown while there is no record. */
   empty: ReactNode
-  page: number
-  onPage: (page: number) => void
+  keyOf?: (row: Row) => string
 }) {
+  const applied = Object.keys(filters).filter(name => name !== 'page' && name !== 'tab')
   return (
     <>
-      {filters && <Group gap="sm">{filters}</Group>}
+      {fields && <Group gap="sm">{fields}</Group>}
       <Loaded query={query} action={action}>
         {({ data, total }) => {
-          if (data.length === 0 && isFiltered) return <NothingMatches onClear={onClear} />
+          if (data.length === 0 && applied.length > 0)
+            return (
+              <NothingMatches onClear={() => setFilters(Object.fromEntries(applied.map(name => [name, undefined])))} />
+            )
           if (data.length === 0) return empty
           return (
             <>
@@ -81,7 +131,7 @@ export function ListView<Row extends { id: string }>({
                   </Table.Thead>
                   <Table.Tbody>
                     {data.map(row => (
-                      <Table.Tr key={row.id}>
+                      <Table.Tr key={keyOf(row)}>
                         {columns.map(({ title, cell, isWide }) => (
                           <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
                             {cell(row)}
@@ -95,8 +145,8 @@ export function ListView<Row extends { id: string }>({
               {total > PAGE_ROWS && (
                 <Pagination
                   total={Math.ceil(total / PAGE_ROWS)}
-                  value={page}
-                  onChange={onPage}
+                  value={pageOf(filters)}
+                  onChange={page => setFilters({ page: page > 1 ? String(page) : undefined })}
                   getControlProps={control => ({ 'aria-label': `${control} page` })}
                   getItemProps={number => ({ 'aria-label': `Page ${number}` })}
                 />

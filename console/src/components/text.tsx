@@ -1,5 +1,5 @@
 import { Code, CopyButton, Group, ScrollArea, Text, UnstyledButton } from '@mantine/core'
-import { useState } from 'react'
+import { lazy, Suspense, useState } from 'react'
 import { strings } from '../strings.ts'
 
 /** Characters without width, or that change the direction of others: they could hide what a text says. */
@@ -13,27 +13,27 @@ export const visible = (text: string): string =>
 /** Size above which a value is folded, and the part that is shown. */
 const FOLD_ABOVE = 16 * 1024
 const FOLDED = 2 * 1024
-const SHOWN_MAX = 5 * 1024 * 1024
 
+const Viewer = lazy(() => import('./viewer.tsx'))
+
+/** The size and shape of a value. */
 const describe = (value: unknown, length: number): string => {
-  const kilobytes = `${Math.ceil(length / 1024).toLocaleString()} KB`
-  if (Array.isArray(value)) return `${value.length.toLocaleString()} items, ${kilobytes}`
-  if (typeof value === 'object' && value !== null)
-    return `${Object.keys(value).length.toLocaleString()} keys, ${kilobytes}`
-  return kilobytes
+  const size = sizeText(length)
+  if (Array.isArray(value)) return `${value.length.toLocaleString()} items, ${size}`
+  if (typeof value === 'object' && value !== null) return `${Object.keys(value).length.toLocaleString()} keys, ${size}`
+  return size
 }
 
-/** A text or JSON value of any size: a large one is folded until it is opened. */
+/** A text or JSON value of any size: a large one is folded, and opens in a dialog. */
 export function Value({ value, label }: { value: unknown; label: string }) {
   const [isOpen, setOpen] = useState(false)
-  const text = typeof value === 'string' ? value : JSON.stringify(value, null, 2)
+  const text = typeof value === 'string' ? value : (JSON.stringify(value, null, 2) ?? strings.none)
   const isLarge = text.length > FOLD_ABOVE
-  const shown = visible(!isLarge ? text : text.slice(0, isOpen ? SHOWN_MAX : FOLDED))
   return (
     <>
       <ScrollArea.Autosize mah={420} type="auto" viewportProps={{ tabIndex: 0, role: 'region', 'aria-label': label }}>
         <Code block className="wrap">
-          {shown}
+          {visible(isLarge ? text.slice(0, FOLDED) : text)}
         </Code>
       </ScrollArea.Autosize>
       {isLarge && (
@@ -41,9 +41,14 @@ export function Value({ value, label }: { value: unknown; label: string }) {
           <Text size="sm" c="dimmed">
             {describe(value, text.length)}
           </Text>
-          <TextButton onClick={() => setOpen(!isOpen)}>{isOpen ? strings.less : strings.more}</TextButton>
+          <TextButton onClick={() => setOpen(true)}>{strings.value.open}</TextButton>
           <CopyText text={text} />
         </Group>
+      )}
+      {isOpen && (
+        <Suspense>
+          <Viewer text={text} label={label} onClose={() => setOpen(false)} />
+        </Suspense>
       )}
     </>
   )
@@ -98,3 +103,12 @@ export const costText = (usd: number | null | undefined): string =>
   usd == null
     ? strings.playground.unpriced
     : usd.toLocaleString(undefined, { style: 'currency', currency: 'USD', maximumSignificantDigits: 3 })
+
+const SIZE_UNITS = ['B', 'KB', 'MB', 'GB', 'TB']
+
+/** Returns a size in bytes for people. */
+export function sizeText(bytes: number): string {
+  const power = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), SIZE_UNITS.length - 1)
+  const amount = bytes / 1024 ** power
+  return `${amount.toLocaleString(undefined, { maximumFractionDigits: amount < 10 ? 1 : 0 })} ${SIZE_UNITS[power]}`
+}

@@ -9,14 +9,41 @@ import {
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
 
-export type NavigationEntry = { name: string; path: string; icon: TablerIcon; action: string }
+export type NavigationEntry = {
+  name: string
+  path: string
+  icon: TablerIcon
+  /** Permission without which the view is not offered. */
+  action: string
+}
 
-/** Views of a project, each with the permission without which it is not offered. */
-export const NAVIGATION: NavigationEntry[] = [
-  { name: strings.nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
-  { name: strings.nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
-  { name: strings.nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
-  { name: strings.nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
-  { name: strings.nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
-  { name: strings.nav.inbox, path: 'inbox', icon: IconInbox, action: 'approvals:ListApprovals' },
+const { nav } = strings
+
+/** Views of a project, by what they are for. */
+export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
+  {
+    name: nav.groups.project,
+    views: [
+      { name: nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
+      { name: nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
+      { name: nav.inbox, path: 'inbox', icon: IconInbox, action: 'approvals:ListApprovals' },
+    ],
+  },
+  {
+    name: nav.groups.build,
+    views: [
+      { name: nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
+      { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
+    ],
+  },
+  { name: nav.groups.knowledge, views: [] },
+  {
+    name: nav.groups.conversations,
+    views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
+  },
+  { name: nav.groups.automate, views: [] },
+  { name: nav.groups.operate, views: [] },
 ]
+
+/** All views of a project. */
+export const NAVIGATION: NavigationEntry[] = GROUPS.flatMap(({ views }) => views)

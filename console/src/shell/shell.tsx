@@ -9,6 +9,7 @@ import {
   Kbd,
   Menu,
   NavLink,
+  ScrollArea,
   Stack,
   Text,
   useMantineColorScheme,
@@ -37,7 +38,7 @@ import { useConfig } from '../session/gate.tsx'
 import { signOut } from '../session/tokens.ts'
 import { strings } from '../strings.ts'
 import { CommandPalette } from './commands.tsx'
-import { NAVIGATION } from './navigation.ts'
+import { GROUPS, NAVIGATION } from './navigation.ts'
 import { ProjectSwitcher } from './switcher.tsx'
 
 const SCHEMES = [
@@ -109,8 +110,10 @@ export function Shell() {
           </Group>
         </Group>
       </AppShell.Header>
-      <AppShell.Navbar p="sm" aria-label={strings.shell.navigation}>
-        {projectId && <Navigation projectId={projectId} pathname={pathname} />}
+      <AppShell.Navbar aria-label={strings.shell.navigation}>
+        <AppShell.Section grow component={ScrollArea} p="sm">
+          {projectId && <Navigation projectId={projectId} pathname={pathname} />}
+        </AppShell.Section>
       </AppShell.Navbar>
       <AppShell.Main id="content" ref={main} tabIndex={-1}>
         <Stack gap="md" maw={1120} mx="auto">
@@ -138,23 +141,33 @@ const isBelow = (pathname: string, to: string): boolean => `${pathname}/`.includ
 
 function Navigation({ projectId, pathname }: { projectId: string; pathname: string }) {
   const isAllowed = usePermissions(projectId)
+  const groups = GROUPS.map(({ name, views }) => ({ name, views: views.filter(({ action }) => isAllowed(action)) }))
   return (
-    <Stack gap={4}>
-      {NAVIGATION.filter(({ action }) => isAllowed(action)).map(({ name, path, icon: Icon }) => {
-        const to = `/p/${projectId}/${path}`
-        const isActive = isBelow(pathname, to)
-        return (
-          <NavLink
-            key={path}
-            component={Link}
-            to={to}
-            label={name}
-            leftSection={<Icon size={18} stroke={1.7} aria-hidden />}
-            active={isActive}
-            aria-current={isActive ? 'page' : undefined}
-          />
-        )
-      })}
+    <Stack gap="md">
+      {groups
+        .filter(({ views }) => views.length > 0)
+        .map(({ name: group, views }) => (
+          <Stack gap={2} key={group} role="group" aria-label={group}>
+            <Text size="xs" c="dimmed" fw={600} px="sm" aria-hidden>
+              {group}
+            </Text>
+            {views.map(({ name, path, icon: Icon }) => {
+              const to = `/p/${projectId}/${path}`
+              const isActive = isBelow(pathname, to)
+              return (
+                <NavLink
+                  key={path}
+                  component={Link}
+                  to={to}
+                  label={name}
+                  leftSection={<Icon size={18} stroke={1.7} aria-hidden />}
+                  active={isActive}
+                  aria-current={isActive ? 'page' : undefined}
+                />
+              )
+            })}
+          </Stack>
+        ))}
     </Stack>
   )
 }

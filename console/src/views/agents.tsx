@@ -2,10 +2,9 @@ import { Button, Text } from '@mantine/core'
 import type { Agent } from '@muster/client'
 import { listAgents } from '@muster/client/operations'
 import { IconPlus, IconRobot } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
-import { Link, useNavigate, useSearch } from '@tanstack/react-router'
+import { Link } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink, SearchField } from '../components/list.tsx'
+import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -16,18 +15,9 @@ import { strings } from '../strings.ts'
 export function Agents() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { q, page = 1 } = useSearch({ strict: false })
-  const navigate = useNavigate()
-  const setSearch = (search: { q?: string; page?: number }) =>
-    void navigate({ to: '.', search: { q, ...search }, replace: true })
-  const agents = useQuery<PageOf<Agent>>({
-    queryKey: ['agents', projectId, { q, page }],
-    queryFn: async ({ signal }) => {
-      const args = { project_id: projectId, name: q, limit: PAGE_ROWS, offset: (page - 1) * PAGE_ROWS }
-      return (await listAgents(api, args, { signal }).page()) as PageOf<Agent>
-    },
-    placeholderData: previous => previous,
-  })
+  const list = useList<Agent>(['agents', projectId], async ({ q }, bounds, signal) =>
+    listAgents(api, { project_id: projectId, name: q, ...bounds }, { signal }).page(),
+  )
   const columns: Column<Agent>[] = [
     {
       title: strings.agents.name,
@@ -59,14 +49,10 @@ export function Agents() {
     <Page title={strings.nav.agents} intro={strings.agents.intro} actions={create}>
       <ListView
         label={strings.nav.agents}
-        query={agents}
+        list={list}
         action="agents:ListAgents"
         columns={columns}
-        filters={<SearchField value={q} onChange={q => setSearch({ q })} />}
-        isFiltered={q !== undefined}
-        onClear={() => setSearch({ q: undefined })}
-        page={page}
-        onPage={next => setSearch({ page: next > 1 ? next : undefined })}
+        fields={<SearchField />}
         empty={
           <Notice icon={<IconRobot />} title={strings.agents.empty} action={create} color="indigo">
             {strings.agents.emptyText}

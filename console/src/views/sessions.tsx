@@ -4,10 +4,10 @@ import type { Session } from '@muster/client'
 import { createSession, listAgents, listSessions } from '@muster/client/operations'
 import { IconMessages, IconPlus } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
-import { useNavigate, useSearch } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
-import { type Column, ListView, PAGE_ROWS, type PageOf, RecordLink, SearchField } from '../components/list.tsx'
+import { api } from '../api.ts'
+import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -42,22 +42,16 @@ export function SessionBadges({
 export function Sessions() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { q, status, page = 1 } = useSearch({ strict: false })
   const navigate = useNavigate()
   const [isCreating, creating] = useDisclosure()
-  const setSearch = (search: { q?: string; status?: string; page?: number }) =>
-    void navigate({ to: '.', search: { q, status, ...search }, replace: true })
-  const chosen = STATUSES.find(each => each === status)
-  const sessions = useQuery<PageOf<Session>>({
-    queryKey: ['sessions', projectId, { q, chosen, page }],
-    queryFn: async ({ signal }) => {
-      const filters = { project_id: projectId, name: q, ...(chosen ? { status: [chosen] } : {}) }
-      const args = { ...filters, limit: PAGE_ROWS, offset: (page - 1) * PAGE_ROWS }
-      return (await listSessions(api, args, { signal }).page()) as PageOf<Session>
+  const list = useList<Session>(
+    ['sessions', projectId],
+    async ({ q, status }, bounds, signal) => {
+      const chosen = STATUSES.filter(each => each === status)
+      return listSessions(api, { project_id: projectId, name: q, status: chosen, ...bounds }, { signal }).page()
     },
-    placeholderData: previous => previous,
-    refetchInterval: every(POLL_MS),
-  })
+    { pollMs: POLL_MS },
+  )
   const columns: Column<Session>[] = [
     {
       title: strings.sessions.name,
@@ -86,29 +80,19 @@ export function Sessions() {
     <Page title={strings.nav.sessions} intro={strings.sessions.intro} actions={create}>
       <ListView
         label={strings.nav.sessions}
-        query={sessions}
+        list={list}
         action="sessions:ListSessions"
         columns={columns}
-        filters={
+        fields={
           <>
-            <SearchField value={q} onChange={q => setSearch({ q })} />
-            <Select
-              aria-label={strings.sessions.statusFilter}
-              data={[
-                { value: '', label: strings.sessions.all },
-                ...STATUSES.map(value => ({ value, label: strings.sessions.status[value] })),
-              ]}
-              value={status ?? ''}
-              allowDeselect={false}
-              onChange={next => setSearch({ status: next || undefined })}
-              w={{ base: '100%', xs: 160 }}
+            <SearchField />
+            <ChoiceField
+              name="status"
+              label={strings.sessions.statusFilter}
+              choices={STATUSES.map(value => ({ value, label: strings.sessions.status[value] }))}
             />
           </>
         }
-        isFiltered={q !== undefined || status !== undefined}
-        onClear={() => setSearch({ q: undefined, status: undefined })}
-        page={page}
-        onPage={next => setSearch({ page: next > 1 ? next : undefined })}
         empty={
           <Notice icon={<IconMessages />} title={strings.sessions.empty} action={create} color="indigo">
             {strings.sessions.emptyText}

@@ -1,0 +1,45 @@
+import fs from 'node:fs'
+import path from 'node:path'
+import type { Plugin } from 'vite'
+
+/** A JSON Schema, as far as the forms of the console read it. */
+type Schema = { [keyword: string]: unknown; properties?: Record<string, Schema> }
+type Operation = { operationId: string; requestBody?: { content: Record<string, { schema: Schema }> } }
+
+const PREFIX = 'fields:'
+
+/**
+ * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`. So forms have the
+ * fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
+ * fields are resolved; what is nested deeper is edited as JSON and left out.
+ */
+export function fieldsOfOperations(): Plugin {
+  const file = path.resolve(import.meta.dirname, '../client/openapi.json')
+  const { paths, components } = JSON.parse(fs.readFileSync(file, 'utf8'))
+  const operations = Object.values(paths).flatMap(item => Object.values(item as object)) as Operation[]
+  const resolve = ({ $ref, ...own }: Schema): Schema =>
+    typeof $ref === 'string' ? { ...resolve(components.schemas[$ref.slice($ref.lastIndexOf('/') + 1)]), ...own } : own
+  const shallow = (schema: Schema): Schema => {
+    const { properties, anyOf, oneOf, allOf, items, examples, ...rest } = resolve(schema)
+    const choices = (anyOf ?? oneOf) as Schema[] | undefined
+    return {
+      ...rest,
+      ...(choices ? { anyOf: choices.map(shallow) } : {}),
+      ...(items ? { items: shallow(items as Schema) } : {}),
+    }
+  }
+  return {
+    name: 'fields',
+    resolveId: id => (id.startsWith(PREFIX) ? `\0${id}` : null),
+    load(id) {
+      if (!id.startsWith(`\0${PREFIX}`)) return null
+      const name = id.slice(PREFIX.length + 1)
+      const operation = operations.find(({ operationId }) => operationId === name)
+      const body = Object.values(operation?.requestBody?.content ?? {})[0]
+      if (!body) this.error(`no operation ${name} with a body`)
+      const { properties = {}, required = [] } = resolve(body.schema)
+      const fields = Object.fromEntries(Object.entries(properties).map(([key, each]) => [key, shallow(each)]))
+      return `export default ${JSON.stringify({ type: 'object', properties: fields, required })}`
+    },
+  }
+}

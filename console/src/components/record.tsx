@@ -1,0 +1,63 @@
+import { Card, Group, SimpleGrid, Stack, Tabs, Text, Title } from '@mantine/core'
+import type { ReactNode } from 'react'
+import { useFilters } from './filters.ts'
+
+/** A card with a heading. */
+export function Section({ title, actions, children }: { title: string; actions?: ReactNode; children: ReactNode }) {
+  return (
+    <Card withBorder padding="lg" radius="lg" component="section" aria-label={title}>
+      <Stack gap="md">
+        <Group justify="space-between" gap="sm">
+          <Title order={2} size="h5">
+            {title}
+          </Title>
+          {actions && <Group gap="sm">{actions}</Group>}
+        </Group>
+        {children}
+      </Stack>
+    </Card>
+  )
+}
+
+/** Fields of a record; those without a value are left out. */
+export function Facts({ facts }: { facts: [label: string, value: ReactNode][] }) {
+  const shown = facts.filter(([, value]) => value !== undefined && value !== null && value !== false && value !== '')
+  return (
+    <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="lg">
+      {shown.map(([label, value]) => (
+        <Stack gap={2} key={label}>
+          <Text size="sm" c="dimmed">
+            {label}
+          </Text>
+          <Text component="div">{value}</Text>
+        </Stack>
+      ))}
+    </SimpleGrid>
+  )
+}
+
+/** Tabs of a view; the open one is part of the address. */
+export function AddressTabs({ tabs }: { tabs: { value: string; title: string; content: () => ReactNode }[] }) {
+  const { filters, setFilters } = useFilters()
+  const open = tabs.some(({ value }) => value === filters.tab) ? filters.tab : tabs[0].value
+  return (
+    <Tabs
+      value={open}
+      onChange={next => setFilters({ tab: next === tabs[0].value ? undefined : (next ?? undefined) })}
+      keepMounted={false}
+    >
+      <Tabs.List mb="lg">
+        {tabs.map(({ value, title }) => (
+          <Tabs.Tab value={value} key={value}>
+            {title}
+          </Tabs.Tab>
+        ))}
+      </Tabs.List>
+      {tabs.map(({ value, content }) => (
+        <Tabs.Panel value={value} key={value}>
+          {value === open && content()}
+        </Tabs.Panel>
+      ))}
+    </Tabs>
+  )
+}

@@ -1,0 +1,316 @@
+import {
+  Button,
+  Checkbox,
+  Group,
+  JsonInput,
+  MultiSelect,
+  NumberInput,
+  Select,
+  Stack,
+  TagsInput,
+  Textarea,
+  TextInput,
+} from '@mantine/core'
+import { type ReactNode, useState } from 'react'
+import { failureOf } from '../api.ts'
+import { strings } from '../strings.ts'
+import { FailureAlert } from './states.tsx'
+import { visible } from './text.tsx'
+
+/** A JSON Schema, as far as a form follows it; the service checks the rest. */
+export type FieldSchema = {
+  type?: string | string[]
+  title?: string
+  description?: string
+  default?: unknown
+  enum?: unknown[]
+  const?: unknown
+  anyOf?: FieldSchema[]
+  oneOf?: FieldSchema[]
+  items?: FieldSchema
+  minimum?: number
+  maximum?: number
+  maxLength?: number
+  format?: string
+}
+export type ObjectSchema = { type?: 'object'; properties?: Record<string, FieldSchema>; required?: string[] }
+export type Values = Record<string, unknown>
+
+/** Length from which a text is written in several lines. */
+const LONG = 1000
+
+type Input = 'text' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+
+/** The schema of a field without its null, which a form shows as an empty field. */
+function settled(schema: FieldSchema): FieldSchema {
+  const { anyOf, oneOf, ...own } = schema
+  const choices = (anyOf ?? oneOf)?.filter(({ type, const: constant }) => type !== 'null' && constant !== null)
+  if (choices?.length === 1) return settled({ ...choices[0], ...own })
+  const types = Array.isArray(own.type) ? own.type.filter(type => type !== 'null') : own.type
+  return {
+    ...own,
+    ...(choices ? { anyOf: choices } : {}),
+    type: Array.isArray(types) && types.length === 1 ? types[0] : types,
+  }
+}
+
+const textsOf = (schema: FieldSchema): string[] | undefined =>
+  schema.enum?.every(value => value === null || typeof value === 'string')
+    ? schema.enum.filter(value => typeof value === 'string')
+    : undefined
+
+function inputOf(schema: FieldSchema): Input {
+  if (textsOf(schema)) return 'choice'
+  switch (schema.type) {
+    case 'string':
+      return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
+    case 'integer':
+    case 'number':
+      return 'number'
+    case 'boolean':
+      return 'flag'
+    case 'array': {
+      const items = settled(schema.items ?? {})
+      if (textsOf(items)) return 'choices'
+      return items.type === 'string' ? 'texts' : 'json'
+    }
+    default:
+      return 'json'
+  }
+}
+
+/** The text of a value in a field that is written as JSON. */
+const jsonText = (value: unknown): string =>
+  value === undefined || value === null ? '' : JSON.stringify(value, null, 2)
+
+/** What a field holds while it is edited. */
+const entryOf = (input: Input, value: unknown): unknown => {
+  if (input === 'json') return jsonText(value)
+  if (input === 'choices' || input === 'texts') return value ?? []
+  if (input === 'flag') return value ?? null
+  return value ?? ''
+}
+
+/** The value of an entry: undefined for an empty one. Throws SyntaxError for what is not JSON. */
+function enteredOf(input: Input, entry: unknown): unknown {
+  if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
+  return input === 'json' ? JSON.parse(entry as string) : entry
+}
+
+/** Returns the name of a field for people. */
+export const fieldLabel = (name: string): string => {
+  const words = name
+    .replaceAll('_', ' ')
+    .replace(/\bid(s?)\b/g, 'ID$1')
+    .replace(/\burl\b/g, 'URL')
+  return visible(words.charAt(0).toUpperCase() + words.slice(1))
+}
+
+/**
+ * A form of the fields of a JSON Schema, such as the body of an operation or the parameters of a tool. Submits what was
+ * entered: of `initial` values only those that differ, with null for emptied ones; without, those that are not empty.
+ */
+export function SchemaForm({
+  schema,
+  initial,
+  only,
+  omit = [],
+  options = {},
+  submitLabel = strings.save,
+  isPending,
+  error,
+  onSubmit,
+  onCancel,
+  children,
+}: {
+  schema: ObjectSchema
+  /** The record that is changed. */
+  initial?: Values
+  /** The fields that are shown, in order; all by default. */
+  only?: string[]
+  omit?: string[]
+  /** Values of fields that name other records, as a list to choose from. */
+  options?: Record<string, { value: string; label: string }[]>
+  submitLabel?: string
+  isPending?: boolean
+  error?: unknown
+  onSubmit: (values: Values) => void
+  onCancel?: () => void
+  children?: ReactNode
+}) {
+  const { properties = {}, required = [] } = schema
+  const fields = (only ?? Object.keys(properties))
+    .filter(name => properties[name] && !omit.includes(name))
+    .map(name => {
+      const field = settled(properties[name])
+      return { name, field, input: inputOf(field), isRequired: required.includes(name) && !initial }
+    })
+  const [entries, setEntries] = useState<Values>(() =>
+    Object.fromEntries(
+      fields.map(({ name, input, field }) => [name, entryOf(input, initial ? initial[name] : field.const)]),
+    ),
+  )
+  const [wrong, setWrong] = useState<Record<string, string>>({})
+  const submit = () => {
+    const values: Values = {}
+    const problems: Record<string, string> = {}
+    for (const { name, input, isRequired } of fields) {
+      try {
+        const value = enteredOf(input, entries[name])
+        if (initial) {
+          if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
+        } else if (value !== undefined) values[name] = value
+        else if (isRequired) problems[name] = strings.form.required
+      } catch {
+        problems[name] = strings.form.notJson
+      }
+    }
+    setWrong(problems)
+    if (Object.keys(problems).length === 0) onSubmit(values)
+  }
+  const refused = Object.fromEntries(
+    (error ? (failureOf(error).problems ?? []) : []).map(({ path, message }) => [path.split(/[.[]/)[0], message]),
+  )
+  return (
+    <form
+      noValidate
+      onSubmit={event => {
+        event.preventDefault()
+        submit()
+      }}
+    >
+      <Stack gap="md">
+        {fields.map(({ name, field, input, isRequired }, index) => (
+          <SchemaField
+            key={name}
+            input={input}
+            field={field}
+            options={options[name]}
+            entry={entries[name]}
+            onChange={entry => setEntries(all => ({ ...all, [name]: entry }))}
+            common={{
+              label: field.title ? visible(field.title) : fieldLabel(name),
+              description: field.description && visible(field.description),
+              error: wrong[name] ?? (refused[name] && visible(refused[name])),
+              required: isRequired,
+              ...(index === 0 ? { 'data-autofocus': true } : {}),
+            }}
+          />
+        ))}
+        {children}
+        {Boolean(error) && <FailureAlert error={error} />}
+        <Group>
+          <Button type="submit" loading={isPending}>
+            {submitLabel}
+          </Button>
+          {onCancel && (
+            <Button variant="default" onClick={onCancel}>
+              {strings.cancel}
+            </Button>
+          )}
+        </Group>
+      </Stack>
+    </form>
+  )
+}
+
+function SchemaField({
+  input,
+  field,
+  options,
+  entry,
+  onChange,
+  common,
+}: {
+  input: Input
+  field: FieldSchema
+  options?: { value: string; label: string }[]
+  entry: unknown
+  onChange: (entry: unknown) => void
+  common: { label: string; description?: string; error?: string; required: boolean }
+}) {
+  const clear = { 'aria-label': strings.form.clear(common.label) }
+  const items = settled(field.items ?? {})
+  const choices =
+    options ?? (textsOf(input === 'choices' ? items : field) ?? []).map(value => ({ value, label: value }))
+  if (options && input !== 'texts')
+    return (
+      <Select
+        {...common}
+        data={choices}
+        value={(entry as string) || null}
+        onChange={onChange}
+        clearable={!common.required}
+        clearButtonProps={clear}
+        searchable
+        nothingFoundMessage={strings.shell.noCommand}
+      />
+    )
+  switch (input) {
+    case 'choice':
+      return (
+        <Select
+          {...common}
+          data={choices}
+          value={(entry as string) || null}
+          onChange={onChange}
+          clearable={!common.required}
+          clearButtonProps={clear}
+        />
+      )
+    case 'choices':
+      return <MultiSelect {...common} data={choices} value={entry as string[]} onChange={onChange} />
+    case 'texts':
+      return options ? (
+        <MultiSelect {...common} data={choices} value={entry as string[]} onChange={onChange} searchable />
+      ) : (
+        <TagsInput {...common} value={entry as string[]} onChange={onChange} />
+      )
+    case 'number':
+      return (
+        <NumberInput
+          {...common}
+          value={entry as number | ''}
+          onChange={onChange}
+          min={field.minimum}
+          max={field.maximum}
+          allowDecimal={field.type !== 'integer'}
+          hideControls
+        />
+      )
+    case 'flag':
+      return (
+        <Checkbox
+          {...common}
+          required={false}
+          checked={(entry as boolean | null) ?? field.default === true}
+          onChange={event => onChange(event.currentTarget.checked)}
+        />
+      )
+    case 'json':
+      return (
+        <JsonInput
+          {...common}
+          value={entry as string}
+          onChange={onChange}
+          autosize
+          minRows={3}
+          maxRows={24}
+          className="mono"
+        />
+      )
+    case 'long':
+      return (
+        <Textarea
+          {...common}
+          value={entry as string}
+          onChange={event => onChange(event.currentTarget.value)}
+          autosize
+          minRows={3}
+          maxRows={24}
+        />
+      )
+    default:
+      return <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+  }
+}
