@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
+import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { eventually } from '../support/app.ts'
 import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, signIn, startConsoleApp } from './support.ts'
 
 describe('the console in a browser', function () {

@@ -1,5 +1,4 @@
-import { Code, CopyButton, Group, ScrollArea, Text, UnstyledButton } from '@mantine/core'
-import { lazy, Suspense, useState } from 'react'
+import { CopyButton, Text, UnstyledButton } from '@mantine/core'
 import { strings } from '../strings.ts'
 
 /** Characters without width, or that change the direction of others: they could hide what a text says. */
@@ -9,50 +8,6 @@ const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u061c\u200b-\u200f
 /** Returns a text with hidden characters made visible. */
 export const visible = (text: string): string =>
   text.replace(HIDDEN, character => `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, '0')}⟩`)
-
-/** Size above which a value is folded, and the part that is shown. */
-const FOLD_ABOVE = 16 * 1024
-const FOLDED = 2 * 1024
-
-const Viewer = lazy(() => import('./viewer.tsx'))
-
-/** The size and shape of a value. */
-const describe = (value: unknown, length: number): string => {
-  const size = sizeText(length)
-  if (Array.isArray(value)) return `${value.length.toLocaleString()} items, ${size}`
-  if (typeof value === 'object' && value !== null) return `${Object.keys(value).length.toLocaleString()} keys, ${size}`
-  return size
-}
-
-/** A text or JSON value of any size: a large one is folded, and opens in a dialog. */
-export function Value({ value, label }: { value: unknown; label: string }) {
-  const [isOpen, setOpen] = useState(false)
-  const text = typeof value === 'string' ? value : (JSON.stringify(value, null, 2) ?? strings.none)
-  const isLarge = text.length > FOLD_ABOVE
-  return (
-    <>
-      <ScrollArea.Autosize mah={420} type="auto" viewportProps={{ tabIndex: 0, role: 'region', 'aria-label': label }}>
-        <Code block className="wrap">
-          {visible(isLarge ? text.slice(0, FOLDED) : text)}
-        </Code>
-      </ScrollArea.Autosize>
-      {isLarge && (
-        <Group gap="sm" mt={4}>
-          <Text size="sm" c="dimmed">
-            {describe(value, text.length)}
-          </Text>
-          <TextButton onClick={() => setOpen(true)}>{strings.value.open}</TextButton>
-          <CopyText text={text} />
-        </Group>
-      )}
-      {isOpen && (
-        <Suspense>
-          <Viewer text={text} label={label} onClose={() => setOpen(false)} />
-        </Suspense>
-      )}
-    </>
-  )
-}
 
 /** An action in a line of text. */
 export function TextButton({ children, onClick }: { children: string; onClick: () => void }) {

@@ -54,39 +54,37 @@ export default function Viewer({ text, label, onClose }: { text: string; label: 
   return (
     <Modal opened onClose={onClose} title={label} size="90%">
       <Stack gap="sm">
-        <Group
-          component="form"
-          gap="sm"
-          {...{
-            onSubmit: (event: React.FormEvent) => {
-              event.preventDefault()
-              find()
-            },
+        <form
+          onSubmit={event => {
+            event.preventDefault()
+            find()
           }}
         >
-          <TextInput
-            aria-label={strings.value.search}
-            placeholder={strings.value.search}
-            leftSection={<IconSearch size={16} />}
-            value={search}
-            onChange={event => {
-              setSearch(event.currentTarget.value)
-              setFound(null)
-            }}
-            flex="1 1 200px"
-            data-autofocus
-          />
-          <Button type="submit" variant="default" leftSection={<IconChevronDown size={16} />}>
-            {strings.value.next}
-          </Button>
-          <Button
-            variant="default"
-            leftSection={<IconDownload size={16} />}
-            onClick={() => download(text, strings.value.file)}
-          >
-            {strings.value.download}
-          </Button>
-        </Group>
+          <Group gap="sm">
+            <TextInput
+              aria-label={strings.value.search}
+              placeholder={strings.value.search}
+              leftSection={<IconSearch size={16} />}
+              value={search}
+              onChange={event => {
+                setSearch(event.currentTarget.value)
+                setFound(null)
+              }}
+              flex="1 1 200px"
+              data-autofocus
+            />
+            <Button type="submit" variant="default" leftSection={<IconChevronDown size={16} />}>
+              {strings.value.next}
+            </Button>
+            <Button
+              variant="default"
+              leftSection={<IconDownload size={16} />}
+              onClick={() => download(text, strings.value.file)}
+            >
+              {strings.value.download}
+            </Button>
+          </Group>
+        </form>
         <Text size="sm" c="dimmed" role="status">
           {search && found !== null && strings.value.found(found + 1)}
           {text.length > SHOWN_MAX && strings.value.cut}

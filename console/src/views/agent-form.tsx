@@ -22,7 +22,7 @@ import { useEffect, useState } from 'react'
 import { api } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
-import { Value } from '../components/text.tsx'
+import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
