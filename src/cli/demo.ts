@@ -4,6 +4,7 @@ import type { Config } from '../config.ts'
 import type { Pool } from '../core/db/pool.ts'
 import { systemClock } from '../core/process/clock.ts'
 import { issueUserToken } from '../identity/users/sign-in.ts'
+import { issueSignInLink } from '../identity/users/sign-in-link.ts'
 import { hasUsers } from '../identity/users/store.ts'
 import { CommandError } from './output.ts'
 import { findFirstAdmin } from './store.ts'
@@ -28,6 +29,14 @@ export async function createFirstAdmin(pool: Pool, url: string, file: string, co
   if (!stored) fs.writeFileSync(file, JSON.stringify(signIn), { mode: 0o600 })
   await request(url, null, 'POST', '/users/bootstrap', signIn)
   return signIn
+}
+
+/** Returns the address of the console that signs the first admin in, once; null without an admin. */
+export async function createSignInUrl(pool: Pool, config: Config): Promise<string | null> {
+  const admin = await findFirstAdmin(pool)
+  if (!admin) return null
+  const link = await issueSignInLink({ config, clock: systemClock }, admin)
+  return `${config.BASE_URL}/app#sign_in_link=${link}`
 }
 
 /**

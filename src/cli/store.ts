@@ -7,14 +7,20 @@ import { timeRangeCondition } from '../core/api/lists.ts'
 import { allOf, countStatement, type Queryable, sql } from '../core/db/sql.ts'
 import { type BareMemory, bareColumns, unembeddedMemory } from '../memory/memories/store.ts'
 
-const FirstAdmin = z.strictObject({ id: z.string(), username: z.string(), role: z.string(), token_version: z.int() })
+const FirstAdmin = z.strictObject({
+  id: z.string(),
+  username: z.string(),
+  role: z.string(),
+  token_version: z.int(),
+  last_login_at: z.string().nullable(),
+})
 const nameRow = sql.type(z.strictObject({ name: z.string() }))
 const existsRow = sql.type(z.strictObject({ exists: z.boolean() }))
 
 /** Finds the oldest enabled admin. */
 export const findFirstAdmin = (db: Queryable): Promise<z.output<typeof FirstAdmin> | null> =>
   db.maybeOne(sql.type(FirstAdmin)`
-    select id, username, role, token_version from users where role = 'admin' and disabled_at is null
+    select id, username, role, token_version, last_login_at from users where role = 'admin' and disabled_at is null
     order by created_at, id limit 1`)
 
 const tableExists = (db: Queryable, table: string): Promise<boolean> =>

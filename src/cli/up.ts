@@ -70,6 +70,8 @@ type StartedDeployment = {
   url: string
   database: string
   double: Double | null
+  /** Address of the console that signs the first admin in, once; null where it is not to be printed. */
+  signInUrl: string | null
   signIn: SignIn | null
   signInFile: string
   demo: Demo | null
@@ -112,8 +114,14 @@ async function startParts(
   }
   if (isStopped()) return null
 
-  const [{ startWeb }, { startWorker }, { migrate }, { createFirstAdmin, createDemo }, { loadModules }, { modules }] =
-    await loading
+  const [
+    { startWeb },
+    { startWorker },
+    { migrate },
+    { createFirstAdmin, createDemo, createSignInUrl },
+    { loadModules },
+    { modules },
+  ] = await loading
   loadModules(modules)
   const config = loadSettings(env)
   const { host, port, pathname } = new URL(config.DATABASE_URL)
@@ -151,6 +159,7 @@ async function startParts(
       url: config.BASE_URL,
       database: embedded ? `PostgreSQL in ${path.relative('', directory)}, port ${port}` : `${host}${pathname}`,
       double,
+      signInUrl: config.CONSOLE_ENABLED && !config.production ? await createSignInUrl(pool, config) : null,
       signIn,
       signInFile,
       demo,
@@ -254,11 +263,21 @@ async function startTestModel(): Promise<Double> {
 }
 
 function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: number): void {
-  const { config, url, database, double, signIn, demo } = started
+  const { config, url, database, double, signInUrl, signIn, demo } = started
   const api = `${url}/api/v1`
   if (json) {
     const model = double && { url: `${double.url}/v1`, model: 'double-1' }
-    printJson({ url, api, docs: config.DOCS_BASE_URL, database, model, admin: signIn, demo, ready_ms: Math.round(ms) })
+    printJson({
+      url,
+      api,
+      docs: config.DOCS_BASE_URL,
+      database,
+      model,
+      admin: signIn,
+      sign_in_url: signInUrl,
+      demo,
+      ready_ms: Math.round(ms),
+    })
     return
   }
   print(`Muster answers at ${url} after ${(ms / 1000).toFixed(1)} s. Ctrl-C stops it.`)
@@ -268,6 +287,12 @@ function printInstructions(started: StartedDeployment, { json }: UpOptions, ms: 
   print(`  Reference  ${config.DOCS_BASE_URL}`)
   print(`  Database   ${database}`)
   if (double) print(`  Model      double-1, a test model that echoes its input, at ${double.url}/v1`)
+  if (signInUrl) {
+    print()
+    print('Open the console, signed in (the link works once, for 15 minutes):')
+    print()
+    print(`  ${signInUrl}`)
+  }
   if (signIn) {
     print()
     print('First admin (the password is shown once):')

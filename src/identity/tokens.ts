@@ -5,7 +5,7 @@ import type { Services } from '../core/process/services.ts'
 import { sha256Of } from '../core/secrets/digest.ts'
 
 /** Purpose of a token. Each consumer accepts only its own kind, so that a token cannot be replayed elsewhere. */
-export type TokenKind = 'user' | 'oauth' | 'actor' | 'run' | 'download' | 'upload' | 'ingestion'
+export type TokenKind = 'user' | 'oauth' | 'actor' | 'run' | 'download' | 'upload' | 'ingestion' | 'sign-in link'
 
 export type SignedClaims = { token: string; expires_at: string }
 export type Claims = JWTPayload & { sub: string; exp: number; iat: number }

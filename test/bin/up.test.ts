@@ -15,6 +15,7 @@ type Report = {
   url: string
   model: { url: string } | null
   admin: { username: string; password: string } | null
+  sign_in_url: string | null
   demo: { project_id: string; agent_id: string; session_id: string; key: string | null } | null
 }
 
@@ -66,6 +67,7 @@ describe('muster up', function () {
     const signedIn = await client(first.url, null).post('/users/login', first.admin as object)
     assert.equal(signedIn.status, 200)
     token = signedIn.body.token
+    assert.equal(first.sign_in_url?.split('#')[0], `${first.url}/app`)
     key = first.demo?.key as string
     const said = await say(first, key, 'hello')
     assert.equal(said.status, 201, JSON.stringify(said.body))
@@ -85,6 +87,9 @@ describe('muster up', function () {
       const running = start()
       const second = await reported(running)
       assert.equal(second.admin, null)
+      const sign_in_link = new URLSearchParams(new URL(second.sign_in_url as string).hash.slice(1)).get('sign_in_link')
+      const used = () => client(second.url, null).post('/users/login', { sign_in_link })
+      assert.deepEqual([(await used()).status, (await used()).status], [200, 401])
       assert.deepEqual(second.demo, { ...first.demo, key: null })
       assert.notEqual(second.model?.url, first.model?.url)
       const admin = client(second.url, token)

@@ -229,7 +229,7 @@ console.log(await createAgent(client, { name: 'x' }))`)
     try {
       const tracked = [
         ...['client/build', 'client/src', 'client/package.json', 'client/tsconfig.json'],
-        ...['console/index.html', 'console/package.json', 'console/src', 'console/vite.config.ts'],
+        ...['console/index.html', 'console/package.json', 'console/src', 'console/vite.config.ts', 'console/fields.ts'],
         ...['console/tsconfig.json', 'tsconfig.json', 'cli/src'],
       ]
       for (const name of [...tracked, 'scripts', 'src', 'sql', 'docs', 'package.json', 'package-lock.json'])

@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import { findFirstAdmin } from '../../src/cli/store.ts'
 import { voidStatement } from '../../src/core/db/sql.ts'
+import { issueSignInLink } from '../../src/identity/users/sign-in-link.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
@@ -44,6 +46,25 @@ describe('the console in a browser', function () {
     await page.getByRole('link', { name: 'Helper' }).waitFor()
     assert.deepEqual(await stored(), [0, 0, ''])
     assert.deepEqual(problems, [])
+  })
+
+  it('signs in with a link once, keeps it out of the address, and asks for the password after that', async () => {
+    const { base, services } = suite.app
+    const admin = await findFirstAdmin(services.pool)
+    assert.ok(admin)
+    const address = `${base}/app${at('agents')}#sign_in_link=${await issueSignInLink(services, admin)}`
+    for (const isUsed of [false, true]) {
+      const { page, problems, close } = await openPage(suite.chromium, [base])
+      closeLater({ close })
+      await page.goto(address)
+      if (isUsed) await page.getByText('This link was used before').waitFor()
+      else await page.getByRole('link', { name: 'Helper' }).waitFor()
+      assert.ok(!page.url().includes('sign_in_link'))
+      assert.deepEqual(
+        problems.filter(problem => !problem.includes('401')),
+        [],
+      )
+    }
   })
 
   it('shares a sign-in between tabs: no form in the second, one refresh for all, one sign-out for all', async () => {

@@ -28,11 +28,13 @@ const here = (): string => `${location.pathname}${location.search}`
 
 /** Opens the console for a signed-in user, and signs others in. */
 async function open(): Promise<State> {
+  const link = new URLSearchParams(location.hash.slice(1)).get('sign_in_link')
+  if (link) history.replaceState(null, '', here())
   const config = await readConfig()
   const base = new URL(config.base_url)
   // Cookies and the answer of the sign-in belong to the public address.
   if (base.origin !== location.origin) {
-    location.replace(`${base.origin}${here()}`)
+    location.replace(`${base.origin}${here()}${link ? `#sign_in_link=${link}` : ''}`)
     return { kind: 'wait' }
   }
   if (!globalThis.isSecureContext) return { kind: 'out', error: new Error(strings.signIn.insecure) }
@@ -45,7 +47,7 @@ async function open(): Promise<State> {
   }
   if (await resume()) return { kind: 'in', config }
   if (config.bootstrap_open) return { kind: 'bootstrap', config }
-  await startSignIn(config.base_url, here())
+  await startSignIn(config.base_url, here(), link)
   return { kind: 'wait' }
 }
 

@@ -71,11 +71,12 @@ export async function resume(): Promise<boolean> {
   return tokens !== undefined
 }
 
-/** Sends the user to the sign-in, which returns to an address of the console. */
-export async function startSignIn(baseUrl: string, returnTo: string): Promise<void> {
+/** Sends the user to the sign-in, which returns to an address of the console. `link`: token of a sign-in link. */
+export async function startSignIn(baseUrl: string, returnTo: string, link: string | null = null): Promise<void> {
   wanted = returnTo
   const { url } = await signIn.start({ redirectUri: `${baseUrl}/app/callback`, scope: 'muster:user offline_access' })
-  location.assign(url)
+  // Redirects keep the fragment, which no server sees.
+  location.assign(link ? `${url}#sign_in_link=${encodeURIComponent(link)}` : url)
 }
 
 /** Completes the sign-in with the address to which the user returned; returns the address at which it started. */

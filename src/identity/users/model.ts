@@ -84,8 +84,12 @@ export const Credentials = z
 /** One-time code of a sign-in elsewhere, and the verifier that proves that it was issued to this client. */
 export type SignInCode = { oidc_code: string; code_verifier: string }
 
-const byPassword = ['username', 'password'] as const
-const byCode = ['oidc_code', 'code_verifier'] as const
+/** Fields of each way to sign in, by the field that selects it. */
+const WAYS = {
+  username: ['username', 'password'],
+  oidc_code: ['oidc_code', 'code_verifier'],
+  sign_in_link: ['sign_in_link'],
+} as const
 
 export const SignInInput = z
   .strictObject({
@@ -101,15 +105,28 @@ export const SignInInput = z
       .regex(/^[\w.~-]{43,128}$/, 'must be 43 to 128 letters, digits or -._~')
       .optional()
       .describe('Verifier whose SHA-256 hash was the code_challenge of the sign-in'),
+    sign_in_link: z
+      .string()
+      .min(1)
+      .max(1024)
+      .optional()
+      .describe('Token of a sign-in link, which works once; replaces username and password'),
   })
   .superRefine((body, context) => {
-    const isCode = byCode.some(name => body[name] !== undefined)
-    for (const name of isCode ? byCode : byPassword)
-      if (body[name] === undefined)
+    const way =
+      body.sign_in_link !== undefined
+        ? 'sign_in_link'
+        : WAYS.oidc_code.some(name => body[name] !== undefined)
+          ? 'oidc_code'
+          : 'username'
+    const fields: readonly string[] = WAYS[way]
+    for (const name of Object.values(WAYS).flat()) {
+      const isGiven = body[name] !== undefined
+      if (fields.includes(name) && !isGiven)
         context.addIssue({ code: 'custom', path: [name], message: 'is required', params: { code: 'REQUIRED' } })
-    for (const name of isCode ? byPassword : [])
-      if (body[name] !== undefined)
-        context.addIssue({ code: 'custom', path: [name], message: 'cannot be combined with oidc_code' })
+      if (!fields.includes(name) && isGiven)
+        context.addIssue({ code: 'custom', path: [name], message: `cannot be combined with ${way}` })
+    }
   })
   .meta({ id: 'SignInInput', example: { username: 'ada', password: 'correct-horse-battery' } })
 const displayName = z

@@ -32,6 +32,7 @@ import {
 import { hashPassword } from './passwords.ts'
 import { OwnPermission, permissionsOfUser } from './permissions.ts'
 import { checkOwnPassword, codeSignIn, issueUserToken, signIn } from './sign-in.ts'
+import { redeemSignInLink } from './sign-in-link.ts'
 import { changePassword, clearFailures, insertUser, revokeTokens, setPassword } from './store.ts'
 
 const tag = 'Users'
@@ -73,7 +74,7 @@ export const userOperations: Operation[] = [
     path: '/users/login',
     summary: 'Sign in',
     description:
-      'Accepts a username and password, or the one-time code and verifier of a sign-in with a company account. Returns a token with the permissions of the user that is valid until it expires, the password changes, or the tokens of the user are revoked.',
+      'Accepts a username and password, the one-time code and verifier of a sign-in with a company account, or the token of a sign-in link. Returns a token with the permissions of the user that is valid until it expires, the password changes, or the tokens of the user are revoked.',
     tag,
     gate: 'public',
     transaction: false,
@@ -81,6 +82,7 @@ export const userOperations: Operation[] = [
     answers: { 200: SignedIn },
     raises: ['UNAUTHORIZED'],
     run({ body, services, request }) {
+      if (body.sign_in_link !== undefined) return redeemSignInLink(services, body.sign_in_link, request)
       if (body.oidc_code === undefined) return signIn(services, body as z.output<typeof Credentials>, request)
       return codeSignIn.only()?.(services, body as SignInCode, request) ?? raise('UNAUTHORIZED')
     },

@@ -71,20 +71,25 @@ const isNameUnlocked = (now: Date): Fragment => sql.fragment`not exists (
   select 1 from login_failures f
   where f.username = lower(u.username) and f.locked_until > ${now.toISOString()}::timestamptz)`
 
+/** Condition: the last sign-in of the user with alias `u` was at a time; null stands for none. */
+const wasLastAt = (at: string | null): Fragment => sql.fragment`u.last_login_at is not distinct from ${at}::timestamptz`
+
 /**
  * Records a sign-in; false if the user changed after the password was compared, or if the name was locked since:
- * guesses sent before the lock must not succeed after it.
+ * guesses sent before the lock must not succeed after it. With `lastAt`, also false after another sign-in than that.
  */
 export const recordSignIn = async (
   db: Queryable,
   user: Pick<SignInRow, 'id' | 'token_version'>,
   now: Date,
   newHash: string | null,
+  { lastAt }: { lastAt?: string | null } = {},
 ): Promise<boolean> =>
   (await db.maybeOneFirst(sql.type(z.object({ noted: z.int() }))`
     with noted as (
       update users u set last_login_at = ${now.toISOString()}::timestamptz, password_hash = coalesce(${newHash}::text, password_hash)
       where u.id = ${user.id} and u.token_version = ${user.token_version} and u.disabled_at is null and ${isNameUnlocked(now)}
+        and ${lastAt === undefined ? sql.fragment`true` : wasLastAt(lastAt)}
       returning lower(u.username) as username
     ), forgotten as (
       delete from login_failures where username in (select username from noted)

@@ -6,6 +6,7 @@ const requestId = new URLSearchParams(location.search).get('request_id')
 /** Base path: the page may be served below a path. */
 const root = new URL('..', location.href)
 /** Session storage key for the secret of a sign-in at the provider, until the browser returns. */
+const LINK_USED = 'This link was used before, or is too old. Sign in with the username and the password.'
 const VERIFIER = `verifier ${requestId}`
 
 const SIGN_IN_ERRORS = {
@@ -200,9 +201,9 @@ function refused(error) {
   throw new Error(GONE)
 }
 
-async function signIn(credentials) {
+async function signIn(credentials, refusal = 'This sign-in is not right. Check the username and the password.') {
   const user = await call('POST', '/users/login', credentials).catch(error => {
-    throw error.status === 401 ? new Error('This sign-in is not right. Check the username and the password.') : error
+    throw error.status === 401 ? new Error(refusal) : error
   })
   token = user.token
   info = await call('GET', `/oauth/consent-info?request_id=${encodeURIComponent(requestId)}`).catch(refused)
@@ -238,6 +239,12 @@ async function returnFromCompany(answer) {
   if (!code) throw new Error(SIGN_IN_ERRORS[answer.get('error')] ?? SIGN_IN_ERRORS.provider_error)
   if (!verifier) throw new Error(SIGN_IN_ERRORS.provider_error)
   await signIn({ oidc_code: code, code_verifier: verifier })
+}
+
+/** Signs in with a link that was opened. */
+async function followLink(token) {
+  history.replaceState(null, '', location.pathname + location.search)
+  await signIn({ sign_in_link: token }, LINK_USED)
 }
 
 function askForSignIn() {
@@ -288,5 +295,6 @@ write('deployment', location.host)
 if (requestId) {
   askForSignIn()
   const answer = new URLSearchParams(location.hash.slice(1))
+  if (answer.has('sign_in_link')) guarded(() => followLink(answer.get('sign_in_link')))(new Event('load'))
   if (answer.has('oidc_code') || answer.has('error')) guarded(() => returnFromCompany(answer))(new Event('load'))
 } else write('message', 'Open this page from the application that requests access.')
