@@ -3,6 +3,7 @@ import { createHash, randomBytes } from 'node:crypto'
 import http from 'node:http'
 import https from 'node:https'
 import type { AddressInfo } from 'node:net'
+import { pipeline } from 'node:stream'
 import { createEgress } from '../../src/core/net/egress.ts'
 import { type Client, client, startApp, type TestApp } from './app.ts'
 import { Browser as BrowserOfRedirects } from './browser.ts'
@@ -21,8 +22,10 @@ export async function startFront(): Promise<Front> {
     const upstream = http.request(
       { host: target.hostname, port: target.port, path: req.url, method: req.method, headers, agent },
       answer => {
+        if (res.destroyed) return void answer.destroy()
         res.writeHead(answer.statusCode as number, answer.rawHeaders)
-        answer.pipe(res)
+        // A process that is killed ends the response in the middle.
+        pipeline(answer, res, () => {})
       },
     )
     upstream.on('error', () => res.destroy())
