@@ -35,7 +35,7 @@ export const theme = createTheme({
     Menu: Menu.extend({ defaultProps: { returnFocus: true } }),
     Modal: Modal.extend({ defaultProps: { ...closable, centered: true, radius: 'lg' } }),
     NavLink: NavLink.extend({
-      defaultProps: { variant: 'filled' },
+      defaultProps: { variant: 'filled', py: 6 },
       styles: { root: { borderRadius: 'var(--mantine-radius-md)' } },
     }),
     Notification: Notification.extend({ defaultProps: closable }),
