@@ -236,19 +236,23 @@ async function roundTrips(
  * Counts every statement that the application's clients in this process send, begin and commit included; not the wake-ups, of which many
  * commits share one.
  */
-export function countStatements(): { value: number; stop(): void } {
+export function countStatements(): { texts: string[]; readonly value: number; stop(): void } {
   const original = DatabaseClient.prototype.query
-  const counter = {
-    value: 0,
+  const texts: string[] = []
+  DatabaseClient.prototype.query = function (...args) {
+    const [statement] = args
+    if (statement.name !== 'notify') texts.push(typeof statement === 'string' ? statement : statement.text)
+    return original.apply(this, args)
+  }
+  return {
+    texts,
+    get value() {
+      return texts.length
+    },
     stop: () => {
       DatabaseClient.prototype.query = original
     },
   }
-  DatabaseClient.prototype.query = function (...args) {
-    if (args[0].name !== 'notify') counter.value += 1
-    return original.apply(this, args)
-  }
-  return counter
 }
 
 /** Counts how often any pg client of this process waits for an answer. */

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { expectStatus } from '../conversation/session-support.ts'
+import { statementsOfEach } from '../support/statements.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
@@ -15,12 +16,17 @@ describe('the OpenAI mount: round trips', () => {
   })
   after(() => app?.close())
 
-  /** Returns the statements of a call, whose predecessor fills the caches. */
+  const ROUNDS = 5
+  /** Returns the number of statements that a call sends in every round after the first, which fills the caches. */
   const statements = async (call: (round: number) => Promise<unknown>): Promise<number> => {
-    await call(1)
-    app.statements.length = 0
-    await call(2)
-    return app.statements.filter(text => !/heartbeat|last_used_at|browser_used_at|muster_/.test(text)).length
+    const rounds: string[][] = []
+    for (let round = 1; round <= ROUNDS; round++) {
+      app.statements.length = 0
+      await call(round)
+      rounds.push([...app.statements])
+    }
+    const common = statementsOfEach(rounds.slice(1))
+    return common.filter(text => !/heartbeat|last_used_at|browser_used_at|muster_/.test(text)).length
   }
   /** Begins a turn by the mount, and returns its session. */
   const begin = async (input: unknown, headers: Record<string, string> = {}): Promise<string> => {
@@ -52,9 +58,12 @@ describe('the OpenAI mount: round trips', () => {
     const first = await statements(async () => say(await create()))
     assert.ok((await statements(round => begin('a', headers(round, 'first')))) <= first + 2)
 
-    const sessions = [await create(), await create()]
+    const sessions: Json[] = []
+    for (let round = 1; round <= ROUNDS; round++) {
+      sessions.push(await create())
+      await cancelTurns(await begin('a', headers(round, 'next')))
+    }
     const next = await statements(round => say(sessions[round - 1]))
-    for (const round of [1, 2]) await cancelTurns(await begin('a', headers(round, 'next')))
     const input = ['a', 'b'].map(content => ({ role: 'user', content }))
     assert.ok((await statements(round => begin(input, headers(round, 'next')))) <= next + 2)
   })

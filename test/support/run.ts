@@ -124,10 +124,11 @@ function allFiles(): string[] {
 }
 
 /**
- * Prints the files that took most processor time, which is what bounds a run, the slowest tests, and the processor time
- * of all.
+ * Writes what each file took; prints the files that took most processor time, which is what bounds a run, the slowest
+ * tests, and the processor time of all.
  */
 function report(files: FileTotals, times: FileTime[], serverMs: number): void {
+  if (times.length > 0) fs.writeFileSync(TIMES_FILE, times.map(time => `${JSON.stringify(time)}\n`).join(''))
   const seconds = (ms: number) => `${(ms / 1000).toFixed(1)} s`.padStart(8)
   console.log('files with most processor time (without the database; wall time; of that outside tests):')
   for (const { file, ms, cpuMs } of [...times].sort((a, b) => b.cpuMs - a.cpuMs).slice(0, SLOWEST)) {
@@ -144,22 +145,20 @@ function report(files: FileTotals, times: FileTime[], serverMs: number): void {
   console.log(`processor time: tests ${seconds(cpuMs).trim()}, database ${seconds(serverMs).trim()}`)
 }
 
-/** Runs mocha; a run that ends badly without a failed test (a crash, a file that does not load) counts as one. */
-async function test(
-  args: string[],
-  databaseUrl: string,
-  { jobs }: { jobs: number },
-): Promise<{ files: FileTotals; times: FileTime[] }> {
+/**
+ * Runs mocha; a run that ends badly without a failed test (a crash, a file that does not load) counts as one. Always with
+ * several jobs: with one, mocha loads the files by `require`, which takes no module with a top-level await.
+ */
+async function test(args: string[], databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[] }> {
   const file = path.join(tmpdir(), `muster-totals-${process.pid}.json`)
   const timesFile = path.join(tmpdir(), `muster-times-${process.pid}.json`)
   const mocha = path.join(root, 'node_modules/mocha/bin/mocha.js')
-  const options = ['--parallel', '--jobs', String(jobs), '--exit', '--reporter', support('reporter.ts')]
+  const options = ['--parallel', '--jobs', String(JOBS), '--exit', '--reporter', support('reporter.ts')]
   options.push('--require', support('timing.ts'), '--require', support('client-driver.ts'))
   const environment = { ...env, TEST_DATABASE_URL: databaseUrl, TEST_TOTALS: file, TEST_TIMES: timesFile }
   const passed = await succeeds(process.execPath, [mocha, ...options, ...args], { environment })
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
-  if (lines.length > 0) fs.copyFileSync(timesFile, TIMES_FILE)
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
   if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0, tests: {} }
   return { files, times: lines.map(line => JSON.parse(line)) }
@@ -182,13 +181,16 @@ const sum = (files: FileTotals): Totals =>
  * depends on the moment, which is a fault of the test or of the product.
  */
 async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[] }> {
-  const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl, { jobs: JOBS })
+  const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl)
   const again = failedIn(first.files)
   if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes('')) return first
   console.log(`failed, and run once more: ${again.join(', ')}`)
-  const second = await test(['--forbid-only', ...again], databaseUrl, { jobs: 1 })
-  const files = { ...first.files, ...second.files }
-  for (const file of again) if (files[file].failed === 0) console.log(`passed when it was run again: ${file}`)
+  const files = { ...first.files }
+  for (const file of again) {
+    const second = await test(['--forbid-only', file], databaseUrl)
+    Object.assign(files, second.files)
+    if (failedIn(second.files).length === 0) console.log(`passed when it was run again: ${file}`)
+  }
   return { files, times: first.times }
 }
 
@@ -230,7 +232,7 @@ try {
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
-    const result = args.length ? await test(some, url, { jobs: JOBS }) : await testAll(url)
+    const result = args.length ? await test(some, url) : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
     report(result.files, result.times, server ? processorTime(server.pid) : 0)
