@@ -29,6 +29,8 @@ const views = [
   view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
+  view('workflows', () => import('./views/workflows.tsx'), 'Workflows'),
+  view('workflows/$workflowId', () => import('./views/workflow.tsx'), 'WorkflowView'),
 ]
 
 export const router = createRouter({

@@ -1,6 +1,7 @@
 import {
   IconInbox,
   IconLayoutDashboard,
+  IconLayoutKanban,
   IconMessages,
   IconPlayerPlay,
   IconRobot,
@@ -41,7 +42,10 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
   },
-  { name: nav.groups.automate, views: [] },
+  {
+    name: nav.groups.automate,
+    views: [{ name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' }],
+  },
   { name: nav.groups.operate, views: [] },
 ]
 
