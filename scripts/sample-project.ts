@@ -7,6 +7,9 @@ export type SampleProject = {
   sessionId: string
   workflowId: string
   taskId: string
+  playbookId: string
+  caseId: string
+  executionId: string
 }
 
 /** Answers of the test model, by text of the prompt; each stands for an answer of a real model. */
@@ -17,11 +20,17 @@ const REPLIES: [contains: string, reply: object][] = [
       text: 'Hello, sorry that your lamp arrived broken. A new one leaves our warehouse today; you can keep the broken one.',
     },
   ],
+  [
+    'Summarize the claim',
+    {
+      text: 'The glass shade of a floor lamp arrived with a crack of 12 cm. The customer requests a refund of 249 EUR.',
+    },
+  ],
   ['Find the part', { error: { status: 400, message: 'The context window of the model is too small' } }],
 ]
 
 /**
- * Fills a deployment with the project of a support product: agents, conversations, work and what waits for people.
+ * Fills a deployment with the project of a support product: agents, conversations, work, approvals.
  * @param controlUrl address of the test model, whose script is replaced
  */
 export async function createSampleProject(muster: Muster, controlUrl: string): Promise<SampleProject> {
@@ -50,7 +59,79 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
   await agent('Translator', 'Translates messages between customers and the team', 'Translate, and keep the tone.')
   const session = await muster.sessions.create({ project_id, agent_id: assistant.id, name: 'Where is my order?' })
   const board = await createBoard(muster, project_id, assistant.id)
-  return { projectId: project_id, agentId: assistant.id, sessionId: session.id, ...board }
+  const claims = await createClaims(muster, project_id, assistant.id, session.id)
+  return { projectId: project_id, agentId: assistant.id, sessionId: session.id, ...board, ...claims }
+}
+
+/** Cases of refunds, worked on by a playbook. */
+async function createClaims(muster: Muster, project_id: string, agent_id: string, session_id: string) {
+  const playbook = await muster.playbooks.create({
+    project_id,
+    name: 'Refund review',
+    description: 'Decides on a refund: the agent summarizes, a person checks the receipt, a lead approves.',
+    outcome: { var: 'steps.decide.output.decision' },
+    case_schema: { type: 'object', required: ['amount'], properties: { amount: { type: 'number' } } },
+    steps: [
+      {
+        key: 'summary',
+        title: 'Summarize the claim',
+        type: 'instruct_agent',
+        agent_id,
+        instructions: 'Summarize the claim in two sentences.',
+        case_writes: { summary: { var: 'output.content' } },
+      },
+      {
+        key: 'size',
+        title: 'Small or large?',
+        type: 'branch',
+        rules: [{ when: { '<': [{ var: 'case.fields.amount' }, 50] }, go_to: 'pay' }],
+        otherwise: 'receipt',
+      },
+      {
+        key: 'receipt',
+        title: 'Check the receipt',
+        type: 'manual',
+        instructions: 'Compare the receipt with the order, then state the amount that the customer **really paid**.',
+        assignee: { var: 'case.assignee' },
+        due_seconds: 86_400,
+        skippable: true,
+        result_schema: {
+          type: 'object',
+          required: ['paid'],
+          properties: {
+            paid: { type: 'number', title: 'Amount paid', description: 'In EUR, with tax' },
+            method: { type: 'string', enum: ['card', 'invoice', 'voucher'], title: 'Means of payment' },
+          },
+        },
+        required_evidence: [{ name: 'Receipt', kind: 'note' }],
+      },
+      { key: 'decide', title: 'Approve the refund', type: 'require_approval', on_rejected: 'end' },
+      { key: 'pay', title: 'Wait for the payout', type: 'wait', duration_seconds: 3600, case_writes: { paid: true } },
+    ],
+  })
+  const claim = (title: string, amount: number, fields: object = {}) =>
+    muster.cases.create({ project_id, title, playbook_id: playbook.id, fields: { amount }, ...fields })
+  const lamp = await claim('Floor lamp arrived broken', 249, {
+    assignee: 'ada',
+    priority: 'high',
+    description: 'The customer sent a photo of the cracked shade on the day of delivery.',
+    subject: { type: 'order', id: 'L-20377', label: 'L-20377' },
+    due_at: new Date(Date.now() + 2 * 86_400_000).toISOString(),
+  })
+  await muster.cases.links.create({ case_id: lamp.id, type: 'session', target_id: session_id })
+  await muster.cases.evidence.create({
+    case_id: lamp.id,
+    name: 'Photo description',
+    kind: 'note',
+    content: 'Crack of 12 cm in the glass shade, box undamaged.',
+  })
+  await muster.cases.comment({ case_id: lamp.id, body: 'Called the customer: a refund is preferred to a new lamp.' })
+  const execution = await muster.playbookExecutions.create({ case_id: lamp.id })
+  await claim('Delivered to a wrong address', 89, { assignee: 'kim', priority: 'urgent' })
+  const resolved = await claim('Double charge', 35, { assignee: 'kim' })
+  await muster.cases.resolve({ case_id: resolved.id, outcome: 'refunded' })
+  await until(async () => (await muster.playbookExecutions.get({ execution_id: execution.id })).status === 'waiting')
+  return { playbookId: playbook.id, caseId: lamp.id, executionId: execution.id }
 }
 
 /** A board of requests: drafts by an agent, reviewed by people. */

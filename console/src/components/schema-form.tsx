@@ -122,10 +122,11 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
-  defaults = {},
+  start = {},
   only,
   omit = [],
   options = {},
+  at,
   submitLabel = strings.save,
   isPending,
   error,
@@ -136,13 +137,15 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
-  /** What the fields of a new record hold at first. */
-  defaults?: Values
+  /** Values with which a new record begins; they are submitted like entered ones. */
+  start?: Values
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, { value: string; label: string }[]>
+  /** Path of the values in the body that is sent, which problems of the service begin with. */
+  at?: string
   submitLabel?: string
   isPending?: boolean
   error?: unknown
@@ -161,7 +164,7 @@ export function SchemaForm({
     Object.fromEntries(
       fields.map(({ name, input, field }) => [
         name,
-        entryOf(input, initial ? initial[name] : (defaults[name] ?? field.const)),
+        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
       ]),
     ),
   )
@@ -185,10 +188,13 @@ export function SchemaForm({
     if (Object.keys(problems).length === 0) onSubmit(values)
   }
   const refused = Object.fromEntries(
-    (error ? (failureOf(error).problems ?? []) : []).flatMap(({ path, message }) => [
-      [path, message],
-      [path.split(/[.[]/)[0], message],
-    ]),
+    (error ? (failureOf(error).problems ?? []) : []).flatMap(({ path, message }) => {
+      const own = at && path.startsWith(`${at}.`) ? path.slice(at.length + 1) : path
+      return [
+        [own, message],
+        [own.split(/[.[]/)[0], message],
+      ]
+    }),
   )
   return (
     <form
@@ -315,7 +321,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':

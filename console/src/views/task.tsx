@@ -19,9 +19,10 @@ import { IconAlertTriangle } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton } from '../components/actions.tsx'
+import { CommandForm } from '../components/command-form.tsx'
 import { Facts } from '../components/record.tsx'
-import { fieldLabel, type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
+import { fieldLabel, type ObjectSchema, type Values } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
@@ -68,67 +69,49 @@ function withPayload(values: Values): Values {
 export function TaskForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void }) {
   const { id, project_id, payload_schema, states } = workflow
   const payload = payloadFields(payload_schema)
-  const create = useAction({
-    run: async (values: Values) =>
-      createTask(api, { ...(withPayload(values) as { title: string }), workflow_id: id, project_id }),
-    stale: [['board', id]],
-    onDone,
-  })
   return (
-    <SchemaForm
+    <CommandForm
+      label={strings.create}
       schema={{
         properties: { ...creation.properties, ...payload?.properties },
         required: [...(creation.required ?? []), ...(payload?.required ?? [])],
       }}
       only={['title', ...Object.keys(payload?.properties ?? { payload: true }), 'assignee', 'due_at', 'state']}
       options={{ state: states.map(({ name }) => ({ value: name, label: visible(name) })) }}
-      submitLabel={strings.create}
-      isPending={create.isPending}
-      error={create.error}
-      onSubmit={values => create.mutate(values)}
-      onCancel={onDone}
+      run={async values =>
+        createTask(api, { ...(withPayload(values) as { title: string }), workflow_id: id, project_id })
+      }
+      stale={[['board', id]]}
+      onDone={onDone}
     />
   )
 }
+
+type TaskFormProps = { task: Task; onDone: () => void }
 
 /** Changes the assignee of a task. */
-export function AssignForm({ task, onDone }: { task: Task; onDone: () => void }) {
-  const assign = useAction({
-    run: async (values: TaskPatch) => updateTask(api, { task_id: task.id, ...values }),
-    stale: staleOf(task),
-    onDone,
-  })
-  return (
-    <SchemaForm
-      schema={changing}
-      only={['assignee']}
-      initial={task}
-      isPending={assign.isPending}
-      error={assign.error}
-      onSubmit={values => assign.mutate(values)}
-      onCancel={onDone}
-    />
-  )
-}
+export const AssignForm = ({ task, onDone }: TaskFormProps) => (
+  <CommandForm
+    label={strings.save}
+    schema={changing}
+    only={['assignee']}
+    initial={task}
+    run={async (values: TaskPatch) => updateTask(api, { task_id: task.id, ...values })}
+    stale={staleOf(task)}
+    onDone={onDone}
+  />
+)
 
 /** Pauses a task. */
-export function PauseForm({ task, onDone }: { task: Task; onDone: () => void }) {
-  const pause = useAction({
-    run: async (values: { reason?: string }) => pauseTask(api, { task_id: task.id, ...values }),
-    stale: staleOf(task),
-    onDone,
-  })
-  return (
-    <SchemaForm
-      schema={pausing}
-      submitLabel={strings.tasks.pause}
-      isPending={pause.isPending}
-      error={pause.error}
-      onSubmit={values => pause.mutate(values)}
-      onCancel={onDone}
-    />
-  )
-}
+export const PauseForm = ({ task, onDone }: TaskFormProps) => (
+  <CommandForm
+    label={strings.tasks.pause}
+    schema={pausing}
+    run={async values => pauseTask(api, { task_id: task.id, ...values })}
+    stale={staleOf(task)}
+    onDone={onDone}
+  />
+)
 
 /** Badges of a task, and the error of its work. */
 export function TaskBadges({ task }: { task: Task }) {
@@ -298,43 +281,29 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
   )
 }
 
-function TransitionForm({ task, transition, onDone }: { task: Task; transition: string; onDone: () => void }) {
-  const move = useAction({
-    run: async (values: { note?: string }) =>
-      transitionTask(api, { task_id: task.id, transition, expected_state: task.state, ...values }),
-    stale: staleOf(task),
-    onDone,
-  })
-  return (
-    <SchemaForm
-      schema={transitioning}
-      only={['note']}
-      submitLabel={visible(transition)}
-      isPending={move.isPending}
-      error={move.error}
-      onSubmit={values => move.mutate(values)}
-      onCancel={onDone}
-    />
-  )
-}
+const TransitionForm = ({ task, transition, onDone }: TaskFormProps & { transition: string }) => (
+  <CommandForm
+    label={visible(transition)}
+    schema={transitioning}
+    only={['note']}
+    run={async values => transitionTask(api, { task_id: task.id, transition, expected_state: task.state, ...values })}
+    stale={staleOf(task)}
+    onDone={onDone}
+  />
+)
 
-function TaskEditForm({ task, schema, onDone }: { task: Task; schema: WorkflowPayloadSchema; onDone: () => void }) {
+function TaskEditForm({ task, schema, onDone }: TaskFormProps & { schema: WorkflowPayloadSchema }) {
   const payload = payloadFields(schema)
-  const update = useAction({
-    run: async (values: Values) => updateTask(api, { task_id: task.id, ...withPayload(values) }),
-    stale: staleOf(task),
-    onDone,
-  })
   const held = Object.fromEntries(Object.entries(task.payload).map(([name, value]) => [PAYLOAD + name, value]))
   return (
-    <SchemaForm
+    <CommandForm
+      label={strings.save}
       schema={{ properties: { ...changing.properties, ...payload?.properties } }}
       only={['title', ...Object.keys(payload?.properties ?? { payload: true }), 'assignee', 'due_at']}
       initial={{ ...task, ...held }}
-      isPending={update.isPending}
-      error={update.error}
-      onSubmit={values => update.mutate(values)}
-      onCancel={onDone}
+      run={async values => updateTask(api, { task_id: task.id, ...withPayload(values) })}
+      stale={staleOf(task)}
+      onDone={onDone}
     />
   )
 }

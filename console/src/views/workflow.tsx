@@ -13,10 +13,10 @@ import { IconEdit, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton } from '../components/actions.tsx'
+import { CommandForm } from '../components/command-form.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Section } from '../components/record.tsx'
-import { SchemaForm } from '../components/schema-form.tsx'
 import { Loaded, Refused } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
@@ -130,28 +130,23 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
 
 function EditForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void }) {
   const { id, project_id } = workflow
-  const update = useAction({
-    run: async (values: WorkflowPatch) => updateWorkflow(api, { workflow_id: id, ...values }),
-    stale: [
-      ['workflow', id],
-      ['board', id],
-      ['workflows', project_id],
-    ],
-    onDone,
-  })
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
         {strings.workflows.editText}
       </Text>
-      <SchemaForm
+      <CommandForm
+        label={strings.save}
         schema={fields}
         only={['name', 'description', 'states', 'transitions', 'payload_schema']}
         initial={workflow}
-        isPending={update.isPending}
-        error={update.error}
-        onSubmit={values => update.mutate(values)}
-        onCancel={onDone}
+        run={async (values: WorkflowPatch) => updateWorkflow(api, { workflow_id: id, ...values })}
+        stale={[
+          ['workflow', id],
+          ['board', id],
+          ['workflows', project_id],
+        ]}
+        onDone={onDone}
       />
     </Stack>
   )

@@ -5,10 +5,10 @@ import { createWorkflow, listWorkflows } from '@muster/client/operations'
 import { IconLayoutKanban, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { FormButton, useAction } from '../components/actions.tsx'
+import { FormButton } from '../components/actions.tsx'
+import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { SchemaForm } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -45,7 +45,7 @@ export function Workflows() {
       label={strings.workflows.create}
       leftSection={<IconPlus size={16} />}
       modalSize="xl"
-      form={close => <WorkflowForm onCancel={close} />}
+      form={close => <WorkflowForm onDone={close} />}
     />
   )
   return (
@@ -79,25 +79,19 @@ const EXAMPLE = {
   ],
 }
 
-function WorkflowForm({ onCancel }: { onCancel: () => void }) {
+function WorkflowForm({ onDone }: { onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const create = useAction({
-    run: async (values: Partial<WorkflowInput>) =>
-      createWorkflow(api, { ...(values as WorkflowInput), project_id: projectId }),
-    stale: [['workflows', projectId]],
-    onDone: ({ id }) => void navigate({ to: `/p/${projectId}/workflows/${id}` }),
-  })
   return (
-    <SchemaForm
+    <CommandForm
+      label={strings.create}
       schema={fields}
       only={['name', 'description', 'states', 'transitions', 'payload_schema']}
-      defaults={EXAMPLE}
-      submitLabel={strings.create}
-      isPending={create.isPending}
-      error={create.error}
-      onSubmit={values => create.mutate(values)}
-      onCancel={onCancel}
+      start={EXAMPLE}
+      run={async values => createWorkflow(api, { ...(values as WorkflowInput), project_id: projectId })}
+      stale={[['workflows', projectId]]}
+      onResult={({ id }) => void navigate({ to: `/p/${projectId}/workflows/${id}` })}
+      onDone={onDone}
     />
   )
 }
