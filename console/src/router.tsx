@@ -29,6 +29,13 @@ const views = [
   view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
+  view('cases', () => import('./views/cases.tsx'), 'Cases'),
+  view('cases/$caseId', () => import('./views/case.tsx'), 'CaseView'),
+  view('cases/$caseId/executions/$executionId', () => import('./views/execution.tsx'), 'ExecutionView'),
+  view('playbooks', () => import('./views/playbooks.tsx'), 'Playbooks'),
+  view('playbooks/$playbookId', () => import('./views/playbook.tsx'), 'PlaybookView'),
+  view('workflows', () => import('./views/workflows.tsx'), 'Workflows'),
+  view('workflows/$workflowId', () => import('./views/workflow.tsx'), 'WorkflowView'),
 ]
 
 export const router = createRouter({

@@ -332,6 +332,11 @@ describe('tasks', () => {
       ['done', 1, [made[0].id], true],
     ])
     assert.equal(shown.total, 2)
+    const oldest = [made[1].created_at, null, made[0].created_at]
+    assert.deepEqual(
+      shown.states.map(({ oldest_at }: any) => oldest_at),
+      oldest,
+    )
     // A state that later versions do not declare.
     await ok(key.patch(`/workflows/${flow.id}`, { states: [{ name: 'start', initial: true }], transitions: [] }))
     assert.deepEqual(summary((await ok(key.get(`/workflows/${flow.id}/board`))).states), [
@@ -344,7 +349,8 @@ describe('tasks', () => {
       { effect: 'Allow', action: ['tasks:ListTasks'], resource: [`srn:${app.projectId}:task:${made[1].id}`] },
     ]
     const partial = await app.user('board reader', [{ statement }])
-    assert.equal((await ok(partial.get(`/workflows/${flow.id}/board`))).total, 1)
+    const seen = await ok(partial.get(`/workflows/${flow.id}/board`))
+    assert.deepEqual([seen.total, seen.states.at(-1).oldest_at], [1, made[1].created_at])
     const blind = await app.user('blind', [{ statement: statement.slice(0, 1) }])
     assert.equal((await ok(blind.get(`/workflows/${flow.id}/board`))).total, 0)
   })

@@ -162,7 +162,15 @@ export function ListView<Row>({
 /** A link to a view, which names a record. */
 export function RecordLink({ to, children }: { to: string; children: ReactNode }) {
   return (
-    <Anchor component={Link} to={to} fw={600} c="inherit" underline="hover" style={{ overflowWrap: 'anywhere' }}>
+    <Anchor
+      component={Link}
+      to={to}
+      draggable={false}
+      fw={600}
+      c="inherit"
+      underline="hover"
+      style={{ overflowWrap: 'anywhere' }}
+    >
       {children}
     </Anchor>
   )

@@ -39,7 +39,7 @@ export type Values = Record<string, unknown>
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input = 'text' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
 /** The schema of a field without its null, which a form shows as an empty field. */
 function settled(schema: FieldSchema): FieldSchema {
@@ -63,6 +63,7 @@ function inputOf(schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
+      if (schema.format === 'date-time') return 'time'
       return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
     case 'integer':
     case 'number':
@@ -83,17 +84,25 @@ function inputOf(schema: FieldSchema): Input {
 const jsonText = (value: unknown): string =>
   value === undefined || value === null ? '' : JSON.stringify(value, null, 2)
 
+/** Returns a time as the browser's field of times holds it: in the local time zone, to the minute. */
+const localTime = (at: string): string => {
+  const time = new Date(at)
+  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
+}
+
 /** What a field holds while it is edited. */
 const entryOf = (input: Input, value: unknown): unknown => {
   if (input === 'json') return jsonText(value)
   if (input === 'choices' || input === 'texts') return value ?? []
   if (input === 'flag') return value ?? null
+  if (input === 'time') return typeof value === 'string' ? localTime(value) : ''
   return value ?? ''
 }
 
 /** The value of an entry: undefined for an empty one. Throws SyntaxError for what is not JSON. */
 function enteredOf(input: Input, entry: unknown): unknown {
   if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
+  if (input === 'time') return new Date(entry as string).toISOString()
   return input === 'json' ? JSON.parse(entry as string) : entry
 }
 
@@ -113,9 +122,11 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
+  start = {},
   only,
   omit = [],
   options = {},
+  at,
   submitLabel = strings.save,
   isPending,
   error,
@@ -126,11 +137,15 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
+  /** Values with which a new record begins; they are submitted like entered ones. */
+  start?: Values
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, { value: string; label: string }[]>
+  /** Path of the values in the body that is sent, which problems of the service begin with. */
+  at?: string
   submitLabel?: string
   isPending?: boolean
   error?: unknown
@@ -147,7 +162,10 @@ export function SchemaForm({
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
-      fields.map(({ name, input, field }) => [name, entryOf(input, initial ? initial[name] : field.const)]),
+      fields.map(({ name, input, field }) => [
+        name,
+        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
+      ]),
     ),
   )
   const [wrong, setWrong] = useState<Record<string, string>>({})
@@ -156,6 +174,7 @@ export function SchemaForm({
     const problems: Record<string, string> = {}
     for (const { name, input, isRequired } of fields) {
       try {
+        if (initial && input === 'time' && entries[name] === entryOf(input, initial[name])) continue
         const value = enteredOf(input, entries[name])
         if (initial) {
           if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
@@ -169,7 +188,13 @@ export function SchemaForm({
     if (Object.keys(problems).length === 0) onSubmit(values)
   }
   const refused = Object.fromEntries(
-    (error ? (failureOf(error).problems ?? []) : []).map(({ path, message }) => [path.split(/[.[]/)[0], message]),
+    (error ? (failureOf(error).problems ?? []) : []).flatMap(({ path, message }) => {
+      const own = at && path.startsWith(`${at}.`) ? path.slice(at.length + 1) : path
+      return [
+        [own, message],
+        [own.split(/[.[]/)[0], message],
+      ]
+    }),
   )
   return (
     <form
@@ -296,7 +321,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':
@@ -311,6 +336,13 @@ function SchemaField({
         />
       )
     default:
-      return <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+      return (
+        <TextInput
+          {...common}
+          type={input === 'time' ? 'datetime-local' : 'text'}
+          value={entry as string}
+          onChange={event => onChange(event.currentTarget.value)}
+        />
+      )
   }
 }

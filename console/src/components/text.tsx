@@ -49,6 +49,17 @@ export function When({ at }: { at: string | null | undefined }) {
   )
 }
 
+/** Returns the age of something in its largest unit, such as 3d. */
+export function ageText(at: string): string {
+  const seconds = (Date.now() - Date.parse(at)) / 1000
+  const [unit, length] = UNITS.find(([, length]) => seconds >= length) ?? ['minute', 60]
+  return Math.max(0, Math.floor(seconds / length)).toLocaleString(undefined, {
+    style: 'unit',
+    unit,
+    unitDisplay: 'narrow',
+  })
+}
+
 /** Returns a duration for people. */
 export const durationText = (ms: number): string =>
   ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`

@@ -1,6 +1,9 @@
 import {
+  IconBriefcase,
   IconInbox,
   IconLayoutDashboard,
+  IconLayoutKanban,
+  IconListCheck,
   IconMessages,
   IconPlayerPlay,
   IconRobot,
@@ -41,7 +44,14 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
   },
-  { name: nav.groups.automate, views: [] },
+  {
+    name: nav.groups.automate,
+    views: [
+      { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
+      { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
+      { name: nav.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
+    ],
+  },
   { name: nav.groups.operate, views: [] },
 ]
 

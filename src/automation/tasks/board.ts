@@ -4,7 +4,7 @@ import { itemOperation } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { listTargetOf, visibleRows } from '../../core/iam/access.ts'
 import { workflowKind } from '../workflows/model.ts'
-import { Task, type TaskRow, taskKind } from './model.ts'
+import { nullableTime, Task, type TaskRow, taskKind } from './model.ts'
 import { storedBytes, taskBytes } from './store.ts'
 
 const MAX_TASKS_PER_STATE = 50
@@ -15,6 +15,7 @@ const BoardState = z
     declared: z.boolean().describe('Whether the current version of the workflow declares the state'),
     terminal: z.boolean().describe('Whether the state is terminal'),
     count: z.int().describe('Number of tasks in the state that are visible to the caller'),
+    oldest_at: nullableTime.describe('Time of creation of the oldest of these tasks. Null without tasks.'),
     tasks: z.array(Task).describe('Newest tasks in the state. Fewer than per_state if the tasks are large.'),
   })
   .meta({ id: 'WorkflowBoardState' })
@@ -28,20 +29,24 @@ const Board = z
   })
   .meta({ id: 'WorkflowBoard' })
 
-const stateCountRow = sql.type(z.object({ state: z.string(), count: z.int() }))
+const stateCountRow = sql.type(z.object({ state: z.string(), count: z.int(), oldest_at: nullableTime }))
 
 /**
- * Counts tasks by state: from the maintained counts (primary key) if the caller can see all tasks, else from the rows
- * (tasks_workflow).
+ * Counts tasks by state: from the maintained counts (primary key) and the oldest task of each
+ * state (tasks_workflow) if the caller can see all tasks, else from the rows (tasks_workflow).
  */
 const countByState = (db: Queryable, workflowId: string, { rows, all }: ReturnType<typeof visibleRows>) =>
   db.any(
     all
       ? stateCountRow`
-          select state, sum(count)::bigint as count from task_state_counts where workflow_id = ${workflowId}
-          group by state having sum(count) > 0`
+          select c.state, c.count, (
+            select min(t.created_at) from tasks t where t.workflow_id = ${workflowId} and t.state = c.state) as oldest_at
+          from (
+            select state, sum(count)::bigint as count from task_state_counts where workflow_id = ${workflowId}
+            group by state having sum(count) > 0) c`
       : stateCountRow`
-          select t.state, count(*) as count from tasks t where t.workflow_id = ${workflowId} and ${rows} group by t.state`,
+          select t.state, count(*) as count, min(t.created_at) as oldest_at
+          from tasks t where t.workflow_id = ${workflowId} and ${rows} group by t.state`,
   )
 
 /**
@@ -101,7 +106,7 @@ export const boardOperation = itemOperation(workflowKind, {
       { action: 'tasks:ListTasks', project: project_id, ...listTargetOf(taskKind) },
       { project: sql.fragment`t.project_id`, id: sql.fragment`t.id` },
     )
-    const counts = new Map((await countByState(db, id, visible)).map(({ state, count }) => [state, count]))
+    const counts = new Map((await countByState(db, id, visible)).map(row => [row.state, row]))
     const tasks = Map.groupBy(
       await listNewest(db, id, [...counts.keys()], visible.rows, query.per_state),
       ({ state }) => state,
@@ -117,10 +122,11 @@ export const boardOperation = itemOperation(workflowKind, {
     return {
       workflow_id: id,
       version,
-      total: [...counts.values()].reduce((sum, count) => sum + count, 0),
+      total: [...counts.values()].reduce((sum, { count }) => sum + count, 0),
       states: states.map(each => ({
         ...each,
-        count: counts.get(each.state) ?? 0,
+        count: counts.get(each.state)?.count ?? 0,
+        oldest_at: counts.get(each.state)?.oldest_at ?? null,
         tasks: (tasks.get(each.state) ?? []).map(taskKind.present),
       })),
     }

@@ -18,7 +18,7 @@ export const PAYLOAD_BYTES = 256 * 1024
 const MAX_DEPTH = 64
 
 const jsonObject = z.record(z.string(), z.unknown())
-const nullableTime = z.iso.datetime().nullable()
+export const nullableTime = z.iso.datetime().nullable()
 const id = z.string().min(1).max(255)
 
 const fields = {
