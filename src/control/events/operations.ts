@@ -23,7 +23,7 @@ const events = resource(eventKind, { path: '/events', tag })
 /** Tolerance between the time in an event id and its `created_at`, for clock skew. */
 const CLOCK_SKEW_MS = 60_000
 
-/** Matches events by patterns, as webhooks do. The schema of a single value is that of a list. */
+/** Matches events by patterns, as webhooks do. A single value is a list of one. */
 const patternsFilter = columnFilter(
   z
     .preprocess(value => (typeof value === 'string' ? [value] : value), z.array(pattern).min(1).max(100))

@@ -6,7 +6,7 @@ import { isSubscribed, policyAllowsEvent } from './matching.ts'
 import type { EventOutcome, EventWebhook } from './model.ts'
 import { type EventWebhookRow, listEventWebhooks } from './store.ts'
 
-/** A stored event, with its time and that of its dispatch. */
+/** A stored event, with the times of its creation and dispatch. */
 type StoredEvent = DispatchedEvent & { created_at: string; dispatched_at: string | null }
 
 /** Returns the outcome of an event for a webhook without a delivery of it, from the current webhook. */
