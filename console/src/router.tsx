@@ -29,6 +29,11 @@ const views = [
   view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
+  view('webhooks', () => import('./views/webhooks.tsx'), 'Webhooks'),
+  view('webhooks/$webhookId', () => import('./views/webhook.tsx'), 'WebhookView'),
+  view('webhooks/$webhookId/deliveries/$deliveryId', () => import('./views/delivery.tsx'), 'DeliveryView'),
+  view('events', () => import('./views/events.tsx'), 'Events'),
+  view('events/$eventId', () => import('./views/event.tsx'), 'EventView'),
 ]
 
 export const router = createRouter({

@@ -59,11 +59,11 @@ const textsOf = (schema: FieldSchema): string[] | undefined =>
     ? schema.enum.filter(value => typeof value === 'string')
     : undefined
 
-function inputOf(schema: FieldSchema): Input {
+function inputOf(name: string, schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
-      return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
+      return (schema.maxLength ?? 0) > LONG && !name.endsWith('url') ? 'long' : 'text'
     case 'integer':
     case 'number':
       return 'number'
@@ -116,6 +116,7 @@ export function SchemaForm({
   only,
   omit = [],
   options = {},
+  suggestions = {},
   submitLabel = strings.save,
   isPending,
   error,
@@ -131,6 +132,8 @@ export function SchemaForm({
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, { value: string; label: string }[]>
+  /** Texts that fields of several texts offer; others may be entered. */
+  suggestions?: Record<string, string[]>
   submitLabel?: string
   isPending?: boolean
   error?: unknown
@@ -143,7 +146,7 @@ export function SchemaForm({
     .filter(name => properties[name] && !omit.includes(name))
     .map(name => {
       const field = settled(properties[name])
-      return { name, field, input: inputOf(field), isRequired: required.includes(name) && !initial }
+      return { name, field, input: inputOf(name, field), isRequired: required.includes(name) && !initial }
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
@@ -186,6 +189,7 @@ export function SchemaForm({
             input={input}
             field={field}
             options={options[name]}
+            suggestions={suggestions[name]}
             entry={entries[name]}
             onChange={entry => setEntries(all => ({ ...all, [name]: entry }))}
             common={{
@@ -218,6 +222,7 @@ function SchemaField({
   input,
   field,
   options,
+  suggestions,
   entry,
   onChange,
   common,
@@ -225,6 +230,7 @@ function SchemaField({
   input: Input
   field: FieldSchema
   options?: { value: string; label: string }[]
+  suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void
   common: { label: string; description?: string; error?: string; required: boolean }
@@ -264,7 +270,13 @@ function SchemaField({
       return options ? (
         <MultiSelect {...common} data={choices} value={entry as string[]} onChange={onChange} searchable />
       ) : (
-        <TagsInput {...common} value={entry as string[]} onChange={onChange} />
+        <TagsInput
+          {...common}
+          data={suggestions}
+          maxDropdownHeight={240}
+          value={entry as string[]}
+          onChange={onChange}
+        />
       )
     case 'number':
       return (

@@ -1,10 +1,12 @@
 import {
+  IconBolt,
   IconInbox,
   IconLayoutDashboard,
   IconMessages,
   IconPlayerPlay,
   IconRobot,
   IconRocket,
+  IconWebhook,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -41,7 +43,13 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
   },
-  { name: nav.groups.automate, views: [] },
+  {
+    name: nav.groups.automate,
+    views: [
+      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
+      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
+    ],
+  },
   { name: nav.groups.operate, views: [] },
 ]
 
