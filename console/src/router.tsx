@@ -36,6 +36,11 @@ const views = [
   view('playbooks/$playbookId', () => import('./views/playbook.tsx'), 'PlaybookView'),
   view('workflows', () => import('./views/workflows.tsx'), 'Workflows'),
   view('workflows/$workflowId', () => import('./views/workflow.tsx'), 'WorkflowView'),
+  view('webhooks', () => import('./views/webhooks.tsx'), 'Webhooks'),
+  view('webhooks/$webhookId', () => import('./views/webhook.tsx'), 'WebhookView'),
+  view('webhooks/$webhookId/deliveries/$deliveryId', () => import('./views/delivery.tsx'), 'DeliveryView'),
+  view('events', () => import('./views/events.tsx'), 'Events'),
+  view('events/$eventId', () => import('./views/event.tsx'), 'EventView'),
 ]
 
 export const router = createRouter({

@@ -126,6 +126,56 @@ describe('events', () => {
     for (const id of [off, late, elsewhere]) assert.deepEqual(await allDeliveries(id), [])
   })
 
+  it('list their outcome at each webhook', async () => {
+    const deny = { statement: [{ effect: 'Deny', action: ['*'], resource: ['*'] }] }
+    const policy_id = (await app.admin.post('/policies', { name: `deny-${Math.random()}`, document: deny })).body.id
+    const ids = {
+      completed: await hook(['secrets.*']),
+      inactive: await hook(['secrets.*'], { active: false }),
+      not_subscribed: await hook(['agents.*'], { active: false }),
+      policy_denied: await hook(['*'], { policy_id }),
+    }
+    const made = await makeSecret()
+    const [event] = (await events(`&resource_id=${made.id}`)).data
+    const created_later = await hook(['*'])
+    const outcomes = async (query = '') => (await app.admin.get(`/events/${event.id}/webhooks${query}`)).body
+    const { data, total } = await eventually(async () => {
+      const page = await outcomes()
+      return page.data.some(({ outcome }: { outcome: string }) => outcome === 'queued') ? null : page
+    })
+    assert.deepEqual(
+      data.map(({ webhook_id, outcome }: { webhook_id: string; outcome: string }) => [outcome, webhook_id]),
+      [['created_later', created_later], ...Object.entries(ids).reverse()],
+    )
+    assert.equal(total, 5)
+    for (const { outcome, delivery_id, judged_at } of data) {
+      assert.equal(delivery_id !== null, outcome === 'completed')
+      assert.equal(judged_at === null, outcome === 'completed')
+    }
+    assert.equal((await outcomes('?limit=1&offset=1')).data[0].webhook_id, ids.policy_denied)
+    const reader = await app.user(undefined, [
+      { effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] },
+    ])
+    const refused = await reader.get(`/events/${event.id}/webhooks`)
+    assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
+  })
+
+  it('can be listed by patterns', async () => {
+    await makeSecret()
+    await emit('generations.completed', { id: 'gen_00000000000000000000000009' })
+    const names = async (query: string) =>
+      (await events(query)).data.map(({ event }: { event: string }) => event).sort()
+    assert.deepEqual(await names('&pattern=secrets.*'), ['secrets.created'])
+    assert.deepEqual(await names('&pattern=agents.generation.completed'), ['generations.completed'])
+    assert.deepEqual(await names('&pattern=secrets.*&pattern=generations.completed'), [
+      'generations.completed',
+      'secrets.created',
+    ])
+    assert.deepEqual(await names('&pattern=secret.*'), [])
+    assert.equal((await events('&pattern=*')).total, (await events('')).total)
+    assert.equal((await app.admin.get(`/events?project_id=${project}&pattern=Secrets.*`)).status, 400)
+  })
+
   it('whose webhook was created after them are not sent to it, dispatched late or not', async () => {
     const made = await makeSecret()
     const id = await hook(['secrets.*'])

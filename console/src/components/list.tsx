@@ -10,6 +10,7 @@ import { Loaded, NothingMatches } from './states.tsx'
 
 export const PAGE_ROWS = 25
 
+/** A column of a list; one of actions has no title. */
 export type Column<Row> = { title: string; cell: (row: Row) => ReactNode; isWide?: boolean }
 
 /** The records of a page, and the number of all. */
@@ -122,7 +123,7 @@ export function ListView<Row>({
                     <Table.Tr>
                       {columns.map(({ title }) => (
                         <Table.Th key={title}>
-                          <Text size="sm" c="dimmed" fw={600}>
+                          <Text size="sm" c="dimmed" fw={600} style={{ whiteSpace: 'nowrap' }}>
                             {title}
                           </Text>
                         </Table.Th>
@@ -133,7 +134,11 @@ export function ListView<Row>({
                     {data.map(row => (
                       <Table.Tr key={keyOf(row)}>
                         {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
+                          <Table.Td
+                            key={title}
+                            className={isWide ? 'wide' : undefined}
+                            data-title={isWide || !title ? undefined : title}
+                          >
                             {cell(row)}
                           </Table.Td>
                         ))}

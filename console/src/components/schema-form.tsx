@@ -59,12 +59,12 @@ const textsOf = (schema: FieldSchema): string[] | undefined =>
     ? schema.enum.filter(value => typeof value === 'string')
     : undefined
 
-function inputOf(schema: FieldSchema): Input {
+function inputOf(name: string, schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
       if (schema.format === 'date-time') return 'time'
-      return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
+      return (schema.maxLength ?? 0) > LONG && !name.endsWith('url') ? 'long' : 'text'
     case 'integer':
     case 'number':
       return 'number'
@@ -127,6 +127,7 @@ export function SchemaForm({
   omit = [],
   options = {},
   at,
+  suggestions = {},
   submitLabel = strings.save,
   isPending,
   error,
@@ -146,6 +147,8 @@ export function SchemaForm({
   options?: Record<string, { value: string; label: string }[]>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
   at?: string
+  /** Texts that fields of several texts offer; others may be entered. */
+  suggestions?: Record<string, string[]>
   submitLabel?: string
   isPending?: boolean
   error?: unknown
@@ -158,7 +161,7 @@ export function SchemaForm({
     .filter(name => properties[name] && !omit.includes(name))
     .map(name => {
       const field = settled(properties[name])
-      return { name, field, input: inputOf(field), isRequired: required.includes(name) && !initial }
+      return { name, field, input: inputOf(name, field), isRequired: required.includes(name) && !initial }
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
@@ -211,6 +214,7 @@ export function SchemaForm({
             input={input}
             field={field}
             options={options[name]}
+            suggestions={suggestions[name]}
             entry={entries[name]}
             onChange={entry => setEntries(all => ({ ...all, [name]: entry }))}
             common={{
@@ -243,6 +247,7 @@ function SchemaField({
   input,
   field,
   options,
+  suggestions,
   entry,
   onChange,
   common,
@@ -250,6 +255,7 @@ function SchemaField({
   input: Input
   field: FieldSchema
   options?: { value: string; label: string }[]
+  suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void
   common: { label: string; description?: string; error?: string; required: boolean }
@@ -289,7 +295,13 @@ function SchemaField({
       return options ? (
         <MultiSelect {...common} data={choices} value={entry as string[]} onChange={onChange} searchable />
       ) : (
-        <TagsInput {...common} value={entry as string[]} onChange={onChange} />
+        <TagsInput
+          {...common}
+          data={suggestions}
+          maxDropdownHeight={240}
+          value={entry as string[]}
+          onChange={onChange}
+        />
       )
     case 'number':
       return (

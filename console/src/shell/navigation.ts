@@ -1,4 +1,5 @@
 import {
+  IconBolt,
   IconBriefcase,
   IconInbox,
   IconLayoutDashboard,
@@ -8,6 +9,7 @@ import {
   IconPlayerPlay,
   IconRobot,
   IconRocket,
+  IconWebhook,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -50,6 +52,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
       { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
       { name: nav.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
+      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
+      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
     ],
   },
   { name: nav.groups.operate, views: [] },

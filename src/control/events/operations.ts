@@ -1,13 +1,16 @@
+import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
-import { equalsFilter, flagFilter } from '../../core/api/filters.ts'
+import { columnFilter, equalsFilter, flagFilter } from '../../core/api/filters.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
-import { type Operation, operation } from '../../core/api/operation.ts'
+import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { type EventType, eventTypes } from '../../core/db/events.ts'
+import { readEnvelope } from '../../core/db/event-envelopes.ts'
+import { type EventType, eventTypes, patternMatches } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
+import { eventOutcomes } from '../webhooks/event-outcomes.ts'
 import { withFactsRedacted } from '../webhooks/facts.ts'
-import { deliveryKind, WebhookDelivery } from '../webhooks/model.ts'
+import { deliveryKind, EventWebhook, pattern, WebhookDelivery, webhookKind } from '../webhooks/model.ts'
 import { findVisibleWebhook, notifyWorkers } from '../webhooks/operations.ts'
 import { insertDelivery } from '../webhooks/store.ts'
 import { EventFamily, eventKind, RedispatchInput } from './model.ts'
@@ -19,6 +22,26 @@ const events = resource(eventKind, { path: '/events', tag })
 
 /** Tolerance between the time in an event id and its `created_at`, for clock skew. */
 const CLOCK_SKEW_MS = 60_000
+
+/** Matches events by patterns, as webhooks do. A single value is a list of one. */
+const patternsFilter = columnFilter(
+  z
+    .preprocess(value => (typeof value === 'string' ? [value] : value), z.array(pattern).min(1).max(100))
+    .optional()
+    .describe(
+      'Event pattern, as of a webhook; repeat the parameter to match any of several',
+    ) as unknown as z.ZodOptional<z.ZodArray<typeof pattern>>,
+  patterns => {
+    if (patterns.includes('*')) return null
+    const names = eventTypes
+      .all()
+      .flatMap(({ name }) => (patterns.some(each => patternMatches(each, name)) ? [name] : []))
+    const prefixes = patterns.filter(each => each.endsWith('.*')).map(each => each.slice(0, -1))
+    return sql.fragment`(
+      t.name = any(${sql.array([...names, ...patterns], 'text')})
+      or exists (select from unnest(${sql.array(prefixes, 'text')}) p where starts_with(t.name, p)))`
+  },
+)
 
 const eventPrefix = ({ name }: EventType): string => name.slice(0, name.indexOf('.') + 1)
 
@@ -45,6 +68,26 @@ const registry = operation({
     ),
 })
 
+const listEventWebhooks = itemOperation(eventKind, {
+  id: 'listEventWebhooks',
+  method: 'get',
+  path: '/events/{event_id}/webhooks',
+  summary: 'List the webhooks of an event',
+  description: 'Returns the outcome of the event for each webhook of its project.',
+  tag,
+  action: 'events:GetEvent',
+  alsoActions: ['webhooks:ListWebhooks'],
+  paged: true,
+  timed: false,
+  answers: { 200: pageOf(EventWebhook) },
+  async run({ db, resource, allow, page, services }) {
+    allow('webhooks:ListWebhooks', { kind: webhookKind, project_id: resource.project_id })
+    const { resource_type, resource_id, data } = JSON.parse(readEnvelope(resource))
+    const event = { ...resource, resource_type, resource_id, tags: data.tags }
+    return pageOfArray(await eventOutcomes(db, event, services.clock.now()), page)
+  },
+})
+
 export const eventOperations: Operation[] = [
   // events_project, or the primary key over all projects: ids rise with time.
   withFactsRedacted(
@@ -61,6 +104,7 @@ export const eventOperations: Operation[] = [
       description: 'Returns the envelopes delivered to webhooks, including events without any subscribed webhook.',
       filters: {
         event: equalsFilter('name'),
+        pattern: patternsFilter,
         resource_type: equalsFilter('resource_type'),
         resource_id: equalsFilter('resource_id'),
         custom: flagFilter('custom'),
@@ -69,6 +113,7 @@ export const eventOperations: Operation[] = [
   ),
   registry,
   withFactsRedacted(events.get()),
+  listEventWebhooks,
   events.action('redispatch', {
     summary: 'Redispatch an event',
     description:

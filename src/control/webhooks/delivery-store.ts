@@ -4,7 +4,7 @@ import { allOf, type Fragment, idStatement, type Queryable, sql } from '../../co
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeExpr } from './model.ts'
 
-const WebhookSubscriber = z.object({
+export const WebhookSubscriber = z.object({
   id: z.string(),
   project_id: z.string(),
   events: z.array(z.string()),

@@ -26,7 +26,7 @@ export function matchEvents(
     const eventPairs: typeof pairs = []
     for (const webhook of byProject.get(event.project_id) ?? []) {
       try {
-        if (!webhook.events.some(pattern => patternMatches(pattern, event.name))) continue
+        if (!isSubscribed(webhook, event.name)) continue
         if (webhook.policy_id !== null && !webhookAllows(policies, webhook, event, log)) continue
         eventPairs.push({ event_id: event.id, webhook_id: webhook.id })
       } catch (error) {
@@ -39,6 +39,10 @@ export function matchEvents(
   }
   return { matched, pairs }
 }
+
+/** Whether a pattern of a webhook matches an event name. */
+export const isSubscribed = ({ events }: Pick<WebhookSubscriber, 'events'>, name: string): boolean =>
+  events.some(pattern => patternMatches(pattern, name))
 
 function webhookAllows(
   policies: Map<WebhookSubscriber, CompiledDocument>,

@@ -40,7 +40,7 @@ const url = z
   })
   .describe('URL that deliveries are posted to: absolute, http or https, without credentials or fragment')
 
-const pattern = z
+export const pattern = z
   .string()
   .refine(isEventPattern, 'must be *, prefix.* or an event name in lower case, at most 128 characters')
   .describe('`*`, `prefix.*` or an exact event name')
@@ -189,6 +189,26 @@ export const WebhookDelivery = z
     updated_at: time,
   })
   .meta({ id: 'WebhookDelivery' })
+
+/** Outcomes of an event for a webhook: the statuses of its delivery, or why there is none. */
+const EVENT_OUTCOMES = [...DELIVERY_STATUSES, 'not_subscribed', 'inactive', 'policy_denied', 'created_later'] as const
+
+export const EventWebhook = z
+  .object({
+    webhook_id: z.string(),
+    name: z.string(),
+    outcome: z
+      .enum(EVENT_OUTCOMES)
+      .describe(
+        '`queued`, `completed`, `failed` – status of the latest delivery; `queued` also while the event is not dispatched. `not_subscribed` – no pattern matches. `inactive` – the webhook is not active, or became eligible after the dispatch. `policy_denied` – the policy denies the event. `created_later` – the webhook is newer than the event.',
+      ),
+    delivery_id: z.string().nullable().describe('ID of the latest delivery. Null without one.'),
+    judged_at: time
+      .nullable()
+      .describe('Time at which the outcome was determined from the current webhook. Null with a delivery.'),
+  })
+  .meta({ id: 'EventWebhook' })
+export type EventOutcome = (typeof EVENT_OUTCOMES)[number]
 
 const timeInput = z.string().refine(text => parseTime(text) !== null, 'must be an ISO 8601 time')
 

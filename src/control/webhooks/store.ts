@@ -11,7 +11,15 @@ import {
   sql,
   voidStatement,
 } from '../../core/db/sql.ts'
-import { type DeliveryRow, deliveryKind, envelopeExpr, type WebhookRow, webhookKind } from './model.ts'
+import { WebhookSubscriber } from './delivery-store.ts'
+import {
+  DELIVERY_STATUSES,
+  type DeliveryRow,
+  deliveryKind,
+  envelopeExpr,
+  type WebhookRow,
+  webhookKind,
+} from './model.ts'
 
 /** Most concurrent attempts per webhook over all workers. */
 export const SLOTS_PER_WEBHOOK = 5
@@ -72,6 +80,40 @@ export async function insertDelivery(
     )
     select ${deliveryKind.columns} from t`)
 }
+
+const EventWebhookRow = z.object({
+  ...WebhookSubscriber.shape,
+  name: z.string(),
+  active: z.boolean(),
+  created_at: z.string(),
+  delivery_id: z.string().nullable(),
+  status: z.enum(DELIVERY_STATUSES).nullable(),
+})
+/** A webhook with its latest delivery of an event. */
+export type EventWebhookRow = z.output<typeof EventWebhookRow>
+
+const eventWebhookRow = sql.type(EventWebhookRow)
+
+/**
+ * Lists the webhooks of a project, newest first, each with its latest delivery of an event. A project has at most
+ * WEBHOOK_MAX_PER_PROJECT. Indexes webhooks_project, webhook_deliveries_event.
+ */
+export const listEventWebhooks = (
+  db: Queryable,
+  event: { id: string; project_id: string },
+): Promise<readonly EventWebhookRow[]> =>
+  db.any(eventWebhookRow`
+    select w.id, w.project_id, w.name, w.events, w.active, w.created_at, w.policy_id, p.document as policy,
+      d.id as delivery_id, d.status
+    from webhooks w
+    left join policies p on p.id = w.policy_id
+    left join lateral (
+      select t.id, t.status from webhook_deliveries t
+      where t.event_id = ${event.id} and t.webhook_id = w.id
+      order by t.created_at desc, t.id desc limit 1
+    ) d on true
+    where w.project_id = ${event.project_id} and w.task_id is null
+    order by w.created_at desc, w.id desc`)
 
 /** Lists up to `limit` deliveries for a bulk redelivery, oldest first (backward scan of webhook_deliveries_webhook). */
 export async function listRedeliverable(

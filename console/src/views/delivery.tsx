@@ -1,0 +1,113 @@
+import { Anchor, Text } from '@mantine/core'
+import type { WebhookDelivery } from '@muster/client'
+import { getWebhookDelivery, redeliverWebhookDelivery } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
+import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { api, every } from '../api.ts'
+import { ActionButton } from '../components/actions.tsx'
+import { Page } from '../components/page.tsx'
+import { Facts, Section } from '../components/record.tsx'
+import { StateBadge } from '../components/state-badge.tsx'
+import { Loaded } from '../components/states.tsx'
+import { When } from '../components/text.tsx'
+import { Value } from '../components/value.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const POLL_MS = 5000
+
+/** A delivery: its attempts, what was sent and what was answered. */
+export function DeliveryView() {
+  const projectId = useProjectId()
+  const { webhookId, deliveryId } = useParams({ strict: false }) as { webhookId: string; deliveryId: string }
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  const delivery = useQuery<WebhookDelivery>({
+    queryKey: ['delivery', deliveryId],
+    queryFn: async ({ signal }) => getWebhookDelivery(api, { delivery_id: deliveryId }, { signal }),
+    // A settled delivery never changes.
+    refetchInterval: query => (query.state.data?.status === 'queued' ? every(POLL_MS)(query) : false),
+  })
+  const open = (id: string) => `/p/${projectId}/webhooks/${webhookId}/deliveries/${id}`
+  return (
+    <Loaded query={delivery} action="webhooks:GetWebhookDelivery">
+      {({ id, event_type, payload, status, status_code, attempts, response_body, redelivery_of, ...times }) => (
+        <Page
+          title={event_type}
+          intro={
+            <Anchor component={Link} to={`/p/${projectId}/webhooks/${webhookId}`} size="sm" underline="always">
+              {strings.webhooks.all}
+            </Anchor>
+          }
+          actions={
+            isAllowed('webhooks:RedeliverWebhookDelivery') && (
+              <ActionButton
+                size="sm"
+                label={strings.webhooks.redeliver}
+                run={async () => {
+                  const made = await redeliverWebhookDelivery(api, { delivery_id: id })
+                  await navigate({ to: open(made.id) })
+                }}
+                message={strings.webhooks.queued(1)}
+                stale={[['deliveries', webhookId]]}
+              />
+            )
+          }
+        >
+          <Section title={strings.webhooks.delivery}>
+            <Facts
+              facts={[
+                [strings.webhooks.state, <StateBadge key="state" state={status} />],
+                [strings.webhooks.answer, status_code],
+                [strings.webhooks.attempts, attempts],
+                [strings.webhooks.created, <When key="created" at={times.created_at} />],
+                [strings.webhooks.lastAttempt, times.last_attempt_at && <When key="last" at={times.last_attempt_at} />],
+                [strings.webhooks.nextAttempt, times.next_attempt_at && <When key="next" at={times.next_attempt_at} />],
+                [
+                  strings.webhooks.event,
+                  isAllowed('events:GetEvent') && event_type !== 'webhooks.test' && (
+                    <Anchor
+                      key="event"
+                      component={Link}
+                      to={`/p/${projectId}/events/${payload.id}`}
+                      underline="always"
+                      className="mono"
+                    >
+                      {payload.id}
+                    </Anchor>
+                  ),
+                ],
+                [
+                  strings.webhooks.original,
+                  redelivery_of && (
+                    <Anchor
+                      key="original"
+                      component={Link}
+                      to={open(redelivery_of)}
+                      underline="always"
+                      className="mono"
+                    >
+                      {redelivery_of}
+                    </Anchor>
+                  ),
+                ],
+              ]}
+            />
+          </Section>
+          <Section title={strings.webhooks.response}>
+            {response_body ? (
+              <Value value={response_body} label={strings.webhooks.response} />
+            ) : (
+              <Text c="dimmed">
+                {status === 'queued' ? strings.webhooks.noResponseYet : strings.webhooks.noResponse}
+              </Text>
+            )}
+          </Section>
+          <Section title={strings.webhooks.sent}>
+            <Value value={payload} label={strings.webhooks.sent} />
+          </Section>
+        </Page>
+      )}
+    </Loaded>
+  )
+}

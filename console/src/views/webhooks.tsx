@@ -1,0 +1,191 @@
+import fields from 'fields:createWebhook'
+import { Button, Modal, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Webhook, WebhookInput } from '@muster/client'
+import {
+  createWebhook,
+  listEventRegistry,
+  listEvents,
+  listPolicies,
+  listWebhooks,
+  updateWebhook,
+} from '@muster/client/operations'
+import { IconPlus, IconWebhook } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import { useNavigate } from '@tanstack/react-router'
+import { api, every } from '../api.ts'
+import { useAction } from '../components/actions.tsx'
+import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { SchemaForm, type Values } from '../components/schema-form.tsx'
+import { SecretOnce } from '../components/secret.tsx'
+import { StateBadge } from '../components/state-badge.tsx'
+import { Notice } from '../components/states.tsx'
+import { visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const POLL_MS = 5000
+const COUNT_POLL_MS = 60_000
+
+/** Webhooks of a project. */
+export function Webhooks() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  // The dialog is not part of the empty list: the new webhook must not close it before its secret was read.
+  const [isCreating, creating] = useDisclosure()
+  const list = useList<Webhook>(
+    ['webhooks', projectId],
+    async ({ active }, bounds, signal) =>
+      listWebhooks(
+        api,
+        { project_id: projectId, ...(active ? { active: active === 'true' } : {}), ...bounds },
+        { signal },
+      ).page(),
+    { pollMs: POLL_MS },
+  )
+  const columns: Column<Webhook>[] = [
+    {
+      title: strings.webhooks.name,
+      isWide: true,
+      cell: ({ id, name, url }) => (
+        <>
+          <RecordLink to={`/p/${projectId}/webhooks/${id}`}>{visible(name)}</RecordLink>
+          <Text size="sm" c="dimmed" className="mono" lineClamp={1}>
+            {visible(url)}
+          </Text>
+        </>
+      ),
+    },
+    {
+      title: strings.webhooks.events,
+      cell: ({ events }) => (
+        <Text size="sm" className="mono" lineClamp={2}>
+          {visible(events.join(', '))}
+        </Text>
+      ),
+    },
+    {
+      title: strings.webhooks.state,
+      cell: webhook => (
+        <>
+          <StateBadge state={webhook.active ? 'active' : 'inactive'} />
+          {!webhook.active && <PassedCount webhook={webhook} />}
+        </>
+      ),
+    },
+    { title: strings.webhooks.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+  ]
+  const create = isAllowed('webhooks:CreateWebhook') && (
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {strings.webhooks.create}
+    </Button>
+  )
+  return (
+    <Page title={strings.nav.webhooks} intro={strings.webhooks.intro} actions={create}>
+      <ListView
+        label={strings.nav.webhooks}
+        list={list}
+        action="webhooks:ListWebhooks"
+        columns={columns}
+        fields={
+          <ChoiceField
+            name="active"
+            label={strings.webhooks.state}
+            choices={[
+              { value: 'true', label: strings.states.active },
+              { value: 'false', label: strings.states.inactive },
+            ]}
+          />
+        }
+        empty={
+          <Notice icon={<IconWebhook />} title={strings.webhooks.empty} action={create} color="indigo">
+            {strings.webhooks.emptyText}
+          </Notice>
+        }
+      />
+      <Modal opened={isCreating} onClose={creating.close} title={strings.webhooks.create} size="lg">
+        <WebhookForm onDone={creating.close} />
+      </Modal>
+    </Page>
+  )
+}
+
+/** Returns how many events an inactive webhook would have received since its last change; undefined if not known. */
+export function usePassedEvents({ id, project_id, events, active, updated_at }: Webhook): number | undefined {
+  const isAllowed = usePermissions(project_id)
+  const { data } = useQuery({
+    queryKey: ['webhook', id, 'passed', events, updated_at],
+    queryFn: async ({ signal }) =>
+      (await listEvents(api, { project_id, pattern: events, from: updated_at, limit: 1 }, { signal }).page()).total,
+    enabled: !active && isAllowed('events:ListEvents') === true,
+    staleTime: 0,
+    refetchInterval: every(COUNT_POLL_MS),
+  })
+  return data
+}
+
+function PassedCount({ webhook }: { webhook: Webhook }) {
+  const count = usePassedEvents(webhook)
+  return count === undefined ? null : (
+    <Text size="xs" c="dimmed">
+      {strings.webhooks.passed(count)}
+    </Text>
+  )
+}
+
+/** Creates or changes a webhook. The secret of a new one is shown once. */
+export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: () => void }) {
+  const projectId = useProjectId()
+  const navigate = useNavigate()
+  const isAllowed = usePermissions(projectId)
+  const registry = useQuery({
+    queryKey: ['event-registry'],
+    queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
+    staleTime: Number.POSITIVE_INFINITY,
+  })
+  const policies = useQuery({
+    queryKey: ['policies', 'all'],
+    queryFn: async ({ signal }) => (await listPolicies(api, { limit: 100 }, { signal }).page()).data,
+    enabled: isAllowed('policies:ListPolicies') === true,
+  })
+  const save = useAction<Values, Webhook & { secret?: string }>({
+    run: async values =>
+      webhook
+        ? updateWebhook(api, { ...values, webhook_id: webhook.id })
+        : createWebhook(api, { ...(values as WebhookInput), project_id: projectId }),
+    stale: [['webhooks'], ['webhook', webhook?.id], ['start']],
+    onDone: () => webhook && onDone(),
+  })
+  const made = save.data
+  if (made?.secret)
+    return (
+      <SecretOnce
+        secret={made.secret}
+        notice={strings.webhooks.secretOnce}
+        onDone={() => void navigate({ to: `/p/${projectId}/webhooks/${made.id}` })}
+      />
+    )
+  const patterns = (registry.data ?? []).flatMap(({ prefix, events }) => [
+    `${prefix}*`,
+    ...events.map(({ name }) => name),
+  ])
+  return (
+    <SchemaForm
+      schema={fields}
+      initial={webhook}
+      only={['name', 'url', 'events', 'description', 'policy_id', ...(webhook ? [] : ['active'])]}
+      suggestions={{ events: ['*', ...new Set(patterns)] }}
+      options={
+        policies.data
+          ? { policy_id: policies.data.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
+          : undefined
+      }
+      submitLabel={webhook ? strings.save : strings.create}
+      isPending={save.isPending}
+      error={save.error}
+      onSubmit={values => save.mutate(values)}
+      onCancel={onDone}
+    />
+  )
+}
