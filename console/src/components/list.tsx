@@ -23,12 +23,12 @@ type ListState<Row> = {
 
 /**
  * Reads the page of a list that the address names. `read` gets the filters and the bounds of the page; `pollMs` is the
- * interval in which the list is read again.
+ * interval in which the list is read again, which may depend on what it contains.
  */
 export function useList<Row>(
   key: readonly unknown[],
   read: (filters: Filters, bounds: { limit: number; offset: number }, signal: AbortSignal) => Promise<PageOf<Row>>,
-  { pollMs, enabled }: { pollMs?: number; enabled?: boolean } = {},
+  { pollMs, enabled }: { pollMs?: number | ((rows: Row[]) => number | undefined); enabled?: boolean } = {},
 ): ListState<Row> {
   const { filters, setFilters } = useFilters()
   const offset = (pageOf(filters) - 1) * PAGE_ROWS
@@ -36,7 +36,10 @@ export function useList<Row>(
     queryKey: [...key, filters],
     queryFn: ({ signal }) => read(filters, { limit: PAGE_ROWS, offset }, signal),
     placeholderData: previous => previous,
-    refetchInterval: pollMs ? every(pollMs) : false,
+    refetchInterval: query => {
+      const ms = typeof pollMs === 'function' ? pollMs(query.state.data?.data ?? []) : pollMs
+      return ms ? every(ms)(query) : false
+    },
     enabled,
   })
   return { query, filters, setFilters }
@@ -133,7 +136,11 @@ export function ListView<Row>({
                     {data.map(row => (
                       <Table.Tr key={keyOf(row)}>
                         {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
+                          <Table.Td
+                            key={title}
+                            w={isWide ? { base: '100%', sm: '50%' } : undefined}
+                            data-title={isWide ? undefined : title}
+                          >
                             {cell(row)}
                           </Table.Td>
                         ))}

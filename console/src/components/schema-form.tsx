@@ -46,6 +46,9 @@ function settled(schema: FieldSchema): FieldSchema {
   const { anyOf, oneOf, ...own } = schema
   const choices = (anyOf ?? oneOf)?.filter(({ type, const: constant }) => type !== 'null' && constant !== null)
   if (choices?.length === 1) return settled({ ...choices[0], ...own })
+  // One value or a list of them is a list.
+  const list = choices?.length === 2 && choices.find(({ type }) => type === 'array')
+  if (list && choices.some(({ type }) => type === list.items?.type)) return settled({ ...list, ...own })
   const types = Array.isArray(own.type) ? own.type.filter(type => type !== 'null') : own.type
   return {
     ...own,

@@ -1,4 +1,6 @@
 import {
+  IconFileText,
+  IconFolder,
   IconInbox,
   IconLayoutDashboard,
   IconMessages,
@@ -36,7 +38,13 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
     ],
   },
-  { name: nav.groups.knowledge, views: [] },
+  {
+    name: nav.groups.knowledge,
+    views: [
+      { name: nav.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
+      { name: nav.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
+    ],
+  },
   {
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
