@@ -1,4 +1,4 @@
-import { Anchor, Card, Group, Pagination, Select, Table, Text, TextInput } from '@mantine/core'
+import { Anchor, Card, Group, Pagination, Select, Stack, Table, Text, TextInput } from '@mantine/core'
 import { IconSearch } from '@tabler/icons-react'
 import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
@@ -108,7 +108,7 @@ export function ListView<Row>({
 }) {
   const applied = Object.keys(filters).filter(name => name !== 'page' && name !== 'tab')
   return (
-    <>
+    <Stack gap="lg">
       {fields && <Group gap="sm">{fields}</Group>}
       <Loaded query={query} action={action}>
         {({ data, total }) => {
@@ -118,7 +118,7 @@ export function ListView<Row>({
             )
           if (data.length === 0) return empty
           return (
-            <>
+            <Stack gap="lg">
               <Card withBorder padding={0} radius="lg">
                 <Table highlightOnHover verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={label}>
                   <Table.Thead>
@@ -158,11 +158,11 @@ export function ListView<Row>({
                   getItemProps={number => ({ 'aria-label': `Page ${number}` })}
                 />
               )}
-            </>
+            </Stack>
           )
         }}
       </Loaded>
-    </>
+    </Stack>
   )
 }
 

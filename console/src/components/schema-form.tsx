@@ -39,7 +39,7 @@ export type Values = Record<string, unknown>
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input = 'text' | 'long' | 'time' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
 /** The schema of a field without its null, which a form shows as an empty field. */
 function settled(schema: FieldSchema): FieldSchema {
@@ -66,6 +66,7 @@ function inputOf(schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
+      if (schema.format === 'date-time') return 'time'
       return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
     case 'integer':
     case 'number':
@@ -91,12 +92,20 @@ const entryOf = (input: Input, value: unknown): unknown => {
   if (input === 'json') return jsonText(value)
   if (input === 'choices' || input === 'texts') return value ?? []
   if (input === 'flag') return value ?? null
+  if (input === 'time') return value ? localTime(String(value)) : ''
   return value ?? ''
+}
+
+/** Returns a time as its field writes it: in the time zone of the browser, to the minute. */
+function localTime(text: string): string {
+  const time = new Date(text)
+  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
 }
 
 /** The value of an entry: undefined for an empty one. Throws SyntaxError for what is not JSON. */
 function enteredOf(input: Input, entry: unknown): unknown {
   if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
+  if (input === 'time') return new Date(entry as string).toISOString()
   return input === 'json' ? JSON.parse(entry as string) : entry
 }
 
@@ -116,6 +125,7 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
+  entered,
   only,
   omit = [],
   options = {},
@@ -129,6 +139,8 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
+  /** What the fields contain at first, where no record is changed. */
+  entered?: Values
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
@@ -150,7 +162,10 @@ export function SchemaForm({
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
-      fields.map(({ name, input, field }) => [name, entryOf(input, initial ? initial[name] : field.const)]),
+      fields.map(({ name, input, field }) => [
+        name,
+        entryOf(input, initial ? initial[name] : (entered?.[name] ?? field.const)),
+      ]),
     ),
   )
   const [wrong, setWrong] = useState<Record<string, string>>({})
@@ -161,7 +176,9 @@ export function SchemaForm({
       try {
         const value = enteredOf(input, entries[name])
         if (initial) {
-          if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
+          const isSame = entries[name] === entryOf(input, initial[name])
+          if (!isSame && JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null))
+            values[name] = value ?? null
         } else if (value !== undefined) values[name] = value
         else if (isRequired) problems[name] = strings.form.required
       } catch {
@@ -201,19 +218,40 @@ export function SchemaForm({
           />
         ))}
         {children}
-        {Boolean(error) && <FailureAlert error={error} />}
-        <Group>
-          <Button type="submit" loading={isPending}>
-            {submitLabel}
-          </Button>
-          {onCancel && (
-            <Button variant="default" onClick={onCancel}>
-              {strings.cancel}
-            </Button>
-          )}
-        </Group>
+        <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel} />
       </Stack>
     </form>
+  )
+}
+
+/** The end of a form: why it was refused, and its buttons. */
+export function SubmitRow({
+  label = strings.save,
+  cancelLabel = strings.cancel,
+  isPending,
+  error,
+  onCancel,
+}: {
+  label?: string
+  cancelLabel?: string
+  isPending?: boolean
+  error?: unknown
+  onCancel?: () => void
+}) {
+  return (
+    <>
+      {Boolean(error) && <FailureAlert error={error} />}
+      <Group>
+        <Button type="submit" loading={isPending}>
+          {label}
+        </Button>
+        {onCancel && (
+          <Button variant="default" onClick={onCancel}>
+            {cancelLabel}
+          </Button>
+        )}
+      </Group>
+    </>
   )
 }
 
@@ -313,7 +351,15 @@ function SchemaField({
           maxRows={24}
         />
       )
-    default:
-      return <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+    case 'time':
+    case 'text':
+      return (
+        <TextInput
+          {...common}
+          type={input === 'time' ? 'datetime-local' : 'text'}
+          value={entry as string}
+          onChange={event => onChange(event.currentTarget.value)}
+        />
+      )
   }
 }

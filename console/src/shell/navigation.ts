@@ -1,4 +1,5 @@
 import {
+  IconBrain,
   IconFileText,
   IconFolder,
   IconInbox,
@@ -7,6 +8,7 @@ import {
   IconPlayerPlay,
   IconRobot,
   IconRocket,
+  IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -43,6 +45,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
       { name: nav.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
+      { name: nav.search, path: 'search', icon: IconZoomQuestion, action: 'knowledge:SearchKnowledge' },
+      { name: nav.memory, path: 'memory', icon: IconBrain, action: 'memories:ListMemoryStores' },
     ],
   },
   {
