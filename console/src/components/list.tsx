@@ -136,11 +136,7 @@ export function ListView<Row>({
                     {data.map(row => (
                       <Table.Tr key={keyOf(row)}>
                         {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td
-                            key={title}
-                            w={isWide ? { base: '100%', sm: '50%' } : undefined}
-                            data-title={isWide ? undefined : title}
-                          >
+                          <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
                             {cell(row)}
                           </Table.Td>
                         ))}

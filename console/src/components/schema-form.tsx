@@ -39,7 +39,7 @@ export type Values = Record<string, unknown>
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'long' | 'time' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input = 'text' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
 /** The schema of a field without its null, which a form shows as an empty field. */
 function settled(schema: FieldSchema): FieldSchema {
@@ -87,19 +87,19 @@ function inputOf(schema: FieldSchema): Input {
 const jsonText = (value: unknown): string =>
   value === undefined || value === null ? '' : JSON.stringify(value, null, 2)
 
+/** Returns a time as the browser's field of times holds it: in the local time zone, to the minute. */
+const localTime = (at: string): string => {
+  const time = new Date(at)
+  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
+}
+
 /** What a field holds while it is edited. */
 const entryOf = (input: Input, value: unknown): unknown => {
   if (input === 'json') return jsonText(value)
   if (input === 'choices' || input === 'texts') return value ?? []
   if (input === 'flag') return value ?? null
-  if (input === 'time') return value ? localTime(String(value)) : ''
+  if (input === 'time') return typeof value === 'string' ? localTime(value) : ''
   return value ?? ''
-}
-
-/** Returns a time as its field writes it: in the time zone of the browser, to the minute. */
-function localTime(text: string): string {
-  const time = new Date(text)
-  return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
 }
 
 /** The value of an entry: undefined for an empty one. Throws SyntaxError for what is not JSON. */
@@ -125,7 +125,7 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
-  entered,
+  start = {},
   only,
   omit = [],
   options = {},
@@ -139,8 +139,8 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
-  /** What the fields contain at first, where no record is changed. */
-  entered?: Values
+  /** Values with which a new record begins; they are submitted like entered ones. */
+  start?: Values
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
@@ -164,7 +164,7 @@ export function SchemaForm({
     Object.fromEntries(
       fields.map(({ name, input, field }) => [
         name,
-        entryOf(input, initial ? initial[name] : (entered?.[name] ?? field.const)),
+        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
       ]),
     ),
   )
@@ -174,11 +174,10 @@ export function SchemaForm({
     const problems: Record<string, string> = {}
     for (const { name, input, isRequired } of fields) {
       try {
+        if (initial && input === 'time' && entries[name] === entryOf(input, initial[name])) continue
         const value = enteredOf(input, entries[name])
         if (initial) {
-          const isSame = entries[name] === entryOf(input, initial[name])
-          if (!isSame && JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null))
-            values[name] = value ?? null
+          if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
         } else if (value !== undefined) values[name] = value
         else if (isRequired) problems[name] = strings.form.required
       } catch {
@@ -337,7 +336,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':
@@ -351,8 +350,7 @@ function SchemaField({
           maxRows={24}
         />
       )
-    case 'time':
-    case 'text':
+    default:
       return (
         <TextInput
           {...common}

@@ -170,7 +170,7 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
     <SchemaForm
       schema={entryFields}
       only={['content', 'actor_id', 'supersedes', 'expires_at', 'metadata']}
-      entered={values}
+      start={values}
       options={actors ? { actor_id: actors.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}}
       submitLabel={strings.memory.check}
       isPending={check.isPending}
