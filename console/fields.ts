@@ -11,7 +11,8 @@ const PREFIX = 'fields:'
 /**
  * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`. So forms have the
  * fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
- * fields are resolved; what is nested deeper is edited as JSON and left out.
+ * fields are resolved; what is nested deeper is edited as JSON and left out. `fields:createTool.execute` has the fields
+ * of an object in the body.
  */
 export function fieldsOfOperations(): Plugin {
   const file = path.resolve(import.meta.dirname, '../client/openapi.json')
@@ -28,16 +29,21 @@ export function fieldsOfOperations(): Plugin {
       ...(items ? { items: shallow(items as Schema) } : {}),
     }
   }
+  const fieldOf = ({ properties }: Schema, name: string): Schema => {
+    const field = resolve(properties?.[name] ?? {})
+    const choices = (field.anyOf ?? field.oneOf ?? [field]) as Schema[]
+    return choices.map(resolve).find(choice => choice.properties) ?? {}
+  }
   return {
     name: 'fields',
     resolveId: id => (id.startsWith(PREFIX) ? `\0${id}` : null),
     load(id) {
       if (!id.startsWith(`\0${PREFIX}`)) return null
-      const name = id.slice(PREFIX.length + 1)
+      const [name, ...path] = id.slice(PREFIX.length + 1).split('.')
       const operation = operations.find(({ operationId }) => operationId === name)
       const body = Object.values(operation?.requestBody?.content ?? {})[0]
       if (!body) this.error(`no operation ${name} with a body`)
-      const { properties = {}, required = [] } = resolve(body.schema)
+      const { properties = {}, required = [] } = path.reduce(fieldOf, resolve(body.schema))
       const fields = Object.fromEntries(Object.entries(properties).map(([key, each]) => [key, shallow(each)]))
       return `export default ${JSON.stringify({ type: 'object', properties: fields, required })}`
     },

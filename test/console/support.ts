@@ -16,7 +16,7 @@ export async function startConsoleApp(
   workers: NonNullable<Parameters<typeof startOauthApp>[0]>['workers'] = ['generation'],
 ): Promise<ConsoleApp> {
   const double = await startDouble({})
-  const app = await startOauthApp({ workers })
+  const app = await startOauthApp({ workers, env: { EMBEDDING_PROVIDER: 'local', EMBEDDING_DIMENSIONS: '256' } })
   const { body: project } = await app.admin.post('/projects', { name: 'Atlas' })
   const { body: provider } = await app.admin.post('/ai-providers', {
     project_id: project.id,

@@ -1,4 +1,4 @@
-import { Anchor, Card, Group, Pagination, Select, Table, Text, TextInput } from '@mantine/core'
+import { Anchor, Card, Group, Pagination, Select, Stack, Table, Text, TextInput } from '@mantine/core'
 import { IconSearch } from '@tabler/icons-react'
 import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
@@ -24,12 +24,12 @@ type ListState<Row> = {
 
 /**
  * Reads the page of a list that the address names. `read` gets the filters and the bounds of the page; `pollMs` is the
- * interval in which the list is read again.
+ * interval in which the list is read again, which may depend on what it contains.
  */
 export function useList<Row>(
   key: readonly unknown[],
   read: (filters: Filters, bounds: { limit: number; offset: number }, signal: AbortSignal) => Promise<PageOf<Row>>,
-  { pollMs, enabled }: { pollMs?: number; enabled?: boolean } = {},
+  { pollMs, enabled }: { pollMs?: number | ((rows: Row[]) => number | undefined); enabled?: boolean } = {},
 ): ListState<Row> {
   const { filters, setFilters } = useFilters()
   const offset = (pageOf(filters) - 1) * PAGE_ROWS
@@ -37,7 +37,10 @@ export function useList<Row>(
     queryKey: [...key, filters],
     queryFn: ({ signal }) => read(filters, { limit: PAGE_ROWS, offset }, signal),
     placeholderData: previous => previous,
-    refetchInterval: pollMs ? every(pollMs) : false,
+    refetchInterval: query => {
+      const ms = typeof pollMs === 'function' ? pollMs(query.state.data?.data ?? []) : pollMs
+      return ms ? every(ms)(query) : false
+    },
     enabled,
   })
   return { query, filters, setFilters }
@@ -106,7 +109,7 @@ export function ListView<Row>({
 }) {
   const applied = Object.keys(filters).filter(name => name !== 'page' && name !== 'tab')
   return (
-    <>
+    <Stack gap="lg">
       {fields && <Group gap="sm">{fields}</Group>}
       <Loaded query={query} action={action}>
         {({ data, total }) => {
@@ -116,7 +119,7 @@ export function ListView<Row>({
             )
           if (data.length === 0) return empty
           return (
-            <>
+            <Stack gap="lg">
               <Card withBorder padding={0} radius="lg">
                 <Table highlightOnHover verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={label}>
                   <Table.Thead>
@@ -156,11 +159,11 @@ export function ListView<Row>({
                   getItemProps={number => ({ 'aria-label': `Page ${number}` })}
                 />
               )}
-            </>
+            </Stack>
           )
         }}
       </Loaded>
-    </>
+    </Stack>
   )
 }
 

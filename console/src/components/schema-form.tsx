@@ -46,6 +46,9 @@ function settled(schema: FieldSchema): FieldSchema {
   const { anyOf, oneOf, ...own } = schema
   const choices = (anyOf ?? oneOf)?.filter(({ type, const: constant }) => type !== 'null' && constant !== null)
   if (choices?.length === 1) return settled({ ...choices[0], ...own })
+  // One value or a list of them is a list.
+  const list = choices?.length === 2 && choices.find(({ type }) => type === 'array')
+  if (list && choices.some(({ type }) => type === list.items?.type)) return settled({ ...list, ...own })
   const types = Array.isArray(own.type) ? own.type.filter(type => type !== 'null') : own.type
   return {
     ...own,
@@ -227,19 +230,40 @@ export function SchemaForm({
           />
         ))}
         {children}
-        {Boolean(error) && <FailureAlert error={error} />}
-        <Group>
-          <Button type="submit" loading={isPending}>
-            {submitLabel}
-          </Button>
-          {onCancel && (
-            <Button variant="default" onClick={onCancel}>
-              {strings.cancel}
-            </Button>
-          )}
-        </Group>
+        <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel} />
       </Stack>
     </form>
+  )
+}
+
+/** The end of a form: why it was refused, and its buttons. */
+export function SubmitRow({
+  label = strings.save,
+  cancelLabel = strings.cancel,
+  isPending,
+  error,
+  onCancel,
+}: {
+  label?: string
+  cancelLabel?: string
+  isPending?: boolean
+  error?: unknown
+  onCancel?: () => void
+}) {
+  return (
+    <>
+      {Boolean(error) && <FailureAlert error={error} />}
+      <Group>
+        <Button type="submit" loading={isPending}>
+          {label}
+        </Button>
+        {onCancel && (
+          <Button variant="default" onClick={onCancel}>
+            {cancelLabel}
+          </Button>
+        )}
+      </Group>
+    </>
   )
 }
 

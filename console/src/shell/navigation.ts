@@ -1,6 +1,9 @@
 import {
   IconBolt,
   IconBriefcase,
+  IconBrain,
+  IconFileText,
+  IconFolder,
   IconInbox,
   IconLayoutDashboard,
   IconLayoutKanban,
@@ -10,6 +13,7 @@ import {
   IconRobot,
   IconRocket,
   IconWebhook,
+  IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -41,7 +45,15 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
     ],
   },
-  { name: nav.groups.knowledge, views: [] },
+  {
+    name: nav.groups.knowledge,
+    views: [
+      { name: nav.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
+      { name: nav.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
+      { name: nav.search, path: 'search', icon: IconZoomQuestion, action: 'knowledge:SearchKnowledge' },
+      { name: nav.memory, path: 'memory', icon: IconBrain, action: 'memories:ListMemoryStores' },
+    ],
+  },
   {
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],

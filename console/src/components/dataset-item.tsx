@@ -1,0 +1,102 @@
+import { Select, Stack, Textarea, TextInput } from '@mantine/core'
+import { createDataset, createDatasetItem, listDatasets } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
+import { useState } from 'react'
+import { api } from '../api.ts'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+import { FormButton, useAction } from './actions.tsx'
+import { SubmitRow } from './schema-form.tsx'
+import { visible } from './text.tsx'
+
+/** What becomes an item of a dataset. */
+type Item = { input: string; expected: string; metadata?: Record<string, unknown> }
+
+/** Saves a question with its expected output as an item of a dataset. */
+export function DatasetItemButton({ item }: { item: Item }) {
+  const isAllowed = usePermissions(useProjectId())
+  if (!isAllowed('evaluations:CreateDataset') || !isAllowed('evaluations:ListDatasets')) return null
+  return (
+    <FormButton
+      label={strings.datasetItem.save}
+      variant="default"
+      size="xs"
+      form={close => <DatasetItemForm item={item} onDone={close} />}
+    />
+  )
+}
+
+function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
+  const projectId = useProjectId()
+  const datasets = useQuery({
+    queryKey: ['datasets', projectId, 'all'],
+    queryFn: async ({ signal }) =>
+      (await listDatasets(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+  })
+  const [chosen, setChosen] = useState<string | null>(null)
+  const [name, setName] = useState('')
+  const [input, setInput] = useState(item.input)
+  const [expected, setExpected] = useState(item.expected)
+  const datasetId = chosen ?? datasets.data?.[0]?.id
+  const isNew = datasets.data?.length === 0
+  const save = useAction({
+    run: async () => {
+      const id = isNew ? (await createDataset(api, { project_id: projectId, name: name.trim() })).id : datasetId
+      return createDatasetItem(api, {
+        dataset_id: id as string,
+        input: [{ role: 'user', content: input }],
+        ...(expected.trim() ? { expected_output: expected } : {}),
+        ...(item.metadata ? { metadata: item.metadata } : {}),
+      })
+    },
+    stale: [['datasets', projectId]],
+    message: strings.datasetItem.saved,
+    onDone,
+  })
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        if (isNew ? name.trim() : datasetId) save.mutate()
+      }}
+    >
+      <Stack gap="md">
+        {isNew ? (
+          <TextInput
+            label={strings.datasetItem.newDataset}
+            value={name}
+            onChange={event => setName(event.currentTarget.value)}
+            required
+            data-autofocus
+          />
+        ) : (
+          <Select
+            label={strings.datasetItem.dataset}
+            data={(datasets.data ?? []).map(each => ({ value: each.id, label: visible(each.name) }))}
+            value={datasetId ?? null}
+            onChange={setChosen}
+            allowDeselect={false}
+            searchable
+            data-autofocus
+          />
+        )}
+        <Textarea
+          label={strings.datasetItem.input}
+          value={input}
+          onChange={event => setInput(event.currentTarget.value)}
+          autosize
+          maxRows={8}
+          required
+        />
+        <Textarea
+          label={strings.datasetItem.expected}
+          value={expected}
+          onChange={event => setExpected(event.currentTarget.value)}
+          autosize
+          maxRows={12}
+        />
+        <SubmitRow isPending={save.isPending} error={save.error ?? datasets.error} onCancel={onDone} />
+      </Stack>
+    </form>
+  )
+}

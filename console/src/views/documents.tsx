@@ -1,0 +1,140 @@
+import createFields from 'fields:createDocument'
+import { Badge, type BadgeProps, Button, Group, Text } from '@mantine/core'
+import type { Document, DocumentInput } from '@muster/client'
+import { createDocument, listDocuments } from '@muster/client/operations'
+import { IconFileText, IconPlus } from '@tabler/icons-react'
+import { Link, useNavigate } from '@tanstack/react-router'
+import { api } from '../api.ts'
+import { FormButton, useAction } from '../components/actions.tsx'
+import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { SchemaForm } from '../components/schema-form.tsx'
+import { Notice } from '../components/states.tsx'
+import { sizeText, visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+/** Interval in which documents that are ingested are read again. */
+export const INGESTING_MS = 2000
+const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
+
+/** Whether the state of a document is about to change. */
+export const isIngesting = (status: Document['status'] | undefined): boolean =>
+  status === 'pending' || status === 'processing'
+
+const COLOURS: Partial<Record<Document['status'], BadgeProps>> = {
+  failed: { color: 'red.9', variant: 'filled' },
+  ready: { color: 'teal.9', variant: 'filled' },
+}
+
+/** State of a document. */
+export function DocumentStatus({ status }: { status: Document['status'] }) {
+  return (
+    <Badge variant="default" {...COLOURS[status]}>
+      {strings.documents.status[status]}
+    </Badge>
+  )
+}
+
+/** Documents of a project. */
+export function Documents() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const list = useList<Document>(
+    ['documents', projectId],
+    async ({ folder, status }, bounds, signal) => {
+      const chosen = STATUSES.filter(each => each === status)
+      const args = { project_id: projectId, status: chosen, ...(folder ? { path_prefix: folder } : {}), ...bounds }
+      return listDocuments(api, args, { signal }).page()
+    },
+    { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? INGESTING_MS : undefined) },
+  )
+  const columns: Column<Document>[] = [
+    {
+      title: strings.documents.title,
+      isWide: true,
+      cell: ({ id, title, filename, path }) => (
+        <>
+          <RecordLink to={`/p/${projectId}/documents/${id}`}>{visible(title ?? filename)}</RecordLink>
+          {path && (
+            <Text size="sm" c="dimmed">
+              {visible(path)}
+            </Text>
+          )}
+        </>
+      ),
+    },
+    { title: strings.documents.state, cell: ({ status }) => <DocumentStatus status={status} /> },
+    { title: strings.documents.chunks, cell: ({ chunk_count }) => chunk_count.toLocaleString() },
+    { title: strings.files.size, cell: ({ size }) => sizeText(size) },
+    { title: strings.files.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+  ]
+  const create = isAllowed('documents:CreateDocument') && (
+    <FormButton
+      label={strings.documents.create}
+      leftSection={<IconPlus size={16} />}
+      form={close => <DocumentForm onCancel={close} />}
+    />
+  )
+  return (
+    <Page title={strings.nav.documents} intro={strings.documents.intro} actions={create}>
+      <ListView
+        label={strings.nav.documents}
+        list={list}
+        action="documents:ListDocuments"
+        columns={columns}
+        fields={
+          <>
+            <SearchField name="folder" label={strings.documents.folder} />
+            <ChoiceField
+              name="status"
+              label={strings.documents.state}
+              choices={STATUSES.map(value => ({ value, label: strings.documents.status[value] }))}
+            />
+          </>
+        }
+        empty={
+          <Notice
+            icon={<IconFileText />}
+            title={strings.documents.empty}
+            color="indigo"
+            action={
+              <Group gap="sm">
+                {create}
+                {isAllowed('files:UploadFile') && (
+                  <Button component={Link} to={`/p/${projectId}/files`} variant="default">
+                    {strings.documents.fromFile}
+                  </Button>
+                )}
+              </Group>
+            }
+          >
+            {strings.documents.emptyText}
+          </Notice>
+        }
+      />
+    </Page>
+  )
+}
+
+function DocumentForm({ onCancel }: { onCancel: () => void }) {
+  const projectId = useProjectId()
+  const navigate = useNavigate()
+  const create = useAction({
+    run: async (values: Partial<DocumentInput>) =>
+      createDocument(api, { content: '', ...values, project_id: projectId }),
+    stale: [['documents', projectId], ['files', projectId], ['start']],
+    onDone: ({ id }) => void navigate({ to: `/p/${projectId}/documents/${id}` }),
+  })
+  return (
+    <SchemaForm
+      schema={createFields}
+      only={['title', 'content', 'path', 'chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overlap', 'metadata']}
+      submitLabel={strings.create}
+      isPending={create.isPending}
+      error={create.error}
+      onSubmit={create.mutate}
+      onCancel={onCancel}
+    />
+  )
+}

@@ -1,0 +1,560 @@
+import entryFields from 'fields:createMemoryEntry'
+import ruleFields from 'fields:createMemoryRule'
+import testFields from 'fields:testMemoryRule'
+import storeFields from 'fields:updateMemoryStore'
+import { Anchor, Badge, Checkbox, Group, Stack, Switch, Text } from '@mantine/core'
+import type {
+  Memory,
+  MemoryEntry,
+  MemoryEntryDryRun,
+  MemoryEntryInput,
+  MemoryRule,
+  MemoryRuleInput,
+  MemoryStore,
+  MemoryStorePatch,
+} from '@muster/client'
+import {
+  createMemoryEntry,
+  createMemoryRule,
+  deleteMemoryRule,
+  deleteMemoryStore,
+  exportMemoryStore,
+  getMemoryStore,
+  listAgents,
+  listMemories,
+  listMemoryEntries,
+  listMemoryRules,
+  replaceMemoryStoreTags,
+  testMemoryRule,
+  updateMemoryRule,
+  updateMemoryStore,
+} from '@muster/client/operations'
+import { IconBulb, IconPlus } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import { Link, useNavigate, useParams } from '@tanstack/react-router'
+import { useState } from 'react'
+import { api } from '../api.ts'
+import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { useActors } from '../components/actors.ts'
+import { useFilters } from '../components/filters.ts'
+import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { saveAs } from '../components/save.ts'
+import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.tsx'
+import { Loaded, Notice } from '../components/states.tsx'
+import { Tags, TagsButton } from '../components/tags.tsx'
+import { visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const storeKey = (id: string) => ['memory-store', id]
+
+/** Whether a fact holds. */
+export const isCurrent = ({ invalidated_at }: Memory): boolean =>
+  invalidated_at === null || Date.parse(invalidated_at) > Date.now()
+
+/** Since when a fact holds, and until when it did. */
+export function Validity({ memory }: { memory: Memory }) {
+  return (
+    <Group gap={6}>
+      <Badge variant="default">
+        {isCurrent(memory)
+          ? strings.memory.holds
+          : memory.superseded_by_memory_id
+            ? strings.memory.superseded
+            : strings.memory.invalid}
+      </Badge>
+      <Text size="sm" component="div">
+        <When at={memory.created_at} />
+        {!isCurrent(memory) && (
+          <>
+            {' – '}
+            <When at={memory.invalidated_at} />
+          </>
+        )}
+      </Text>
+    </Group>
+  )
+}
+
+/** A memory store: its facts, its ledger and its rules. */
+export function MemoryStoreView() {
+  const { storeId } = useParams({ strict: false }) as { storeId: string }
+  const store = useQuery<MemoryStore>({
+    queryKey: storeKey(storeId),
+    queryFn: async ({ signal }) => getMemoryStore(api, { memory_store_id: storeId }, { signal }),
+  })
+  return (
+    <Loaded query={store} action="memories:GetMemoryStore">
+      {record => <StorePage store={record} />}
+    </Loaded>
+  )
+}
+
+function StorePage({ store }: { store: MemoryStore }) {
+  const isAllowed = usePermissions(store.project_id)
+  return (
+    <Page
+      title={store.name}
+      intro={store.description && visible(store.description)}
+      actions={isAllowed('memories:CreateMemoryEntry') && <AddButton store={store} />}
+    >
+      <AddressTabs
+        tabs={[
+          { value: 'facts', title: strings.memory.facts, content: () => <FactList store={store} /> },
+          { value: 'ledger', title: strings.memory.ledger, content: () => <Ledger storeId={store.id} /> },
+          { value: 'rules', title: strings.memory.rules, content: () => <Rules store={store} /> },
+          { value: 'record', title: strings.agents.record, content: () => <StoreRecord store={store} /> },
+        ]}
+      />
+    </Page>
+  )
+}
+
+function AddButton({ store }: { store: MemoryStore }) {
+  return (
+    <FormButton
+      label={strings.memory.add}
+      leftSection={<IconPlus size={16} />}
+      form={close => <FactForm store={store} onDone={close} />}
+    />
+  )
+}
+
+type Verdict = Pick<MemoryEntry, 'action' | 'memory_id' | 'superseded_memory_id' | 'similarity'>
+
+/** Writes a fact, after it has shown what the write would do. */
+function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void }) {
+  const { actors } = useActors()
+  const [values, setValues] = useState<Values>()
+  const [checked, setChecked] = useState<{ input: MemoryEntryInput; verdict: Verdict }>()
+  const check = useAction({
+    run: async (entered: Values) => {
+      const input = { ...entered, memory_store_id: store.id, project_id: store.project_id } as MemoryEntryInput
+      const verdict = (await createMemoryEntry(api, { ...input, dry_run: true })) as MemoryEntryDryRun
+      return { input, verdict }
+    },
+    onDone: setChecked,
+  })
+  const write = useAction({
+    run: async (input: MemoryEntryInput) => createMemoryEntry(api, input),
+    stale: [['memories', store.id], ['memory-entries'], storeKey(store.id), ['memory-stores', store.project_id]],
+    message: strings.memory.written,
+    onDone,
+  })
+  if (checked) {
+    const { input, verdict } = checked
+    return (
+      <form
+        onSubmit={event => {
+          event.preventDefault()
+          write.mutate(input)
+        }}
+      >
+        <Stack gap="md">
+          <Text className="wrap">{visible(input.content)}</Text>
+          <Outcome verdict={verdict} storeId={store.id} />
+          <SubmitRow
+            label={strings.memory.write}
+            isPending={write.isPending}
+            error={write.error}
+            cancelLabel={strings.memory.back}
+            onCancel={() => setChecked(undefined)}
+          />
+        </Stack>
+      </form>
+    )
+  }
+  return (
+    <SchemaForm
+      schema={entryFields}
+      only={['content', 'actor_id', 'supersedes', 'expires_at', 'metadata']}
+      start={values}
+      options={actors ? { actor_id: actors.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}}
+      submitLabel={strings.memory.check}
+      isPending={check.isPending}
+      error={check.error}
+      onSubmit={entered => {
+        setValues(entered)
+        check.mutate(entered)
+      }}
+      onCancel={onDone}
+    />
+  )
+}
+
+/** What the write of a fact does. */
+function Outcome({ verdict, storeId }: { verdict: Verdict; storeId: string }) {
+  const projectId = useProjectId()
+  const { action, memory_id, superseded_memory_id, similarity } = verdict
+  const other = superseded_memory_id ?? (action === 'skipped' ? memory_id : null)
+  return (
+    <Stack gap={4} role="status">
+      <Text fw={600}>{strings.memory.outcomes[action]}</Text>
+      {other && (
+        <Text size="sm" component="div">
+          {strings.memory.compared}{' '}
+          <Anchor component={Link} to={`/p/${projectId}/memory/${storeId}/${other}`} underline="always">
+            {other}
+          </Anchor>
+          {similarity !== null && `, ${strings.search.similarity(similarity).toLowerCase()}`}
+        </Text>
+      )}
+    </Stack>
+  )
+}
+
+function FactList({ store }: { store: MemoryStore }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { actors, nameOf } = useActors()
+  const { filters, setFilters } = useFilters()
+  const list = useList<Memory>(['memories', store.id], async ({ q, actor, all }, bounds, signal) => {
+    const args = {
+      memory_store_id: store.id,
+      project_id: projectId,
+      query: q,
+      // An empty ID selects facts without an end user.
+      ...(actor ? { actor_id: actor === 'none' ? '' : actor } : {}),
+      ...(all ? { include_invalidated: true } : {}),
+      ...bounds,
+    }
+    return listMemories(api, args, { signal }).page()
+  })
+  const columns: Column<Memory>[] = [
+    {
+      title: strings.memory.fact,
+      isWide: true,
+      cell: ({ id, content }) => (
+        <RecordLink to={`/p/${projectId}/memory/${store.id}/${id}`}>{visible(content.slice(0, 400))}</RecordLink>
+      ),
+    },
+    { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.memory.everybody) },
+    { title: strings.memory.validity, cell: memory => <Validity memory={memory} /> },
+  ]
+  return (
+    <ListView
+      label={strings.memory.facts}
+      list={list}
+      action="memories:ListMemories"
+      columns={columns}
+      fields={
+        <>
+          <SearchField label={strings.memory.search} />
+          {actors && (
+            <ChoiceField
+              name="actor"
+              label={strings.memory.actor}
+              choices={[
+                { value: 'none', label: strings.memory.everybody },
+                ...actors.map(({ id, name }) => ({ value: id, label: visible(name) })),
+              ]}
+            />
+          )}
+          <Checkbox
+            label={strings.memory.showInvalid}
+            checked={filters.all === 'true'}
+            onChange={event => setFilters({ all: event.currentTarget.checked ? 'true' : undefined })}
+          />
+        </>
+      }
+      empty={
+        <Notice
+          icon={<IconBulb />}
+          title={strings.memory.emptyFacts}
+          color="indigo"
+          action={isAllowed('memories:CreateMemoryEntry') && <AddButton store={store} />}
+        >
+          {strings.memory.emptyFactsText}
+        </Notice>
+      }
+    />
+  )
+}
+
+/** The writes of facts of a store, or of one memory. */
+export function Ledger({ storeId, memoryId }: { storeId: string; memoryId?: string }) {
+  const projectId = useProjectId()
+  const { nameOf } = useActors()
+  const list = useList<MemoryEntry>(['memory-entries', storeId, memoryId], async (_, bounds, signal) => {
+    const of = memoryId ? { memory_id: memoryId } : { memory_store_id: storeId }
+    return listMemoryEntries(api, { project_id: projectId, ...of, ...bounds }, { signal }).page()
+  })
+  const columns: Column<MemoryEntry>[] = [
+    {
+      title: strings.memory.fact,
+      isWide: true,
+      cell: ({ memory_id, content }) => {
+        const text = visible(content.slice(0, 400))
+        if (!memory_id || memory_id === memoryId) return <Text size="sm">{text}</Text>
+        return <RecordLink to={`/p/${projectId}/memory/${storeId}/${memory_id}`}>{text}</RecordLink>
+      },
+    },
+    {
+      title: strings.memory.outcome,
+      cell: ({ action }) => <Badge variant="default">{strings.memory.did[action]}</Badge>,
+    },
+    { title: strings.memory.by, cell: ({ mechanism }) => strings.memory.mechanisms[mechanism] },
+    { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.none) },
+    { title: strings.memory.at, cell: ({ created_at }) => <When at={created_at} /> },
+  ]
+  return (
+    <ListView
+      label={strings.memory.ledger}
+      list={list}
+      action="memories:ListMemoryEntries"
+      columns={columns}
+      empty={<Text c="dimmed">{strings.memory.emptyLedger}</Text>}
+    />
+  )
+}
+
+function Rules({ store }: { store: MemoryStore }) {
+  const isAllowed = usePermissions(store.project_id)
+  const stale = [['memory-rules', store.id]]
+  const list = useList<MemoryRule>(['memory-rules', store.id], async (_, bounds, signal) =>
+    listMemoryRules(api, { project_id: store.project_id, memory_store_id: store.id, ...bounds }, { signal }).page(),
+  )
+  const toggle = useAction({
+    run: async ({ id, enabled }: MemoryRule) => updateMemoryRule(api, { memory_rule_id: id, enabled: !enabled }),
+    stale,
+  })
+  const mayUpdate = isAllowed('memories:UpdateMemoryRule')
+  const columns: Column<MemoryRule>[] = [
+    {
+      title: strings.memory.rule,
+      isWide: true,
+      cell: rule => (
+        <Stack gap={2}>
+          <Text fw={600}>{strings.memory.ruleOf(rule.tool_id !== null, rule.agent_id !== null)}</Text>
+          <Text size="sm" c="dimmed" lineClamp={2}>
+            {visible(rule.prompt ?? strings.memory.defaultPrompt)}
+          </Text>
+          {rule.disabled_reason && <Text size="sm">{visible(rule.disabled_reason)}</Text>}
+        </Stack>
+      ),
+    },
+    { title: strings.memory.on, cell: ({ on }) => <span className="mono">{on}</span> },
+    {
+      title: strings.memory.enabled,
+      cell: rule => (
+        <Switch
+          checked={rule.enabled}
+          disabled={!mayUpdate || toggle.isPending}
+          aria-label={strings.memory.enableRule(rule.id)}
+          onChange={() => toggle.mutate(rule)}
+        />
+      ),
+    },
+    {
+      title: strings.documents.actions,
+      cell: rule => (
+        <Group gap="xs">
+          <FormButton
+            label={strings.memory.test}
+            variant="default"
+            size="xs"
+            form={close => <RuleTest rule={rule} onCancel={close} />}
+          />
+          {mayUpdate && (
+            <FormButton
+              label={strings.agents.edit}
+              variant="default"
+              size="xs"
+              form={close => <RuleForm store={store} rule={rule} onDone={close} />}
+            />
+          )}
+          {isAllowed('memories:DeleteMemoryRule') && (
+            <ActionButton
+              label={strings.remove}
+              color="red"
+              question={strings.memory.deleteRuleText}
+              run={async () => deleteMemoryRule(api, { memory_rule_id: rule.id })}
+              stale={stale}
+            />
+          )}
+        </Group>
+      ),
+    },
+  ]
+  const create = isAllowed('memories:CreateMemoryRule') && (
+    <FormButton
+      label={strings.memory.createRule}
+      leftSection={<IconPlus size={16} />}
+      form={close => <RuleForm store={store} onDone={close} />}
+    />
+  )
+  return (
+    <Stack gap="md">
+      <ListView
+        label={strings.memory.rules}
+        list={list}
+        action="memories:ListMemoryRules"
+        columns={columns}
+        empty={
+          <Notice icon={<IconBulb />} title={strings.memory.emptyRules} action={create} color="indigo">
+            {strings.memory.emptyRulesText}
+          </Notice>
+        }
+      />
+      {(list.query.data?.total ?? 0) > 0 && <Group>{create}</Group>}
+    </Stack>
+  )
+}
+
+function RuleForm({ store, rule, onDone }: { store: MemoryStore; rule?: MemoryRule; onDone: () => void }) {
+  const isAllowed = usePermissions(store.project_id)
+  const agents = useQuery({
+    queryKey: ['agents', store.project_id, 'all'],
+    queryFn: async ({ signal }) =>
+      (await listAgents(api, { project_id: store.project_id, limit: 100 }, { signal }).page()).data,
+    enabled: isAllowed('agents:ListAgents') === true,
+  })
+  const choices = agents.data?.map(({ id, name }) => ({ value: id, label: visible(name ?? id) }))
+  const save = useAction({
+    run: async (values: Partial<MemoryRuleInput>) =>
+      rule
+        ? updateMemoryRule(api, { ...values, memory_rule_id: rule.id })
+        : createMemoryRule(api, {
+            on: 'conversation_messages.generated',
+            ...values,
+            memory_store_id: store.id,
+            project_id: store.project_id,
+          }),
+    stale: [['memory-rules', store.id]],
+    onDone,
+  })
+  return (
+    <SchemaForm
+      schema={ruleFields}
+      omit={['project_id', 'memory_store_id']}
+      initial={rule}
+      options={choices ? { agent_id: choices, source_agent_ids: choices } : {}}
+      submitLabel={rule ? strings.save : strings.create}
+      isPending={save.isPending}
+      error={save.error}
+      onSubmit={save.mutate}
+      onCancel={onDone}
+    />
+  )
+}
+
+/** Shows which facts a rule would take from a turn. */
+function RuleTest({ rule, onCancel }: { rule: MemoryRule; onCancel: () => void }) {
+  const test = useAction({
+    run: async (values: Values) =>
+      testMemoryRule(api, { memory_rule_id: rule.id, generation_id: String(values.generation_id) }),
+  })
+  return (
+    <Stack gap="md">
+      <SchemaForm
+        schema={testFields}
+        submitLabel={strings.memory.test}
+        isPending={test.isPending}
+        error={test.error}
+        onSubmit={test.mutate}
+        onCancel={onCancel}
+      />
+      {test.data && (
+        <Stack gap="sm" role="status">
+          <Text fw={600}>{strings.memory.found(test.data.facts.length)}</Text>
+          {test.data.facts.map(({ content, action, similarity }, index) => (
+            <Text key={index} size="sm">
+              {visible(content)}{' '}
+              {[
+                action && strings.memory.outcomes[action as Verdict['action']],
+                similarity !== null && strings.search.similarity(similarity),
+              ]
+                .filter(Boolean)
+                .join(' ')}
+            </Text>
+          ))}
+        </Stack>
+      )}
+    </Stack>
+  )
+}
+
+function StoreRecord({ store }: { store: MemoryStore }) {
+  const navigate = useNavigate()
+  const isAllowed = usePermissions(store.project_id)
+  const stale = [storeKey(store.id), ['memory-stores', store.project_id]]
+  return (
+    <Section
+      title={strings.agents.record}
+      actions={
+        <>
+          {isAllowed('memories:ListMemories') && (
+            <ActionButton
+              label={strings.memory.exportStore}
+              run={async () => {
+                const args = { memory_store_id: store.id, include_invalidated: true }
+                saveAs([await (await exportMemoryStore(api, args)).bytes()], `${store.name}.ndjson`)
+              }}
+            />
+          )}
+          {isAllowed('memories:UpdateMemoryStore') && (
+            <FormButton
+              label={strings.agents.edit}
+              variant="default"
+              size="xs"
+              form={close => <StoreForm store={store} stale={stale} onDone={close} />}
+            />
+          )}
+          {isAllowed('memories:DeleteMemoryStore') && (
+            <ActionButton
+              label={strings.remove}
+              color="red"
+              question={strings.memory.deleteStoreText}
+              run={async () => deleteMemoryStore(api, { memory_store_id: store.id })}
+              stale={stale.slice(1)}
+              onDone={() => void navigate({ to: `/p/${store.project_id}/memory` })}
+            />
+          )}
+        </>
+      }
+    >
+      <Facts
+        facts={[
+          [strings.memory.current, store.memory_count.toLocaleString()],
+          [strings.memory.duplicate, store.duplicate_threshold ?? strings.agents.defaultValue],
+          [strings.memory.supersede, store.supersede_threshold ?? strings.agents.defaultValue],
+          [strings.memory.limit, store.actor_memory_limit ?? strings.agents.defaultValue],
+        ]}
+      />
+      <Text size="sm" c="dimmed">
+        {strings.agents.id} <span className="mono">{store.id}</span>
+      </Text>
+      <Group gap="sm">
+        <Tags tags={store.tags} />
+        {isAllowed('memories:UpdateMemoryStore') && (
+          <TagsButton
+            tags={store.tags}
+            save={async tags => replaceMemoryStoreTags(api, { ...tags, memory_store_id: store.id })}
+            stale={stale}
+          />
+        )}
+      </Group>
+    </Section>
+  )
+}
+
+function StoreForm({ store, stale, onDone }: { store: MemoryStore; stale: string[][]; onDone: () => void }) {
+  const save = useAction({
+    run: async (values: MemoryStorePatch) => updateMemoryStore(api, { ...values, memory_store_id: store.id }),
+    stale,
+    onDone,
+  })
+  return (
+    <SchemaForm
+      schema={storeFields}
+      omit={['tags']}
+      initial={store}
+      isPending={save.isPending}
+      error={save.error}
+      onSubmit={save.mutate}
+      onCancel={onDone}
+    />
+  )
+}
