@@ -9,8 +9,8 @@ type Operation = { operationId: string; requestBody?: { content: Record<string, 
 const PREFIX = 'fields:'
 
 /**
- * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`. So forms have the
- * fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
+ * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`, or of the entries of
+ * a list in it: `fields:putPrices/prices`. So forms have the fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
  * fields are resolved; what is nested deeper is edited as JSON and left out.
  */
 export function fieldsOfOperations(): Plugin {
@@ -33,11 +33,14 @@ export function fieldsOfOperations(): Plugin {
     resolveId: id => (id.startsWith(PREFIX) ? `\0${id}` : null),
     load(id) {
       if (!id.startsWith(`\0${PREFIX}`)) return null
-      const name = id.slice(PREFIX.length + 1)
+      const [name, list] = id.slice(PREFIX.length + 1).split('/')
       const operation = operations.find(({ operationId }) => operationId === name)
       const body = Object.values(operation?.requestBody?.content ?? {})[0]
       if (!body) this.error(`no operation ${name} with a body`)
-      const { properties = {}, required = [] } = resolve(body.schema)
+      const whole = resolve(body.schema)
+      const { properties = {}, required = [] } = list
+        ? resolve(resolve(whole.properties?.[list] ?? {}).items as Schema)
+        : whole
       const fields = Object.fromEntries(Object.entries(properties).map(([key, each]) => [key, shallow(each)]))
       return `export default ${JSON.stringify({ type: 'object', properties: fields, required })}`
     },

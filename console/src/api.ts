@@ -1,4 +1,4 @@
-import { Client, isMusterError, MusterError, NoAnswer, OAuthError } from '@muster/client'
+import { Client, MusterError, NoAnswer, OAuthError } from '@muster/client'
 import { QueryCache, QueryClient } from '@tanstack/react-query'
 import { accessToken, signOut } from './session/tokens.ts'
 
@@ -51,7 +51,7 @@ export type Failure = {
 export function failureOf(error: unknown): Failure {
   if (error instanceof MusterError) {
     const { message, hint, code, requestId, status, docsUrl } = error
-    const problems = isMusterError(error, 'VALIDATION_FAILED') ? error.meta.problems : undefined
+    const { problems } = (error.meta ?? {}) as { problems?: Failure['problems'] }
     return { message, hint, code, requestId, status, docsUrl, problems }
   }
   if (error instanceof NoAnswer) return { message: error.message, status: error.status ?? undefined }

@@ -1,10 +1,10 @@
-import { Alert, Button, Code, CopyButton, Group, Stack, Text, TextInput } from '@mantine/core'
+import { Button, Stack, Text, TextInput } from '@mantine/core'
 import { useForm } from '@mantine/form'
 import { createProjectKey } from '@muster/client/operations'
-import { IconAlertTriangle } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { api } from '../api.ts'
 import { strings } from '../strings.ts'
+import { SecretOnce } from './secret.tsx'
 import { FailureAlert } from './states.tsx'
 
 /** Creates a project key and shows it once: it is forgotten with the form. */
@@ -18,27 +18,7 @@ export function KeyForm({ projectId, onDone }: { projectId: string; onDone: () =
     gcTime: 0,
     onSuccess: () => cache.invalidateQueries({ queryKey: ['start', 'keys'] }),
   })
-  if (create.data) {
-    const { key } = create.data
-    return (
-      <Stack gap="md">
-        <Alert icon={<IconAlertTriangle />} color="yellow">
-          {strings.key.once}
-        </Alert>
-        <Code block className="wrap">
-          {key}
-        </Code>
-        <Group>
-          <CopyButton value={key}>
-            {({ copied, copy }) => <Button onClick={copy}>{copied ? strings.copied : strings.copy}</Button>}
-          </CopyButton>
-          <Button variant="default" onClick={onDone}>
-            {strings.key.done}
-          </Button>
-        </Group>
-      </Stack>
-    )
-  }
+  if (create.data) return <SecretOnce secret={create.data.key} notice={strings.key.once} onDone={onDone} />
   return (
     <form onSubmit={form.onSubmit(values => create.mutate(values))}>
       <Stack gap="md">

@@ -5,6 +5,7 @@ import {
   JsonInput,
   MultiSelect,
   NumberInput,
+  PasswordInput,
   Select,
   Stack,
   TagsInput,
@@ -32,6 +33,7 @@ export type FieldSchema = {
   maximum?: number
   maxLength?: number
   format?: string
+  'x-secret'?: boolean
 }
 export type ObjectSchema = { type?: 'object'; properties?: Record<string, FieldSchema>; required?: string[] }
 export type Values = Record<string, unknown>
@@ -39,7 +41,7 @@ export type Values = Record<string, unknown>
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input = 'text' | 'secret' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
 /** The schema of a field without its null, which a form shows as an empty field. */
 function settled(schema: FieldSchema): FieldSchema {
@@ -63,6 +65,7 @@ function inputOf(schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
+      if (schema['x-secret']) return 'secret'
       return (schema.maxLength ?? 0) > LONG ? 'long' : 'text'
     case 'integer':
     case 'number':
@@ -113,6 +116,7 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
+  start = {},
   only,
   omit = [],
   options = {},
@@ -126,6 +130,8 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
+  /** Values with which a new record begins; they are submitted like entered ones. */
+  start?: Values
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
@@ -147,7 +153,10 @@ export function SchemaForm({
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
-      fields.map(({ name, input, field }) => [name, entryOf(input, initial ? initial[name] : field.const)]),
+      fields.map(({ name, input, field }) => [
+        name,
+        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
+      ]),
     ),
   )
   const [wrong, setWrong] = useState<Record<string, string>>({})
@@ -287,6 +296,15 @@ function SchemaField({
           onChange={event => onChange(event.currentTarget.checked)}
         />
       )
+    case 'secret':
+      return (
+        <PasswordInput
+          {...common}
+          autoComplete="off"
+          value={entry as string}
+          onChange={event => onChange(event.currentTarget.value)}
+        />
+      )
     case 'json':
       return (
         <JsonInput
@@ -296,7 +314,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':

@@ -1,4 +1,4 @@
-import { Alert, Anchor, Button, Card, Group, Skeleton, Stack, Text, ThemeIcon, Title } from '@mantine/core'
+import { Alert, Anchor, Button, Card, Group, List, Skeleton, Stack, Text, ThemeIcon, Title } from '@mantine/core'
 import { useTimeout } from '@mantine/hooks'
 import { IconAlertTriangle, IconFilterOff, IconLock, IconSearchOff } from '@tabler/icons-react'
 import type { UseQueryResult } from '@tanstack/react-query'
@@ -41,6 +41,9 @@ export function Notice({
   )
 }
 
+/** Problems that an error lists; the others are in its details. */
+const LISTED_PROBLEMS = 20
+
 /** Explains an error, with what is needed to report it. */
 export function FailureAlert({
   error,
@@ -51,11 +54,21 @@ export function FailureAlert({
   title?: string
   onRetry?: () => void
 }) {
-  const { message, hint, code, requestId, docsUrl } = failureOf(error)
-  const report = [message, hint, code, requestId].filter(Boolean).join('\n')
+  const { message, hint, code, requestId, docsUrl, problems = [] } = failureOf(error)
+  const listed = problems.map(({ path, message }) => `${path} ${message}`)
+  const report = [message, ...listed, hint, code, requestId].filter(Boolean).join('\n')
   return (
     <Alert icon={<IconAlertTriangle />} color="red" title={title} role="alert">
       <Text size="sm">{visible(code ? message : strings.failed.offline)}</Text>
+      {problems.length > 0 && (
+        <List size="sm" my={4}>
+          {problems.slice(0, LISTED_PROBLEMS).map(problem => (
+            <List.Item key={`${problem.path} ${problem.message}`}>
+              <span className="mono">{visible(problem.path)}</span> {visible(problem.message)}
+            </List.Item>
+          ))}
+        </List>
+      )}
       {hint && (
         <Text size="sm" c="dimmed">
           {hint}

@@ -49,6 +49,13 @@ export function When({ at }: { at: string | null | undefined }) {
   )
 }
 
+/** Returns an age in seconds for people, in its largest unit. */
+export function elapsedText(seconds: number): string {
+  const [unit, length] = UNITS.find(([, length]) => seconds >= length) ?? ['second', 1]
+  const count = Math.max(0, Math.floor(seconds / length))
+  return count.toLocaleString(undefined, { style: 'unit', unit, unitDisplay: 'long' })
+}
+
 /** Returns a duration for people. */
 export const durationText = (ms: number): string =>
   ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`

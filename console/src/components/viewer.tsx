@@ -3,6 +3,7 @@ import { IconChevronDown, IconDownload, IconSearch } from '@tabler/icons-react'
 import { useVirtualizer } from '@tanstack/react-virtual'
 import { useMemo, useRef, useState } from 'react'
 import { strings } from '../strings.ts'
+import { saveAs } from './save.ts'
 import { visible } from './text.tsx'
 
 const LINE_PX = 20
@@ -19,16 +20,6 @@ function linesOf(text: string): string[] {
     for (let at = 0; at < line.length; at += LINE_CHARACTERS) lines.push(line.slice(at, at + LINE_CHARACTERS))
   }
   return lines
-}
-
-/** Saves a text as a file. */
-export function download(text: string, name: string): void {
-  const address = URL.createObjectURL(new Blob([text], { type: 'application/octet-stream' }))
-  const link = document.createElement('a')
-  link.href = address
-  link.download = name
-  link.click()
-  URL.revokeObjectURL(address)
 }
 
 /** A large text in a dialog: only the lines in view are drawn. */
@@ -79,7 +70,7 @@ export default function Viewer({ text, label, onClose }: { text: string; label: 
             <Button
               variant="default"
               leftSection={<IconDownload size={16} />}
-              onClick={() => download(text, strings.value.file)}
+              onClick={() => saveAs([text], strings.value.file)}
             >
               {strings.value.download}
             </Button>

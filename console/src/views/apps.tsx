@@ -1,0 +1,3 @@
+export function Apps() {
+  return null
+}

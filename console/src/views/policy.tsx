@@ -1,0 +1,6 @@
+export function NewPolicy() {
+  return null
+}
+export function PolicyView() {
+  return null
+}

@@ -1,0 +1,3 @@
+export function Secrets() {
+  return null
+}

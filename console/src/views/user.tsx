@@ -1,0 +1,3 @@
+export function UserView() {
+  return null
+}
