@@ -12,7 +12,7 @@ const PREFIX = 'fields:'
  * Offers the schema of an operation's body as a module: `import fields from 'fields:createWebhook'`. So forms have the
  * fields, descriptions and limits of the API, and a view loads those of its own operations alone. Schemas of single
  * fields are resolved; what is nested deeper is edited as JSON and left out. `fields:createTool.execute` has the fields
- * of an object in the body.
+ * of an object in the body, `fields:putProjectPrices.prices` those of the entries of a list.
  */
 export function fieldsOfOperations(): Plugin {
   const file = path.resolve(import.meta.dirname, '../client/openapi.json')
@@ -32,7 +32,8 @@ export function fieldsOfOperations(): Plugin {
   const fieldOf = ({ properties }: Schema, name: string): Schema => {
     const field = resolve(properties?.[name] ?? {})
     const choices = (field.anyOf ?? field.oneOf ?? [field]) as Schema[]
-    return choices.map(resolve).find(choice => choice.properties) ?? {}
+    const found = choices.map(resolve)
+    return found.find(choice => choice.properties) ?? resolve((found.find(({ items }) => items)?.items as Schema) ?? {})
   }
   return {
     name: 'fields',

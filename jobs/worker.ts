@@ -10,6 +10,7 @@ import { sql } from '../src/core/db/sql.ts'
 import { mountHealth } from '../src/core/http/endpoints.ts'
 import { closeServer, portOf } from '../src/core/http/health.ts'
 import { openServer } from '../src/core/http/server.ts'
+import { slotsOf } from '../src/core/jobs/handler.ts'
 import { IDLE_POLL_MS } from '../src/core/jobs/queue.ts'
 import { Heartbeat } from '../src/core/jobs/takeover.ts'
 import { startWorkers } from '../src/core/jobs/worker.ts'
@@ -50,7 +51,8 @@ export async function startWorker(
   // Workers may share INSTANCE_ID, and in containers the process ID too.
   const instance = `${config.INSTANCE_ID}:${HOLDER}`
   const startedAt = new Date().toISOString()
-  const heartbeat = new Heartbeat(services, { instance, kinds, startedAt, identity: ownIdentity() })
+  const queues = Object.fromEntries(handlers.map(handler => [handler.queue.name, slotsOf(handler, config)]))
+  const heartbeat = new Heartbeat(services, { instance, kinds, startedAt, identity: ownIdentity(), queues })
   const beat = async () => {
     // Polls are at most one interval apart from each other. Writing from half an interval on keeps heartbeats closer
     // than two intervals, after which other workers end the leases of this one.

@@ -1113,6 +1113,24 @@ export const settingRows = () =>
     meaning: entry.doc,
   }))
 
+/** Returns the effective settings of a process; the values of secrets are null. */
+export const effectiveSettings = (config: Config) =>
+  settingRows().map(({ name, group, default: fallback, secret, meaning }) => {
+    const value = config[name as keyof Config] as unknown
+    const text = typeof value === 'string' ? value : Array.isArray(value) ? value.join(',') : JSON.stringify(value)
+    const { schema } = (settings as Record<string, Setting<unknown>>)[name]
+    const unset = schema.safeParse(fallback)
+    return {
+      name,
+      group,
+      value: secret || value === null ? null : text,
+      default: fallback,
+      doc: meaning,
+      secret,
+      set: !unset.success || JSON.stringify(unset.data) !== JSON.stringify(value),
+    }
+  })
+
 /**
  * Parses an environment into the configuration.
  * @throws ConfigError with all missing and invalid variables

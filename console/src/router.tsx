@@ -49,6 +49,19 @@ const views = [
   view('webhooks/$webhookId/deliveries/$deliveryId', () => import('./views/delivery.tsx'), 'DeliveryView'),
   view('events', () => import('./views/events.tsx'), 'Events'),
   view('events/$eventId', () => import('./views/event.tsx'), 'EventView'),
+  view('queue', () => import('./views/queue.tsx'), 'Queue'),
+  view('queue/$queue', () => import('./views/queue-messages.tsx'), 'QueueMessages'),
+  view('usage', () => import('./views/usage.tsx'), 'Usage'),
+  view('audit', () => import('./views/audit.tsx'), 'Audit'),
+  view('settings', () => import('./views/settings.tsx'), 'Settings'),
+  view('keys', () => import('./views/keys.tsx'), 'Keys'),
+  view('secrets', () => import('./views/secrets.tsx'), 'Secrets'),
+  view('policies', () => import('./views/policies.tsx'), 'Policies'),
+  view('policies/new', () => import('./views/policy.tsx'), 'NewPolicy'),
+  view('policies/$policyId', () => import('./views/policy.tsx'), 'PolicyView'),
+  view('users', () => import('./views/users.tsx'), 'Users'),
+  view('users/$userId', () => import('./views/user.tsx'), 'UserView'),
+  view('apps', () => import('./views/apps.tsx'), 'Apps'),
 ]
 
 export const router = createRouter({

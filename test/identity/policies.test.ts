@@ -460,6 +460,30 @@ describe('policies', () => {
       assert.deepEqual(all, { allowed: true, layers: [] })
     })
 
+    it('evaluates a text that is not saved: in place of its policy where that is attached, else with the others', async () => {
+      const user = await app.user()
+      const stored = await make(allow('actors:GetActor'))
+      const base = { user_id: user.id, action: 'actors:DeleteActor', resource: 'srn:P:actor:a' }
+      const ask = async (body: object) => (await app.admin.post('/policies/simulate', { ...base, ...body })).body
+      const document = allow('actors:DeleteActor')
+      const decided = (policy_id: string | null) => ({
+        allowed: true,
+        layers: [{ kind: 'user', id: user.id, decision: 'allow', policy_id, statement_index: 0 }],
+      })
+      assert.equal((await ask({})).allowed, false)
+      assert.deepEqual(await ask({ document }), decided(null))
+      assert.deepEqual(await ask({ document, policy_id: stored.id }), decided(stored.id))
+      await app.admin.put(`/users/${user.id}/policies`, { policy_ids: [stored.id] })
+      assert.deepEqual(await ask({ document, policy_id: stored.id }), decided(stored.id))
+      const reads = { action: 'actors:GetActor', policy_id: stored.id, document }
+      assert.equal((await ask(reads)).allowed, false)
+      assert.equal((await ask({ ...reads, policy_id: undefined })).allowed, true)
+      assert.equal((await ask({})).allowed, false)
+      const wrong = await ask({ document: allow('actors:Nothing') })
+      assert.equal(wrong.error.meta.problems[0].path, 'document.statement[0].action[0]')
+      assert.equal((await ask({ policy_id: stored.id })).error.code, 'VALIDATION_FAILED')
+    })
+
     it('is refused for other users, and for bodies without a subject', async () => {
       const user = await app.user()
       const admin = (await app.admin.get('/users/me')).body.id

@@ -5,6 +5,7 @@ import {
   JsonInput,
   MultiSelect,
   NumberInput,
+  PasswordInput,
   Select,
   Stack,
   TagsInput,
@@ -32,6 +33,7 @@ export type FieldSchema = {
   maximum?: number
   maxLength?: number
   format?: string
+  'x-secret'?: boolean
 }
 export type ObjectSchema = { type?: 'object'; properties?: Record<string, FieldSchema>; required?: string[] }
 export type Values = Record<string, unknown>
@@ -39,7 +41,7 @@ export type Values = Record<string, unknown>
 /** Length from which a text is written in several lines. */
 const LONG = 1000
 
-type Input = 'text' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
+type Input = 'text' | 'secret' | 'time' | 'long' | 'number' | 'choice' | 'choices' | 'texts' | 'flag' | 'json'
 
 /** The schema of a field without its null, which a form shows as an empty field. */
 function settled(schema: FieldSchema): FieldSchema {
@@ -66,6 +68,7 @@ function inputOf(name: string, schema: FieldSchema): Input {
   if (textsOf(schema)) return 'choice'
   switch (schema.type) {
     case 'string':
+      if (schema['x-secret']) return 'secret'
       if (schema.format === 'date-time') return 'time'
       return (schema.maxLength ?? 0) > LONG && !name.endsWith('url') ? 'long' : 'text'
     case 'integer':
@@ -346,6 +349,15 @@ function SchemaField({
           required={false}
           checked={(entry as boolean | null) ?? field.default === true}
           onChange={event => onChange(event.currentTarget.checked)}
+        />
+      )
+    case 'secret':
+      return (
+        <PasswordInput
+          {...common}
+          autoComplete="off"
+          value={entry as string}
+          onChange={event => onChange(event.currentTarget.value)}
         />
       )
     case 'json':

@@ -49,16 +49,15 @@ export function When({ at }: { at: string | null | undefined }) {
   )
 }
 
-/** Returns the age of something in its largest unit, such as 3d. */
-export function ageText(at: string): string {
-  const seconds = (Date.now() - Date.parse(at)) / 1000
-  const [unit, length] = UNITS.find(([, length]) => seconds >= length) ?? ['minute', 60]
-  return Math.max(0, Math.floor(seconds / length)).toLocaleString(undefined, {
-    style: 'unit',
-    unit,
-    unitDisplay: 'narrow',
-  })
+/** Returns an age in seconds for people, in its largest unit, as 3 days or 3d. */
+export function elapsedText(seconds: number, unitDisplay: 'long' | 'narrow' = 'long'): string {
+  const [unit, length] = UNITS.find(([, length]) => seconds >= length) ?? ['second', 1]
+  const count = Math.max(0, Math.floor(seconds / length))
+  return count.toLocaleString(undefined, { style: 'unit', unit, unitDisplay })
 }
+
+/** Returns the age of something, as 3d. */
+export const ageText = (at: string): string => elapsedText((Date.now() - Date.parse(at)) / 1000, 'narrow')
 
 /** Returns a duration for people. */
 export const durationText = (ms: number): string =>

@@ -4,16 +4,25 @@ import {
   IconBrain,
   IconFileText,
   IconFolder,
+  IconChartBar,
+  IconHistory,
   IconInbox,
+  IconKey,
   IconLayoutDashboard,
   IconLayoutKanban,
   IconListCheck,
+  IconLock,
   IconMessages,
   IconPlayerPlay,
+  IconPlugConnected,
   IconRobot,
   IconRocket,
   IconWebhook,
   IconZoomQuestion,
+  IconSettings,
+  IconShieldCheck,
+  IconStack2,
+  IconUsers,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -69,6 +78,26 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     ],
   },
   { name: nav.groups.operate, views: [] },
+  { name: nav.groups.automate, views: [] },
+  {
+    name: nav.groups.operate,
+    views: [
+      { name: nav.usage, path: 'usage', icon: IconChartBar, action: 'usage:GetAggregate' },
+      { name: nav.queue, path: 'queue', icon: IconStack2, action: 'orchestrations:GetQueueStats' },
+      { name: nav.audit, path: 'audit', icon: IconHistory, action: 'audit:ListAuditEntries' },
+      { name: nav.settings, path: 'settings', icon: IconSettings, action: 'projects:GetProject' },
+    ],
+  },
+  {
+    name: nav.groups.access,
+    views: [
+      { name: nav.keys, path: 'keys', icon: IconKey, action: 'project-keys:ListProjectKeys' },
+      { name: nav.secrets, path: 'secrets', icon: IconLock, action: 'secrets:ListSecrets' },
+      { name: nav.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
+      { name: nav.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
+      { name: nav.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
+    ],
+  },
 ]
 
 /** All views of a project. */

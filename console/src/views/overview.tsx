@@ -1,14 +1,25 @@
-import { Badge, Button, Card, Group, Modal, SimpleGrid, Stack, Table, Text, TextInput, Title } from '@mantine/core'
+import { Badge, Button, Card, Group, Modal, Stack, Table, Text, TextInput, Title } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
-import { aggregateUsage, listApprovals, listExceptions, listGenerations, pauseProject } from '@muster/client/operations'
+import {
+  aggregateUsage,
+  getQuotaUsage,
+  getSystemStatus,
+  listApprovals,
+  listExceptions,
+  listGenerations,
+  listQuotas,
+  pauseProject,
+} from '@muster/client/operations'
 import { IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api, every } from '../api.ts'
+import { type Figure, Figures } from '../components/figures.tsx'
+import { Meter } from '../components/meter.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
-import { costText, visible, When } from '../components/text.tsx'
+import { costText, elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -54,14 +65,82 @@ export function Overview() {
       (await listGenerations(api, { project_id: projectId, limit: SAMPLE }, { signal }).page()).data,
     refetchInterval,
   })
+  const perMinute = useQuery({
+    queryKey: ['overview', 'rate', projectId],
+    queryFn: async ({ signal }) => {
+      const from = new Date(Date.now() - 60_000).toISOString()
+      return (await listGenerations(api, { project_id: projectId, from, limit: 1 }, { signal }).page()).total
+    },
+    enabled: isAllowed('generations:ListGenerations') === true,
+    refetchInterval,
+  })
+  const quota = useQuery({
+    queryKey: ['overview', 'quota', projectId],
+    queryFn: async ({ signal }) => {
+      const { data } = await listQuotas(
+        api,
+        { project_id: projectId, scope: ['project'], metric: ['cost_usd'], limit: 100 },
+        { signal },
+      ).page()
+      const daily = data.find(({ window }) => window === 'rolling_24h') ?? data[0]
+      return daily ? { ...daily, usage: await getQuotaUsage(api, { quota_id: daily.id }, { signal }) } : null
+    },
+    enabled: isAllowed('quotas:ListQuotas') === true,
+    refetchInterval,
+  })
+  const system = useQuery({
+    queryKey: ['system', 'status'],
+    queryFn: async ({ signal }) => getSystemStatus(api, {}, { signal }),
+    enabled: isAllowed('system:GetSystemStatus') === true,
+    refetchInterval,
+  })
+  const oldest = system.data && Math.max(0, ...system.data.queues.map(({ oldest_seconds }) => oldest_seconds))
   const isPaused = projects.data?.data.find(({ id }) => id === projectId)?.paused_at
   const totals = usage.data?.totals
-  const figures = [
-    { label: strings.overview.cost, value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd) },
+  const open = (count: number | undefined) =>
+    count ? (
+      <Button component={Link} to={`/p/${projectId}/inbox`} size="compact-xs" variant="default">
+        {strings.open}
+      </Button>
+    ) : null
+  const limit = quota.data
+  const figures: Figure[] = [
+    {
+      label: strings.overview.cost,
+      value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd),
+      note: limit && limit.usage.observed_value !== null && (
+        <>
+          {strings.overview.quota(
+            costText(limit.usage.observed_value),
+            costText(limit.limit),
+            strings.quotas.windows[limit.window],
+          )}
+          <Meter used={limit.usage.observed_value} limit={limit.limit} label={strings.overview.quotaLabel} />
+        </>
+      ),
+    },
     { label: strings.overview.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
-    { label: strings.overview.approvals, value: approvals.data?.toLocaleString(), isRed: (approvals.data ?? 0) > 0 },
-    { label: strings.overview.exceptions, value: exceptions.data?.toLocaleString(), isRed: (exceptions.data ?? 0) > 0 },
-  ].filter(({ value }) => value !== undefined)
+    { label: strings.queue.turns, value: perMinute.data?.toLocaleString() },
+    {
+      label: strings.overview.approvals,
+      value: approvals.data?.toLocaleString(),
+      action: open(approvals.data),
+    },
+    {
+      label: strings.overview.exceptions,
+      value: exceptions.data?.toLocaleString(),
+      action: open(exceptions.data),
+    },
+    {
+      label: strings.overview.oldest,
+      value: oldest === undefined ? undefined : oldest < 1 ? strings.overview.nothing : elapsedText(oldest),
+      action: Boolean(oldest && oldest >= 1) && (
+        <Button component={Link} to={`/p/${projectId}/queue`} size="compact-xs" variant="default">
+          {strings.open}
+        </Button>
+      ),
+    },
+  ]
   return (
     <Page
       title={strings.nav.overview}
@@ -75,25 +154,7 @@ export function Overview() {
         )
       }
     >
-      <SimpleGrid cols={{ base: 2, md: 4 }}>
-        {figures.map(({ label, value, isRed }) => (
-          <Card key={label} withBorder padding="md" radius="lg">
-            <Text size="sm" c="dimmed">
-              {label}
-            </Text>
-            <Group gap="sm" justify="space-between">
-              <Text size="xl" fw={700} style={{ fontVariantNumeric: 'tabular-nums' }}>
-                {value}
-              </Text>
-              {isRed && (
-                <Button component={Link} to={`/p/${projectId}/inbox`} size="compact-xs" variant="default">
-                  {strings.open}
-                </Button>
-              )}
-            </Group>
-          </Card>
-        ))}
-      </SimpleGrid>
+      <Figures figures={figures} />
       <Loaded query={turns} rows={3} action="generations:ListGenerations">
         {rows => {
           if (rows.length === 0)

@@ -55,6 +55,20 @@ export type Handler = {
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
 }
 
+/** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
+export type QueueSlots = { slots: number; share: number }
+
+/** Returns the slots of a handler in a worker with this configuration. */
+export function slotsOf(
+  { queue, concurrency, batch = 1 }: Handler,
+  config: Config,
+  { slots: byDefault = config.WORKER_CONCURRENCY, projectShare = config.PROJECT_WORKER_SHARE } = {},
+): QueueSlots {
+  const slots = (typeof concurrency === 'function' ? concurrency(config) : concurrency) ?? byDefault
+  const isShared = queue.project !== undefined && batch === 1
+  return { slots, share: isShared ? Math.max(1, Math.ceil(slots * projectShare)) : slots * batch }
+}
+
 type HandlerOptions<M> = {
   /** Concurrent messages (batches for a batch handler) per process, default the worker's concurrency. */
   concurrency?: number | ((config: Config) => number)

@@ -6,7 +6,7 @@ import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Handler, type JobContext, RequeueError } from './handler.ts'
+import { type Handler, type JobContext, type QueueSlots, RequeueError } from './handler.ts'
 import { claimMessages, completeMessages, completionCte, type MessageClaim, requeueMessages } from './message-claims.ts'
 import { type ActiveMessage, MessageOutcomes } from './message-outcomes.ts'
 import { queueMessage as buildMessage, messageTriggerChain, NO_PROJECT, type Queue, type Queues } from './queue.ts'
@@ -95,8 +95,7 @@ export class QueueConsumer {
     services: Pick<Services, 'queues' | 'log' | 'config'>
     handler: Handler
     stopping: AbortSignal
-    slots: number
-    projectShare: number
+    slots: QueueSlots
     /** Whether notifications arrive. */
     notificationsHealthy: () => boolean
     tryAcquireSlotOf: JobContext['tryAcquireSlot']
@@ -110,11 +109,10 @@ export class QueueConsumer {
     this.#outcomes = new MessageOutcomes(this.#services, handler, this.#queue)
     this.#log = services.log
     this.#stopping = options.stopping
-    this.#slots = options.slots
+    this.#slots = options.slots.slots
+    this.#share = options.slots.share
     this.#batch = handler.batch ?? 1
-    const messages = options.slots * this.#batch
-    const isShared = this.#queue.project !== undefined && this.#batch === 1
-    this.#share = isShared ? Math.max(1, Math.ceil(messages * options.projectShare)) : messages
+    const messages = this.#slots * this.#batch
     this.#notificationsHealthy = options.notificationsHealthy
     this.#tryAcquireSlotOf = options.tryAcquireSlotOf
     this.#borrow = this.#share < messages ? Math.max(this.#share, messages - 1) : messages

@@ -182,6 +182,8 @@ export type Queues = {
     inspect(id: string): Promise<DeadLetter | null>
     /** Moves dead letters back to their queue, oldest first. Returns their number. */
     replay(options: { queue: string; ids?: string[]; limit?: number }): Promise<number>
+    /** Deletes a dead letter. Returns whether it existed. */
+    remove(options: { queue: string; id: string }): Promise<boolean>
   }
   close(): Promise<void>
 }
@@ -429,6 +431,13 @@ export async function openQueues(options: {
         })
         if (moved > 0) wake(queue, 'now')
         return moved
+      },
+      async remove({ queue, id }) {
+        const { rows } = await db.executeSql(
+          `delete from ${schema}.job_common where name = $1 and id = $2 and state < 'active' returning id`,
+          [deadLetterQueue(queue), id],
+        )
+        return rows.length === 1
       },
     },
 

@@ -3,7 +3,9 @@ import { type Fragment, sql, voidStatement } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { extensionPoint } from '../declarations.ts'
 import { HOLDER, hasProcessEnded, type ProcessIdentity } from '../process/holder.ts'
+import { release } from '../process/release.ts'
 import type { Services } from '../process/services.ts'
+import type { QueueSlots } from './handler.ts'
 import { delayedChannel, queues } from './queue.ts'
 
 /**
@@ -26,10 +28,11 @@ const OtherWorkers = z.array(OtherWorker)
 /** Writes a heartbeat and returns the heartbeats of the other workers. */
 const BEAT = `
   with mine as (
-    insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started)
-    values ($1, $2, $3, now(), $4, $5, $6, $7)
+    insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started, version, queues)
+    values ($1, $2, $3, now(), $4, $5, $6, $7, $9, $10)
     on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at,
-      holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started)
+      holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started,
+      version = excluded.version, queues = excluded.queues)
   select holder, pid, pid_started, coalesce(host = $5, false) as neighbour,
     beat_at < now() - $8 * interval '1 ms' as silent
   from worker_heartbeats where holder <> $4`
@@ -37,7 +40,14 @@ const BEAT = `
 const holderRow = sql.type(z.object({ holder: z.string() }))
 const queueRow = sql.type(z.object({ name: z.string() }))
 
-export type Worker = { instance: string; kinds: readonly string[]; startedAt: string; identity: ProcessIdentity | null }
+export type Worker = {
+  instance: string
+  kinds: readonly string[]
+  startedAt: string
+  identity: ProcessIdentity | null
+  /** Slots by queue. */
+  queues?: Record<string, QueueSlots>
+}
 
 /** Shortest silence that counts: on a busy machine heartbeats are late. */
 const MIN_SILENCE_MS = 2000
@@ -81,7 +91,7 @@ export class Heartbeat {
 
   async #write(): Promise<void> {
     const { config, log } = this.#services
-    const { instance, kinds, startedAt, identity } = this.#worker
+    const { instance, kinds, startedAt, identity, queues = {} } = this.#worker
     const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
     const sentAt = performance.now()
     if (this.ageMs > silentMs) this.#steadySince = sentAt
@@ -96,6 +106,8 @@ export class Heartbeat {
       pid,
       started,
       silentMs,
+      release,
+      JSON.stringify(queues),
     ])
     const others = OtherWorkers.parse(rows)
     this.#beatAt = sentAt

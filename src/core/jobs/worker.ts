@@ -1,12 +1,11 @@
 import { createHash } from 'node:crypto'
 import { schedule } from 'node-cron'
 import { z } from 'zod'
-import type { Config } from '../../config.ts'
 import type { Notifications } from '../db/notify.ts'
 import { sql } from '../db/sql.ts'
 import { reportSlots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import type { Handler, Schedule } from './handler.ts'
+import { type Handler, type Schedule, slotsOf } from './handler.ts'
 import { QueuePoller } from './poller.ts'
 import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
 import { QueueConsumer } from './queue-consumer.ts'
@@ -54,8 +53,10 @@ export async function startWorkers(options: {
         services,
         handler,
         stopping: stopping.signal,
-        slots: slotsOf(handler, services.config) ?? options.concurrency,
-        projectShare: options.projectShare ?? 1,
+        slots: slotsOf(handler, services.config, {
+          slots: options.concurrency,
+          projectShare: options.projectShare ?? 1,
+        }),
         notificationsHealthy,
         tryAcquireSlotOf: (queue, project) => consumers.get(queue.name)?.tryAcquireSlot(project) ?? null,
       }),
@@ -196,6 +197,3 @@ function uuidOf(text: string): string {
   const hex = createHash('sha256').update(text).digest('hex')
   return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20, 32)}`
 }
-
-const slotsOf = ({ concurrency }: Handler, config: Config): number | undefined =>
-  typeof concurrency === 'function' ? concurrency(config) : concurrency

@@ -1,5 +1,6 @@
 import { activeWork } from '../../control/quotas/spend-store.ts'
 import { endUserContent } from '../../control/retention/erasure.ts'
+import { turnRates } from '../../control/system/status.ts'
 import { turnVersions } from '../../control/usage/report-store.ts'
 import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -13,7 +14,7 @@ import { generationHandlers, generationSchedules, preloadSdk } from './handler.t
 import { turnsTotal } from './loop/turn-attempt.ts'
 import { generationKind, sealedTurnData } from './model.ts'
 import { generationOperations, traceOperations } from './operations.ts'
-import { activeTurnCount, oldestPending } from './store.ts'
+import { activeTurnCount, countRecentTurns, oldestPending } from './store.ts'
 import { deleteExpiredTickets, sealedTickets } from './streams/tickets.ts'
 import { traceKind } from './traces/kind.ts'
 
@@ -51,6 +52,7 @@ export default module('generations', {
       join: sql.fragment`left join generations g on g.id = t.generation_id`,
       version: sql.fragment`g.agent_version`,
     }),
+    turnRates.with(countRecentTurns),
     endUserContent.with(endUserTurns),
     waitingRows.with({ concern: 'generation', since: oldestPending }),
   ],

@@ -133,6 +133,14 @@ export const oldestPending: Fragment = sql.fragment`(
   join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
   where g.status = 'pending' and g.conversation_id is null and p.paused_at is null)`
 
+/** Counts the turns created in the last minute, and those of them that failed. One lookup per project in generations_project. */
+export const countRecentTurns = (db: Queryable): Promise<{ turns: number; failed: number }> =>
+  db.one(sql.type(z.strictObject({ turns: z.int(), failed: z.int() }))`
+    select coalesce(sum(turns), 0)::int as turns, coalesce(sum(failed), 0)::int as failed
+    from projects p cross join lateral (
+      select count(*) as turns, count(*) filter (where g.status = 'failed') as failed
+      from generations g where g.project_id = p.id and g.created_at > now() - interval '1 minute') recent`)
+
 /**
  * Returns turns that have awaited tool outputs for more than `ttlSeconds`. Reads generation_work, which contains only
  * turns that have not settled.

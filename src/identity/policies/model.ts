@@ -59,13 +59,16 @@ export type PolicyVersion = z.output<typeof PolicyVersion>
 
 export const PolicyAttachment = z.object({ type: z.string(), id: z.string() }).meta({ id: 'PolicyAttachment' })
 
+/** The text of a policy. The permission engine validates it with specific problem codes, which a schema here would hide. */
+export const policyText = z.unknown().meta({ $ref: '#/$defs/PolicyDocument' })
+
 const fields = {
   name: z.string().max(255).nullable().optional().describe('Display name'),
   description: z.string().max(2000).nullable().optional().describe('Purpose of the policy'),
-  // The permission engine validates it with specific problem codes, which a schema here would hide.
-  document: z
-    .unknown()
-    .meta({ $ref: '#/$defs/PolicyDocument', description: 'Actions that the policy allows and denies' }),
+  document: policyText.meta({
+    $ref: '#/$defs/PolicyDocument',
+    description: 'Actions that the policy allows and denies',
+  }),
 }
 
 export const PolicyInput = z.strictObject(fields).meta({

@@ -5,11 +5,13 @@ import { operations } from '../../core/api/operation.ts'
 import { passesAdminGate } from '../../core/iam/access.ts'
 import { type Caller, principalFacts } from '../../core/iam/caller.ts'
 import { policyCatalogue } from '../../core/iam/catalogue.ts'
-import { decide } from '../../core/iam/decide.ts'
+import { decide, type Layer } from '../../core/iam/decide.ts'
 import { explain } from '../../core/iam/explain.ts'
 import { canonicalActions, canonicalType, splitName } from '../../core/iam/names.ts'
+import { compileDocument } from '../../core/iam/policy.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolveSubject } from '../principals.ts'
+import { policyDocumentProblems, policyText } from './model.ts'
 
 export const SimulationInput = z
   .strictObject({
@@ -18,6 +20,17 @@ export const SimulationInput = z
     action: z.string().min(1).max(200).describe('Requested action, `<module>:<Action>`'),
     resource: z.string().min(1).max(2048).describe('Resource, `srn:<project>:<type>:<id>`'),
     tags: z.record(z.string().max(128), z.string().max(256)).optional().describe('Tags of the resource'),
+    document: policyText
+      .meta({ description: 'Text of a policy that is not saved, which counts as a further policy of the principal' })
+      .optional(),
+    policy_id: z
+      .string()
+      .optional()
+      .describe('ID of the policy in whose place `document` counts where it is attached. Only with `document`.'),
+  })
+  .refine(body => body.policy_id === undefined || body.document !== undefined, {
+    message: 'is allowed only with document',
+    path: ['policy_id'],
   })
   .refine(body => (body.user_id === undefined) !== (body.key_id === undefined), {
     message: 'or key_id is required, but not both',
@@ -57,6 +70,29 @@ function gateOf(action: string): string {
 }
 
 /**
+ * Returns the layers of a subject with an unsaved text: in place of the policy where it is attached, otherwise after the
+ * policies of the last layer.
+ */
+function withDocument(
+  { caller: { layers }, policyIds }: NonNullable<Awaited<ReturnType<typeof resolveSubject>>>,
+  { document, policy_id = null }: Pick<z.output<typeof SimulationInput>, 'document' | 'policy_id'>,
+): { layers: Layer[]; policyIds: (string | null)[][] } {
+  const text = compileDocument(policyDocumentProblems(document))
+  const isAttached = policyIds.some(ids => ids.some(id => id === policy_id))
+  const isAdded = (index: number) => !isAttached && index === layers.length - 1
+  return {
+    layers: layers.map(({ kind, documents }, index) => ({
+      kind,
+      documents: [
+        ...documents.map((stored, at) => (policyIds[index][at] === policy_id ? text : stored)),
+        ...(isAdded(index) ? [text] : []),
+      ],
+    })),
+    policyIds: policyIds.map((ids, index) => (isAdded(index) ? [...ids, policy_id] : ids)),
+  }
+}
+
+/**
  * Simulates a request of a user (with a user token) or a key, and returns the deciding statement of each layer. Users
  * may simulate themselves and their keys.
  * @throws FORBIDDEN, RESOURCE_NOT_FOUND, VALIDATION_FAILED
@@ -84,18 +120,22 @@ export async function simulatePolicies(
     resourceTags: input.tags ?? {},
     facts: principalFacts(subject.caller),
   }
+  const { layers: stored } = subject.caller
+  const { layers: evaluated, policyIds } = input.document
+    ? withDocument(subject, input)
+    : { ...subject, layers: stored }
   const bound = subject.caller.project_id
   const reachable = bound === null || bound === name.project
   const kind = kinds.find(type)
   const allowed =
     gate === 'admin'
       ? passesAdminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)
-      : reachable && decide(subject.caller.layers, request)
-  const layers = explain(subject.caller.layers, request).map((layer, index) => ({
+      : reachable && decide(evaluated, request)
+  const layers = explain(evaluated, request).map((layer, index) => ({
     kind: layer.kind,
     id: subject.layerIds[index],
     decision: layer.decision,
-    policy_id: layer.document_index === null ? null : subject.policyIds[index][layer.document_index],
+    policy_id: layer.document_index === null ? null : policyIds[index][layer.document_index],
     statement_index: layer.statement_index,
   }))
   return { allowed, layers }

@@ -1,0 +1,146 @@
+import { Box, Group, Stack, Table, Text, useComputedColorScheme, VisuallyHidden } from '@mantine/core'
+import { useEffect, useRef, useState } from 'react'
+import UPlot from 'uplot'
+import 'uplot/dist/uPlot.min.css'
+import { strings } from '../strings.ts'
+import { visible } from './text.tsx'
+
+export type ChartSeries = { name: string; values: number[] }
+
+const HEIGHT = 260
+const HALF_DAY_SECONDS = 43_200
+const COLORS = ['indigo', 'teal', 'orange', 'grape', 'cyan', 'gray'] as const
+const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short', timeZone: 'UTC' })
+const dayText = (seconds: number): string => DAY.format(seconds * 1000)
+
+/** Sums of the series up to each one. */
+function stacked(series: ChartSeries[]): number[][] {
+  const sums: number[][] = []
+  for (const { values } of series) {
+    const below = sums.at(-1)
+    sums.push(values.map((value, index) => value + (below?.[index] ?? 0)))
+  }
+  return sums
+}
+
+/** Stacked bars by day, with the numbers of the day under the pointer, and a table of all of them for screen readers. */
+export default function Chart({
+  label,
+  days,
+  series,
+  format,
+}: {
+  label: string
+  /** Starts of the days, in seconds. */
+  days: number[]
+  series: ChartSeries[]
+  format: (value: number) => string
+}) {
+  const ref = useRef<HTMLDivElement>(null)
+  const scheme = useComputedColorScheme('light')
+  const [pointed, setPointed] = useState<number | null>(null)
+  useEffect(() => {
+    const target = ref.current
+    if (!target) return
+    const style = getComputedStyle(target)
+    const color = (name: string) => style.getPropertyValue(name).trim()
+    const shade = scheme === 'dark' ? 5 : 7
+    const axis = {
+      stroke: color('--mantine-color-dimmed'),
+      font: `12px ${style.fontFamily}`,
+      grid: { stroke: color('--mantine-color-default-border'), width: 1 },
+      ticks: { show: false },
+    }
+    const bars = UPlot.paths.bars?.({ size: [0.72, 48], radius: 0.1 })
+    // The sum of all is drawn first: each bar covers the part of the one before that is not its own.
+    const sums = stacked(series).reverse()
+    const plot = new UPlot(
+      {
+        width: target.clientWidth,
+        height: HEIGHT,
+        padding: [12, 24, 0, 0],
+        legend: { show: false },
+        cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+        tzDate: seconds => UPlot.tzDate(new Date(seconds * 1000), 'Etc/UTC'),
+        scales: {
+          x: { range: (_, min, max) => [min - HALF_DAY_SECONDS, max + HALF_DAY_SECONDS] },
+          y: { range: (_, _min, max) => [0, max > 0 ? max * 1.1 : 1] },
+        },
+        axes: [
+          {
+            ...axis,
+            grid: { show: false },
+            space: 60,
+            incrs: [1, 2, 7, 14].map(count => count * 2 * HALF_DAY_SECONDS),
+            values: (_, splits) => splits.map(dayText),
+          },
+          { ...axis, size: 72, values: (_, splits) => splits.map(format) },
+        ],
+        series: [
+          {},
+          ...sums.map((_, index) => ({
+            paths: bars,
+            points: { show: false },
+            fill: color(`--mantine-color-${COLORS[(series.length - 1 - index) % COLORS.length]}-${shade}`),
+          })),
+        ],
+        hooks: { setCursor: [({ cursor }) => setPointed(cursor.idx ?? null)] },
+      },
+      [days, ...sums] as UPlot.AlignedData,
+      target,
+    )
+    const resized = new ResizeObserver(() => plot.setSize({ width: target.clientWidth, height: HEIGHT }))
+    resized.observe(target)
+    return () => {
+      resized.disconnect()
+      plot.destroy()
+    }
+  }, [scheme, days, series, format])
+  const shownValue = ({ values }: ChartSeries) =>
+    format(pointed === null ? values.reduce((sum, value) => sum + value, 0) : (values[pointed] ?? 0))
+  return (
+    <Stack gap="xs">
+      <Box ref={ref} mih={HEIGHT} aria-hidden />
+      <Group gap="lg" aria-hidden>
+        <Text size="sm" fw={600}>
+          {pointed === null ? strings.usage.total : dayText(days[pointed])}
+        </Text>
+        {series.map((each, index) => (
+          <Group gap={6} key={each.name}>
+            <Box
+              w={10}
+              h={10}
+              bg={`${COLORS[index % COLORS.length]}.${scheme === 'dark' ? 5 : 7}`}
+              style={{ borderRadius: 3 }}
+            />
+            <Text size="sm">
+              {visible(each.name)} {shownValue(each)}
+            </Text>
+          </Group>
+        ))}
+      </Group>
+      <VisuallyHidden>
+        <Table aria-label={label}>
+          <Table.Thead>
+            <Table.Tr>
+              <Table.Th>{strings.usage.day}</Table.Th>
+              {series.map(({ name }) => (
+                <Table.Th key={name}>{visible(name)}</Table.Th>
+              ))}
+            </Table.Tr>
+          </Table.Thead>
+          <Table.Tbody>
+            {days.map((day, index) => (
+              <Table.Tr key={day}>
+                <Table.Th>{dayText(day)}</Table.Th>
+                {series.map(({ name, values }) => (
+                  <Table.Td key={name}>{format(values[index])}</Table.Td>
+                ))}
+              </Table.Tr>
+            ))}
+          </Table.Tbody>
+        </Table>
+      </VisuallyHidden>
+    </Stack>
+  )
+}

@@ -1,0 +1,108 @@
+import { z } from 'zod'
+import { MESSAGE_STATES } from '../../core/jobs/inspection.ts'
+
+const count = (of: string) => z.int().describe(of)
+
+export const SystemStatus = z
+  .object({
+    version: z.string().describe('Version of the web process that answers'),
+    started_at: z.string().describe('Time at which that web process started'),
+    checks: z.record(z.string(), z.string()).describe('Results of the checks of /readyz: `ok`, or a short reason'),
+    processes: z
+      .array(
+        z
+          .object({
+            instance_id: z.string().describe('Instance of the process'),
+            kind: z.enum(['web', 'worker']).describe('Program'),
+            concerns: z.array(z.string()).describe('Concerns of a worker'),
+            version: z.string().nullable().describe('Version. Null before the first heartbeat of this release.'),
+            started_at: z.string().describe('Time at which it started'),
+            heartbeat_at: z.string().describe('Time of its last heartbeat'),
+            stale: z.boolean().describe('Whether its heartbeat is too old: it was killed, hangs, or lost the database'),
+          })
+          .meta({ id: 'SystemProcess' }),
+      )
+      .describe('The web process that answers, and all workers of the last week'),
+    queues: z
+      .array(
+        z
+          .object({
+            name: z.string().describe('Name of the queue'),
+            waiting: count('Messages that are due'),
+            delayed: count('Messages and retries that are due later'),
+            active: count('Messages claimed by workers'),
+            dead: count('Dead letters'),
+            oldest_seconds: z.number().describe('Age of the oldest waiting message since it was due, in seconds'),
+            slots: count('Messages that the live workers handle at a time'),
+            workers: count('Live workers that handle the queue'),
+          })
+          .meta({ id: 'SystemQueue' }),
+      )
+      .describe('Queues of the deployment'),
+    projects: z
+      .array(
+        z
+          .object({
+            project_id: z.string(),
+            active: count('Messages of the project claimed by workers'),
+            waiting: count('Messages of the project that are due'),
+            share: count('Slots that the project may hold, in the queues with its messages, while others wait'),
+          })
+          .meta({ id: 'SystemProject' }),
+      )
+      .describe('The 20 projects with the most active and waiting messages'),
+    turns_per_minute: count('Turns created in the last minute'),
+    errors_per_minute: count('Turns created in the last minute that failed'),
+  })
+  .meta({ id: 'SystemStatus' })
+export type SystemStatus = z.output<typeof SystemStatus>
+
+export const WAIT_REASONS = ['slot', 'project_share', 'entity', 'backoff', 'no_worker'] as const
+
+export const QueueMessage = z
+  .object({
+    id: z.string().describe('ID of the message'),
+    key: z.string().nullable().describe('Key under which at most one message waits. Null in queues without keys.'),
+    project_id: z.string().nullable().describe('ID of the project. Null for work of the platform.'),
+    state: z.enum(MESSAGE_STATES).describe('waiting - due, delayed - due later, active - claimed, dead - dead letter'),
+    attempts: z.int().describe('Number of attempts so far'),
+    created_at: z.string().describe('Time at which the message was sent'),
+    due_at: z.string().describe('Time at which it is due'),
+    started_at: z.string().nullable().describe('Time of the claim. Null unless active.'),
+    lease_expires_at: z
+      .string()
+      .nullable()
+      .describe('Time after which another worker takes over, unless the lease is renewed. Null unless active.'),
+    instance_id: z.string().nullable().describe('Worker that claimed it. Null unless active.'),
+    entity: z
+      .object({ kind: z.string().describe('Kind of the record'), id: z.string().describe('ID of the record') })
+      .nullable()
+      .describe('Record that the message is about. Null if it names none.'),
+    waits_for: z
+      .enum(WAIT_REASONS)
+      .nullable()
+      .describe(
+        'slot - all slots are in use, project_share - the project holds its share of the slots, entity - earlier work of the same record, backoff - the delay before a retry, no_worker - no live worker handles the queue. Null if it is claimed next, active, or dead.',
+      ),
+    error: z.string().nullable().describe('Error of the last attempt. Null without one.'),
+  })
+  .meta({ id: 'QueueMessage' })
+export type QueueMessage = z.output<typeof QueueMessage>
+
+export const QueueMessageQuery = z.object({
+  state: z.enum(MESSAGE_STATES).optional().describe('State of the messages. Default all.'),
+  project_id: z.string().min(1).max(255).optional().describe('ID of the project of the messages'),
+  older_than_seconds: z.coerce.number().int().min(0).max(1e9).optional().describe('Minimum age in seconds'),
+})
+
+export const SystemSetting = z
+  .object({
+    name: z.string().describe('Environment variable'),
+    group: z.string().describe('Group of related settings'),
+    value: z.string().nullable().describe('Value in the web process that answers. Null for secrets and empty values.'),
+    default: z.string().describe('Default; empty if it has none'),
+    doc: z.string().describe('Meaning'),
+    secret: z.boolean().describe('Whether the value is a secret, which is never returned'),
+    set: z.boolean().describe('Whether the value differs from the default'),
+  })
+  .meta({ id: 'SystemSetting' })

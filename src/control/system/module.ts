@@ -1,0 +1,7 @@
+import { module } from '../../core/api/module.ts'
+import { systemOperations } from './operations.ts'
+
+export default module('system', {
+  tags: { System: 'Health, queues and settings of the deployment.' },
+  operations: systemOperations,
+})

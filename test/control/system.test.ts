@@ -1,0 +1,162 @@
+import assert from 'node:assert/strict'
+import { voidStatement } from '../../src/core/db/sql.ts'
+import { handler } from '../../src/core/jobs/handler.ts'
+import { claimMessages, scheduleRetry } from '../../src/core/jobs/message-claims.ts'
+import { queueMessage } from '../../src/core/jobs/queue.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
+import { turnQueue } from '../../src/execution/generations/request/create.ts'
+import { eventually, startApp, type TestApp } from '../support/app.ts'
+
+const MESSAGES = `/system/queues/${turnQueue.name}/messages`
+
+describe('the system', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp()
+  })
+  after(() => app.close())
+  beforeEach(() =>
+    app.services.pool.query(voidStatement`
+      with gone as (delete from worker_heartbeats) delete from pgboss.job_common where name like ${`${turnQueue.name}%`}`),
+  )
+
+  const send = (project_id: string, ...ids: string[]) =>
+    app.services.queues.send(ids.map(generation_id => queueMessage(turnQueue, { generation_id, project_id })))
+  const generation = (n: number) => `gen_01k5p3vd7r9hj2x8m4qcw6tz${String(n).padStart(2, '0')}`
+  const worker = (slots: number, share: number, ageSeconds = 0) =>
+    app.services.pool.query(voidStatement`
+      insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, version, queues)
+      values (${`w${slots}`}, '{generation}', now(), now() - ${ageSeconds} * interval '1 s', '1.2.3',
+        ${JSON.stringify({ [turnQueue.name]: { slots, share } })}::jsonb)`)
+  const claim = async (limit: number) => {
+    const request = { limit, last: '', held: new Map(), share: 9, borrow: 9 }
+    return (await claimMessages(app.services.queues.db, turnQueue, request))?.jobs ?? []
+  }
+  const list = async (query = '') => (await app.admin.get(`${MESSAGES}${query}`)).body
+  const reasons = async (query?: string) =>
+    Object.fromEntries(
+      (await list(query)).data.map(({ entity, state, waits_for }: Record<string, any>) => [
+        Number(entity.id.slice(-2)),
+        `${state} ${waits_for}`,
+      ]),
+    )
+  /** Leaves a dead letter of a turn in the way of every other one: its attempts fail. */
+  const fail = async (project_id: string) => {
+    await send(project_id, generation(1))
+    const broken = handler(turnQueue, {}, async (_, { retryIn }) => {
+      retryIn(0)
+      throw new Error('broken')
+    })
+    const workers = await startWorkers({ services: app.services, handlers: [broken], concurrency: 1, pollMs: 20 })
+    try {
+      return await eventually(async () => (await list('?state=dead')).data[0])
+    } finally {
+      await workers.stop(1000)
+    }
+  }
+
+  it('says why each message waits, and of which record it is', async () => {
+    const [one, other] = [await app.project(), await app.project()]
+    await send(one.id, generation(1), generation(2))
+    assert.deepEqual(await reasons(), { 1: 'waiting no_worker', 2: 'waiting no_worker' })
+    await worker(9, 9, 3600)
+    assert.deepEqual(await reasons(), { 1: 'waiting no_worker', 2: 'waiting no_worker' })
+
+    await worker(2, 1)
+    const [first] = await claim(1)
+    await send(one.id, generation(1))
+    await send(other.id, generation(3))
+    assert.deepEqual(await reasons('?state=waiting'), {
+      1: 'waiting entity',
+      2: 'waiting project_share',
+      3: 'waiting null',
+    })
+    await claim(1)
+    const third = await app.project()
+    await send(third.id, generation(4))
+    assert.deepEqual(await reasons(`?state=waiting&project_id=${third.id}`), { 4: 'waiting slot' })
+    await scheduleRetry(app.services.queues.db, turnQueue, first, 60_000, { message: 'not yet' })
+    const [delayed] = (await list('?state=delayed')).data
+    assert.deepEqual(
+      [delayed.waits_for, delayed.attempts, delayed.error, delayed.entity],
+      ['backoff', 1, 'not yet', { kind: 'generation', id: generation(1) }],
+    )
+    const [active] = (await list('?state=active')).data
+    assert.ok(Date.parse(active.lease_expires_at) > Date.now())
+    assert.equal(active.data, undefined)
+    assert.equal((await list('?older_than_seconds=3600')).total, 0)
+    assert.equal((await list('?limit=1')).total, 5)
+  })
+
+  it('shows queues with the slots of live workers, and projects with their share', async () => {
+    const project = await app.project()
+    await worker(4, 2)
+    await worker(3, 3, 3600)
+    await send(project.id, generation(1), generation(2))
+    await claim(1)
+    const read = async () => (await app.admin.get('/system/status')).body
+    const status = await eventually(async () => {
+      const found = await read()
+      return found.projects.some(({ project_id }: { project_id: string }) => project_id === project.id) && found
+    })
+    const queue = status.queues.find(({ name }: { name: string }) => name === turnQueue.name)
+    assert.deepEqual(
+      { ...queue, oldest_seconds: 0 },
+      { name: turnQueue.name, waiting: 1, delayed: 0, active: 1, dead: 0, oldest_seconds: 0, slots: 4, workers: 1 },
+    )
+    const own = status.projects.find(({ project_id }: { project_id: string }) => project_id === project.id)
+    assert.deepEqual(own, { project_id: project.id, active: 1, waiting: 1, share: 2 })
+    assert.equal(status.checks.database, 'ok')
+    assert.deepEqual(
+      status.processes.map(({ kind, version, stale }: Record<string, unknown>) => [kind, version !== null, stale]),
+      [
+        ['web', true, false],
+        ['worker', true, false],
+        ['worker', true, true],
+      ],
+    )
+  })
+
+  it('replays and deletes dead letters only, and audits it', async () => {
+    const project = await app.project()
+    const dead = await fail(project.id)
+    assert.deepEqual([dead.state, dead.attempts, dead.error, dead.waits_for], ['dead', 9, 'broken', null])
+    const replayed = await app.admin.post(`${MESSAGES}/${dead.id}/replay`)
+    assert.equal(replayed.status, 202, JSON.stringify(replayed.body))
+    assert.deepEqual(await reasons(), { 1: 'waiting no_worker' })
+    const [waiting] = (await list()).data
+    for (const id of [waiting.id, dead.id, 'x']) {
+      assert.equal((await app.admin.post(`${MESSAGES}/${id}/replay`)).status, 404)
+      assert.equal((await app.admin.delete(`${MESSAGES}/${id}`)).status, 404)
+    }
+    await claim(1)
+    await app.services.pool.query(voidStatement`delete from pgboss.job_common where name = ${turnQueue.name}`)
+    const other = await fail(project.id)
+    assert.equal((await app.admin.delete(`${MESSAGES}/${other.id}`)).status, 204)
+    assert.equal((await list()).total, 0)
+    const entries = (await app.admin.get('/audit-log?action=system:ManageDeadLetters&status=202&status=204')).body.data
+    assert.deepEqual(
+      entries.map(({ resource_public_id, detail }: Record<string, any>) => [resource_public_id, detail.queue]),
+      [
+        [other.id, turnQueue.name],
+        [dead.id, turnQueue.name],
+      ],
+    )
+  })
+
+  it('shows settings without the values of secrets', async () => {
+    const { data } = (await app.admin.get('/system/settings?limit=100')).body
+    const find = (name: string) => data.find((each: { name: string }) => each.name === name)
+    assert.equal(find('CONSOLE_ENABLED').value, 'true')
+    assert.deepEqual([find('JWT_SECRET').value, find('JWT_SECRET').secret, find('JWT_SECRET').set], [null, true, true])
+    const all = JSON.stringify(data)
+    for (const secret of [app.config.JWT_SECRET, app.config.DATABASE_URL]) assert.ok(!all.includes(secret))
+  })
+
+  it('is for admins', async () => {
+    const user = await app.user('reader', [{ statement: [{ effect: 'Allow', action: ['*'], resource: ['*'] }] }])
+    for (const path of ['/system/status', '/system/settings', MESSAGES])
+      assert.equal((await user.get(path)).status, 403)
+    assert.equal((await app.admin.get('/system/queues/none/messages')).status, 404)
+  })
+})
