@@ -28,6 +28,8 @@ const views = [
   view('playground', () => import('./views/playground.tsx'), 'Playground'),
   view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
+  view('runs', () => import('./views/runs.tsx'), 'Runs'),
+  view('runs/$runId', () => import('./views/run.tsx'), 'RunView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
 ]
 

@@ -113,6 +113,8 @@ export const fieldLabel = (name: string): string => {
 export function SchemaForm({
   schema,
   initial,
+  start = {},
+  within,
   only,
   omit = [],
   options = {},
@@ -126,6 +128,10 @@ export function SchemaForm({
   schema: ObjectSchema
   /** The record that is changed. */
   initial?: Values
+  /** Values with which a new record begins; they are submitted like entered ones. */
+  start?: Values
+  /** Field of the request that the values become, and under which the service reports their problems. */
+  within?: string
   /** The fields that are shown, in order; all by default. */
   only?: string[]
   omit?: string[]
@@ -147,7 +153,10 @@ export function SchemaForm({
     })
   const [entries, setEntries] = useState<Values>(() =>
     Object.fromEntries(
-      fields.map(({ name, input, field }) => [name, entryOf(input, initial ? initial[name] : field.const)]),
+      fields.map(({ name, input, field }) => [
+        name,
+        entryOf(input, initial ? initial[name] : (start[name] ?? field.const)),
+      ]),
     ),
   )
   const [wrong, setWrong] = useState<Record<string, string>>({})
@@ -169,7 +178,10 @@ export function SchemaForm({
     if (Object.keys(problems).length === 0) onSubmit(values)
   }
   const refused = Object.fromEntries(
-    (error ? (failureOf(error).problems ?? []) : []).map(({ path, message }) => [path.split(/[.[]/)[0], message]),
+    (error ? (failureOf(error).problems ?? []) : []).map(({ path, message }) => [
+      (within && path.startsWith(`${within}.`) ? path.slice(within.length + 1) : path).split(/[.[]/)[0],
+      message,
+    ]),
   )
   return (
     <form
@@ -296,7 +308,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':

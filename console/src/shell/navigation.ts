@@ -1,4 +1,5 @@
 import {
+  IconHierarchy2,
   IconInbox,
   IconLayoutDashboard,
   IconMessages,
@@ -41,7 +42,10 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     name: nav.groups.conversations,
     views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
   },
-  { name: nav.groups.automate, views: [] },
+  {
+    name: nav.groups.automate,
+    views: [{ name: nav.runs, path: 'runs', icon: IconHierarchy2, action: 'orchestrations:ListRuns' }],
+  },
   { name: nav.groups.operate, views: [] },
 ]
 
