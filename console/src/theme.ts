@@ -4,6 +4,7 @@ import {
   Badge,
   Checkbox,
   createTheme,
+  Drawer,
   type MantineColorScheme,
   type MantineColorSchemeManager,
   Menu,
@@ -32,6 +33,7 @@ export const theme = createTheme({
     Alert: Alert.extend({ defaultProps: { variant: 'default' } }),
     Badge: Badge.extend({ defaultProps: { tt: 'none', fw: 600 } }),
     Checkbox: Checkbox.extend({ defaultProps: { size: 'md' } }),
+    Drawer: Drawer.extend({ defaultProps: closable }),
     Menu: Menu.extend({ defaultProps: { returnFocus: true } }),
     Modal: Modal.extend({ defaultProps: { ...closable, centered: true, radius: 'lg' } }),
     NavLink: NavLink.extend({

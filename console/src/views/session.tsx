@@ -19,6 +19,7 @@ import { api } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
+import { useStream } from '../live.ts'
 import { useMe, usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { SessionBadges } from './sessions.tsx'
@@ -27,9 +28,6 @@ const Markdown = lazy(() => import('../components/markdown.tsx'))
 
 /** Messages that are drawn at first. */
 const LATEST = 100
-/** Time for which a hidden tab keeps its stream. */
-const HIDDEN_MS = 60_000
-
 type Transcript = { messages: SessionMessage[]; total: number }
 /** The turn that runs: its text so far and its tools. */
 type Running = { text: string; tools: { id: string; label: string; ok?: boolean }[]; error?: string }
@@ -37,51 +35,6 @@ type Running = { text: string; tools: { id: string; label: string; ok?: boolean 
 const recordKey = (id: string) => ['session', id]
 const transcriptKey = (id: string) => ['session', id, 'messages']
 const runningKey = (id: string) => ['session', id, 'running']
-
-/** Reads the stream of a session into the cache, so that every view of it sees the same. Returns whether it is live. */
-function useSessionStream(id: string): 'live' | 'lost' | 'refused' {
-  const cache = useQueryClient()
-  const [state, setState] = useState<'live' | 'lost' | 'refused'>('lost')
-  const [isHidden, setHidden] = useState(false)
-  useEffect(() => {
-    let timer: ReturnType<typeof setTimeout> | undefined
-    const note = () => {
-      clearTimeout(timer)
-      if (document.hidden) timer = setTimeout(() => setHidden(true), HIDDEN_MS)
-      else setHidden(false)
-    }
-    document.addEventListener('visibilitychange', note)
-    return () => {
-      clearTimeout(timer)
-      document.removeEventListener('visibilitychange', note)
-    }
-  }, [])
-  useEffect(() => {
-    if (isHidden) return
-    const controller = new AbortController()
-    let retry: ReturnType<typeof setTimeout> | undefined
-    const read = async () => {
-      try {
-        for await (const event of streamSession(api, { session_id: id }, { signal: controller.signal })) {
-          setState('live')
-          apply(cache, id, event)
-        }
-      } catch {
-        // The record says why: it is read again with the messages.
-      }
-      if (controller.signal.aborted) return
-      setState('lost')
-      void cache.invalidateQueries({ queryKey: recordKey(id) })
-      retry = setTimeout(() => void read(), 5000 * (1 + Math.random() * 0.2))
-    }
-    void read()
-    return () => {
-      controller.abort()
-      clearTimeout(retry)
-    }
-  }, [cache, id, isHidden])
-  return state
-}
 
 type StreamEvent = ReturnType<typeof streamSession> extends AsyncIterable<infer E> ? E : never
 
@@ -171,7 +124,11 @@ function SessionPage({ session }: { session: Session }) {
   const cache = useQueryClient()
   const isAllowed = usePermissions(useProjectId())
   const { data: me } = useMe()
-  const live = useSessionStream(id)
+  const isLive = useStream(id, {
+    open: signal => streamSession(api, { session_id: id }, { signal }),
+    apply: event => apply(cache, id, event),
+    onLost: () => void cache.invalidateQueries({ queryKey: recordKey(id) }),
+  })
   const keep = (changed: object) =>
     cache.setQueryData<Session>(recordKey(id), before => before && { ...before, ...changed })
   const takeOver = useMutation({
@@ -222,7 +179,7 @@ function SessionPage({ session }: { session: Session }) {
         <Group gap="sm">
           <SessionBadges session={session} />
           <Badge variant="default" role="status">
-            {live === 'live' ? strings.sessions.live : strings.sessions.reconnecting}
+            {isLive ? strings.sessions.live : strings.sessions.reconnecting}
           </Badge>
         </Group>
       }

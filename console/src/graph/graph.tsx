@@ -1,0 +1,308 @@
+import '@xyflow/react/dist/base.css'
+import { ActionIcon, Box, Group, Skeleton, Text, UnstyledButton, VisuallyHidden } from '@mantine/core'
+import { IconMaximize, IconMinus, IconPlus } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import {
+  BaseEdge,
+  type Edge,
+  type EdgeProps,
+  Handle,
+  MarkerType,
+  type Node,
+  type NodeProps,
+  Panel,
+  Position,
+  ReactFlow,
+  type ReactFlowInstance,
+  ReactFlowProvider,
+  useReactFlow,
+} from '@xyflow/react'
+import { createContext, type KeyboardEvent, useContext, useMemo, useRef } from 'react'
+import { FailureAlert } from '../components/states.tsx'
+import { visible } from '../components/text.tsx'
+import { strings } from '../strings.ts'
+import { layoutOf } from './layout.ts'
+import { NodeTypeIcon } from './node-type.tsx'
+import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'
+import { StatusIcon, statusColor } from './status.tsx'
+
+/** A mark of a node or an edge: what a validator or a comparison found there. */
+export type Mark = 'problem' | 'warning' | 'added' | 'removed' | 'changed'
+
+export type GraphNode = {
+  id: string
+  type: string
+  /** The state in a run. */
+  status?: string
+  /** Further facts in few words. */
+  detail?: string
+  mark?: Mark
+}
+
+export type GraphEdge = { from: string; to: string; label?: string; isPassed?: boolean; mark?: Mark }
+
+type Selection = { selected: string | null; onSelect: (id: string) => void; first: string }
+type NodeData = { node: GraphNode }
+type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge }
+
+const HEIGHT = 520
+/** Smallest scale at which the texts of nodes are readable: a larger graph is moved instead. */
+const READABLE = 0.65
+
+const MARK_COLORS: Record<Mark, string> = {
+  problem: 'red',
+  warning: 'orange',
+  added: 'teal',
+  removed: 'red',
+  changed: 'orange',
+}
+const markColor = (mark: Mark) => `var(--mantine-color-${MARK_COLORS[mark]}-text)`
+
+const edgeColor = ({ mark, isPassed }: GraphEdge) =>
+  mark ? markColor(mark) : isPassed ? 'var(--mantine-color-text)' : 'var(--mantine-color-dimmed)'
+
+const SelectionContext = createContext<Selection>({ selected: null, onSelect: () => {}, first: '' })
+
+function NodeCard({ data: { node } }: NodeProps<Node<NodeData>>) {
+  const { id, type, status, detail, mark } = node
+  const { selected, onSelect, first } = useContext(SelectionContext)
+  const isSelected = selected === id
+  const facts = [mark && strings.graph.marks[mark], detail].filter(Boolean).join(' · ')
+  const color = mark ? markColor(mark) : status ? statusColor(status) : 'var(--mantine-color-default-border)'
+  return (
+    <>
+      <Handle type="target" position={Position.Top} isConnectable={false} className="graph-handle" />
+      <UnstyledButton
+        id={`graph-node-${id}`}
+        className="nopan graph-node"
+        tabIndex={(selected ?? first) === id ? 0 : -1}
+        aria-pressed={isSelected}
+        onClick={() => onSelect(id)}
+        w={NODE_WIDTH}
+        h={NODE_HEIGHT}
+        data-status={status}
+        data-mark={mark}
+        style={{
+          borderColor: isSelected ? 'var(--mantine-primary-color-filled)' : undefined,
+          borderInlineStartColor: color,
+          opacity: status === 'skipped' ? 0.75 : undefined,
+          borderStyle: mark === 'removed' ? 'dashed' : undefined,
+        }}
+      >
+        <Group gap="sm" wrap="nowrap" h="100%" px="sm">
+          <NodeTypeIcon type={type} />
+          <Box miw={0} flex={1}>
+            <Text size="sm" fw={600} truncate>
+              {visible(id)}
+            </Text>
+            <Group gap={4} wrap="nowrap">
+              {status && <StatusIcon status={status} size={14} />}
+              <Text size="xs" c={mark && !status ? undefined : 'dimmed'} truncate>
+                {facts || type}
+              </Text>
+              {facts && <VisuallyHidden>{type}</VisuallyHidden>}
+            </Group>
+          </Box>
+        </Group>
+      </UnstyledButton>
+      <Handle type="source" position={Position.Bottom} isConnectable={false} className="graph-handle" />
+    </>
+  )
+}
+
+/** The course of an edge as a path: from point to point, and upright at each. */
+const pathOf = (points: EdgeData['points']): string =>
+  points
+    .map(({ x, y }, index) => {
+      const before = points[index - 1]
+      const middle = before && (before.y + y) / 2
+      return before ? `C ${before.x} ${middle} ${x} ${middle} ${x} ${y}` : `M ${x} ${y}`
+    })
+    .join(' ')
+
+function EdgeLine({ data, markerEnd }: EdgeProps<Edge<EdgeData>>) {
+  if (!data) return null
+  const { points, x, y, edge } = data
+  const { label, isPassed, mark } = edge
+  const color = edgeColor(edge)
+  return (
+    <BaseEdge
+      path={pathOf(points)}
+      markerEnd={markerEnd}
+      label={label === undefined ? undefined : visible(label || '""')}
+      labelX={x}
+      labelY={y}
+      labelStyle={{ fill: mark ? color : 'var(--mantine-color-text)', fontSize: 12 }}
+      labelBgStyle={{ fill: 'var(--console-ground)' }}
+      labelBgPadding={[6, 3]}
+      labelBgBorderRadius={4}
+      style={{
+        stroke: color,
+        strokeWidth: isPassed || mark ? 2 : 1,
+        strokeDasharray: mark === 'removed' ? '6 4' : undefined,
+      }}
+    />
+  )
+}
+
+const nodeTypes = { card: NodeCard }
+const edgeTypes = { line: EdgeLine }
+
+function Controls({ onWhole }: { onWhole: () => void }) {
+  const { zoomIn, zoomOut } = useReactFlow()
+  return (
+    <Panel position="bottom-right">
+      <ActionIcon.Group>
+        <ActionIcon variant="default" aria-label={strings.graph.zoomOut} onClick={() => void zoomOut()}>
+          <IconMinus size={16} />
+        </ActionIcon>
+        <ActionIcon variant="default" aria-label={strings.graph.whole} onClick={onWhole}>
+          <IconMaximize size={16} />
+        </ActionIcon>
+        <ActionIcon variant="default" aria-label={strings.graph.zoomIn} onClick={() => void zoomIn()}>
+          <IconPlus size={16} />
+        </ActionIcon>
+      </ActionIcon.Group>
+    </Panel>
+  )
+}
+
+type GraphProps = {
+  label: string
+  nodes: GraphNode[]
+  edges: GraphEdge[]
+  selected: string | null
+  onSelect: (id: string) => void
+}
+
+function Drawing({ label, nodes, edges, selected, onSelect, layout }: GraphProps & { layout: Layout }) {
+  const frame = useRef<HTMLDivElement>(null)
+  const byId = useMemo(() => new Map(layout.nodes.map((place, index) => [nodes[index]?.id, place])), [layout])
+  const drawnNodes = useMemo<Node<NodeData>[]>(
+    () =>
+      nodes.map(node => ({
+        id: node.id,
+        type: 'card',
+        position: byId.get(node.id) ?? { x: 0, y: 0 },
+        width: NODE_WIDTH,
+        height: NODE_HEIGHT,
+        measured: { width: NODE_WIDTH, height: NODE_HEIGHT },
+        data: { node },
+      })),
+    [nodes, byId],
+  )
+  const drawnEdges = useMemo<Edge<EdgeData>[]>(
+    () =>
+      edges.flatMap((edge, index) => {
+        const course = layout.edges[index]
+        if (!course) return []
+        const data = { ...course, edge }
+        const marker = {
+          type: MarkerType.ArrowClosed,
+          color: edgeColor(edge),
+        }
+        const { from: source, to: target } = edge
+        return [{ id: String(index), type: 'line', source, target, data, markerEnd: marker }]
+      }),
+    [edges, layout],
+  )
+  const view = (flow: ReactFlowInstance<Node<NodeData>, Edge<EdgeData>>, isWhole: boolean) => {
+    const { clientWidth: width, clientHeight: height } = frame.current as HTMLDivElement
+    const fitting = Math.min(width / layout.width, height / layout.height, 1)
+    const zoom = isWhole ? fitting : Math.max(fitting, READABLE)
+    const top = Math.max((height - layout.height * zoom) / 2, 0)
+    // A graph that is wider than its frame begins with its first node in the middle.
+    const middle = layout.width * zoom > width ? (layout.nodes[0]?.x ?? 0) + NODE_WIDTH / 2 : layout.width / 2
+    void flow.setViewport({ x: width / 2 - middle * zoom, y: top, zoom })
+  }
+  const instance = useRef<ReactFlowInstance<Node<NodeData>, Edge<EdgeData>> | null>(null)
+  const focus = (id: string | undefined) => {
+    if (!id) return
+    const place = byId.get(id)
+    const button = document.getElementById(`graph-node-${id}`)
+    button?.focus({ preventScroll: true })
+    if (!place || !instance.current || !frame.current) return
+    const { x, y, zoom } = instance.current.getViewport()
+    const left = place.x * zoom + x
+    const top = place.y * zoom + y
+    const { clientWidth, clientHeight } = frame.current
+    const isOutside =
+      left < 0 || top < 0 || left + NODE_WIDTH * zoom > clientWidth || top + NODE_HEIGHT * zoom > clientHeight
+    if (isOutside) void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+  }
+  /** Arrow keys follow edges up and down, and go to the node beside. */
+  const onKeyDown = (event: KeyboardEvent) => {
+    const current = (event.target as HTMLElement).id.replace(/^graph-node-/, '')
+    const place = byId.get(current)
+    if (!place) return
+    const nextTo = (sign: 1 | -1) =>
+      nodes
+        .filter(({ id }) => byId.get(id)?.y === place.y && ((byId.get(id)?.x ?? 0) - place.x) * sign > 0)
+        .toSorted((one, other) => sign * ((byId.get(one.id)?.x ?? 0) - (byId.get(other.id)?.x ?? 0)))[0]?.id
+    const moves: Record<string, () => string | undefined> = {
+      ArrowDown: () => edges.find(({ from, to }) => from === current && byId.has(to))?.to,
+      ArrowUp: () => edges.find(({ from, to }) => to === current && byId.has(from))?.from,
+      ArrowRight: () => nextTo(1),
+      ArrowLeft: () => nextTo(-1),
+      Home: () => nodes[0]?.id,
+      End: () => nodes[nodes.length - 1]?.id,
+    }
+    const move = moves[event.key]
+    if (!move) return
+    event.preventDefault()
+    focus(move())
+  }
+  return (
+    <Box ref={frame} h={HEIGHT} role="group" aria-label={label} onKeyDown={onKeyDown} className="graph">
+      <SelectionContext value={{ selected, onSelect, first: nodes[0]?.id ?? '' }}>
+        <ReactFlow
+          nodes={drawnNodes}
+          edges={drawnEdges}
+          nodeTypes={nodeTypes}
+          edgeTypes={edgeTypes}
+          nodesDraggable={false}
+          nodesConnectable={false}
+          nodesFocusable={false}
+          edgesFocusable={false}
+          elementsSelectable={false}
+          disableKeyboardA11y
+          zoomOnScroll={false}
+          zoomOnDoubleClick={false}
+          preventScrolling={false}
+          minZoom={0.05}
+          maxZoom={1.5}
+          onlyRenderVisibleElements={false}
+          proOptions={{ hideAttribution: true }}
+          onInit={flow => {
+            instance.current = flow
+            view(flow, false)
+          }}
+        >
+          <Controls onWhole={() => instance.current && view(instance.current, true)} />
+        </ReactFlow>
+      </SelectionContext>
+    </Box>
+  )
+}
+
+/** A directed graph, drawn from top to bottom. A node is chosen by click, or by arrow keys and Enter. */
+export default function Graph(props: GraphProps) {
+  const shape = {
+    ids: props.nodes.map(({ id }) => id),
+    edges: props.edges.map(({ from, to, label }) => ({ from, to, label })),
+  }
+  const key = JSON.stringify(shape)
+  const layout = useQuery({
+    queryKey: ['layout', key],
+    queryFn: () => layoutOf(shape),
+    staleTime: Number.POSITIVE_INFINITY,
+  })
+  if (layout.error) return <FailureAlert error={layout.error} title={strings.failed.title} />
+  if (!layout.data) return <Skeleton h={HEIGHT} radius="lg" />
+  // The drawing of another shape starts anew: its view is made for its size.
+  return (
+    <ReactFlowProvider key={key}>
+      <Drawing {...props} layout={layout.data} />
+    </ReactFlowProvider>
+  )
+}

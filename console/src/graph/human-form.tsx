@@ -1,0 +1,96 @@
+import { Stack, Text } from '@mantine/core'
+import type { OrchestrationNode, RequiredAction } from '@muster/client'
+import { submitHumanInput } from '@muster/client/operations'
+import { api } from '../api.ts'
+import { type Stale, useAction } from '../components/actions.tsx'
+import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
+import { visible } from '../components/text.tsx'
+import { Value } from '../components/value.tsx'
+import { strings } from '../strings.ts'
+
+/** Returns the names that expressions read of the answer of a node. */
+function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {
+  const found = new Set<string>()
+  const note = (path: unknown, prefix: string) => {
+    if (typeof path === 'string' && path.startsWith(prefix)) found.add(path.slice(prefix.length).split('.')[0])
+  }
+  const walk = (value: unknown, prefix: string) => {
+    if (typeof value !== 'object' || value === null) return
+    for (const [key, inner] of Object.entries(value)) {
+      if (key === 'var') note(Array.isArray(inner) ? inner[0] : inner, prefix)
+      walk(inner, prefix)
+    }
+  }
+  for (const { id, state_mapping, ...node } of nodes) {
+    walk(node, `nodes.${nodeId}.`)
+    walk(state_mapping, id === nodeId ? 'output.' : `nodes.${nodeId}.`)
+  }
+  return [...found].filter(name => name !== '')
+}
+
+/** The value that a person means by a text: numbers, true, false, lists and objects are written as JSON. */
+function meant(text: unknown): unknown {
+  if (typeof text !== 'string') return text
+  try {
+    return JSON.parse(text)
+  } catch {
+    return text
+  }
+}
+
+const OTHER = 'other_fields'
+
+/**
+ * The form that answers a node which waits for a person or a call: a choice of its options, the fields that the graph
+ * reads of the answer, and further fields as JSON.
+ */
+export function HumanForm({
+  runId,
+  action,
+  nodes,
+  stale,
+  onDone,
+}: {
+  runId: string
+  action: RequiredAction
+  nodes: OrchestrationNode[]
+  stale: Stale
+  onDone?: () => void
+}) {
+  const nodeId = action.node_id as string
+  const { prompt, context, options } = action
+  const read = fieldsRead(nodes, nodeId).filter(name => !(options && name === 'choice'))
+  const schema: ObjectSchema = {
+    properties: {
+      ...(options ? { choice: { type: 'string', title: strings.runs.choice, enum: options } } : {}),
+      ...Object.fromEntries(
+        read.map(name => [name, { type: 'string', title: name, description: strings.runs.fieldHelp }]),
+      ),
+      [OTHER]: { type: 'object', title: strings.runs.otherFields, description: strings.runs.otherFieldsHelp },
+    },
+    required: options ? ['choice'] : [],
+  }
+  const answer = useAction({
+    run: async ({ [OTHER]: other, choice, ...values }: Values) => {
+      const fields = Object.fromEntries(Object.entries(values).map(([name, text]) => [name, meant(text)]))
+      const output = { ...(other as object | undefined), ...fields, ...(choice === undefined ? {} : { choice }) }
+      return submitHumanInput(api, { orchestration_run_id: runId, node_id: nodeId, output, wait: false })
+    },
+    stale,
+    message: strings.runs.answered,
+    onDone,
+  })
+  return (
+    <Stack gap="md">
+      {prompt && <Text className="wrap">{visible(prompt)}</Text>}
+      {context && Object.keys(context).length > 0 && <Value value={context} label={strings.runs.input} />}
+      <SchemaForm
+        schema={schema}
+        submitLabel={strings.runs.answer}
+        isPending={answer.isPending}
+        error={answer.error}
+        onSubmit={values => answer.mutate(values)}
+      />
+    </Stack>
+  )
+}

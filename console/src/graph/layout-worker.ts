@@ -1,0 +1,54 @@
+import { Graph, layout } from '@dagrejs/dagre'
+import { type Layout, NODE_HEIGHT, NODE_WIDTH, type Shape } from './shape.ts'
+
+/** Width of a character of an edge's label, and the height of the label. */
+const CHARACTER_PX = 7
+const LABEL_HEIGHT = 20
+
+function layoutShape({ ids, edges }: Shape): Layout {
+  const graph = new Graph({ multigraph: true })
+  graph.setGraph({ rankdir: 'TB', nodesep: 28, edgesep: 16, ranksep: 44, marginx: 12, marginy: 12 })
+  graph.setDefaultEdgeLabel(() => ({}))
+  for (const id of ids) graph.setNode(id, { width: NODE_WIDTH, height: NODE_HEIGHT })
+  edges.forEach(({ from, to, label }, index) => {
+    if (!graph.hasNode(from) || !graph.hasNode(to)) return
+    const size = label ? { width: label.length * CHARACTER_PX + 12, height: LABEL_HEIGHT, labelpos: 'c' } : {}
+    graph.setEdge(from, to, size, String(index))
+  })
+  layout(graph)
+  const { width = 0, height = 0 } = graph.graph() as { width?: number; height?: number }
+  return {
+    width,
+    height,
+    nodes: ids.map(id => {
+      const { x, y } = graph.node(id)
+      return { x: x - NODE_WIDTH / 2, y: y - NODE_HEIGHT / 2 }
+    }),
+    edges: edges.map(({ from, to }, index) => {
+      const edge = graph.edge(from, to, String(index)) as { points: { x: number; y: number }[]; x?: number; y?: number }
+      if (!edge) return null
+      const source = graph.node(from)
+      const target = graph.node(to)
+      // Between the ends there is a point in each gap between rows, and one in each row that the edge crosses.
+      const between = edge.points.slice(1, -1)
+      const middle = between[Math.floor(between.length / 2)] ?? source
+      return {
+        points: [
+          { x: source.x, y: source.y + NODE_HEIGHT / 2 },
+          ...between.filter((_, index) => index % 2 === 1),
+          { x: target.x, y: target.y - NODE_HEIGHT / 2 },
+        ],
+        x: edge.x ?? middle.x,
+        y: edge.y ?? middle.y,
+      }
+    }),
+  }
+}
+
+self.onmessage = ({ data: { number, shape } }) => {
+  try {
+    self.postMessage({ number, layout: layoutShape(shape) })
+  } catch (error) {
+    self.postMessage({ number, error: String(error) })
+  }
+}

@@ -1,0 +1,125 @@
+import { Button, Text } from '@mantine/core'
+import type { OrchestrationRun } from '@muster/client'
+import { listRuns } from '@muster/client/operations'
+import { IconHierarchy, IconHierarchy2 } from '@tabler/icons-react'
+import { Link } from '@tanstack/react-router'
+import { api } from '../api.ts'
+import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { Notice } from '../components/states.tsx'
+import { durationText, visible, When } from '../components/text.tsx'
+import { useOrchestrationNames } from '../graph/names.ts'
+import { Status, statusText } from '../graph/status.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const POLL_MS = 5000
+export const RUN_STATUSES = [
+  'queued',
+  'running',
+  'sleeping',
+  'awaiting_input',
+  'succeeded',
+  'failed',
+  'cancelled',
+  'expired',
+] as const
+
+/** Returns the columns of a list of runs. */
+export function runColumns(projectId: string, nameOf: (id: string) => string): Column<OrchestrationRun>[] {
+  return [
+    {
+      title: strings.runs.orchestration,
+      isWide: true,
+      cell: ({ id, orchestration_id, parent_node_id }) => (
+        <>
+          <RecordLink to={`/p/${projectId}/runs/${id}`}>{visible(nameOf(orchestration_id))}</RecordLink>
+          <Text size="xs" c="dimmed">
+            <span className="mono">{id}</span>
+            {parent_node_id && ` · ${strings.runs.nestedIn(visible(parent_node_id))}`}
+          </Text>
+        </>
+      ),
+    },
+    { title: strings.runs.status, cell: ({ status }) => <Status status={status} /> },
+    { title: strings.runs.version, cell: ({ orchestration_version }) => orchestration_version },
+    { title: strings.runs.started, cell: ({ started_at, created_at }) => <When at={started_at ?? created_at} /> },
+    {
+      title: strings.runs.time,
+      cell: ({ started_at, completed_at }) =>
+        started_at && completed_at ? durationText(Date.parse(completed_at) - Date.parse(started_at)) : strings.none,
+    },
+  ]
+}
+
+/** Runs of a project. */
+export function Runs() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const { nameOf, choices } = useOrchestrationNames(projectId)
+  const list = useList<OrchestrationRun>(
+    ['runs', projectId],
+    async ({ status, orchestration, nested }, bounds, signal) => {
+      const args = {
+        project_id: projectId,
+        status: RUN_STATUSES.filter(each => each === status),
+        orchestration_id: orchestration,
+        nested: nested === undefined ? undefined : nested === 'true',
+        view: 'summary' as const,
+        ...bounds,
+      }
+      return listRuns(api, args, { signal }).page()
+    },
+    { pollMs: POLL_MS },
+  )
+  return (
+    <Page title={strings.nav.runs} intro={strings.runs.intro}>
+      <ListView
+        label={strings.nav.runs}
+        list={list}
+        action="orchestrations:ListRuns"
+        columns={runColumns(projectId, nameOf)}
+        fields={
+          <>
+            <ChoiceField
+              name="status"
+              label={strings.runs.status}
+              choices={RUN_STATUSES.map(value => ({ value, label: statusText(value) }))}
+            />
+            {choices.length > 0 && (
+              <ChoiceField name="orchestration" label={strings.runs.orchestration} choices={choices} />
+            )}
+            <ChoiceField
+              name="nested"
+              label={strings.runs.level}
+              choices={[
+                { value: 'false', label: strings.runs.roots },
+                { value: 'true', label: strings.runs.nestedRuns },
+              ]}
+            />
+          </>
+        }
+        empty={
+          <Notice
+            icon={<IconHierarchy2 />}
+            title={strings.runs.empty}
+            color="indigo"
+            action={
+              isAllowed('orchestrations:ListOrchestrations') && (
+                <Button
+                  component={Link}
+                  to={`/p/${projectId}/orchestrations`}
+                  leftSection={<IconHierarchy size={16} />}
+                >
+                  {strings.runs.toOrchestrations}
+                </Button>
+              )
+            }
+          >
+            {strings.runs.emptyText}
+          </Notice>
+        }
+      />
+    </Page>
+  )
+}
