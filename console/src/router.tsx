@@ -66,8 +66,11 @@ const views = [
   view('apps', () => import('./views/apps.tsx'), 'Apps'),
 ]
 
+// A route of its own: the router shows nothing where one unknown address follows another.
+const unknown = createRoute({ getParentRoute: () => root, path: '$', component: NotFound })
+
 export const router = createRouter({
-  routeTree: root.addChildren([home, project.addChildren(views)]),
+  routeTree: root.addChildren([home, project.addChildren(views), unknown]),
   basepath: '/app',
   // Filters are texts: the address has them as they are.
   parseSearch: text => Object.fromEntries(new URLSearchParams(text)),

@@ -46,8 +46,12 @@ describe('every view of the console', function () {
     for (const view of all.filter(view => view !== 'start')) {
       const before = requested
       await go(page, suite.at(view))
-      await page.locator('main').getByRole('heading').first().waitFor()
-      await eventually(async () => (await page.locator('main').innerText()).trim() !== '', { what: view })
+      await page
+        .locator('main')
+        .getByRole('heading')
+        .first()
+        .waitFor()
+        .catch(() => assert.fail(`${view} is blank`))
       if (requested > before) await check(page, view)
       assert.equal(await page.getByText('This view stopped with an error').count(), 0, view)
     }
@@ -61,6 +65,17 @@ describe('every view of the console', function () {
       .first()
       .waitFor({ timeout: 10_000 })
       .catch(() => assert.fail(`${view} does not show ${text}`))
+
+  it('explains an address that has none', async () => {
+    const { page } = await suite.open('nothing')
+    await page.getByRole('heading', { name: 'Not found' }).waitFor()
+    await go(page, suite.at('agents'))
+    await suite.heading(page, 'Agents')
+    for (const address of ['nothing/else', 'else/nothing']) {
+      await go(page, suite.at(address))
+      await page.getByRole('heading', { name: 'Not found' }).waitFor()
+    }
+  })
 
   for (const { status, code } of FAILURES)
     it(`explains ${status}, and offers what can be done`, async () => {
