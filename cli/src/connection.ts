@@ -20,6 +20,8 @@ export type ConnectionOptions = {
   project?: string
   timeout?: number
   debug?: boolean
+  quiet?: boolean
+  json?: boolean
   printRequest?: boolean
   insecureHttp?: boolean
   /** Texts that are never printed. */
@@ -81,6 +83,12 @@ export class Connection {
   client(): Promise<Client> {
     this.#client ??= this.#open()
     return this.#client
+  }
+
+  /** Returns the ID of the project to use, if any. */
+  async projectId(): Promise<string | undefined> {
+    const choice = this.projectChoice
+    return !choice || isId(choice) ? choice : (await this.client()).project
   }
 
   async #open(): Promise<Client> {
@@ -145,6 +153,7 @@ export class Connection {
       this.step = stepOf(error)
       throw error
     }
+    await this.#noteVersion(init, response)
     if (!/^application\/json\b/.test(response.headers.get('content-type') ?? '')) {
       if (debugging) note(debugging.answerText(response, null, []))
       return response
@@ -153,6 +162,15 @@ export class Connection {
     if (debugging) note(debugging.answerText(response, this.body, this.options.secrets ?? []))
     const { status, headers } = response
     return new Response(this.body, { status, headers })
+  }
+
+  /** Notes a service of another version, except where stderr is read by a program. */
+  async #noteVersion(init: RequestInit, { headers }: Response): Promise<void> {
+    const own = new Headers(init.headers).get('x-muster-client')?.split('/')[0]
+    const service = headers.get('x-muster-version')
+    if (!own || !service || own === service || this.options.quiet || this.options.json) return
+    const { noteOtherVersion } = await import('./version-notice.ts')
+    noteOtherVersion(own, service, this.profile)
   }
 }
 

@@ -1,7 +1,7 @@
-import { spawn } from 'node:child_process'
 import http from 'node:http'
 import type { AddressInfo } from 'node:net'
 import type { OAuthTokens } from '@muster/client'
+import { canOpenBrowser, openBrowser } from './browser.ts'
 import { CLIENT_ID, Connection, tokenStore } from './connection.ts'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
@@ -62,8 +62,7 @@ async function signIn(connection: Connection, options: Record<string, any>): Pro
   if (options.key) return storeToken(connection, await readSecret('project key: '))
   if (options.password) return passwordSignIn(connection, options.username)
   const scope = options.project || options.scope ? `${(options.scope ?? ['*']).join(' ')} offline_access` : USER_SCOPE
-  const isRemote = process.env.SSH_CONNECTION !== undefined || !canOpenBrowser()
-  if (options.device || (isRemote && options.browser !== false)) return deviceSignIn(connection, scope)
+  if (options.device || (!canOpenBrowser() && options.browser !== false)) return deviceSignIn(connection, scope)
   return browserSignIn(connection, scope, options.browser !== false)
 }
 
@@ -191,27 +190,6 @@ async function storeTokens(connection: Connection, answer: Record<string, any>):
   const { access_token, refresh_token, scope, expires_in } = answer
   const tokens: OAuthTokens = { access_token, refresh_token, scope, expires_at: Date.now() + Number(expires_in) * 1000 }
   await tokenStore(connection).set({ tokens })
-}
-
-/** Whether this machine has a display for a browser. */
-const canOpenBrowser = (): boolean =>
-  ['darwin', 'win32'].includes(process.platform) ||
-  process.env.BROWSER !== undefined ||
-  process.env.DISPLAY !== undefined ||
-  process.env.WAYLAND_DISPLAY !== undefined
-
-function openBrowser(url: string): void {
-  const [command, ...args] = process.env.BROWSER
-    ? [process.env.BROWSER]
-    : process.platform === 'darwin'
-      ? ['open']
-      : process.platform === 'win32'
-        ? ['rundll32', 'url.dll,FileProtocolHandler']
-        : ['xdg-open']
-  const child = spawn(command, [...args, url], { stdio: 'ignore', detached: true })
-  // The address is printed, so a browser that does not start is no failure.
-  child.on('error', () => {})
-  child.unref()
 }
 
 /** `muster logout`: revokes the sign-in, and forgets it even if the service does not answer. */

@@ -5,6 +5,7 @@ import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { reportError } from './report.ts'
 import { note, printLine } from './terminal.ts'
+import { isOtherMinor } from './versions.ts'
 
 /** `muster --version` */
 export async function printVersion(): Promise<number> {
@@ -55,7 +56,3 @@ export async function versionCommand(args: string[]): Promise<number> {
     note('muster: the versions differ; muster profile sync reads the commands of the service')
   return code
 }
-
-/** Whether two versions differ in more than the patch. */
-export const isOtherMinor = (a: string, b: string): boolean =>
-  a.split('.').slice(0, 2).join('.') !== b.split('.').slice(0, 2).join('.')

@@ -215,6 +215,33 @@ describe('the command line with the service', function () {
     assert.equal((await json('whoami')).credential.type, 'api_key')
   })
 
+  it('opens the console at a view of the project, or prints its address', async () => {
+    const address = (view: string) => `${app.url}/app/p/${app.projectId}/${view}`
+    const { name } = (await app.admin.get(`/projects/${app.projectId}`)).body
+    const opened = path.join(user.directory, 'opened')
+    const browser = user.file('browser', `#!/bin/sh\nprintf %s "$1" > '${opened}'\n`)
+    fs.chmodSync(browser, 0o700)
+    const env = { BROWSER: browser }
+    const open = (...args: string[]) => user.run(['open', ...args], { env })
+    assert.equal((await open('--project', app.projectId)).stdout, `${address('start')}\n`)
+    assert.equal((await open('sessions/sess_1', '--project', name)).stdout, `${address('sessions/sess_1')}\n`)
+    assert.equal((await open()).stdout, `${app.url}/app\n`)
+    for (const args of [['inbox'], ['../x', '--project', app.projectId], ['inbox?x', '--project', app.projectId]])
+      assert.equal((await open(...args)).code, 2)
+    assert.equal((await open('--project', 'none')).code, 5)
+    assert.ok(!fs.existsSync(opened))
+
+    const onTerminal = ['open', 'inbox', '--project', app.projectId]
+    for (const other of [{}, { ...env, SSH_CONNECTION: 'x' }])
+      assert.equal((await user.onTerminal(onTerminal, { env: other })).stdout, `${address('inbox')}\n`)
+    assert.ok(!fs.existsSync(opened))
+    const { stdout, stderr } = await user.onTerminal(onTerminal, { env })
+    assert.deepEqual([stdout, stderr], ['', `opened ${address('inbox')}\n`])
+    await eventually(() => fs.existsSync(opened) && fs.readFileSync(opened, 'utf8') === address('inbox'))
+    const page = await fetch(address('inbox'), { headers: { accept: 'text/html' } })
+    assert.equal(page.status, 200)
+  })
+
   it('uses the commands of the service once the profile is synchronized', async () => {
     const own = new User(undefined, app.key.token)
     await own.run(['profile', 'set', 'url', app.url])

@@ -57,10 +57,11 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
     }
   if (creates.some(({ kind }) => kind && !ids.own[kind.prefix])) throw refused
   const one = (prefix: string) => ids.own[prefix][0]
-  // Nothing deploys it.
-  await app.services.pool.query(
-    idStatement`update formations set status = 'active' where id = ${one('form')} returning id`,
-  )
+  // Nothing deploys it: it becomes as a deploy leaves it.
+  await app.services.pool.query(idStatement`
+    with settled as (delete from formation_attempts where formation_id = ${one('form')} returning id),
+      operation as (update formation_operations set status = 'succeeded' where id in (select id from settled))
+    update formations set status = 'active' where id = ${one('form')} returning id`)
   // What comes to be by other operations than a create.
   ids.own.trg_fire = [(await send(`/triggers/${one('trg')}/fire?wait=false`)).id]
   ids.own.whd = [(await send(`/webhooks/${one('wh')}/test`)).id]

@@ -15,6 +15,7 @@ import { executeInvocation } from '../invoke/invoke.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
 import { redactedPath } from '../process/log.ts'
 import { httpRequests, requestDuration } from '../process/metrics.ts'
+import { release } from '../process/release.ts'
 import type { Services } from '../process/services.ts'
 import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
@@ -91,6 +92,8 @@ export function createHttp(
     wire.requestId = requestIdOf(req)
     wire.startedAt = performance.now()
     res.setHeader('X-Request-Id', wire.requestId)
+    // The command line notes the difference of the versions.
+    if (req.headers['x-muster-client'] !== undefined) res.setHeader('X-Muster-Version', release)
     next()
   })
   app.use(crossOrigin(config))
