@@ -121,6 +121,7 @@ export function SchemaForm({
   omit = [],
   options = {},
   submitLabel = strings.save,
+  isReadOnly,
   isPending,
   error,
   onSubmit,
@@ -138,6 +139,8 @@ export function SchemaForm({
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, { value: string; label: string }[]>
   submitLabel?: string
+  /** Whether the fields are only shown. */
+  isReadOnly?: boolean
   isPending?: boolean
   error?: unknown
   onSubmit: (values: Values) => void
@@ -202,13 +205,14 @@ export function SchemaForm({
               description: field.description && visible(field.description),
               error: wrong[name] ?? (refused[name] && visible(refused[name])),
               required: isRequired,
+              disabled: isReadOnly,
               ...(index === 0 ? { 'data-autofocus': true } : {}),
             }}
           />
         ))}
         {children}
         {Boolean(error) && <FailureAlert error={error} />}
-        <Group>
+        <Group hidden={isReadOnly}>
           <Button type="submit" loading={isPending}>
             {submitLabel}
           </Button>
@@ -236,7 +240,7 @@ function SchemaField({
   options?: { value: string; label: string }[]
   entry: unknown
   onChange: (entry: unknown) => void
-  common: { label: string; description?: string; error?: string; required: boolean }
+  common: { label: string; description?: string; error?: string; required: boolean; disabled?: boolean }
 }) {
   const clear = { 'aria-label': strings.form.clear(common.label) }
   const items = settled(field.items ?? {})

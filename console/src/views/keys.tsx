@@ -12,6 +12,7 @@ import {
 } from '@muster/client/operations'
 import { IconInfoCircle, IconKey, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
+import { usePolicyNames } from '../access.ts'
 import { api } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
@@ -20,7 +21,6 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
-import { usePolicyNames } from '../policies.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -65,7 +65,20 @@ export function Keys() {
     },
     {
       title: texts.used,
-      cell: ({ last_used_at }) => (last_used_at ? <When at={last_used_at} /> : texts.never),
+      cell: ({ id, name, last_used_at }) => (
+        <>
+          {last_used_at ? <When at={last_used_at} /> : texts.never}
+          {isAllowed('project-keys:GetProjectKey') && (
+            <FormButton
+              label={texts.activity}
+              title={visible(name ?? texts.unnamed)}
+              size="compact-xs"
+              variant="subtle"
+              form={() => <Activity keyId={id} />}
+            />
+          )}
+        </>
+      ),
     },
     {
       title: texts.expires,
@@ -83,15 +96,6 @@ export function Keys() {
       title: texts.actions,
       cell: row => (
         <Group gap="xs">
-          {isAllowed('project-keys:GetProjectKey') && (
-            <FormButton
-              label={texts.activity}
-              title={visible(row.name ?? texts.unnamed)}
-              size="xs"
-              variant="default"
-              form={() => <Activity keyId={row.id} />}
-            />
-          )}
           {isAllowed('project-keys:UpdateProjectKey') && (
             <FormButton
               label={strings.agents.edit}
