@@ -29,7 +29,7 @@ export function EntityLink({
   const className = name === undefined ? 'mono' : undefined
   if (!hasView) return <span className={className}>{visible(name ?? id)}</span>
   return (
-    <Anchor component={Link} to={`/p/${projectId}/${path}/${id}`} className={className} underline="always">
+    <Anchor component={Link} to={`/p/${projectId}/${path}/${id}`} className={className} fz="inherit" underline="always">
       {visible(name ?? id)}
     </Anchor>
   )

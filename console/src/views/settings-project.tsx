@@ -1,7 +1,7 @@
 import fields from 'fields:updateProject'
-import { Button, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
+import { Box, Button, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
 import type { Project } from '@muster/client'
-import { deleteProject, getProject, listModelRoutes, updateProject } from '@muster/client/operations'
+import { deleteProject, getProject, listGuardrails, listModelRoutes, updateProject } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
@@ -57,8 +57,17 @@ export function ProjectSettings() {
       (await listModelRoutes(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     enabled: isAllowed('model-routes:ListModelRoutes') === true,
   })
-  const options = routes.data && {
-    default_model_route_id: routes.data.map(({ id, name }) => ({ value: id, label: visible(name) })),
+  const guardrails = useQuery({
+    queryKey: ['guardrails', projectId, 'names'],
+    queryFn: async ({ signal }) =>
+      (await listGuardrails(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+    enabled: isAllowed('guardrails:ListGuardrails') === true,
+  })
+  const choices = (records: { id: string; name: string | null }[]) =>
+    records.map(({ id, name }) => ({ value: id, label: visible(name ?? id) }))
+  const options = {
+    ...(routes.data ? { default_model_route_id: choices(routes.data) } : {}),
+    ...(guardrails.data ? { guardrail_ids: choices(guardrails.data) } : {}),
   }
   return (
     <Loaded query={project} action="projects:GetProject">
@@ -120,16 +129,18 @@ function ProjectForm({
     message: texts.saved,
   })
   return (
-    <SchemaForm
-      schema={fields}
-      initial={project as Values}
-      only={only}
-      options={options}
-      isReadOnly={isReadOnly}
-      isPending={save.isPending}
-      error={save.error}
-      onSubmit={values => save.mutate(values)}
-    />
+    <Box maw={640}>
+      <SchemaForm
+        schema={fields}
+        initial={project as Values}
+        only={only}
+        options={options}
+        isReadOnly={isReadOnly}
+        isPending={save.isPending}
+        error={save.error}
+        onSubmit={values => save.mutate(values)}
+      />
+    </Box>
   )
 }
 
