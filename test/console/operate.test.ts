@@ -2,8 +2,10 @@ import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
 import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
 import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { handler } from '../../src/core/jobs/handler.ts'
 import { claimMessages } from '../../src/core/jobs/message-claims.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
+import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
@@ -26,7 +28,7 @@ describe('views to operate a deployment', function () {
   const row = (page: Page, text: string) => page.getByRole('row').filter({ hasText: text })
   /** Presses a button by the keyboard. */
   const press = async (page: Page, name: string) => {
-    await button(page, name).focus()
+    await button(page, name).first().focus()
     await page.keyboard.press('Enter')
   }
   /** Opens a view of a user who may do these actions in the project. */
@@ -54,7 +56,6 @@ describe('views to operate a deployment', function () {
     await suite.checkAccess([
       ['overview', 'Overview'],
       ['queue', 'Queue'],
-      ['queue?idle=1', 'Queue'],
       ['queue/turn.execute', 'turn.execute'],
       ['usage', 'Usage'],
       ['usage?tab=quotas', 'Usage'],
@@ -62,9 +63,7 @@ describe('views to operate a deployment', function () {
       ['keys', 'Keys'],
       ['secrets', 'Secrets'],
       ['policies', 'Policies'],
-      ['policies?tab=simulate', 'Policies'],
       [`policies/${policyId}`, 'Readers'],
-      [`policies/${policyId}?tab=versions`, 'Readers'],
       ['users', 'Users'],
       [`users/${userId}`, 'grace'],
       ['apps', 'Connected apps'],
@@ -148,15 +147,23 @@ describe('views to operate a deployment', function () {
     })
 
     it('replays and drops dead letters, by mouse and by keyboard', async () => {
-      const { boss } = suite.app.services.queues
-      const dead = `${nodeExecutionQueue.name}.dead`
-      await boss.insert(
-        dead,
-        [4, 5].map(n => ({ data: message(n).data, group: { id: project() } })),
-      )
+      const broken = handler(nodeExecutionQueue, {}, async (_, { retryIn }) => {
+        retryIn(0)
+        throw new Error('broken')
+      })
+      await suite.app.services.queues.send([message(4), message(5)])
+      const workers = await startWorkers({
+        services: suite.app.services,
+        handlers: [broken],
+        concurrency: 2,
+        pollMs: 20,
+      })
       const count = async () =>
         (await suite.app.admin.get(`/system/queues/${nodeExecutionQueue.name}/messages?state=dead`)).body.total
+      await eventually(async () => (await count()) === 2)
+      await workers.stop(1000)
       const { page, problems } = await open(`${path}?state=dead`)
+      await page.getByText('broken').first().waitFor()
       await row(page, 'Dead letter').nth(1).waitFor()
       await button(page, 'Replay').first().click()
       await eventually(async () => (await count()) === 1)
@@ -251,7 +258,7 @@ describe('views to operate a deployment', function () {
     const dialog = page.getByRole('dialog')
     await dialog.getByLabel('Name').fill('by keyboard')
     await page.keyboard.press('Enter')
-    const secret = (await dialog.locator('code').innerText()).trim()
+    const secret = (await dialog.locator('pre').innerText()).trim()
     assert.equal((await suite.app.as(secret).get('/users/me')).status, 200)
     await press(page, 'I have copied it')
     const found = row(page, 'by keyboard')
@@ -259,7 +266,7 @@ describe('views to operate a deployment', function () {
     assert.ok(!(await page.content()).includes(secret))
     await found.getByRole('button', { name: 'Rotate' }).click()
     await dialog.getByRole('button', { name: 'Rotate' }).click()
-    const next = (await dialog.locator('code').innerText()).trim()
+    const next = (await dialog.locator('pre').innerText()).trim()
     assert.equal((await suite.app.as(secret).get('/users/me')).status, 401)
     assert.equal((await suite.app.as(next).get('/users/me')).status, 200)
     await page.keyboard.press('Escape')
@@ -325,7 +332,7 @@ describe('views to operate a deployment', function () {
     await heading(page, 'Quota readers')
     await text.fill('{"statement": [{"effect": "Allow", "action": ["quotas:Nothing"]}]}')
     await press(page, 'Save')
-    await page.getByRole('alert').getByText('document.statement[0].action[0]').waitFor()
+    await page.getByRole('alert').getByText('document.statement[0].action[0]', { exact: true }).waitFor()
     assert.deepEqual(
       problems.filter(problem => !problem.includes('status of 400')),
       [],
@@ -338,17 +345,17 @@ describe('views to operate a deployment', function () {
     await press(page, 'New user')
     const dialog = page.getByRole('dialog')
     await dialog.getByLabel('Username').fill('frank')
-    await dialog.getByLabel('Password').fill(PASSWORD)
+    await dialog.getByRole('textbox', { name: 'Password' }).fill(PASSWORD)
     await page.keyboard.press('Enter')
     await heading(page, 'frank')
     const policies = page.getByRole('combobox', { name: 'Policies' })
     await policies.fill('Triage')
     await page.getByRole('option', { name: 'Triage' }).click()
-    await button(page, 'Save').click()
+    await press(page, 'Save')
     await page.getByText('The policies are saved').waitFor()
     await button(page, 'Disable').click()
     await dialog.getByRole('button', { name: 'Disable' }).click()
-    await page.getByText('Disabled').waitFor()
+    await button(page, 'Enable').waitFor()
     const [user] = (await suite.app.admin.get('/users?username=frank')).body.data
     assert.equal(user.policy_ids.length, 1)
     assert.ok(user.disabled_at)
@@ -360,9 +367,9 @@ describe('views to operate a deployment', function () {
       project_id: project(),
       scope: 'agent',
       scope_ref: suite.app.agentId,
-      metric: 'requests',
+      metric: 'tokens',
       window: 'rolling_1h',
-      limit: 7,
+      limit: 7_000_000,
     })
     const { page, problems } = await open('audit?action=quotas:CreateQuota')
     await page.getByRole('link', { name: 'quotas:CreateQuota' }).first().waitFor()

@@ -122,7 +122,7 @@ export function ListView<Row>({
                     <Table.Tr>
                       {columns.map(({ title }) => (
                         <Table.Th key={title}>
-                          <Text size="sm" c="dimmed" fw={600}>
+                          <Text size="sm" c="dimmed" fw={600} style={{ whiteSpace: 'nowrap' }}>
                             {title}
                           </Text>
                         </Table.Th>

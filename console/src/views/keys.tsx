@@ -1,6 +1,7 @@
 import createFields from 'fields:createProjectKey'
 import rotateFields from 'fields:rotateProjectKey'
-import { Alert, Badge, Group, Stack, Text } from '@mantine/core'
+import { Alert, Badge, Button, Group, Modal, Stack, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
 import type { ProjectKey } from '@muster/client'
 import {
   createProjectKey,
@@ -33,6 +34,7 @@ export function Keys() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const { nameOf } = usePolicyNames(projectId)
+  const [isCreating, creating] = useDisclosure()
   const key = ['keys', projectId]
   const list = useList<ProjectKey>(key, async (_, bounds, signal) =>
     listProjectKeys(api, { project_id: projectId, ...bounds }, { signal }).page(),
@@ -126,7 +128,9 @@ export function Keys() {
     },
   ]
   const create = isAllowed('project-keys:CreateProjectKey') && (
-    <FormButton label={texts.create} leftSection={<IconPlus size={16} />} form={close => <Create onDone={close} />} />
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {texts.create}
+    </Button>
   )
   return (
     <Page title={strings.nav.keys} intro={texts.intro} actions={create}>
@@ -141,6 +145,10 @@ export function Keys() {
           </Notice>
         }
       />
+      {/* Outside of the list: with the first key the notice of the empty one goes, and would take the secret with it. */}
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
+        {isCreating && <Create onDone={creating.close} />}
+      </Modal>
     </Page>
   )
 }
