@@ -12,7 +12,7 @@ import { release } from '../../core/process/release.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { QueueMessage, SystemStatus } from './model.ts'
 
-/** Counts the turns of the last minute, and those of them that failed, in all projects. */
+/** Counts the turns of the last minute in all projects, and how many of them failed. */
 export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: number; failed: number }>>('rates of turns')
 
 /** Age of a heartbeat from which a worker does not count as live: two are missing, as for other workers. */
