@@ -55,6 +55,7 @@ const views = [
   view('queue/$queue', () => import('./views/queue-messages.tsx'), 'QueueMessages'),
   view('usage', () => import('./views/usage.tsx'), 'Usage'),
   view('audit', () => import('./views/audit.tsx'), 'Audit'),
+  view('audit/$entryId', () => import('./views/audit-entry.tsx'), 'AuditEntryView'),
   view('settings', () => import('./views/settings.tsx'), 'Settings'),
   view('keys', () => import('./views/keys.tsx'), 'Keys'),
   view('secrets', () => import('./views/secrets.tsx'), 'Secrets'),

@@ -85,7 +85,10 @@ export type ConsoleSuite = {
   app: ConsoleApp
   /** The path of a view in the project, below /app. */
   at(view: string): string
-  /** Opens a view in a new tab of ada's browser, who may do everything in the project; it closes after the test. */
+  /**
+   * Opens a view in a new tab of ada's browser, who may do everything in the project, or is an admin; it closes after the
+   * test.
+   */
   open(
     view: string,
     options?: { width?: number; colorScheme?: 'light' | 'dark' },
@@ -101,7 +104,10 @@ export type ConsoleSuite = {
 }
 
 /** Declares the hooks of a suite in a browser. Without a browser its tests are skipped. */
-export function consoleSuite(workers?: Parameters<typeof startConsoleApp>[0]): ConsoleSuite {
+export function consoleSuite(
+  workers?: Parameters<typeof startConsoleApp>[0],
+  { isAdmin = false }: { isAdmin?: boolean } = {},
+): ConsoleSuite {
   // A tab that stays open: further tabs of its browser are signed in by it.
   let keeper: Watched
   let opened: { close(): Promise<unknown> }[] = []
@@ -155,7 +161,8 @@ export function consoleSuite(workers?: Parameters<typeof startConsoleApp>[0]): C
     if (!started) return this.skip()
     suite.chromium = started
     suite.app = await startConsoleApp(workers)
-    await suite.app.user('ada', [allowing(suite.app.projectId)])
+    const { id } = await suite.app.user('ada', [allowing(suite.app.projectId)])
+    if (isAdmin) await suite.app.admin.patch(`/users/${id}`, { role: 'admin' })
     keeper = await openConsole(started, suite.app, at('start'), 'ada')
   })
   after(async () => {

@@ -251,7 +251,12 @@ describe('the console in a browser', function () {
     const requested: string[] = []
     page.on('request', request => requested.push(new URL(request.url()).pathname))
     const navigation = page.getByRole('navigation')
-    assert.deepEqual(await navigation.getByRole('link').allInnerTexts(), ['Getting started', 'Agents', 'Playground'])
+    assert.deepEqual(await navigation.getByRole('link').allInnerTexts(), [
+      'Getting started',
+      'Agents',
+      'Playground',
+      'Settings',
+    ])
     await go(page, at('sessions'))
     await page.getByText('sessions:ListSessions').waitFor()
     assert.deepEqual(

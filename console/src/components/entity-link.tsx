@@ -10,15 +10,27 @@ const PATHS: Record<string, string> = {
   playbook_execution: 'executions',
 }
 
-/** The ID of a record, as a link where the console has a view of its kind. */
-export function EntityLink({ kind, id, projectId }: { kind: string; id: string; projectId: string }) {
+/** The ID or name of a record, as a link where the console has a view of its kind. */
+export function EntityLink({
+  kind,
+  id,
+  projectId,
+  name,
+}: {
+  kind: string
+  id: string
+  projectId: string
+  /** Shown in place of the ID. */
+  name?: string
+}) {
   const { routesByPath } = useRouter()
   const path = PATHS[kind] ?? `${kind.replaceAll('_', '-')}s`
   const hasView = Object.keys(routesByPath).some(each => each.startsWith(`/p/$projectId/${path}/$`))
-  if (!hasView) return <span className="mono">{visible(id)}</span>
+  const className = name === undefined ? 'mono' : undefined
+  if (!hasView) return <span className={className}>{visible(name ?? id)}</span>
   return (
-    <Anchor component={Link} to={`/p/${projectId}/${path}/${id}`} className="mono" underline="always">
-      {visible(id)}
+    <Anchor component={Link} to={`/p/${projectId}/${path}/${id}`} className={className} fz="inherit" underline="always">
+      {visible(name ?? id)}
     </Anchor>
   )
 }

@@ -1,6 +1,6 @@
 import { Combobox, Textarea, useCombobox } from '@mantine/core'
 import { useRef } from 'react'
-import { useActions } from '../policies.ts'
+import { useActions } from '../access.ts'
 import { strings } from '../strings.ts'
 
 /** Actions that a completion offers. */
@@ -69,7 +69,7 @@ export function PolicyEditor({
           minRows={12}
           maxRows={30}
           spellCheck={false}
-          className="mono"
+          classNames={{ input: 'mono' }}
           required
         />
       </Combobox.Target>

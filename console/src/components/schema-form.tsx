@@ -135,6 +135,7 @@ export function SchemaForm({
   at,
   suggestions = {},
   submitLabel = strings.save,
+  isReadOnly,
   isPending,
   error,
   onSubmit,
@@ -156,6 +157,8 @@ export function SchemaForm({
   /** Texts that fields of several texts offer; others may be entered. */
   suggestions?: Record<string, string[]>
   submitLabel?: string
+  /** Whether the fields are only shown. */
+  isReadOnly?: boolean
   isPending?: boolean
   error?: unknown
   onSubmit: (values: Values) => void
@@ -228,12 +231,13 @@ export function SchemaForm({
               description: field.description && visible(field.description),
               error: wrong[name] ?? (refused[name] && visible(refused[name])),
               required: isRequired,
+              disabled: isReadOnly,
               ...(index === 0 ? { 'data-autofocus': true } : {}),
             }}
           />
         ))}
         {children}
-        <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel} />
+        {isReadOnly ? null : <SubmitRow label={submitLabel} isPending={isPending} error={error} onCancel={onCancel} />}
       </Stack>
     </form>
   )
@@ -285,7 +289,7 @@ function SchemaField({
   suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void
-  common: { label: string; description?: string; error?: string; required: boolean }
+  common: { label: string; description?: string; error?: string; required: boolean; disabled?: boolean }
 }) {
   const clear = { 'aria-label': strings.form.clear(common.label) }
   const items = settled(field.items ?? {})

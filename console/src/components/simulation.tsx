@@ -3,6 +3,7 @@ import {
   Badge,
   Button,
   Group,
+  Input,
   SegmentedControl,
   Select,
   SimpleGrid,
@@ -11,12 +12,12 @@ import {
   TextInput,
 } from '@mantine/core'
 import type { PolicyDocument, PolicySimulation } from '@muster/client'
-import { listProjectKeys, listUsers, simulatePolicies } from '@muster/client/operations'
+import { listProjectKeys, simulatePolicies } from '@muster/client/operations'
 import { IconCircleCheck, IconCircleX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
+import { useActions, usePolicyNames, useUserNames } from '../access.ts'
 import { api } from '../api.ts'
-import { useActions, usePolicyNames } from '../policies.ts'
 import { useMe, usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { useAction } from './actions.tsx'
@@ -38,12 +39,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
   const [principal, setPrincipal] = useState<{ kind: 'user' | 'key'; id: string | null }>({ kind: 'user', id: null })
   const [action, setAction] = useState<string | null>(null)
   const [resource, setResource] = useState<string | null>(null)
-  const users = useQuery({
-    queryKey: ['users', 'names'],
-    queryFn: async ({ signal }) => listUsers(api, {}, { signal }).all({ max: 500 }),
-    enabled: isAllowed('users:ListUsers') === true,
-    staleTime: 10_000,
-  })
+  const { users } = useUserNames(projectId)
   const keys = useQuery({
     queryKey: ['keys', projectId, 'names'],
     queryFn: async ({ signal }) => listProjectKeys(api, { project_id: projectId }, { signal }).all({ max: 500 }),
@@ -52,7 +48,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
   })
   const principals =
     principal.kind === 'user'
-      ? (users.data ?? (me ? [me] : [])).map(({ id, username }) => ({ value: id, label: visible(username) }))
+      ? (users ?? (me ? [me] : [])).map(({ id, username }) => ({ value: id, label: visible(username) }))
       : (keys.data ?? []).map(({ id, name, key_prefix }) => ({ value: id, label: visible(name ?? key_prefix) }))
   const type = actions.find(each => each.action === action)?.resource_type ?? '*'
   const suggested = `srn:${projectId}:${type}:*`
@@ -86,9 +82,9 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
         <Stack gap="md">
           <SimpleGrid cols={{ base: 1, sm: 2 }}>
             <Stack gap={4}>
-              <Text size="sm" fw={500} component="div">
+              <Input.Label component="div" mb={-1}>
                 {texts.principal}
-              </Text>
+              </Input.Label>
               <Group gap="sm" wrap="nowrap">
                 <SegmentedControl
                   aria-label={texts.principalKind}
@@ -127,7 +123,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
             description={texts.resourceHelp}
             value={resource ?? suggested}
             onChange={event => setResource(event.currentTarget.value)}
-            className="mono"
+            classNames={{ input: 'mono' }}
           />
           <Group>
             <Button

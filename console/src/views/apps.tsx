@@ -2,6 +2,7 @@ import { Badge, Group, Text } from '@mantine/core'
 import type { OauthClient, OauthGrant } from '@muster/client'
 import { deleteOauthClient, listOauthClients, listOauthGrants, revokeOauthGrant } from '@muster/client/operations'
 import { IconPlugConnected } from '@tabler/icons-react'
+import { useUserNames } from '../access.ts'
 import { api } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
@@ -37,6 +38,7 @@ function Grants() {
   const isAllowed = usePermissions(projectId)
   const { data: me } = useMe()
   const { data: projects } = useProjects()
+  const { nameOf } = useUserNames(projectId)
   const list = useList<OauthGrant>(['oauth', 'grants'], async (_, bounds, signal) =>
     listOauthGrants(api, bounds, { signal }).page(),
   )
@@ -61,7 +63,11 @@ function Grants() {
       title: texts.user,
       cell: ({ user_id, project_id }) => (
         <>
-          {user_id === me?.id ? texts.you : <EntityLink kind="user" id={user_id} projectId={projectId} />}
+          {user_id === me?.id ? (
+            texts.you
+          ) : (
+            <EntityLink kind="user" id={user_id} projectId={projectId} name={nameOf(user_id)} />
+          )}
           {project_id && (
             <Text size="sm" c="dimmed">
               {visible(projects?.data.find(({ id }) => id === project_id)?.name ?? project_id)}

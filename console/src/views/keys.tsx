@@ -1,6 +1,7 @@
 import createFields from 'fields:createProjectKey'
 import rotateFields from 'fields:rotateProjectKey'
-import { Alert, Badge, Group, Stack, Text } from '@mantine/core'
+import { Alert, Badge, Button, Group, Modal, Stack, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
 import type { ProjectKey } from '@muster/client'
 import {
   createProjectKey,
@@ -12,6 +13,7 @@ import {
 } from '@muster/client/operations'
 import { IconInfoCircle, IconKey, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
+import { usePolicyNames } from '../access.ts'
 import { api } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
@@ -20,7 +22,6 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
-import { usePolicyNames } from '../policies.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -33,6 +34,7 @@ export function Keys() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const { nameOf } = usePolicyNames(projectId)
+  const [isCreating, creating] = useDisclosure()
   const key = ['keys', projectId]
   const list = useList<ProjectKey>(key, async (_, bounds, signal) =>
     listProjectKeys(api, { project_id: projectId, ...bounds }, { signal }).page(),
@@ -65,7 +67,20 @@ export function Keys() {
     },
     {
       title: texts.used,
-      cell: ({ last_used_at }) => (last_used_at ? <When at={last_used_at} /> : texts.never),
+      cell: ({ id, name, last_used_at }) => (
+        <>
+          {last_used_at ? <When at={last_used_at} /> : texts.never}
+          {isAllowed('project-keys:GetProjectKey') && (
+            <FormButton
+              label={texts.activity}
+              title={visible(name ?? texts.unnamed)}
+              size="compact-xs"
+              variant="subtle"
+              form={() => <Activity keyId={id} />}
+            />
+          )}
+        </>
+      ),
     },
     {
       title: texts.expires,
@@ -83,15 +98,6 @@ export function Keys() {
       title: texts.actions,
       cell: row => (
         <Group gap="xs">
-          {isAllowed('project-keys:GetProjectKey') && (
-            <FormButton
-              label={texts.activity}
-              title={visible(row.name ?? texts.unnamed)}
-              size="xs"
-              variant="default"
-              form={() => <Activity keyId={row.id} />}
-            />
-          )}
           {isAllowed('project-keys:UpdateProjectKey') && (
             <FormButton
               label={strings.agents.edit}
@@ -122,7 +128,9 @@ export function Keys() {
     },
   ]
   const create = isAllowed('project-keys:CreateProjectKey') && (
-    <FormButton label={texts.create} leftSection={<IconPlus size={16} />} form={close => <Create onDone={close} />} />
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {texts.create}
+    </Button>
   )
   return (
     <Page title={strings.nav.keys} intro={texts.intro} actions={create}>
@@ -137,6 +145,10 @@ export function Keys() {
           </Notice>
         }
       />
+      {/* Outside of the list: with the first key the notice of the empty one goes, and would take the secret with it. */}
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
+        {isCreating && <Create onDone={creating.close} />}
+      </Modal>
     </Page>
   )
 }

@@ -1,5 +1,4 @@
-import { Badge, Button, Card, Group, Modal, Stack, Table, Text, TextInput, Title } from '@mantine/core'
-import { useDisclosure } from '@mantine/hooks'
+import { Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/core'
 import {
   aggregateUsage,
   getQuotaUsage,
@@ -8,17 +7,16 @@ import {
   listExceptions,
   listGenerations,
   listQuotas,
-  pauseProject,
 } from '@muster/client/operations'
-import { IconPlayerPause, IconPlayerPlay } from '@tabler/icons-react'
-import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
+import { IconPlayerPlay } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import { useState } from 'react'
 import { api, every } from '../api.ts'
 import { type Figure, Figures } from '../components/figures.tsx'
 import { Meter } from '../components/meter.tsx'
 import { Page } from '../components/page.tsx'
-import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { PauseButton } from '../components/pause.tsx'
+import { Loaded, Notice } from '../components/states.tsx'
 import { costText, elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -33,7 +31,6 @@ export function Overview() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const projects = useProjects()
-  const [isPausing, pausing] = useDisclosure()
   const refetchInterval = every(POLL_MS)
   const usage = useQuery({
     queryKey: ['overview', 'usage', projectId],
@@ -145,14 +142,7 @@ export function Overview() {
     <Page
       title={strings.nav.overview}
       intro={strings.overview.intro}
-      actions={
-        !isPaused &&
-        isAllowed('projects:PauseProject') && (
-          <Button variant="default" leftSection={<IconPlayerPause size={16} />} onClick={pausing.open}>
-            {strings.overview.pause}
-          </Button>
-        )
-      }
+      actions={!isPaused && isAllowed('projects:PauseProject') && <PauseButton projectId={projectId} />}
     >
       <Figures figures={figures} />
       <Loaded query={turns} rows={3} action="generations:ListGenerations">
@@ -232,44 +222,6 @@ export function Overview() {
           )
         }}
       </Loaded>
-      <PauseModal projectId={projectId} isOpen={isPausing} onClose={pausing.close} />
     </Page>
-  )
-}
-
-function PauseModal({ projectId, isOpen, onClose }: { projectId: string; isOpen: boolean; onClose: () => void }) {
-  const cache = useQueryClient()
-  const [reason, setReason] = useState('')
-  const pause = useMutation({
-    mutationFn: async () =>
-      pauseProject(api, { project_id: projectId, ...(reason.trim() ? { reason: reason.trim() } : {}) }),
-    onSuccess: async () => {
-      await cache.invalidateQueries({ queryKey: ['projects'] })
-      onClose()
-    },
-  })
-  return (
-    <Modal opened={isOpen} onClose={onClose} title={strings.overview.pause}>
-      <form
-        onSubmit={event => {
-          event.preventDefault()
-          pause.mutate()
-        }}
-      >
-        <Stack gap="md">
-          <Text>{strings.overview.pauseText}</Text>
-          <TextInput
-            label={strings.overview.reason}
-            value={reason}
-            onChange={event => setReason(event.currentTarget.value)}
-            data-autofocus
-          />
-          {pause.error && <FailureAlert error={pause.error} />}
-          <Button type="submit" loading={pause.isPending}>
-            {strings.overview.pause}
-          </Button>
-        </Stack>
-      </form>
-    </Modal>
   )
 }

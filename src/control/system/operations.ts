@@ -6,7 +6,7 @@ import { type Operation, operation } from '../../core/api/operation.ts'
 import { countMessages, listMessages, listWorkers } from '../../core/jobs/inspection.ts'
 import { type Queue, queues } from '../../core/jobs/queue.ts'
 import { QueueMessage, QueueMessageQuery, SystemSetting, SystemStatus } from './model.ts'
-import { leaseSeconds, liveSlots, messageEntity, systemStatus, waitReason } from './status.ts'
+import { leaseSeconds, liveSlots, messageEntity, silentMs, systemStatus, waitReason } from './status.ts'
 
 const tag = 'System'
 const options = { tag, gate: 'admin' } as const
@@ -67,7 +67,7 @@ const messages = operation({
       all: own.reduce((sum, each) => sum + each.active, 0),
       ofProject: (id: string) => own.find(({ project_id }) => project_id === id)?.active ?? 0,
     }
-    const slots = liveSlots(queue.name, workers, config.WORKER_HEARTBEAT_STALE_MS)
+    const slots = liveSlots(queue.name, workers, silentMs(config))
     const leaseMs = leaseSeconds({ queue, config }) * 1000
     return {
       data: rows.map(row => {

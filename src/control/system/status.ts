@@ -12,8 +12,11 @@ import { release } from '../../core/process/release.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { QueueMessage, SystemStatus } from './model.ts'
 
-/** Counts the turns of the last minute, and those of them that failed, in all projects. */
+/** Counts the turns of the last minute in all projects, and how many of them failed. */
 export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: number; failed: number }>>('rates of turns')
+
+/** Age of a heartbeat from which a worker does not count as live: two are missing, as for other workers. */
+export const silentMs = (config: Services['config']): number => Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, 2000)
 
 const BUSIEST = 20
 const KEPT_MS = 2000
@@ -41,7 +44,7 @@ async function readStatus(services: Services): Promise<SystemStatus> {
     listWorkers(pool),
     rates ? rates(pool) : { turns: 0, failed: 0 },
   ])
-  const staleMs = config.WORKER_HEARTBEAT_STALE_MS
+  const staleMs = silentMs(config)
   const byQueue = Map.groupBy(messages, ({ queue }) => queue)
   const sum = (queue: string, field: 'waiting' | 'delayed' | 'active') =>
     (byQueue.get(queue) ?? []).reduce((total, row) => total + row[field], 0)

@@ -133,7 +133,7 @@ export const oldestPending: Fragment = sql.fragment`(
   join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
   where g.status = 'pending' and g.conversation_id is null and p.paused_at is null)`
 
-/** Counts the turns created in the last minute, and those of them that failed. One lookup per project in generations_project. */
+/** Counts the turns created in the last minute, and how many of them failed. One lookup per project in generations_project. */
 export const countRecentTurns = (db: Queryable): Promise<{ turns: number; failed: number }> =>
   db.one(sql.type(z.strictObject({ turns: z.int(), failed: z.int() }))`
     select coalesce(sum(turns), 0)::int as turns, coalesce(sum(failed), 0)::int as failed

@@ -1,5 +1,5 @@
-import type { Policy } from '@muster/client'
-import { listPermissions, listPolicies } from '@muster/client/operations'
+import type { Policy, User } from '@muster/client'
+import { listPermissions, listPolicies, listUsers } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { api } from './api.ts'
 import { usePermissions } from './projects.ts'
@@ -21,6 +21,18 @@ export function usePolicyNames(projectId: string) {
     options: data?.map(({ id, name }) => ({ value: id, label: name ?? id })),
     nameOf: (id: string): string => data?.find(policy => policy.id === id)?.name ?? id,
   }
+}
+
+/** The users of the deployment, for those who may list them. */
+export function useUserNames(projectId: string) {
+  const mayList = usePermissions(projectId)('users:ListUsers') === true
+  const { data } = useQuery<User[]>({
+    queryKey: ['users', 'names'],
+    queryFn: async ({ signal }) => listUsers(api, {}, { signal }).all({ max: OFFERED }),
+    enabled: mayList,
+    staleTime: 10_000,
+  })
+  return { users: data, nameOf: (id: string): string | undefined => data?.find(user => user.id === id)?.username }
 }
 
 /** All actions of policies, with the resource type that each is evaluated on. */

@@ -1,0 +1,51 @@
+import { Button, Stack, Text, TextInput } from '@mantine/core'
+import { pauseProject } from '@muster/client/operations'
+import { IconPlayerPause } from '@tabler/icons-react'
+import { useState } from 'react'
+import { api } from '../api.ts'
+import { strings } from '../strings.ts'
+import { FormButton, useAction } from './actions.tsx'
+import { FailureAlert } from './states.tsx'
+
+/** A button that pauses a project, after a reason that everybody sees. */
+export function PauseButton({ projectId }: { projectId: string }) {
+  return (
+    <FormButton
+      label={strings.overview.pause}
+      variant="default"
+      leftSection={<IconPlayerPause size={16} />}
+      form={close => <PauseForm projectId={projectId} onDone={close} />}
+    />
+  )
+}
+
+function PauseForm({ projectId, onDone }: { projectId: string; onDone: () => void }) {
+  const [reason, setReason] = useState('')
+  const pause = useAction({
+    run: async () => pauseProject(api, { project_id: projectId, ...(reason.trim() ? { reason: reason.trim() } : {}) }),
+    stale: [['projects'], ['project', projectId]],
+    onDone,
+  })
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        pause.mutate()
+      }}
+    >
+      <Stack gap="md">
+        <Text>{strings.overview.pauseText}</Text>
+        <TextInput
+          label={strings.overview.reason}
+          value={reason}
+          onChange={event => setReason(event.currentTarget.value)}
+          data-autofocus
+        />
+        {pause.error && <FailureAlert error={pause.error} />}
+        <Button type="submit" loading={pause.isPending}>
+          {strings.overview.pause}
+        </Button>
+      </Stack>
+    </form>
+  )
+}
