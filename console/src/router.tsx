@@ -26,6 +26,10 @@ const views = [
   view('agents/new', () => import('./views/agent-form.tsx'), 'NewAgent'),
   view('agents/$agentId', () => import('./views/agent.tsx'), 'AgentView'),
   view('playground', () => import('./views/playground.tsx'), 'Playground'),
+  view('tools', () => import('./views/tools.tsx'), 'Tools'),
+  view('tools/$toolId', () => import('./views/tool.tsx'), 'ToolView'),
+  view('guardrails', () => import('./views/guardrails.tsx'), 'Guardrails'),
+  view('guardrails/$guardrailId', () => import('./views/guardrail.tsx'), 'GuardrailView'),
   view('files', () => import('./views/files.tsx'), 'Files'),
   view('files/$fileId', () => import('./views/file.tsx'), 'FileView'),
   view('documents', () => import('./views/documents.tsx'), 'Documents'),
@@ -36,6 +40,8 @@ const views = [
   view('memory/$storeId/$memoryId', () => import('./views/memory-fact.tsx'), 'MemoryFactView'),
   view('sessions', () => import('./views/sessions.tsx'), 'Sessions'),
   view('sessions/$sessionId', () => import('./views/session.tsx'), 'SessionView'),
+  view('conversations', () => import('./views/conversations.tsx'), 'Conversations'),
+  view('conversations/$conversationId', () => import('./views/conversation.tsx'), 'ConversationView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
 ]
 

@@ -4,10 +4,13 @@ import {
   IconFolder,
   IconInbox,
   IconLayoutDashboard,
+  IconMessage2,
   IconMessages,
   IconPlayerPlay,
   IconRobot,
   IconRocket,
+  IconShieldCheck,
+  IconTool,
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
@@ -38,6 +41,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
+      { name: nav.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
+      { name: nav.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
     ],
   },
   {
@@ -51,7 +56,15 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   },
   {
     name: nav.groups.conversations,
-    views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
+    views: [
+      { name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
+      {
+        name: nav.conversations,
+        path: 'conversations',
+        icon: IconMessage2,
+        action: 'conversations:ListConversations',
+      },
+    ],
   },
   { name: nav.groups.automate, views: [] },
   { name: nav.groups.operate, views: [] },
