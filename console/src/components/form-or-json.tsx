@@ -41,6 +41,7 @@ export function FormOrJson({
         form
       ) : (
         <SchemaForm
+          key="json"
           schema={jsonSchema}
           start={{ record }}
           onSubmit={({ record: written }) =>

@@ -8,6 +8,7 @@ import {
   deleteConversationMessage,
   deleteSession,
   forkSession,
+  generateSessionReply,
   listAgents,
   listDatasets,
   listFeedback,
@@ -272,11 +273,12 @@ function EditForm({
               project_id: session.project_id,
               agent_id: session.agent_id,
               actor_id: session.actor_id,
-              auto_generate: session.auto_generate,
               name,
             })
           : await forkSession(api, { session_id: session.id, fork_at_position: before, name })
       await sendSessionMessage(api, { session_id: fork.id, message: text.trim() })
+      // A fork replies on request only.
+      await generateSessionReply(api, { session_id: fork.id })
       return fork.id
     },
     stale: [['sessions'], ['session', session.id]],
