@@ -41,6 +41,8 @@ export const theme = createTheme({
       styles: { root: { borderRadius: 'var(--mantine-radius-md)' } },
     }),
     Notification: Notification.extend({ defaultProps: closable }),
+    // Not extended, which would load it: a list does not open where a dialog begins with one.
+    Select: { defaultProps: { openOnFocus: false } },
     Text: Text.extend({ defaultProps: { style: { overflowWrap: 'anywhere' } } }),
   },
 })

@@ -36,8 +36,10 @@ export function Facts({ facts }: { facts: [label: string, value: ReactNode][] })
   )
 }
 
+export type Tab = { value: string; title: string; content: () => ReactNode }
+
 /** Tabs of a view; the open one is part of the address. */
-export function AddressTabs({ tabs }: { tabs: { value: string; title: string; content: () => ReactNode }[] }) {
+export function AddressTabs({ tabs }: { tabs: Tab[] }) {
   const { filters, setFilters } = useFilters()
   const open = tabs.some(({ value }) => value === filters.tab) ? filters.tab : tabs[0].value
   return (

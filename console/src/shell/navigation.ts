@@ -13,6 +13,7 @@ import {
   IconLayoutKanban,
   IconListCheck,
   IconLock,
+  IconMessage2,
   IconMessages,
   IconPlayerPlay,
   IconPlugConnected,
@@ -23,6 +24,8 @@ import {
   IconStack2,
   IconUsers,
   IconWebhook,
+  IconShieldCheck,
+  IconTool,
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
@@ -53,6 +56,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
+      { name: nav.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
+      { name: nav.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
     ],
   },
   {
@@ -66,7 +71,15 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   },
   {
     name: nav.groups.conversations,
-    views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
+    views: [
+      { name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
+      {
+        name: nav.conversations,
+        path: 'conversations',
+        icon: IconMessage2,
+        action: 'conversations:ListConversations',
+      },
+    ],
   },
   {
     name: nav.groups.automate,

@@ -335,7 +335,7 @@ function Rules({ store }: { store: MemoryStore }) {
         </Stack>
       ),
     },
-    { title: strings.memory.on, cell: ({ on }) => <span className="mono">{on}</span> },
+    { title: strings.memory.on, cell: ({ on }) => strings.memory.triggers[on] },
     {
       title: strings.memory.enabled,
       cell: rule => (

@@ -14,17 +14,17 @@ import {
 import { IconHandStop, IconMessage, IconSend } from '@tabler/icons-react'
 import { type QueryClient, useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useParams } from '@tanstack/react-router'
-import { lazy, Suspense, useEffect, useRef, useState } from 'react'
+import { useEffect, useRef, useState } from 'react'
 import { api } from '../api.ts'
+import { MessageCard } from '../components/message.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { visible } from '../components/text.tsx'
 import { useStream } from '../live.ts'
 import { useMe, usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
+import { MessageFeedback, MessageMenu, SessionMenu } from './session-actions.tsx'
 import { SessionBadges } from './sessions.tsx'
-
-const Markdown = lazy(() => import('../components/markdown.tsx'))
 
 /** Messages that are drawn at first. */
 const LATEST = 100
@@ -169,6 +169,7 @@ function SessionPage({ session }: { session: Session }) {
           {strings.sessions.handBack}
         </Button>
       )}
+      <SessionMenu session={session} />
     </>
   )
   const failure = takeOver.error ?? handBack.error ?? cancel.error ?? generate.error
@@ -204,7 +205,8 @@ function SessionPage({ session }: { session: Session }) {
   )
 }
 
-function Messages({ session: { id } }: { session: Session }) {
+function Messages({ session }: { session: Session }) {
+  const { id } = session
   const cache = useQueryClient()
   const end = useRef<HTMLDivElement>(null)
   const transcript = useQuery<Transcript>({
@@ -262,8 +264,21 @@ function Messages({ session: { id } }: { session: Session }) {
                 {strings.sessions.earlier}
               </Button>
             )}
-            {messages.map(message => (
-              <MessageCard key={message.document_id} message={message} />
+            {messages.map((message, index) => (
+              <MessageCard
+                key={message.document_id}
+                message={message}
+                menu={
+                  <MessageMenu
+                    session={session}
+                    message={message}
+                    before={messages[index - 1]?.position}
+                    isFirst={index === 0 && messages.length === total}
+                  />
+                }
+              >
+                <MessageFeedback session={session} message={message} />
+              </MessageCard>
             ))}
             {running && (running.text || running.tools.length > 0 || running.error) && <RunningCard {...running} />}
             <div ref={end} />
@@ -271,38 +286,6 @@ function Messages({ session: { id } }: { session: Session }) {
         )
       }}
     </Loaded>
-  )
-}
-
-function MessageCard({ message }: { message: SessionMessage }) {
-  const { role, origin, content, parts, author_name, created_at } = message
-  const isReply = role === 'assistant'
-  const attachments = ((parts ?? []) as { type?: string; filename?: string; file_id?: string }[]).filter(
-    ({ type }) => type !== 'text',
-  )
-  return (
-    <Box maw="85%" miw="min(280px, 100%)" style={{ alignSelf: isReply ? 'flex-start' : 'flex-end' }}>
-      <Card withBorder padding="md" radius="lg" bg={isReply ? undefined : 'var(--mantine-color-default-hover)'}>
-        <Group gap="sm" mb={4}>
-          <Text size="sm" fw={600}>
-            {visible(author_name ?? strings.sessions.roles[origin])}
-          </Text>
-          <Text size="xs" c="dimmed" component="div">
-            <When at={created_at} />
-          </Text>
-        </Group>
-        {content && (
-          <Suspense fallback={<Text className="wrap">{visible(content)}</Text>}>
-            <Markdown text={content} />
-          </Suspense>
-        )}
-        {attachments.map(({ filename, file_id, type }, index) => (
-          <Badge key={index} variant="default" mt="xs">
-            {strings.sessions.attachment}: {visible(filename ?? file_id ?? type ?? '')}
-          </Badge>
-        ))}
-      </Card>
-    </Box>
   )
 }
 

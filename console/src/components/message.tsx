@@ -1,0 +1,53 @@
+import { Badge, Box, Card, Group, Text } from '@mantine/core'
+import type { SessionMessage } from '@muster/client'
+import { lazy, type ReactNode, Suspense } from 'react'
+import { strings } from '../strings.ts'
+import { visible, When } from './text.tsx'
+
+const Markdown = lazy(() => import('./markdown.tsx'))
+
+/** A message of a conversation. */
+export function MessageCard({
+  message: { role, origin, content, parts, author_name, created_at },
+  menu,
+  children,
+}: {
+  message: Pick<SessionMessage, 'role' | 'origin' | 'content' | 'parts' | 'created_at'> & {
+    author_name?: string | null
+  }
+  menu?: ReactNode
+  children?: ReactNode
+}) {
+  const isReply = role === 'assistant'
+  const attachments = ((parts ?? []) as { type?: string; filename?: string; file_id?: string }[]).filter(
+    ({ type }) => type !== 'text',
+  )
+  return (
+    <Box maw="85%" miw="min(280px, 100%)" style={{ alignSelf: isReply ? 'flex-start' : 'flex-end' }}>
+      <Card withBorder padding="md" radius="lg" bg={isReply ? undefined : 'var(--mantine-color-default-hover)'}>
+        <Group gap="sm" mb={4} justify="space-between" wrap="nowrap">
+          <Group gap="sm">
+            <Text size="sm" fw={600}>
+              {visible(author_name ?? strings.sessions.roles[origin])}
+            </Text>
+            <Text size="xs" c="dimmed" component="div">
+              <When at={created_at} />
+            </Text>
+          </Group>
+          {menu}
+        </Group>
+        {content && (
+          <Suspense fallback={<Text className="wrap">{visible(content)}</Text>}>
+            <Markdown text={content} />
+          </Suspense>
+        )}
+        {attachments.map(({ filename, file_id, type }, index) => (
+          <Badge key={index} variant="default" mt="xs">
+            {strings.sessions.attachment}: {visible(filename ?? file_id ?? type ?? '')}
+          </Badge>
+        ))}
+        {children}
+      </Card>
+    </Box>
+  )
+}

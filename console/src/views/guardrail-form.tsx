@@ -1,0 +1,101 @@
+import guardrailFields from 'fields:createGuardrail'
+import documentFields from 'fields:createGuardrail.document'
+import type { Guardrail, GuardrailInput } from '@muster/client'
+import { createGuardrail, listTools, updateGuardrail } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
+import { api } from '../api.ts'
+import { useAction } from '../components/actions.tsx'
+import { FormOrJson } from '../components/form-or-json.tsx'
+import { SchemaForm, type Values } from '../components/schema-form.tsx'
+import { visible } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const DOCUMENT = Object.keys(documentFields.properties ?? {})
+const schema = {
+  properties: {
+    ...guardrailFields.properties,
+    ...documentFields.properties,
+    // A letter, or an expression: a text, so that the letter needs no quotes.
+    class: { ...documentFields.properties?.class, type: 'string', maxLength: 65_536 },
+  },
+  required: ['name', 'class'],
+}
+
+const classText = (own: unknown): unknown => (typeof own === 'object' ? JSON.stringify(own, null, 2) : own)
+
+/** An expression of a text, or the text where it is none: the service says what is wrong with it. */
+function classOf(text: unknown): unknown {
+  try {
+    return JSON.parse(String(text))
+  } catch {
+    return String(text).trim()
+  }
+}
+
+/** Moves the rules to the document, which is sent whole. */
+function packed(values: Values, guardrail?: Guardrail): Values {
+  const rules = Object.entries(values).filter(([name]) => DOCUMENT.includes(name))
+  const others = Object.fromEntries(Object.entries(values).filter(([name]) => !DOCUMENT.includes(name)))
+  if (rules.length === 0) return others
+  const changed = rules.map(([name, value]) => [name, name === 'class' && value !== null ? classOf(value) : value])
+  const document = { ...guardrail?.document, ...Object.fromEntries(changed) }
+  return { ...others, document: Object.fromEntries(Object.entries(document).filter(([, value]) => value !== null)) }
+}
+
+/** Creates or changes a guardrail, by its rules or as JSON. */
+export function GuardrailForm({
+  guardrail,
+  onDone,
+  onCancel,
+}: {
+  guardrail?: Guardrail
+  onDone: (id: string) => void
+  onCancel: () => void
+}) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const tools = useQuery({
+    queryKey: ['tools', projectId, 'all'],
+    queryFn: async ({ signal }) =>
+      (await listTools(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+    enabled: isAllowed('tools:ListTools') === true,
+  })
+  const save = useAction({
+    run: async (values: Values) =>
+      guardrail
+        ? updateGuardrail(api, { ...values, guardrail_id: guardrail.id })
+        : createGuardrail(api, { ...values, project_id: projectId } as GuardrailInput),
+    stale: [['guardrails', projectId], ...(guardrail ? [['guardrail', guardrail.id]] : [])],
+    onDone: ({ id }) => onDone(id),
+  })
+  const common = {
+    submitLabel: guardrail ? strings.save : strings.create,
+    isPending: save.isPending,
+    error: save.error,
+    onCancel,
+  }
+  const { name = '', description = null, document = { class: 'C' }, context_tool_id = null } = guardrail ?? {}
+  const rules = document as Values
+  return (
+    <FormOrJson
+      record={{ name, description, document, context_tool_id, context_mode: guardrail?.context_mode ?? null }}
+      onSubmit={save.mutate}
+      {...common}
+      form={
+        <SchemaForm
+          schema={schema}
+          only={['name', 'description', ...DOCUMENT, 'context_tool_id', 'context_mode']}
+          initial={guardrail && { ...guardrail, ...rules, class: classText(rules.class) }}
+          options={
+            tools.data
+              ? { context_tool_id: tools.data.map(({ id, name: tool }) => ({ value: id, label: visible(tool) })) }
+              : {}
+          }
+          onSubmit={values => save.mutate(packed(values, guardrail))}
+          {...common}
+        />
+      }
+    />
+  )
+}

@@ -1,0 +1,142 @@
+import toolFields from 'fields:createTool'
+import executeFields from 'fields:createTool.execute'
+import mcpFields from 'fields:createTool.mcp'
+import { Select, Stack } from '@mantine/core'
+import type { Tool, ToolInput } from '@muster/client'
+import { createTool, listGuardrails, updateTool } from '@muster/client/operations'
+import { useQuery } from '@tanstack/react-query'
+import { useState } from 'react'
+import { api } from '../api.ts'
+import { useAction } from '../components/actions.tsx'
+import { FormOrJson } from '../components/form-or-json.tsx'
+import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
+import { visible } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+export const TOOL_TYPES = ['http', 'mcp', 'platform', 'pipeline', 'client'] as const
+type ToolType = Tool['type']
+
+/** Fields of each type. Those of the request of a tool are written next to the others. */
+const FIELDS: Record<ToolType, { request?: 'execute' | 'mcp'; fields: string[] }> = {
+  http: {
+    request: 'execute',
+    fields: [
+      ...['name', 'description', 'url', 'method', 'parameters', 'headers', 'auth', 'body_mode', 'timeout_ms', 'sign'],
+      ...['preset_parameters', 'context_keys', 'output_mapping', 'guardrail_ids', 'idempotent'],
+    ],
+  },
+  mcp: {
+    request: 'mcp',
+    fields: [
+      ...['name', 'description', 'url', 'headers', 'auth', 'actions', 'denied_actions'],
+      ...['preset_parameters', 'context_keys', 'guardrail_ids'],
+    ],
+  },
+  platform: {
+    fields: ['name', 'description', 'actions', 'denied_actions', 'preset_parameters', 'guardrail_ids'],
+  },
+  pipeline: {
+    fields: ['name', 'description', 'parameters', 'pipeline', 'output_mapping', 'guardrail_ids', 'idempotent'],
+  },
+  client: { fields: ['name', 'description', 'parameters', 'guardrail_ids'] },
+}
+
+const READ_ONLY = ['id', 'project_id', 'created_at', 'updated_at']
+const REQUEST_FIELDS = { execute: executeFields, mcp: mcpFields }
+
+/** The schema of the form of a type: fields of the tool, and those of its request. */
+function schemaOf(type: ToolType): ObjectSchema {
+  const { request } = FIELDS[type]
+  const nested = request ? REQUEST_FIELDS[request] : { properties: {}, required: [] }
+  const { url } = nested.properties ?? {}
+  return {
+    // An address is long, but no text of several lines.
+    properties: { ...toolFields.properties, ...nested.properties, ...(url ? { url: { ...url, maxLength: 0 } } : {}) },
+    required: ['name', ...(nested.required ?? [])],
+  }
+}
+
+/** Moves the fields of the request to where the API has them. A changed request is sent whole. */
+function packed(type: ToolType, values: Values, tool?: Tool): Values {
+  const { request } = FIELDS[type]
+  if (!request) return values
+  const names = Object.keys(REQUEST_FIELDS[request].properties ?? {})
+  const [inside, outside] = [true, false].map(isInside =>
+    Object.entries(values).filter(([name]) => names.includes(name) === isInside),
+  )
+  if (inside.length === 0) return values
+  const changed = { ...tool?.[request], ...Object.fromEntries(inside) }
+  const kept = Object.fromEntries(Object.entries(changed).filter(([, value]) => value !== null))
+  return { ...Object.fromEntries(outside), [request]: kept }
+}
+
+/** Creates or changes a tool, by its fields or as JSON. */
+export function ToolForm({
+  tool,
+  onDone,
+  onCancel,
+}: {
+  tool?: Tool
+  onDone: (id: string) => void
+  onCancel: () => void
+}) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const [type, setType] = useState<ToolType>(tool?.type ?? 'http')
+  const guardrails = useQuery({
+    queryKey: ['guardrails', projectId, 'all'],
+    queryFn: async ({ signal }) =>
+      (await listGuardrails(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
+    enabled: isAllowed('guardrails:ListGuardrails') === true,
+  })
+  const save = useAction({
+    run: async (values: Values) =>
+      tool
+        ? updateTool(api, { ...values, tool_id: tool.id })
+        : createTool(api, { type, ...values, project_id: projectId } as ToolInput),
+    stale: [['tools', projectId], ...(tool ? [['tool', tool.id]] : [])],
+    onDone: ({ id }) => onDone(id),
+  })
+  const { request, fields } = FIELDS[type]
+  const options: Record<string, { value: string; label: string }[]> = guardrails.data
+    ? { guardrail_ids: guardrails.data.map(({ id, name }) => ({ value: id, label: visible(name) })) }
+    : {}
+  const common = {
+    submitLabel: tool ? strings.save : strings.create,
+    isPending: save.isPending,
+    error: save.error,
+    onCancel,
+  }
+  const writable = Object.entries(tool ?? { type, name: '' }).filter(([name]) => !READ_ONLY.includes(name))
+  return (
+    <Stack gap="md">
+      {!tool && (
+        <Select
+          label={strings.tools.type}
+          description={strings.tools.typeHelp[type]}
+          data={TOOL_TYPES.map(value => ({ value, label: strings.tools.types[value] }))}
+          value={type}
+          onChange={next => next && setType(next as ToolType)}
+          allowDeselect={false}
+        />
+      )}
+      <FormOrJson
+        key={type}
+        record={Object.fromEntries(writable)}
+        onSubmit={save.mutate}
+        {...common}
+        form={
+          <SchemaForm
+            schema={schemaOf(type)}
+            only={fields}
+            initial={tool && { ...tool, ...(request ? tool[request] : {}) }}
+            options={options}
+            onSubmit={values => save.mutate(packed(type, values, tool))}
+            {...common}
+          />
+        }
+      />
+    </Stack>
+  )
+}

@@ -1,0 +1,581 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import type { Page } from 'playwright-core'
+import { eventually } from '../support/app.ts'
+import { allowing } from '../support/oauth.ts'
+import { consoleSuite, go, HOSTILE, openConsole } from './support.ts'
+
+/** A picture of one pixel. */
+const PNG = Buffer.from(
+  'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==',
+  'base64',
+)
+const SVG = '<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+
+/** Moves the focus with the keyboard to the control of a name. */
+async function tabTo(page: Page, name: string): Promise<void> {
+  const focused = `(() => {
+    const { activeElement: at } = document
+    return [at?.getAttribute('aria-label'), at?.labels?.[0]?.textContent, at?.textContent]
+      .filter(Boolean).map(text => text.replace(/ \\*$/, '').trim())
+  })()`
+  for (let count = 0; count < 120; count++) {
+    await page.keyboard.press('Tab')
+    if (((await page.evaluate(focused)) as string[]).includes(name)) return
+  }
+  assert.fail(`no control ${name} is reached with Tab`)
+}
+
+describe('knowledge, tools and conversations in the console', function () {
+  this.timeout(180_000)
+  const suite = consoleSuite(['generation', 'ingestion'])
+  const { at, open, heading } = suite
+  const project = () => suite.app.projectId
+
+  /** Sends a request of the admin and returns the record. */
+  const post = async (path: string, body: object = {}) => {
+    const { status, body: record } = await suite.app.admin.post(path, body)
+    assert.ok(status < 300, `${path}: ${JSON.stringify(record)}`)
+    return record
+  }
+  const read = async (path: string) => (await suite.app.admin.get(path)).body
+  const file = async (filename: string, content: string | Buffer, fields: object = {}) =>
+    post('/files/upload/base64', {
+      project_id: project(),
+      filename,
+      content: Buffer.from(content as string).toString('base64'),
+      ...fields,
+    })
+  const document = async (path: string, content: string, fields: object = {}) =>
+    post('/documents', { project_id: project(), path, content, ...fields })
+  const store = async (name: string) => post('/memory-stores', { project_id: project(), name })
+  const fact = async (storeId: string, content: string, fields: object = {}) =>
+    post('/memory-entries', { project_id: project(), memory_store_id: storeId, content, ...fields })
+
+  it('uploads files by choice and by drop, ingests them, and opens their folders', async () => {
+    const { page, problems } = await open('files?folder=/inbox')
+    await page.getByLabel('Ingest them too').check()
+    const [chooser] = await Promise.all([
+      page.waitForEvent('filechooser'),
+      page.getByRole('button', { name: 'Choose files' }).click(),
+    ])
+    const texts = ['Kettles are repaired in Oslo.', 'Toasters are repaired in Bergen.']
+    await chooser.setFiles(
+      texts.map((text, index) => ({ name: `repair-${index}.txt`, mimeType: 'text/plain', buffer: Buffer.from(text) })),
+    )
+    const uploads = page.getByRole('region', { name: 'Uploads' })
+    await uploads.getByText('Uploaded').nth(1).waitFor()
+    const data = await page.evaluateHandle(`(() => {
+      const data = new DataTransfer()
+      data.items.add(new File(['dropped'], 'dropped.txt', { type: 'text/plain' }))
+      return data
+    })()`)
+    await page.getByRole('region', { name: 'Upload', exact: true }).dispatchEvent('drop', { dataTransfer: data })
+    await uploads.getByText('Uploaded').nth(2).waitFor()
+    const list = page.getByRole('table', { name: 'Files' })
+    await list.getByRole('link', { name: 'dropped.txt' }).waitFor()
+    await page.getByRole('link', { name: 'All files' }).click()
+    await list.getByRole('link', { name: 'inbox' }).waitFor()
+    assert.equal(await list.getByRole('link', { name: 'dropped.txt' }).count(), 0)
+    // A folder is opened with the keyboard.
+    await list.getByRole('link', { name: 'inbox' }).focus()
+    await page.keyboard.press('Enter')
+    await list.getByRole('link', { name: 'repair-1.txt' }).waitFor()
+    await go(page, at('documents?folder=/inbox'))
+    await page.getByText('Ready').nth(2).waitFor()
+    const { data: documents } = await read(`/documents?project_id=${project()}&path_prefix=/inbox`)
+    assert.deepEqual(documents.map(({ path }: { path: string }) => path).toSorted(), [
+      '/inbox/dropped.txt',
+      '/inbox/repair-0.txt',
+      '/inbox/repair-1.txt',
+    ])
+    assert.deepEqual(problems, [])
+  })
+
+  it('shows how far an upload is, stops it, says why one failed, and sends it again', async () => {
+    const taken = await file('taken.txt', 'first', { prefix: '/uploads' })
+    const { page, problems } = await open('files?folder=/uploads')
+    await page.getByRole('link', { name: 'taken.txt' }).waitFor()
+    const network = await page.context().newCDPSession(page)
+    const limit = (bytes: number) =>
+      network.send('Network.emulateNetworkConditions', {
+        offline: false,
+        latency: 0,
+        downloadThroughput: -1,
+        uploadThroughput: bytes,
+      })
+    await network.send('Network.enable')
+    await limit(150_000)
+    const choose = async (name: string, buffer: Buffer) => {
+      const [chooser] = await Promise.all([
+        page.waitForEvent('filechooser'),
+        page.getByRole('button', { name: 'Choose files' }).press('Enter'),
+      ])
+      await chooser.setFiles({ name, mimeType: 'text/plain', buffer })
+    }
+    await choose('slow.txt', Buffer.alloc(1_500_000, 'x'))
+    const bar = page.getByRole('progressbar', { name: 'slow.txt' })
+    await eventually(async () => {
+      const percent = Number(await bar.getAttribute('aria-valuenow'))
+      return percent > 0 && percent < 100
+    })
+    await page.getByRole('button', { name: 'Stop slow.txt' }).press('Enter')
+    const uploads = page.getByRole('region', { name: 'Uploads' })
+    await uploads.getByText('Stopped').waitFor()
+    await limit(-1)
+    await choose('taken.txt', Buffer.from('second'))
+    await uploads.getByText('Failed').waitFor()
+    assert.equal((await suite.app.admin.delete(`/files/${taken.id}`)).status, 204)
+    await uploads.getByRole('button', { name: 'Upload taken.txt again' }).press('Enter')
+    await uploads.getByText('Uploaded').waitFor()
+    const { data } = await read(`/files?project_id=${project()}&path_prefix=/uploads`)
+    assert.deepEqual(
+      data.map(({ filename, size }: { filename: string; size: number }) => [filename, size]),
+      [['taken.txt', 6]],
+    )
+    // The refusal of the second upload is what the browser reports.
+    assert.deepEqual(problems, ['Failed to load resource: the server responded with a status of 409 (Conflict)'])
+  })
+
+  it('draws images by their content only, shows markup as its source, and downloads as an attachment', async () => {
+    const picture = await file('picture.png', PNG)
+    const disguised = await file('disguised.png', SVG)
+    const page_ = await file('page.html', '<h1>title</h1><script>alert(1)</script>')
+    const { page, problems } = await open(`files/${picture.id}`)
+    const preview = page.getByRole('region', { name: 'Preview' }).first()
+    const image = preview.getByRole('img', { name: 'picture.png' })
+    await image.waitFor()
+    assert.match((await image.getAttribute('src')) ?? '', /^blob:/)
+    await eventually(async () => (await page.evaluate('document.querySelector("main img").naturalWidth')) === 1)
+    for (const { id } of [disguised, page_]) {
+      await go(page, at(`files/${id}`))
+      await preview.getByText('<script>alert(1)</script>').waitFor()
+      assert.equal(await page.locator('main img, main svg script, main iframe').count(), 0)
+    }
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('button', { name: 'Download' }).first().click(),
+    ])
+    assert.equal(download.suggestedFilename(), 'page.html')
+    assert.equal(fs.readFileSync(await download.path(), 'utf8'), '<h1>title</h1><script>alert(1)</script>')
+    assert.deepEqual(problems, [])
+  })
+
+  it('shows why an ingestion failed, ingests again with the keyboard, and edits, restores and withdraws', async () => {
+    const broken = await file('broken.pdf', 'no document at all')
+    const { id } = await post('/documents/ingest?wait=true', { project_id: project(), file_id: broken.id })
+    const { page, problems } = await open(`documents/${id}`)
+    await page.getByRole('alert').getByText('PDF_PARSE_FAILED').waitFor()
+    const text = await document('/help/hours.txt', 'Open from nine to five.', { title: 'Hours' })
+    await go(page, at(`documents/${text.id}`))
+    await page.getByText('Open from nine to five.').waitFor()
+    await tabTo(page, 'Ingest again')
+    await page.keyboard.press('Enter')
+    const dialog = page.getByRole('dialog', { name: 'Ingest again' })
+    await dialog.getByLabel('Chunk size').fill('10')
+    await dialog.getByLabel('Chunk overlap').fill('0')
+    await dialog.getByRole('combobox', { name: 'Chunk strategy' }).click()
+    await page.getByRole('option', { name: 'size' }).click()
+    await dialog.getByRole('button', { name: 'Ingest again' }).press('Enter')
+    await page.getByRole('tab', { name: 'Chunks (3)' }).click()
+    await page.getByText('Chunk 3').waitFor()
+    await page.getByRole('button', { name: 'Edit' }).click()
+    const form = page.getByRole('dialog', { name: 'Edit' })
+    await form.getByLabel('Content').fill('Open from ten to four.')
+    await form.getByRole('button', { name: 'Save' }).click()
+    await form.waitFor({ state: 'hidden' })
+    await page.getByRole('tab', { name: 'Versions' }).click()
+    await page.getByRole('row').filter({ hasText: 'Version 1' }).getByRole('button', { name: 'Restore' }).click()
+    await eventually(async () => (await read(`/documents/${text.id}`)).content === 'Open from nine to five.')
+    await page.getByRole('tab', { name: 'Record' }).click()
+    await page.getByRole('button', { name: 'Withdraw' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Withdraw' }).click()
+    await page.getByText('This document is withdrawn').waitFor()
+    assert.equal((await read(`/documents/${text.id}`)).status, 'withdrawn')
+    assert.deepEqual(problems, [])
+  })
+
+  it('searches with the keyboard, explains the hits, compares two settings, and saves a dataset item', async () => {
+    await document('/shop/kettle.txt', 'The kettle KX-100 costs 40 euros.')
+    await document('/shop/spares.txt', 'Spare lids of kettles are free.')
+    const { page, problems } = await open('search')
+    await heading(page, 'Search')
+    await tabTo(page, 'Question or words')
+    await page.keyboard.type('kettle KX-100')
+    await page.keyboard.press('Enter')
+    const hit = page.getByRole('article', { name: 'Hit 1: kettle.txt' })
+    await hit.getByText('By words: 1').waitFor()
+    await hit.getByText('By meaning: 1').waitFor()
+    assert.deepEqual(await hit.locator('mark').allInnerTexts(), ['kettle', 'KX', '100'])
+    await hit.getByRole('button', { name: 'Open chunk' }).press('Enter')
+    await page.getByRole('dialog', { name: 'kettle.txt' }).getByText('Characters 0 to 33').waitFor()
+    await page.keyboard.press('Escape')
+    await page.getByRole('button', { name: 'Compare settings' }).press('Enter')
+    await page.getByRole('button', { name: 'First settings' }).press('Enter')
+    const settings = page.getByRole('dialog', { name: 'First settings' })
+    await settings.getByLabel('Limit').fill('1')
+    await page.keyboard.press('Enter')
+    const second = page.getByRole('region', { name: 'Second settings' })
+    await second.getByText('Missing with the other settings: after the last of 1 hits.').first().waitFor()
+    await second.getByText('Rank 1 in both').waitFor()
+    await page.waitForURL(/a=%7B%22limit%22%3A1%7D/)
+    await second.getByRole('article').first().getByRole('button', { name: 'Save as dataset item' }).click()
+    const dialog = page.getByRole('dialog', { name: 'Save as dataset item' })
+    await dialog.getByLabel('Name of a new dataset').fill('Questions')
+    await dialog.getByRole('button', { name: 'Save' }).click()
+    await page.getByText('The item was saved').waitFor()
+    const { data: datasets } = await read(`/datasets?project_id=${project()}`)
+    const { data: items } = await read(`/datasets/${datasets[0].id}/items`)
+    assert.deepEqual(
+      items.map(({ input, expected_output }: { input: object; expected_output: string }) => [input, expected_output]),
+      [[[{ role: 'user', content: 'kettle KX-100' }], 'The kettle KX-100 costs 40 euros.']],
+    )
+    assert.deepEqual(problems, [])
+  })
+
+  it('checks a fact before it writes it, shows what it replaced, corrects and invalidates', async () => {
+    const { id } = await store('Customers')
+    const { memory_id: first } = await fact(id, 'Ada takes her tea without milk')
+    const { page, problems } = await open(`memory/${id}`)
+    await page.getByRole('link', { name: 'Ada takes her tea without milk' }).waitFor()
+    await tabTo(page, 'Add fact')
+    await page.keyboard.press('Enter')
+    const dialog = page.getByRole('dialog', { name: 'Add fact' })
+    await dialog.getByLabel('Content').waitFor()
+    await page.keyboard.type('Ada takes her tea with oat milk')
+    await tabTo(page, 'Supersedes')
+    await page.keyboard.type(first)
+    await page.keyboard.press('Enter')
+    await dialog.getByText('This replaces an earlier fact').waitFor()
+    assert.equal((await read(`/memories?memory_store_id=${id}`)).total, 1, 'nothing is written by the check')
+    await tabTo(page, 'Write fact')
+    await page.keyboard.press('Enter')
+    await page.getByRole('link', { name: 'Ada takes her tea with oat milk' }).click()
+    const history = page.getByRole('region', { name: 'History' })
+    await history.getByRole('link', { name: 'Ada takes her tea without milk' }).waitFor()
+    await history.getByText('Superseded').waitFor()
+    await page.getByRole('button', { name: 'Correct' }).click()
+    await page.getByRole('dialog').getByLabel('Content').fill('Ada takes her tea with soy milk')
+    await page.getByRole('dialog').getByRole('button', { name: 'Save' }).click()
+    await page.getByRole('region', { name: 'Record' }).getByText('with soy milk').waitFor()
+    await page.getByRole('button', { name: 'Invalidate' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Invalidate' }).click()
+    await page.getByText('Invalidated').first().waitFor()
+    assert.equal((await read(`/memories?memory_store_id=${id}`)).total, 0)
+    await go(page, at(`memory/${id}?all=true`))
+    await page.getByText('Superseded').waitFor()
+    await go(page, at(`memory/${id}?tab=ledger`))
+    await page.getByText('Corrected').waitFor()
+    assert.deepEqual(problems, [])
+  })
+
+  it('creates a tool by its form, calls it with a form of its parameters, and tries and attaches a guardrail', async () => {
+    const { page, problems } = await open('tools')
+    await page.getByRole('button', { name: 'New tool' }).first().press('Enter')
+    const form = page.getByRole('dialog', { name: 'New tool' })
+    await form.getByLabel('Name').fill('models')
+    await form.getByLabel('URL').fill(`${suite.app.double.url}/v1/models`)
+    await form.getByLabel('Method').click()
+    await page.getByRole('option', { name: 'GET' }).click()
+    const parameters = { type: 'object', required: ['amount'], properties: { amount: { type: 'number' } } }
+    await form.getByLabel('Parameters', { exact: true }).fill(JSON.stringify(parameters))
+    await form.getByRole('button', { name: 'Create' }).click()
+    await heading(page, 'models')
+    await page.getByRole('tab', { name: 'Call' }).click()
+    await tabTo(page, 'Call tool')
+    await page.keyboard.press('Enter')
+    await page.getByText('This field is required').waitFor()
+    await page.getByLabel('Amount').fill('150')
+    await page.keyboard.press('Enter')
+    await page.getByText('"double-1"').waitFor()
+    const { data: tools } = await read(`/tools?project_id=${project()}&name=models`)
+    assert.deepEqual(tools[0].execute, { url: `${suite.app.double.url}/v1/models`, method: 'GET' })
+
+    await go(page, at('guardrails'))
+    await page.getByRole('button', { name: 'New guardrail' }).first().click()
+    const rules = page.getByRole('dialog', { name: 'New guardrail' })
+    await rules.getByLabel('Name').fill('payments')
+    await rules.getByRole('textbox', { name: 'Class', exact: true }).fill('B')
+    await rules.getByRole('textbox', { name: 'Guard', exact: true }).fill('{"<": [{"var": "args.amount"}, 200]}')
+    await rules.getByRole('button', { name: 'Create' }).click()
+    await heading(page, 'payments')
+    await page.getByRole('tab', { name: 'Try' }).click()
+    for (const [amount, decision] of [
+      [150, 'The call is executed.'],
+      [450, 'The guard stops the call.'],
+    ] as const) {
+      await page.getByLabel('Args').fill(JSON.stringify({ amount }))
+      await page.getByRole('button', { name: 'Evaluate' }).press('Enter')
+      await page.getByText(decision).waitFor()
+    }
+    await page.getByRole('tab', { name: 'Where it applies' }).click()
+    await page.getByRole('button', { name: 'Attach' }).click()
+    const dialog = page.getByRole('dialog', { name: 'Attach' })
+    for (const name of ['Tool: models', 'Agent: Helper']) {
+      if (!(await dialog.isVisible())) await page.getByRole('button', { name: 'Attach' }).click()
+      await dialog.getByLabel('Attach to').fill(name)
+      await page.getByRole('option', { name }).click()
+      await dialog.getByRole('button', { name: 'Attach' }).click()
+      await dialog.waitFor({ state: 'hidden' })
+    }
+    const { guardrail_ids: attached } = await read(`/agents/${suite.app.agentId}`)
+    assert.equal(attached.length, 1)
+    await go(page, at(`tools/${tools[0].id}?tab=call`))
+    await page.getByLabel('Amount').fill('900')
+    await page.keyboard.press('Enter')
+    await page.getByText('"tripwire"').waitFor()
+    await suite.app.admin.patch(`/agents/${suite.app.agentId}`, { guardrail_ids: null })
+    // The refused call is what the browser reports.
+    assert.deepEqual(
+      problems.filter(problem => !problem.includes('Failed to load resource')),
+      [],
+    )
+  })
+
+  it('edits a tool as JSON, and sends what differs alone', async () => {
+    const execute = { url: `${suite.app.double.url}/v1/models`, method: 'GET' }
+    const { id } = await post('/tools', { project_id: project(), name: 'lookup', description: 'old', execute })
+    const { page, problems } = await open(`tools/${id}`)
+    await page.getByRole('button', { name: 'Edit' }).click()
+    const form = page.getByRole('dialog', { name: 'Edit' })
+    await form.getByText('JSON', { exact: true }).click()
+    const json = form.getByRole('textbox', { name: 'JSON' })
+    await json.waitFor()
+    const record = JSON.parse(await json.inputValue())
+    await suite.app.admin.patch(`/tools/${id}`, { idempotent: true })
+    await json.fill(JSON.stringify({ ...record, description: 'new' }))
+    await form.getByRole('button', { name: 'Save' }).click()
+    await page.getByText('new', { exact: true }).waitFor()
+    const { description, idempotent } = await read(`/tools/${id}`)
+    assert.deepEqual([description, idempotent], ['new', true])
+    assert.deepEqual(problems, [])
+  })
+
+  it('keeps conversations: adds messages, lets an agent reply, rates it, exports, closes and deletes', async () => {
+    const { page, problems } = await open('conversations')
+    await page.getByRole('button', { name: 'New conversation' }).first().press('Enter')
+    const form = page.getByRole('dialog', { name: 'New conversation' })
+    await form.getByLabel('Name').waitFor()
+    await page.keyboard.type('An imported thread')
+    await page.keyboard.press('Enter')
+    await heading(page, 'An imported thread')
+    await tabTo(page, 'Add message')
+    await page.keyboard.type('Is the kettle back?')
+    await tabTo(page, 'Add message')
+    await page.keyboard.press('Enter')
+    const log = page.getByRole('log')
+    await log.getByText('Is the kettle back?').waitFor()
+    await page.getByRole('button', { name: 'Let an agent reply' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Let the agent reply' }).click()
+    await log.getByText('echo: Is the kettle back?').waitFor()
+    await page.getByRole('button', { name: 'More about message 1' }).click()
+    await page.getByRole('menuitem', { name: 'Give feedback' }).click()
+    const feedback = page.getByRole('dialog', { name: 'Give feedback' })
+    await feedback.getByLabel('Comment').fill('No answer')
+    await feedback.getByRole('button', { name: 'Save' }).click()
+    await page.getByText('Your feedback was saved').waitFor()
+    const more = page.getByRole('button', { name: 'Show more' })
+    await more.click()
+    await page.getByRole('menuitem', { name: 'Export' }).click()
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      page.getByRole('dialog').getByRole('button', { name: 'Export' }).click(),
+    ])
+    const lines = fs
+      .readFileSync(await download.path(), 'utf8')
+      .trim()
+      .split('\n')
+    assert.deepEqual(
+      lines.map(line => JSON.parse(line).content),
+      ['Is the kettle back?', 'echo: Is the kettle back?'],
+    )
+    await more.click()
+    await page.getByRole('menuitem', { name: 'Delete' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click()
+    await heading(page, 'Conversations')
+    assert.equal((await read(`/conversations?project_id=${project()}&name=imported`)).total, 0)
+    assert.deepEqual(problems, [])
+  })
+
+  it('forks a session from a message, edits a message in a fork, rates a reply, and deletes a message', async () => {
+    const session = await post('/sessions', {
+      project_id: project(),
+      agent_id: suite.app.agentId,
+      name: 'Talk',
+      auto_generate: true,
+    })
+    await post(`/sessions/${session.id}/messages?wait=true`, { message: 'first' })
+    await post(`/sessions/${session.id}/messages?wait=true`, { message: 'second' })
+    const { page, problems } = await open(`sessions/${session.id}`)
+    const log = page.getByRole('log')
+    await log.getByText('echo: second').waitFor()
+    const choose = async (position: number, item: string) => {
+      await page.getByRole('button', { name: `More about message ${position}` }).press('Enter')
+      await page.getByRole('menuitem', { name: item }).press('Enter')
+    }
+    await choose(1, 'Give feedback')
+    const dialog = page.getByRole('dialog')
+    await dialog.getByRole('combobox', { name: 'Rating' }).click()
+    await page.getByRole('option', { name: 'Bad' }).click()
+    await dialog.getByLabel('Comment').fill('Repeats me')
+    await dialog.getByRole('button', { name: 'Save' }).press('Enter')
+    await log.getByText('Repeats me').waitFor()
+    const { data: ratings } = await read(`/feedback?project_id=${project()}&session_id=${session.id}`)
+    assert.deepEqual([ratings[0].rating, ratings[0].comment], [-1, 'Repeats me'])
+
+    await choose(2, 'Edit in a fork')
+    await dialog.getByLabel('Text').fill('second, edited')
+    await dialog.getByRole('button', { name: 'Send in a fork' }).press('Enter')
+    await heading(page, 'Fork of Talk')
+    await log.getByText('second, edited', { exact: true }).waitFor()
+    await log.getByText('echo: second, edited').waitFor()
+    assert.equal(await log.getByText('echo: second', { exact: true }).count(), 0)
+    await page.getByRole('button', { name: 'More about the session' }).click()
+    await page.getByRole('menuitem', { name: 'Details' }).click()
+    await dialog.getByRole('link', { name: 'At message 1' }).click()
+    await heading(page, 'Talk')
+
+    await choose(3, 'Delete')
+    await dialog.getByRole('button', { name: 'Delete' }).press('Enter')
+    await log.getByText('echo: second').waitFor({ state: 'detached' })
+    const { data } = await read(`/sessions/${session.id}/messages`)
+    assert.deepEqual(
+      data.map(({ content }: { content: string }) => content),
+      ['first', 'echo: first', 'second'],
+    )
+    assert.deepEqual(problems, [])
+  })
+
+  it('has no violation of WCAG 2.2 AA in any view, and no sideways scrolling on a phone', async () => {
+    const picture = await file('access.png', PNG)
+    const text = await document('/access/text.txt', 'A text about kettles. '.repeat(60), { chunk_strategy: 'size' })
+    const { id: storeId } = await store('Access')
+    const { memory_id: first } = await fact(storeId, 'The shop closes at six')
+    const { memory_id: memoryId } = await fact(storeId, 'The shop closes at seven', { supersedes: first })
+    const guardrail = await post('/guardrails', {
+      project_id: project(),
+      name: 'Access rules',
+      document: { class: 'C' },
+    })
+    const tool = await post('/tools', {
+      project_id: project(),
+      name: 'access-tool',
+      execute: { url: `${suite.app.double.url}/v1/models` },
+      parameters: { type: 'object', properties: { amount: { type: 'number' } } },
+      guardrail_ids: [guardrail.id],
+    })
+    const conversation = await post('/conversations', { project_id: project(), name: 'Access thread' })
+    await post(`/conversations/${conversation.id}/messages`, { role: 'user', message: 'Hello', metadata: { a: 1 } })
+    await suite.checkAccess([
+      ['files', 'Files'],
+      [`files/${picture.id}`, 'access.png'],
+      ['documents', 'Documents'],
+      [`documents/${text.id}`, 'text.txt'],
+      [`documents/${text.id}?tab=chunks`, 'text.txt'],
+      [`documents/${text.id}?tab=versions`, 'text.txt'],
+      ['search?q=kettles&b=%7B%22limit%22%3A1%7D', 'Search'],
+      ['memory', 'Memory'],
+      [`memory/${storeId}?all=true`, 'Access'],
+      [`memory/${storeId}?tab=ledger`, 'Access'],
+      [`memory/${storeId}?tab=rules`, 'Access'],
+      [`memory/${storeId}/${memoryId}`, 'Fact'],
+      ['tools', 'Tools'],
+      [`tools/${tool.id}`, 'access-tool'],
+      [`tools/${tool.id}?tab=call`, 'access-tool'],
+      [`tools/${tool.id}?tab=shares`, 'access-tool'],
+      ['guardrails', 'Guardrails'],
+      [`guardrails/${guardrail.id}`, 'Access rules'],
+      [`guardrails/${guardrail.id}?tab=try`, 'Access rules'],
+      [`guardrails/${guardrail.id}?tab=attached`, 'Access rules'],
+      [`guardrails/${guardrail.id}?tab=versions`, 'Access rules'],
+      ['conversations', 'Conversations'],
+      [`conversations/${conversation.id}`, 'Access thread'],
+    ])
+  })
+
+  it('shows hostile text as text', async () => {
+    const name = HOSTILE.replaceAll('/', '')
+    const { id: fileId } = await file(name, `text ${HOSTILE}`, { tags: { [name.slice(0, 100)]: HOSTILE } })
+    const text = await post('/documents', {
+      project_id: project(),
+      path: `/hostile/${name}`,
+      title: HOSTILE,
+      content: `hostile words ${HOSTILE}`,
+      metadata: { [HOSTILE]: HOSTILE },
+    })
+    const { id: storeId } = await post('/memory-stores', { project_id: project(), name: HOSTILE, description: HOSTILE })
+    const { memory_id } = await fact(storeId, HOSTILE)
+    const tool = await post('/tools', {
+      project_id: project(),
+      name: HOSTILE,
+      description: HOSTILE,
+      execute: { url: `${suite.app.double.url}/v1/models` },
+      parameters: { type: 'object', properties: { [HOSTILE]: { type: 'string', description: HOSTILE } } },
+    })
+    const guardrail = await post('/guardrails', {
+      project_id: project(),
+      name: HOSTILE,
+      description: HOSTILE,
+      document: { class: 'A' },
+    })
+    const conversation = await post('/conversations', { project_id: project(), name: HOSTILE })
+    await post(`/conversations/${conversation.id}/messages`, { role: 'user', message: HOSTILE })
+    await suite.checkHostileText([
+      'files',
+      `files/${fileId}`,
+      'documents',
+      `documents/${text.id}`,
+      `documents/${text.id}?tab=chunks`,
+      `documents/${text.id}?tab=record`,
+      'search?q=hostile%20words',
+      'memory',
+      `memory/${storeId}`,
+      `memory/${storeId}/${memory_id}`,
+      'tools',
+      `tools/${tool.id}`,
+      `tools/${tool.id}?tab=call`,
+      'guardrails',
+      `guardrails/${guardrail.id}`,
+      'conversations',
+      `conversations/${conversation.id}`,
+    ])
+  })
+
+  it('offers what a reader may do, and requests nothing else', async () => {
+    const text = await document('/read/only.txt', 'Only to read')
+    const reader = ['projects:GetProject', 'files:GetFile', 'documents:ListDocuments', 'documents:GetDocument']
+    await suite.app.user('rita', [allowing(project(), reader)])
+    const watched = await openConsole(suite.chromium, suite.app, at('documents'), 'rita')
+    suite.closeLater(watched)
+    const { page } = watched
+    const requested: string[] = []
+    page.on('request', request => requested.push(new URL(request.url()).pathname))
+    await page.getByRole('link', { name: 'only.txt' }).click()
+    await page.getByText('Only to read').waitFor()
+    for (const name of ['Edit', 'Ingest again', 'New document'])
+      assert.equal(await page.getByRole('button', { name }).count(), 0, name)
+    await page.getByRole('tab', { name: 'Record' }).click()
+    await page.getByRole('link', { name: 'only.txt' }).click()
+    await page.getByText('SHA-256').waitFor()
+    assert.equal(await page.getByRole('button', { name: /Download|Delete|Rename/ }).count(), 0)
+    assert.deepEqual(
+      requested.filter(path => path.includes('/download')),
+      [],
+    )
+    for (const [view, action] of [
+      ['search', 'knowledge:SearchKnowledge'],
+      ['memory', 'memories:ListMemoryStores'],
+      ['tools', 'tools:ListTools'],
+      ['guardrails', 'guardrails:ListGuardrails'],
+      ['conversations', 'conversations:ListConversations'],
+    ] as const) {
+      await go(page, at(view))
+      await page.getByText(action).waitFor()
+    }
+    assert.deepEqual(
+      requested.filter(path => /\/api\/v1\/(knowledge|memory-stores|tools|guardrails|conversations)/.test(path)),
+      [],
+    )
+    assert.equal((await read(`/documents/${text.id}`)).status, 'ready')
+  })
+})
