@@ -308,7 +308,7 @@ function SchemaField({
           autosize
           minRows={3}
           maxRows={24}
-          className="mono"
+          classNames={{ input: 'mono' }}
         />
       )
     case 'long':

@@ -332,6 +332,9 @@ function Decisions({ row }: { row: Approval }) {
                       </Text>
                       {decision.resolution_reason && <Text size="sm">{visible(decision.resolution_reason)}</Text>}
                     </Group>
+                    <Text size="sm" c="dimmed">
+                      {strings.inbox.compared}
+                    </Text>
                     <Difference
                       before={row.proposed_action?.arguments ?? {}}
                       after={decision.edited_arguments ?? decision.proposed_action?.arguments ?? {}}

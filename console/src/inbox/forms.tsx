@@ -124,7 +124,10 @@ function InputCard({ form, run, action }: CardOf<'input'> & { run: Orchestration
       about={`${strings.inbox.node} ${action.node_id}`}
       mayAnswer={isAllowed('orchestrations:SubmitHumanInput') === true}
       link={`/p/${run.project_id}/runs/${run.id}`}
-      content={action.context && <Value value={action.context} label={strings.inbox.context} />}
+      content={
+        action.context &&
+        Object.keys(action.context).length > 0 && <Value value={action.context} label={strings.inbox.context} />
+      }
     >
       {close => (
         <SchemaForm

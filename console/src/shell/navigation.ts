@@ -1,4 +1,5 @@
 import {
+  IconAlarm,
   IconBolt,
   IconInbox,
   IconLayoutDashboard,
@@ -46,6 +47,7 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
     name: nav.groups.automate,
     views: [
+      { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
       { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
       { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
     ],
