@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
+import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
+import { propose } from '../support/approvals.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
 import { consoleSuite, go } from './support.ts'
 
@@ -138,6 +140,238 @@ describe('the console for automation', function () {
       await page.getByRole('button', { name: 'Check a signature' }).click()
       await page.getByText('The signature does not belong to this body and secret.').waitFor()
       assert.deepEqual(problems, [])
+    })
+  })
+
+  describe('the inbox', () => {
+    /** Starts work that waits for a person in each way, and returns what reads its state. */
+    const waiting = async () => {
+      const graph = await create('/orchestrations', {
+        name: `ask ${Math.random()}`,
+        nodes: [{ id: 'ask', type: 'human', prompt: 'May this be refunded?', options: ['yes', 'no'] }],
+        edges: [],
+      })
+      const run = await create('/orchestration-runs', { orchestration_id: graph.id, wait: false })
+      const playbook = await create('/playbooks', {
+        name: `Returns ${Math.random()}`,
+        steps: [
+          {
+            key: 'inspect',
+            title: 'Inspect the parcel',
+            type: 'manual',
+            instructions: 'Open it and look.',
+            result_schema: {
+              type: 'object',
+              properties: { damage: { type: 'string', enum: ['none', 'some'], description: 'What you see' } },
+              required: ['damage'],
+            },
+            required_evidence: [{ name: 'Photo', kind: 'file' }],
+          },
+        ],
+      })
+      const { id: case_id } = await create('/cases', { title: 'Parcel 1' })
+      const execution = await post('/playbook-executions', { case_id, playbook_id: playbook.id })
+      const workflow = await create('/workflows', {
+        name: `Board ${Math.random()}`,
+        states: [
+          { name: 'review', kind: 'human', initial: true },
+          { name: 'done', terminal: true },
+          { name: 'back', terminal: true },
+        ],
+        transitions: [
+          { name: 'finish', from: ['review'], to: 'done' },
+          { name: 'return', from: ['review'], to: 'back' },
+        ],
+        payload_schema: { type: 'object', properties: { amount: { type: 'integer' } } },
+      })
+      const task = await create('/tasks', {
+        workflow_id: workflow.id,
+        title: 'Check the invoice',
+        payload: { amount: 3 },
+      })
+      const turn = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
+      const approval = await propose(suite.app, turn.id, { id: null, name: 'pay' }, { amount: 12, to: 'Ada' })
+      await eventually(async () => (await read(`/orchestration-runs/${run.id}`)).status === 'awaiting_input')
+      await eventually(async () => (await read(`/playbook-executions/${execution.id}`)).waiting_on)
+      return { run, execution, task, approval, case_id }
+    }
+
+    it('answers a question of a run, a step, a task and an approval in place, and the work continues', async () => {
+      const { run, execution, task, approval, case_id } = await waiting()
+      const { page, problems } = await open('inbox')
+      const card = (name: string) => page.getByRole('article', { name })
+
+      const question = card('May this be refunded?')
+      await question.getByRole('button', { name: 'Answer' }).focus()
+      await page.keyboard.press('Enter')
+      await question.getByRole('combobox', { name: 'Answer' }).focus()
+      await page.keyboard.press('ArrowDown')
+      await page.keyboard.press('ArrowDown')
+      await page.keyboard.press('Enter')
+      await question.getByRole('button', { name: 'Submit' }).focus()
+      await page.keyboard.press('Enter')
+      const settled = await eventually(async () => {
+        const now = await read(`/orchestration-runs/${run.id}`)
+        return now.status === 'succeeded' ? now : null
+      })
+      assert.match(JSON.stringify(settled.artifacts), /"choice":"(yes|no)"/)
+
+      const step = card('Inspect the parcel')
+      await step.getByText('Open it and look.').waitFor()
+      await step.getByRole('button', { name: 'Answer' }).click()
+      await step.getByRole('combobox', { name: 'Damage' }).click()
+      await page.getByRole('option', { name: 'some' }).click()
+      const [chooser] = await Promise.all([
+        page.waitForEvent('filechooser'),
+        step.getByRole('button', { name: 'Photo' }).click(),
+      ])
+      await chooser.setFiles({ name: 'parcel.txt', mimeType: 'text/plain', buffer: Buffer.from('a dent') })
+      await step.getByRole('button', { name: 'Complete step' }).click()
+      await eventually(async () => (await read(`/playbook-executions/${execution.id}`)).status === 'completed')
+      const evidence = await read(`/cases/${case_id}/evidence`)
+      assert.ok(evidence.data.some(({ name, file_id }: any) => name === 'Photo' && file_id))
+
+      const invoice = card('Check the invoice')
+      await invoice.getByRole('button', { name: 'Answer' }).click()
+      await invoice.getByLabel('Amount').fill('5')
+      await invoice.getByRole('combobox', { name: 'Transition' }).click()
+      await page.getByRole('option', { name: 'finish → done' }).click()
+      await invoice.getByRole('button', { name: 'Submit' }).click()
+      const moved = await eventually(async () => {
+        const now = await read(`/tasks/${task.id}`)
+        return now.state === 'done' ? now : null
+      })
+      assert.deepEqual(moved.payload, { amount: 5 })
+
+      const pay = card('pay')
+      await pay.getByRole('button', { name: 'Edit' }).click()
+      await pay.getByLabel('Arguments').fill('{"amount": 7, "to": "Ada"}')
+      const difference = pay.getByRole('group', { name: 'Differences' })
+      await difference.getByText('amount').waitFor()
+      assert.deepEqual(await difference.locator('code').allInnerTexts(), ['12', '7'])
+      await pay.getByRole('button', { name: 'Approve edited' }).click()
+      await eventually(async () => (await read(`/approvals/${approval.id}`)).status === 'approved')
+      await page.getByText('Nothing waits for you').waitFor()
+      assert.deepEqual(problems, [])
+    })
+
+    it('shows earlier decisions of the same kind, and its number in the navigation as work arrives', async () => {
+      const { id } = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
+      const earlier = await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 1 })
+      await post(`/approvals/${earlier.id}/reject`, { reason: 'too small' })
+      const first = await open('inbox')
+      const second = await open('inbox')
+      await heading(first.page, 'Inbox')
+      // One of the tabs reads the stream; both learn of the approval by it, long before they would poll.
+      await first.page.waitForTimeout(4000)
+      await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 2 })
+      for (const { page } of [first, second]) {
+        await page.getByRole('article', { name: 'refund' }).waitFor({ timeout: 5000 })
+        await page.getByRole('navigation').getByLabel('1 open').waitFor()
+      }
+      const card = first.page.getByRole('article', { name: 'refund' })
+      await card.getByRole('button', { name: 'Earlier decisions' }).click()
+      await card.getByText('too small').waitFor()
+      await card.focus()
+      await first.page.keyboard.press('a')
+      await second.page.getByText('Nothing waits for you').waitFor({ timeout: 5000 })
+      assert.deepEqual(first.problems, [])
+    })
+
+    it('opens with 10,000 approvals in a second, page by page', async () => {
+      await suite.app.services.pool.query(sql.unsafe`
+        insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
+        select 'apr_' || lpad(n::text, 26, '0'), ${suite.app.projectId}, 'tool_call', 'pending',
+          json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
+          now() + interval '1 day', 'gen_00000000000000000000000001', ${suite.app.agentId}
+        from generate_series(1, 10000) n`)
+      const { page, problems } = await open('start')
+      await heading(page, 'Getting started')
+      await page.waitForTimeout(1000)
+      const start = performance.now()
+      await go(page, at('inbox'))
+      await page.getByRole('article').nth(24).waitFor()
+      assert.ok(performance.now() - start < 1000, `${performance.now() - start}`)
+      await page.getByText('10,000').first().waitFor()
+      assert.equal(await page.getByRole('article').count(), 25)
+      await page.getByRole('button', { name: 'Page 2', exact: true }).click()
+      await page.waitForURL('**page=2')
+      await suite.app.services.pool.query(sql.unsafe`delete from approvals where status = 'pending'`)
+      assert.deepEqual(problems, [])
+    })
+  })
+
+  describe('triggers', () => {
+    it('are created with the keyboard, fired, disabled, and show what they started', async () => {
+      const graph = await create('/orchestrations', {
+        name: 'Nightly',
+        nodes: [{ id: 'set', type: 'transform', expression: { var: 'input.day' } }],
+        edges: [],
+      })
+      const { page, problems } = await open('triggers')
+      await page.getByText('No trigger yet').waitFor()
+      await press(page, 'New trigger')
+      const dialog = page.getByRole('dialog')
+      await dialog.getByLabel('Name').focus()
+      await page.keyboard.type('By keys')
+      await page.keyboard.press('Tab')
+      await page.keyboard.type('Nightly')
+      await page.getByRole('option', { name: 'Nightly' }).waitFor()
+      await page.keyboard.press('ArrowDown')
+      await page.keyboard.press('Enter')
+      await dialog.getByLabel('Cron').focus()
+      await page.keyboard.type('0 9 * * 1')
+      await page.keyboard.press('Enter')
+      await heading(page, 'By keys')
+      await page.getByText('Next firing').waitFor()
+      await press(page, 'Fire')
+      await dialog.getByLabel('Input').focus()
+      await page.keyboard.type('{"day": "monday"}')
+      await press(page, 'Fire')
+      const row = page.getByRole('row', { name: /By hand Succeeded Orchestration ?orch_run_/ })
+      await row.waitFor()
+      await press(page, 'By hand', 'link')
+      await page.getByRole('region', { name: 'Input' }).getByText('monday').waitFor()
+      const { data } = await read(`/orchestration-runs?project_id=${suite.app.projectId}&orchestration_id=${graph.id}`)
+      await page.getByRole('link', { name: data[0].id }).waitFor()
+      await press(page, 'All firings', 'link')
+      await press(page, 'Disable')
+      await press(page, 'Disable')
+      await page.getByText('Inactive').waitFor()
+      assert.equal(await page.getByRole('button', { name: 'Fire' }).count(), 0)
+      await press(page, 'Enable')
+      await page.getByText('Next firing').waitFor()
+      assert.deepEqual(problems, [])
+    })
+
+    it('of calls show their secret once, and why a firing failed', async () => {
+      const { page, problems } = await open('triggers')
+      await page.getByRole('button', { name: 'New trigger' }).first().click()
+      const dialog = page.getByRole('dialog')
+      await dialog.getByRole('combobox', { name: 'Kind' }).click()
+      await page.getByRole('option', { name: 'Call from outside' }).click()
+      await dialog.getByRole('combobox', { name: 'Starts' }).click()
+      await page.getByRole('option', { name: 'Agent' }).click()
+      await dialog.getByLabel('Name').fill('Hook')
+      await dialog.getByLabel('Target ID').click()
+      await page.getByRole('option', { name: 'Helper' }).click()
+      await dialog.getByRole('button', { name: 'Create' }).click()
+      assert.match(await dialog.locator('pre').innerText(), /^[0-9a-f]{64}$/)
+      await dialog.getByRole('button', { name: 'I have copied it' }).click()
+      await heading(page, 'Hook')
+      await page.getByRole('tab', { name: 'Record' }).click()
+      await page.getByText('/api/v1/hooks/triggers/trg_').waitFor()
+      await page.getByRole('button', { name: 'Rotate secret' }).click()
+      await dialog.getByRole('button', { name: 'Rotate secret' }).click()
+      assert.match(await dialog.locator('pre').innerText(), /^[0-9a-f]{64}$/)
+      await dialog.getByRole('button', { name: 'I have copied it' }).click()
+      await page.getByRole('button', { name: 'Fire' }).click()
+      await dialog.getByRole('button', { name: 'Fire' }).click()
+      await dialog.getByText('TRIGGER_INPUT_INVALID').waitFor()
+      assert.deepEqual(
+        problems.filter(problem => !problem.includes('400')),
+        [],
+      )
     })
   })
 })

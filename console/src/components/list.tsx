@@ -46,7 +46,8 @@ export function useList<Row>(
   return { query, filters, setFilters }
 }
 
-const pageOf = ({ page }: Filters): number => Math.max(1, Math.floor(Number(page)) || 1)
+/** Returns the page that the address names. */
+export const pageOf = ({ page }: Filters): number => Math.max(1, Math.floor(Number(page)) || 1)
 
 /** A filter of a list by text. */
 export function SearchField({ name = 'q', label = strings.list.search }: { name?: string; label?: string }) {
@@ -150,20 +151,27 @@ export function ListView<Row>({
                   </Table.Tbody>
                 </Table>
               </Card>
-              {total > PAGE_ROWS && (
-                <Pagination
-                  total={Math.ceil(total / PAGE_ROWS)}
-                  value={pageOf(filters)}
-                  onChange={page => setFilters({ page: page > 1 ? String(page) : undefined })}
-                  getControlProps={control => ({ 'aria-label': `${control} page` })}
-                  getItemProps={number => ({ 'aria-label': `Page ${number}` })}
-                />
-              )}
+              <Pages total={total} />
             </Stack>
           )
         }}
       </Loaded>
     </Stack>
+  )
+}
+
+/** Leads to the pages of a list. */
+export function Pages({ total, rows = PAGE_ROWS }: { total: number; rows?: number }) {
+  const { filters, setFilters } = useFilters()
+  if (total <= rows) return null
+  return (
+    <Pagination
+      total={Math.ceil(total / rows)}
+      value={pageOf(filters)}
+      onChange={page => setFilters({ page: page > 1 ? String(page) : undefined })}
+      getControlProps={control => ({ 'aria-label': `${control} page` })}
+      getItemProps={number => ({ 'aria-label': `Page ${number}` })}
+    />
   )
 }
 

@@ -1,4 +1,5 @@
 import {
+  IconAlarm,
   IconBolt,
   IconBrain,
   IconBriefcase,
@@ -109,6 +110,9 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
       { name: nav.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
       { name: nav.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
+      { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
+      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
+      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
     ],
   },
 ]

@@ -3,6 +3,7 @@ import {
   Alert,
   Anchor,
   AppShell,
+  Badge,
   Burger,
   Button,
   Group,
@@ -33,6 +34,8 @@ import { api } from '../api.ts'
 import { Mark } from '../components/mark.tsx'
 import { Loading, Refused } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
+import { useActivity } from '../inbox/activity.ts'
+import { useWaiting } from '../inbox/waiting.ts'
 import { useMe, usePermissions, useProjects } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
 import { signOut } from '../session/tokens.ts'
@@ -55,6 +58,7 @@ export function Shell() {
   const main = useRef<HTMLElement>(null)
   const pathname = useRouterState({ select: state => state.location.pathname })
   useHotkeys([['mod+K', palette.open]])
+  useActivity(projectId)
   // Another view: the menu of a phone closes, and the keyboard goes on in the view.
   const last = useRef(pathname)
   useEffect(() => {
@@ -161,6 +165,7 @@ function Navigation({ projectId, pathname }: { projectId: string; pathname: stri
                   to={to}
                   label={name}
                   leftSection={<Icon size={18} stroke={1.7} aria-hidden />}
+                  rightSection={path === 'inbox' && <Waiting projectId={projectId} />}
                   active={isActive}
                   aria-current={isActive ? 'page' : undefined}
                 />
@@ -170,6 +175,16 @@ function Navigation({ projectId, pathname }: { projectId: string; pathname: stri
         ))}
     </Stack>
   )
+}
+
+/** How much waits in the inbox. */
+function Waiting({ projectId }: { projectId: string }) {
+  const count = useWaiting(projectId)
+  return count > 0 ? (
+    <Badge variant="default" aria-label={strings.inbox.waiting(count)}>
+      {count.toLocaleString()}
+    </Badge>
+  ) : null
 }
 
 function AccountMenu() {

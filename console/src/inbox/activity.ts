@@ -1,0 +1,120 @@
+import { useDebouncedValue, useDocumentVisibility } from '@mantine/hooks'
+import { streamActivity } from '@muster/client/operations'
+import { type QueryClient, useQueryClient } from '@tanstack/react-query'
+import { useEffect } from 'react'
+import { api, every } from '../api.ts'
+import { usePermissions } from '../projects.ts'
+
+/** Time for which a hidden tab keeps its part in the stream. */
+const HIDDEN_MS = 60_000
+/** The first requests of a page come before the stream. */
+const START_MS = 3000
+const REOPEN_MS = 10_000
+/** Entries within this time make lists stale together. */
+const GATHER_MS = 500
+
+const POLL_MS = 10_000
+const POLL_LIVE_MS = 60_000
+
+/** Lists that an entry makes stale, by its kind. */
+const STALE: Record<string, string[]> = {
+  approval_created: ['approvals'],
+  approval_resolved: ['approvals'],
+  exception_created: ['exceptions', 'sessions'],
+  schedule_fired: ['triggers', 'firings'],
+}
+const ALL = [...new Set(Object.values(STALE).flat())]
+
+type Message = { kind: string } | { isLive: boolean } | { asks: true }
+
+/** Projects whose activity this browser receives. */
+const live = new Set<string>()
+
+/** Interval of lists that the activity of a project makes stale: the fallback while there is no stream. */
+export const activityInterval = (projectId: string) => (query: Parameters<ReturnType<typeof every>>[0]) =>
+  every(live.has(projectId) ? POLL_LIVE_MS : POLL_MS)(query)
+
+/**
+ * Follows the activity of a project in all tabs of the browser: the tab that holds a lock reads the stream and passes
+ * the entries on. Returns what stops it.
+ */
+function follow(projectId: string, cache: QueryClient): () => void {
+  const controller = new AbortController()
+  const { signal } = controller
+  const name = `muster-activity-${projectId}`
+  const channel = new BroadcastChannel(name)
+  const stale = new Set<string>()
+  let isReader = false
+  let timer: ReturnType<typeof setTimeout> | undefined
+  const markStale = (keys: readonly string[]) => {
+    for (const key of keys) stale.add(key)
+    if (stale.size === 0) return
+    timer ??= setTimeout(() => {
+      timer = undefined
+      for (const key of stale) void cache.invalidateQueries({ queryKey: [key, projectId] })
+      stale.clear()
+    }, GATHER_MS)
+  }
+  const setLive = (isLive: boolean) => {
+    if (isLive) live.add(projectId)
+    else live.delete(projectId)
+    // What came before the stream.
+    if (isLive) markStale(ALL)
+  }
+  const tell = (message: Message) => channel.postMessage(message)
+  channel.onmessage = ({ data }: MessageEvent<Message>) => {
+    if ('asks' in data) {
+      if (isReader) tell({ isLive: live.has(projectId) })
+    } else if ('isLive' in data) setLive(data.isLive)
+    else markStale(STALE[data.kind] ?? [])
+  }
+  const wait = (ms: number) =>
+    new Promise<void>(resolve => {
+      const id = setTimeout(resolve, ms)
+      signal.addEventListener('abort', () => {
+        clearTimeout(id)
+        resolve()
+      })
+    })
+  const read = async () => {
+    isReader = true
+    while (!signal.aborted) {
+      setLive(true)
+      tell({ isLive: true })
+      try {
+        for await (const event of streamActivity(api, { project_id: projectId }, { signal })) {
+          if (event.event !== 'entry') continue
+          markStale(STALE[event.data.kind] ?? [])
+          tell({ kind: event.data.kind })
+        }
+      } catch {
+        // Too many streams, or no connection: the lists are polled until the next attempt.
+      }
+      setLive(false)
+      tell({ isLive: false })
+      await wait(REOPEN_MS * (1 + Math.random() * 0.2))
+    }
+  }
+  const start = async () => {
+    tell({ asks: true })
+    await wait(START_MS)
+    if (!signal.aborted) await navigator.locks.request(name, { signal }, read)
+  }
+  start().catch(() => {})
+  return () => {
+    controller.abort()
+    clearTimeout(timer)
+    live.delete(projectId)
+    channel.close()
+  }
+}
+
+/** Keeps the lists of a project up to date by its activity while the tab is visible. */
+export function useActivity(projectId: string | undefined): void {
+  const cache = useQueryClient()
+  const isAllowed = usePermissions(projectId)('activity:ListActivity') === true
+  const visibility = useDocumentVisibility()
+  const [recent] = useDebouncedValue(visibility, HIDDEN_MS)
+  const isOn = isAllowed && (visibility === 'visible' || recent === 'visible')
+  useEffect(() => (projectId && isOn ? follow(projectId, cache) : undefined), [projectId, isOn, cache])
+}

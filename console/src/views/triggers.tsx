@@ -1,0 +1,138 @@
+import { Button, Modal, Text } from '@mantine/core'
+import { useDisclosure } from '@mantine/hooks'
+import type { Trigger } from '@muster/client'
+import { listTriggers } from '@muster/client/operations'
+import { IconBolt, IconPlus } from '@tabler/icons-react'
+import { useNavigate } from '@tanstack/react-router'
+import { lazy, Suspense } from 'react'
+import { api } from '../api.ts'
+import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { StateBadge } from '../components/state-badge.tsx'
+import { Loading, Notice } from '../components/states.tsx'
+import { visible, When } from '../components/text.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+
+const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
+
+const POLL_MS = 5000
+const TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
+
+/** What fires a trigger, in a line. */
+export const firedBy = ({ type, cron, timezone, event_pattern }: Trigger): string =>
+  ({
+    manual: '',
+    webhook: '',
+    schedule: `${cron} ${timezone ?? 'UTC'}`,
+    event: event_pattern ?? '',
+  })[type]
+
+/** Triggers of a project. */
+export function Triggers() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const navigate = useNavigate()
+  // The dialog is not part of the empty list: the new trigger must not close it before its secret was read.
+  const [isCreating, creating] = useDisclosure()
+  const list = useList<Trigger>(
+    ['triggers', projectId],
+    async ({ q, type, active }, bounds, signal) => {
+      const chosen = TYPES.filter(each => each === type)
+      return listTriggers(
+        api,
+        {
+          project_id: projectId,
+          name: q,
+          type: chosen.length > 0 ? chosen : undefined,
+          ...(active ? { active: active === 'true' } : {}),
+          ...bounds,
+        },
+        { signal },
+      ).page()
+    },
+    { pollMs: POLL_MS },
+  )
+  const columns: Column<Trigger>[] = [
+    {
+      title: strings.triggers.name,
+      isWide: true,
+      cell: trigger => (
+        <>
+          <RecordLink to={`/p/${projectId}/triggers/${trigger.id}`}>{visible(trigger.name)}</RecordLink>
+          {trigger.description && (
+            <Text size="sm" c="dimmed" lineClamp={1}>
+              {visible(trigger.description)}
+            </Text>
+          )}
+        </>
+      ),
+    },
+    {
+      title: strings.triggers.type,
+      cell: trigger => (
+        <>
+          <Text>{strings.triggers.types[trigger.type]}</Text>
+          <Text size="sm" c="dimmed" className="mono">
+            {visible(firedBy(trigger))}
+          </Text>
+        </>
+      ),
+    },
+    { title: strings.triggers.starts, cell: ({ target_type }) => strings.triggers.targets[target_type] },
+    {
+      title: strings.triggers.next,
+      cell: ({ active, next_fire_at }) =>
+        active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StateBadge state="inactive" />,
+    },
+  ]
+  const create = isAllowed('triggers:CreateTrigger') && (
+    <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
+      {strings.triggers.create}
+    </Button>
+  )
+  return (
+    <Page title={strings.nav.triggers} intro={strings.triggers.intro} actions={create}>
+      <ListView
+        label={strings.nav.triggers}
+        list={list}
+        action="triggers:ListTriggers"
+        columns={columns}
+        fields={
+          <>
+            <SearchField />
+            <ChoiceField
+              name="type"
+              label={strings.triggers.type}
+              choices={TYPES.map(value => ({ value, label: strings.triggers.types[value] }))}
+            />
+            <ChoiceField
+              name="active"
+              label={strings.triggers.state}
+              choices={[
+                { value: 'true', label: strings.states.active },
+                { value: 'false', label: strings.states.inactive },
+              ]}
+            />
+          </>
+        }
+        empty={
+          <Notice icon={<IconBolt />} title={strings.triggers.empty} action={create} color="indigo">
+            {strings.triggers.emptyText}
+          </Notice>
+        }
+      />
+      <Modal opened={isCreating} onClose={creating.close} title={strings.triggers.create} size="lg">
+        <Suspense fallback={<Loading />}>
+          <TriggerForm
+            projectId={projectId}
+            onDone={id => {
+              creating.close()
+              if (id) void navigate({ to: `/p/${projectId}/triggers/${id}` })
+            }}
+          />
+        </Suspense>
+      </Modal>
+    </Page>
+  )
+}
