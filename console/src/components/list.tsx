@@ -23,12 +23,12 @@ type ListState<Row> = {
 
 /**
  * Reads the page of a list that the address names. `read` gets the filters and the bounds of the page; `pollMs` is the
- * interval in which the list is read again.
+ * interval in which the list is read again, which may depend on what it has.
  */
 export function useList<Row>(
   key: readonly unknown[],
   read: (filters: Filters, bounds: { limit: number; offset: number }, signal: AbortSignal) => Promise<PageOf<Row>>,
-  { pollMs, enabled }: { pollMs?: number; enabled?: boolean } = {},
+  { pollMs, enabled }: { pollMs?: number | ((page?: PageOf<Row>) => number); enabled?: boolean } = {},
 ): ListState<Row> {
   const { filters, setFilters } = useFilters()
   const offset = (pageOf(filters) - 1) * PAGE_ROWS
@@ -36,7 +36,8 @@ export function useList<Row>(
     queryKey: [...key, filters],
     queryFn: ({ signal }) => read(filters, { limit: PAGE_ROWS, offset }, signal),
     placeholderData: previous => previous,
-    refetchInterval: pollMs ? every(pollMs) : false,
+    refetchInterval: each =>
+      pollMs !== undefined && every(typeof pollMs === 'number' ? pollMs : pollMs(each.state.data))(each),
     enabled,
   })
   return { query, filters, setFilters }

@@ -1,5 +1,7 @@
 import {
   IconBriefcase,
+  IconChartBar,
+  IconDatabase,
   IconInbox,
   IconLayoutDashboard,
   IconLayoutKanban,
@@ -37,6 +39,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
+      { name: nav.evals, path: 'evals', icon: IconChartBar, action: 'evaluations:ListEvals' },
+      { name: nav.datasets, path: 'datasets', icon: IconDatabase, action: 'evaluations:ListDatasets' },
     ],
   },
   { name: nav.groups.knowledge, views: [] },
