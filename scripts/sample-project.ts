@@ -10,10 +10,45 @@ export type SampleProject = {
   playbookId: string
   caseId: string
   executionId: string
+  datasetId: string
+  evalId: string
+  evalRunId: string
 }
+
+/** Questions of customers with the answers of both versions of the assistant, and a text that an answer must contain. */
+const QUESTIONS: [question: string, expected: string, first: string, second: string][] = [
+  [
+    'When does the shop open?',
+    'nine',
+    'We open at nine.',
+    'We open at nine, from Monday to Saturday. Can I help you with anything else?',
+  ],
+  [
+    'How long may I return a lamp?',
+    '30 days',
+    'Within 30 days, unused and in its box.',
+    'You can return it within a month, unused and in its box.',
+  ],
+  [
+    'Do you deliver to Norway?',
+    'do not deliver',
+    'Yes, within five days.',
+    'We do not deliver to Norway yet. We deliver to all countries of the EU.',
+  ],
+  [
+    'Which bulb fits the desk lamp?',
+    'E14',
+    'An E14 bulb of at most 40 watts.',
+    'An E14 bulb of at most 40 watts fits the desk lamp.',
+  ],
+  ['Can I pay by invoice?', 'invoice', 'Yes, by invoice from 50 EUR.', 'Yes, you can pay by invoice from 50 EUR.'],
+]
+const INSTRUCTIONS = 'You answer customers of a shop for lamps. Be brief and friendly. Never promise a refund.'
+const FRIENDLY = 'End with an offer to help.'
 
 /** Answers of the test model, by text of the prompt; each stands for an answer of a real model. */
 const REPLIES: [contains: string, reply: object][] = [
+  ['Rate the tone', { text: '{"score": 0.9, "reasoning": "Friendly and brief"}' }],
   [
     'Draft an answer',
     {
@@ -37,7 +72,15 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
   const response = await fetch(`${controlUrl}/control/lanes/support`, {
     method: 'PUT',
     headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ rules: REPLIES.map(([contains, reply]) => ({ when: { any: { contains } }, reply })) }),
+    body: JSON.stringify({
+      rules: [
+        ...REPLIES.map(([contains, reply]) => ({ when: { any: { contains } }, reply })),
+        ...QUESTIONS.flatMap(([user, , first, second]) => [
+          { when: { user, system: FRIENDLY }, reply: { text: second } },
+          { when: { user }, reply: { text: first } },
+        ]),
+      ],
+    }),
   })
   if (!response.ok) throw new Error(`the test model refused its script: ${await response.text()}`)
   const { id: project_id } = await muster.projects.create({ name: 'Lampshop support' })
@@ -53,14 +96,48 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
   const assistant = await agent(
     'Support assistant',
     'Answers questions about orders, delivery and returns',
-    'You answer customers of a shop for lamps. Be brief and friendly. Never promise a refund.',
+    INSTRUCTIONS,
   )
   await agent('Refund desk', 'Checks refunds and prepares the payment', 'Check the claim and propose one decision.')
   await agent('Translator', 'Translates messages between customers and the team', 'Translate, and keep the tone.')
   const session = await muster.sessions.create({ project_id, agent_id: assistant.id, name: 'Where is my order?' })
   const board = await createBoard(muster, project_id, assistant.id)
   const claims = await createClaims(muster, project_id, assistant.id, session.id)
-  return { projectId: project_id, agentId: assistant.id, sessionId: session.id, ...board, ...claims }
+  const evaluation = await createEvaluation(muster, project_id, assistant.id, provider.id)
+  return { projectId: project_id, agentId: assistant.id, sessionId: session.id, ...board, ...claims, ...evaluation }
+}
+
+/** An evaluation of two versions of an agent, of which the second answers one question better and one worse. */
+async function createEvaluation(muster: Muster, project_id: string, agent_id: string, ai_provider_id: string) {
+  const dataset = await muster.datasets.create({
+    project_id,
+    name: 'Frequent questions',
+    description: 'The questions of last month with what a correct answer contains',
+  })
+  await muster.datasets.items.import({
+    dataset_id: dataset.id,
+    items: QUESTIONS.map(([content, expected_output], index) => ({
+      input: [{ role: 'user', content }],
+      expected_output,
+      metadata: { topic: index < 2 ? 'shop' : 'orders' },
+    })),
+  })
+  const evaluation = await muster.evals.create({
+    project_id,
+    name: 'Answers of the assistant',
+    agent_id,
+    dataset_id: dataset.id,
+    pass_threshold: 0.75,
+    group_by: 'topic',
+    scorers: [
+      { type: 'json_logic', expression: { in: [{ var: 'expected' }, { var: 'output' }] } },
+      { type: 'llm_judge', prompt: 'Rate the tone of this answer: {{output}}', pass_threshold: 0.5, ai_provider_id },
+    ],
+  })
+  const first = await muster.evals.runs.create({ eval_id: evaluation.id, wait: true })
+  await muster.agents.update({ agent_id, instructions: `${INSTRUCTIONS} ${FRIENDLY}` })
+  const second = await muster.evals.runs.create({ eval_id: evaluation.id, wait: true, baseline_run_id: first.id })
+  return { datasetId: dataset.id, evalId: evaluation.id, evalRunId: second.id }
 }
 
 /** Cases of refunds, worked on by a playbook. */

@@ -22,7 +22,7 @@ export const useProjectId = (): string => (useParams({ strict: false }) as { pro
 
 /** Returns a function that says whether the user may do an action in a project; undefined while that is not known. */
 export function usePermissions(projectId: string | undefined) {
-  const { data, isError } = useQuery({
+  const { data, errorUpdateCount } = useQuery({
     queryKey: ['permissions', projectId],
     queryFn: async ({ signal }) => {
       const own = await listOwnPermissions(api, { project_id: projectId }, { signal }).all()
@@ -31,6 +31,6 @@ export function usePermissions(projectId: string | undefined) {
     enabled: projectId !== undefined,
     staleTime: 60_000,
   })
-  // Without an answer nothing is hidden: the service decides on each request.
-  return (action: string): boolean | undefined => (isError ? true : data?.has(action))
+  // Without an answer nothing is hidden, also while the query is repeated: the service decides on each request.
+  return (action: string): boolean | undefined => (data ? data.has(action) : errorUpdateCount > 0 || undefined)
 }

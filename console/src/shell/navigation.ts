@@ -4,6 +4,7 @@ import {
   IconBrain,
   IconBriefcase,
   IconChartBar,
+  IconDatabase,
   IconFileText,
   IconFolder,
   IconHierarchy2,
@@ -23,6 +24,7 @@ import {
   IconSettings,
   IconShieldCheck,
   IconStack2,
+  IconTestPipe,
   IconUsers,
   IconWebhook,
   IconShieldCheck,
@@ -59,6 +61,8 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
       { name: nav.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
       { name: nav.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
+      { name: nav.evals, path: 'evals', icon: IconTestPipe, action: 'evaluations:ListEvals' },
+      { name: nav.datasets, path: 'datasets', icon: IconDatabase, action: 'evaluations:ListDatasets' },
     ],
   },
   {
@@ -89,6 +93,7 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
       { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
       { name: nav.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
+      { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
     ],
   },
   {
@@ -110,9 +115,6 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
       { name: nav.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
       { name: nav.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
-      { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
-      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
-      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
     ],
   },
 ]

@@ -1,0 +1,323 @@
+import { Alert, Button, Card, Group, Stack, Table, Text } from '@mantine/core'
+import type { Eval, EvalResult, EvalRun } from '@muster/client'
+import {
+  createDatasetItemFromGeneration,
+  getEval,
+  getEvalRun,
+  listEvalResults,
+  updateDatasetItem,
+} from '@muster/client/operations'
+import { IconChartBar, IconX } from '@tabler/icons-react'
+import { useQuery } from '@tanstack/react-query'
+import { Link, useParams } from '@tanstack/react-router'
+import { api, every } from '../api.ts'
+import { ActionButton } from '../components/actions.tsx'
+import { CommandButton } from '../components/command-form.tsx'
+import { ChoiceField, type Column, ListView, useList } from '../components/list.tsx'
+import { Page } from '../components/page.tsx'
+import { Facts, Section } from '../components/record.tsx'
+import { Loaded, Notice } from '../components/states.tsx'
+import { visible, When } from '../components/text.tsx'
+import { Value } from '../components/value.tsx'
+import { usePermissions, useProjectId } from '../projects.ts'
+import { strings } from '../strings.ts'
+import { inputText } from './dataset.tsx'
+import {
+  type Aggregates,
+  aggregatesOf,
+  CancelRunButton,
+  deltaText,
+  isActive,
+  OutcomeBadge,
+  outcomeOf,
+  pollOf,
+  RunProgress,
+  runName,
+  Scores,
+  Verdict,
+} from './eval-run-parts.tsx'
+import { percentText, useDatasetChoices } from './evals.tsx'
+
+const FILTERS = { passed: { passed: true }, failed: { passed: false, errored: false }, error: { errored: true } }
+
+/** A run of an evaluation: its figures and the result of each item. */
+export function EvalRunView() {
+  const { evalId, evalRunId } = useParams({ strict: false }) as { evalId: string; evalRunId: string }
+  const run = useQuery<EvalRun>({
+    queryKey: ['eval', evalId, 'run', evalRunId],
+    queryFn: async ({ signal }) => getEvalRun(api, { eval_id: evalId, eval_run_id: evalRunId }, { signal }),
+    refetchInterval: query => every(pollOf(query.state.data && isActive(query.state.data)))(query),
+  })
+  const evaluation = useQuery<Eval>({
+    queryKey: ['eval', evalId],
+    queryFn: async ({ signal }) => getEval(api, { eval_id: evalId }, { signal }),
+  })
+  return (
+    <Loaded query={run} action="evaluations:GetEval">
+      {record => <RunPage run={record} evaluation={evaluation.data} />}
+    </Loaded>
+  )
+}
+
+function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefined }) {
+  const projectId = useProjectId()
+  const figures = aggregatesOf(run)
+  const { pass_rate_interval: interval } = figures ?? {}
+  return (
+    <Page
+      title={evaluation ? evaluation.name : run.id}
+      intro={runName(run)}
+      actions={
+        <>
+          <CancelRunButton run={run} />
+          <Button component={Link} to={`/p/${projectId}/evals/${run.eval_id}`} variant="default">
+            {strings.evals.runs}
+          </Button>
+        </>
+      }
+    >
+      {run.error && (
+        <Alert color="red" icon={<IconX />} title={visible(run.error.code)}>
+          {visible(run.error.message)}
+        </Alert>
+      )}
+      <Section title={strings.evals.score} actions={<Verdict run={run} />}>
+        {isActive(run) && <RunProgress run={run} />}
+        <Facts
+          facts={[
+            [strings.evals.status, strings.evals.statuses[run.status]],
+            [
+              strings.evals.passRate,
+              figures?.pass_rate != null && (
+                <>
+                  <Text fw={650} size="xl" component="div">
+                    {percentText(figures.pass_rate)}
+                  </Text>
+                  {interval && (
+                    <Text size="sm" c="dimmed">
+                      {strings.evals.interval(percentText(interval.low), percentText(interval.high))}
+                    </Text>
+                  )}
+                </>
+              ),
+            ],
+            [strings.evals.items, strings.evals.of(run.completed_count, run.item_count)],
+            [strings.evals.outcomes.error, run.errored_count > 0 && run.errored_count],
+            [strings.evals.version, run.agent_version],
+            [strings.evals.started, <When key="started" at={run.started_at ?? run.created_at} />],
+          ]}
+        />
+        {figures?.baseline && <Baseline run={run} baseline={figures.baseline} />}
+      </Section>
+      {figures && <FiguresTable figures={figures} />}
+      <Results run={run} datasetId={evaluation?.dataset_id} />
+    </Page>
+  )
+}
+
+function Baseline({ run, baseline }: { run: EvalRun; baseline: NonNullable<Aggregates['baseline']> }) {
+  const { run_id, pass_rate_delta, flipped, p_value } = baseline
+  const to = `/p/${useProjectId()}/evals/${run.eval_id}?tab=compare&before=${run_id}&after=${run.id}`
+  return (
+    <Stack gap="xs">
+      <Facts
+        facts={[
+          [strings.evals.baseline, pass_rate_delta !== null && deltaText(pass_rate_delta)],
+          [strings.evals.regressed, flipped.regressed],
+          [strings.evals.improved, flipped.improved],
+          [strings.evals.chance, p_value !== null && percentText(p_value)],
+        ]}
+      />
+      <Group>
+        <Button component={Link} to={to} size="xs" variant="default">
+          {strings.evals.openBaseline}
+        </Button>
+      </Group>
+    </Stack>
+  )
+}
+
+/** The figures by scorer, and by group where the evaluation has groups. */
+function FiguresTable({ figures }: { figures: Aggregates }) {
+  const shown = (part: number | null | undefined) => (part == null ? strings.none : percentText(part))
+  const groups = Object.entries(figures.grouping?.groups ?? {})
+  const rows: [name: string, count: string, rate: string][] = [
+    ...Object.entries(figures.scorers).map(([name, { mean, pass_rate }]): (typeof rows)[number] => [
+      visible(name),
+      shown(mean),
+      shown(pass_rate),
+    ]),
+  ]
+  const head = (titles: string[]) => (
+    <Table.Thead>
+      <Table.Tr>
+        {titles.map(title => (
+          <Table.Th key={title}>
+            <Text size="sm" c="dimmed" fw={600}>
+              {title}
+            </Text>
+          </Table.Th>
+        ))}
+      </Table.Tr>
+    </Table.Thead>
+  )
+  const body = (titles: string[], cells: string[][]) => (
+    <Table.Tbody>
+      {cells.map(([name, ...values]) => (
+        <Table.Tr key={name}>
+          <Table.Td>
+            <Text fw={600}>{name}</Text>
+          </Table.Td>
+          {values.map((value, index) => (
+            <Table.Td key={titles[index + 1]} data-title={titles[index + 1]}>
+              {value}
+            </Table.Td>
+          ))}
+        </Table.Tr>
+      ))}
+    </Table.Tbody>
+  )
+  const scorerTitles = [strings.evals.scorers, strings.evals.mean, strings.evals.passRate]
+  const groupTitles = [strings.evals.group, strings.evals.items, strings.evals.passRate]
+  return (
+    <Card withBorder padding={0} radius="lg">
+      <Table
+        className="rows"
+        verticalSpacing="sm"
+        horizontalSpacing="md"
+        layout="fixed"
+        aria-label={strings.evals.scorers}
+      >
+        {head(scorerTitles)}
+        {body(scorerTitles, rows)}
+      </Table>
+      {groups.length > 0 && (
+        <Table
+          className="rows"
+          verticalSpacing="sm"
+          horizontalSpacing="md"
+          layout="fixed"
+          aria-label={strings.evals.groups}
+        >
+          {head(groupTitles)}
+          {body(
+            groupTitles,
+            groups.map(([name, each]) => [visible(name), String(each.scored_item_count), shown(each.pass_rate)]),
+          )}
+        </Table>
+      )}
+    </Card>
+  )
+}
+
+function Results({ run, datasetId }: { run: EvalRun; datasetId: string | undefined }) {
+  const list = useList<EvalResult>(
+    ['eval', run.eval_id, 'run', run.id, 'results'],
+    async ({ outcome }, bounds, signal) =>
+      listEvalResults(
+        api,
+        {
+          eval_id: run.eval_id,
+          eval_run_id: run.id,
+          ...FILTERS[outcome as keyof typeof FILTERS],
+          ...bounds,
+        },
+        { signal },
+      ).page(),
+    { pollMs: () => pollOf(isActive(run)) },
+  )
+  const columns: Column<EvalResult>[] = [
+    {
+      title: strings.evals.items,
+      isWide: true,
+      cell: result => <ResultContent result={result} />,
+    },
+    {
+      title: strings.evals.status,
+      cell: result => <OutcomeBadge outcome={outcomeOf(result)} />,
+    },
+    { title: '', cell: result => <Promotion result={result} datasetId={datasetId} /> },
+  ]
+  return (
+    <ListView
+      label={strings.evals.results}
+      list={list}
+      action="evaluations:ListEvals"
+      columns={columns}
+      fields={
+        <ChoiceField
+          name="outcome"
+          label={strings.evals.filter}
+          choices={Object.keys(FILTERS).map(value => ({ value, label: strings.evals.outcomes[value] }))}
+        />
+      }
+      empty={
+        <Notice icon={<IconChartBar />} title={strings.evals.noResults}>
+          {strings.evals.noResultsText}
+        </Notice>
+      }
+    />
+  )
+}
+
+function ResultContent({ result: { input, expected_output, output, error, scores } }: { result: EvalResult }) {
+  return (
+    <Stack gap="xs" py={4}>
+      <Text fw={600} className="wrap" lineClamp={4}>
+        {visible(inputText(input))}
+      </Text>
+      {error ? (
+        <Text size="sm">
+          <span className="mono">{visible(error.code)}</span> {visible(error.message)}
+        </Text>
+      ) : (
+        <Value value={output ?? strings.evals.noOutput} label={strings.evals.output} />
+      )}
+      {expected_output !== null && (
+        <Text size="sm" className="wrap" lineClamp={4}>
+          {strings.evals.expected}: {visible(expected_output)}
+        </Text>
+      )}
+      <Scores results={[{ label: strings.evals.score, scores }]} />
+    </Stack>
+  )
+}
+
+/** Makes the output of a result a part of a dataset. */
+function Promotion({ result, datasetId }: { result: EvalResult; datasetId: string | undefined }) {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const datasets = useDatasetChoices(projectId)
+  const { dataset_item_id, generation_id, output } = result
+  if (!isAllowed('evaluations:CreateDataset') || output === null) return null
+  return (
+    <Stack gap="xs" align="flex-start">
+      {datasetId && dataset_item_id && (
+        <ActionButton
+          label={strings.evals.promote}
+          question={strings.evals.promoteText}
+          message={strings.evals.promoted}
+          run={async () =>
+            updateDatasetItem(api, { dataset_id: datasetId, item_id: dataset_item_id, expected_output: output })
+          }
+          stale={[['dataset', datasetId]]}
+        />
+      )}
+      {generation_id && isAllowed('generations:GetGeneration') && (
+        <CommandButton
+          size="xs"
+          label={strings.evals.copyItem}
+          schema={{
+            properties: { dataset_id: { type: 'string', title: strings.evals.dataset } },
+            required: ['dataset_id'],
+          }}
+          options={{ dataset_id: datasets }}
+          run={async ({ dataset_id }) =>
+            createDatasetItemFromGeneration(api, { dataset_id: dataset_id as string, generation_id })
+          }
+          stale={[['dataset']]}
+        />
+      )}
+    </Stack>
+  )
+}
