@@ -25,10 +25,9 @@ import {
   IconShieldCheck,
   IconStack2,
   IconTestPipe,
+  IconTool,
   IconUsers,
   IconWebhook,
-  IconShieldCheck,
-  IconTool,
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
