@@ -1,6 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import fs from 'node:fs'
+import http from 'node:http'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 
@@ -78,4 +80,28 @@ export class User {
   close(): void {
     fs.rmSync(this.directory, { recursive: true, force: true })
   }
+}
+
+/** A service with a list of `count` rows, each with a text of `bytes`; `pages` counts its answers. */
+export async function startRows(count: number, bytes: number) {
+  const text = 'x'.repeat(bytes)
+  const rows = { url: '', pages: 0, close: () => {} }
+  const server = http.createServer((req, res) => {
+    rows.pages++
+    const query = new URL(req.url as string, 'http://service').searchParams
+    const [limit, offset] = [Number(query.get('limit') ?? 20), Number(query.get('offset') ?? 0)]
+    const data = Array.from({ length: Math.max(0, Math.min(limit, count - offset)) }, (_, index) => ({
+      id: `actor_${String(offset + index).padStart(26, '0')}`,
+      name: text,
+    }))
+    res.writeHead(200, { 'content-type': 'application/json' })
+    res.end(JSON.stringify({ data, total: count, limit, offset }))
+  })
+  await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
+  rows.url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
+  rows.close = () => {
+    server.close()
+    server.closeAllConnections()
+  }
+  return rows
 }

@@ -1,0 +1,55 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { eventually } from '../support/app.ts'
+import { startRows, User } from './support.ts'
+
+const ROWS = 100_000
+
+describe('long lists on the command line', function () {
+  this.timeout(180_000)
+  let service: Awaited<ReturnType<typeof startRows>>
+  let user: User
+  before(async () => {
+    service = await startRows(ROWS, 1000)
+    user = new User(service.url, 'sk_x')
+  })
+  beforeEach(() => {
+    service.pages = 0
+  })
+  after(() => {
+    user?.close()
+    service?.close()
+  })
+
+  it('print 100,000 rows of 1 KB with a heap of 64 MiB', async () => {
+    const { child, ended } = user.start(['actors', 'list', '--all', '--jsonl'], {
+      env: { NODE_OPTIONS: '--max-old-space-size=64' },
+    })
+    child.stdout!.removeAllListeners('data')
+    let lines = 0
+    let last = ''
+    for await (const chunk of child.stdout!.setEncoding('utf8')) {
+      lines += chunk.split('\n').length - 1
+      last = (last + chunk).slice(-2000)
+    }
+    const { code, stderr } = await ended
+    assert.equal(code, 0, stderr.slice(0, 500))
+    assert.equal(lines, ROWS)
+    assert.equal(
+      JSON.parse(last.trimEnd().split('\n').at(-1) as string).id,
+      `actor_${String(ROWS - 1).padStart(26, '0')}`,
+    )
+    assert.equal(service.pages, ROWS / 100 + 1)
+  })
+
+  it('request no page that the reader of the output has no room for', async () => {
+    const { child, ended } = user.start(['actors', 'list', '--all', '--jsonl'])
+    child.stdout!.removeAllListeners('data')
+    child.stdout!.pause()
+    await eventually(() => service.pages >= 2)
+    await sleep(1000)
+    assert.ok(service.pages < 20, `${service.pages} pages`)
+    child.stdout!.destroy()
+    assert.equal((await ended).code, 0)
+  })
+})
