@@ -166,6 +166,15 @@ describe('knowledge, tools and conversations in the console', function () {
     const { id } = await post('/documents/ingest?wait=true', { project_id: project(), file_id: broken.id })
     const { page, problems } = await open(`documents/${id}`)
     await page.getByRole('alert').getByText('PDF_PARSE_FAILED').waitFor()
+    await page.getByRole('tab', { name: 'Record' }).click()
+    await page.getByRole('link', { name: 'broken.pdf' }).click()
+    const [chooser] = await Promise.all([
+      page.waitForEvent('filechooser'),
+      page.getByRole('button', { name: 'Replace content' }).press('Enter'),
+    ])
+    await chooser.setFiles({ name: 'right.txt', mimeType: 'text/plain', buffer: Buffer.from('a document') })
+    await page.getByText('Ingest the document again to use it.').waitFor()
+    assert.equal((await read(`/files/${broken.id}`)).size, 10)
     const text = await document('/help/hours.txt', 'Open from nine to five.', { title: 'Hours' })
     await go(page, at(`documents/${text.id}`))
     await page.getByText('Open from nine to five.').waitFor()

@@ -1,6 +1,6 @@
 import ingestFields from 'fields:ingestDocument'
 import patchFields from 'fields:updateFileMetadata'
-import { Anchor, Button, Group, Stack, Text } from '@mantine/core'
+import { Anchor, Button, FileButton, Group, Modal, Stack, Text } from '@mantine/core'
 import type { FilePatch, File as FileRecord, IngestInput } from '@muster/client'
 import {
   deleteFile,
@@ -8,6 +8,7 @@ import {
   getFile,
   ingestDocument,
   listFileDependents,
+  replaceFileContent,
   replaceFileTags,
   updateFileMetadata,
 } from '@muster/client/operations'
@@ -21,7 +22,7 @@ import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { saveAs } from '../components/save.ts'
 import { SchemaForm } from '../components/schema-form.tsx'
-import { Loaded } from '../components/states.tsx'
+import { FailureAlert, Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
@@ -92,6 +93,7 @@ function FilePage({ file }: { file: FileRecord }) {
         title={strings.agents.record}
         actions={
           <>
+            {isAllowed('files:UploadFile') && <ReplaceButton file={file} />}
             {isAllowed('files:UpdateFileMetadata') && (
               <FormButton
                 label={strings.files.change}
@@ -148,6 +150,29 @@ function FilePage({ file }: { file: FileRecord }) {
       )}
       <Dependents fileId={file.id} />
     </Page>
+  )
+}
+
+/** Replaces the content of a file. Its document changes when it is ingested again. */
+function ReplaceButton({ file }: { file: FileRecord }) {
+  const replace = useAction({
+    run: async (content: File) => replaceFileContent(api, { file_id: file.id, file: content }),
+    stale: [fileKey(file.id), ['files', file.project_id]],
+    message: file.document_id ? strings.files.replacedIngest : strings.files.replaced,
+  })
+  return (
+    <>
+      <FileButton onChange={chosen => chosen && replace.mutate(chosen)}>
+        {props => (
+          <Button {...props} size="xs" variant="default" loading={replace.isPending}>
+            {strings.files.replace}
+          </Button>
+        )}
+      </FileButton>
+      <Modal opened={replace.isError} onClose={replace.reset} title={strings.files.replace}>
+        <FailureAlert error={replace.error} />
+      </Modal>
+    </>
   )
 }
 
