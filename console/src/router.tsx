@@ -37,6 +37,9 @@ const views = [
   view('webhooks/$webhookId/deliveries/$deliveryId', () => import('./views/delivery.tsx'), 'DeliveryView'),
   view('events', () => import('./views/events.tsx'), 'Events'),
   view('events/$eventId', () => import('./views/event.tsx'), 'EventView'),
+  view('formations', () => import('./views/formations.tsx'), 'Formations'),
+  view('formations/new', () => import('./views/formation-plan.tsx'), 'NewFormation'),
+  view('formations/$formationId', () => import('./views/formation.tsx'), 'FormationView'),
 ]
 
 export const router = createRouter({

@@ -7,6 +7,7 @@ import {
   IconPlayerPlay,
   IconRobot,
   IconRocket,
+  IconStack2,
   IconWebhook,
   type TablerIcon,
 } from '@tabler/icons-react'
@@ -50,6 +51,7 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
       { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
       { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
+      { name: nav.formations, path: 'formations', icon: IconStack2, action: 'formations:ListFormations' },
     ],
   },
   { name: nav.groups.operate, views: [] },
