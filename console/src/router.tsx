@@ -79,6 +79,9 @@ const views = [
   view('users', () => import('./views/users.tsx'), 'Users'),
   view('users/$userId', () => import('./views/user.tsx'), 'UserView'),
   view('apps', () => import('./views/apps.tsx'), 'Apps'),
+  view('formations', () => import('./views/formations.tsx'), 'Formations'),
+  view('formations/new', () => import('./views/formation-plan.tsx'), 'NewFormation'),
+  view('formations/$formationId', () => import('./views/formation.tsx'), 'FormationView'),
 ]
 
 // A route of its own: the router shows nothing where one unknown address follows another.

@@ -336,7 +336,8 @@ describe('the console for automation', function () {
       await page.getByRole('link', { name: data[0].id }).waitFor()
       await press(page, 'All firings', 'link')
       await press(page, 'Disable')
-      await press(page, 'Disable')
+      await dialog.getByRole('button', { name: 'Disable' }).focus()
+      await page.keyboard.press('Enter')
       await page.getByText('Inactive').waitFor()
       assert.equal(await page.getByRole('button', { name: 'Fire' }).count(), 0)
       await press(page, 'Enable')
@@ -372,6 +373,83 @@ describe('the console for automation', function () {
         problems.filter(problem => !problem.includes('400')),
         [],
       )
+    })
+  })
+
+  describe('formations', () => {
+    const template = (name: string, instructions: string) =>
+      JSON.stringify({
+        resources: {
+          Helper: { type: 'agent', properties: { name, instructions, ai_provider_id: suite.app.providerId } },
+        },
+      })
+
+    it('are planned and created with the keyboard, changed by a plan, protected, and deleted', async () => {
+      const { page, problems } = await open('formations')
+      await page.getByText('No formation yet').waitFor()
+      await press(page, 'New formation', 'link')
+      await heading(page, 'New formation')
+      await page.getByLabel('Name').focus()
+      await page.keyboard.type('Shop')
+      await page.keyboard.press('Tab')
+      await page.keyboard.press('Control+a')
+      await page.keyboard.insertText(template('Clerk', 'Be kind.'))
+      await press(page, 'Plan')
+      await page.getByText('1 change, 0 unchanged').waitFor()
+      const change = page.getByRole('article', { name: 'Helper' })
+      await change.getByText('Create').waitFor()
+      await change.getByText('"Be kind."').waitFor()
+      await press(page, 'Create')
+      await heading(page, 'Shop')
+      await page.getByText('Active', { exact: true }).waitFor()
+      await page.getByRole('tab', { name: 'Resources' }).click()
+      await page.getByRole('row', { name: /Helper agent Created agent_/ }).waitFor()
+
+      await page.getByRole('tab', { name: 'Plan and apply' }).click()
+      await page.getByRole('textbox', { name: 'Template' }).fill(template('Clerk', 'Be brief.'))
+      await page.getByRole('button', { name: 'Plan' }).click()
+      await change.getByText('Update').waitFor()
+      assert.deepEqual(await change.locator('code').allInnerTexts(), ['"Be kind."', '"Be brief."'])
+      await page.getByRole('button', { name: 'Apply' }).click()
+      await page.getByRole('region', { name: 'Update' }).getByText('Succeeded').first().waitFor()
+      const { data } = await read(`/agents?project_id=${suite.app.projectId}&name=Clerk`)
+      assert.equal(data[0].instructions, 'Be brief.')
+
+      await suite.app.admin.patch(`/agents/${data[0].id}`, { instructions: 'Be loud.' })
+      await page.getByRole('tab', { name: 'Drift' }).click()
+      await page.getByText('Resources differ from the template').waitFor()
+      assert.deepEqual(await change.locator('code').allInnerTexts(), ['"Be brief."', '"Be loud."'])
+      await page.getByRole('tab', { name: 'Plan and apply' }).click()
+      await page.getByRole('button', { name: 'Plan the stored template' }).click()
+      await page.getByText(/Overwrites instructions/).waitFor()
+
+      await page.getByRole('button', { name: 'Protect from deletion' }).click()
+      await page.getByText('Protected').waitFor()
+      assert.equal(await page.getByRole('button', { name: 'Delete' }).count(), 0)
+      await page.getByRole('button', { name: 'Remove protection' }).click()
+      await page.getByRole('dialog').getByRole('button', { name: 'Remove protection' }).click()
+      await page.getByRole('button', { name: 'Delete' }).click()
+      await page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click()
+      await page.getByText('No formation yet').waitFor()
+      assert.equal((await suite.app.admin.get(`/agents/${data[0].id}`)).status, 404)
+      assert.deepEqual(problems, [])
+    })
+
+    it('adopt a resource that exists', async () => {
+      const made = await create('/formations', { name: 'Adopting', template: template('Known', 'Be here.') })
+      const [{ physical_resource_id }] = made.resources
+      await suite.app.admin.delete(`/agents/${physical_resource_id}`)
+      const { id } = await create('/agents', { name: 'Existing', ai_provider_id: suite.app.providerId })
+      const { page, problems } = await open(`formations/${made.id}?tab=drift`)
+      await page.getByText('Missing').waitFor()
+      await page.getByRole('tab', { name: 'Resources' }).click()
+      await page.getByRole('button', { name: 'Adopt a resource' }).click()
+      const dialog = page.getByRole('dialog')
+      await dialog.getByLabel('Logical ID').fill('Helper')
+      await dialog.getByLabel('Physical resource ID').fill(id)
+      await dialog.getByRole('button', { name: 'Adopt a resource' }).click()
+      await page.getByRole('row', { name: new RegExp(`Helper agent .* ${id}`) }).waitFor()
+      assert.deepEqual(problems, [])
     })
   })
 })

@@ -27,6 +27,7 @@ import {
   IconTestPipe,
   IconTool,
   IconUsers,
+  IconStack2,
   IconWebhook,
   IconZoomQuestion,
   type TablerIcon,
@@ -93,6 +94,9 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
       { name: nav.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
       { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
+      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
+      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
+      { name: nav.formations, path: 'formations', icon: IconStack2, action: 'formations:ListFormations' },
     ],
   },
   {
