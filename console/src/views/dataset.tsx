@@ -261,7 +261,7 @@ function ImportForm({ datasetId, onDone }: { datasetId: string; onDone: () => vo
     >
       <Stack gap="md">
         <FileInput
-          label={strings.datasets.import}
+          label={strings.cases.file}
           description={`${strings.datasets.importHelp} ${strings.datasets.more}`}
           accept=".csv,.jsonl,.ndjson"
           required

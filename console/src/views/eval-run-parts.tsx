@@ -2,7 +2,7 @@ import { Badge, Progress, Table, Text } from '@mantine/core'
 import type { EvalResult, EvalRun } from '@muster/client'
 import { cancelEvalRun, listEvalRuns } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api } from '../api.ts'
+import { api, every } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -22,6 +22,8 @@ export function useCompletedRuns(evalId: string) {
       const args = { eval_id: evalId, status: ['completed' as const], limit: OFFERED_RUNS }
       return (await listEvalRuns(api, args, { signal }).page()).data
     },
+    staleTime: 0,
+    refetchInterval: every(IDLE_MS),
   })
 }
 
