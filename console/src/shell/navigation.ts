@@ -1,9 +1,10 @@
 import {
-  IconHierarchy2,
+  IconHierarchy,
   IconInbox,
   IconLayoutDashboard,
   IconMessages,
   IconPlayerPlay,
+  IconPlayerTrackNext,
   IconRobot,
   IconRocket,
   type TablerIcon,
@@ -44,7 +45,15 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   },
   {
     name: nav.groups.automate,
-    views: [{ name: nav.runs, path: 'runs', icon: IconHierarchy2, action: 'orchestrations:ListRuns' }],
+    views: [
+      {
+        name: nav.orchestrations,
+        path: 'orchestrations',
+        icon: IconHierarchy,
+        action: 'orchestrations:ListOrchestrations',
+      },
+      { name: nav.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
+    ],
   },
   { name: nav.groups.operate, views: [] },
 ]
