@@ -33,6 +33,8 @@ const views = [
   view('orchestrations/$orchestrationId', () => import('./views/orchestration.tsx'), 'OrchestrationView'),
   view('runs', () => import('./views/runs.tsx'), 'Runs'),
   view('runs/$runId', () => import('./views/run.tsx'), 'RunView'),
+  view('traces', () => import('./views/traces.tsx'), 'Traces'),
+  view('traces/$traceId', () => import('./views/trace.tsx'), 'TraceView'),
   view('inbox', () => import('./views/inbox.tsx'), 'Inbox'),
 ]
 

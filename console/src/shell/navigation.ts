@@ -7,6 +7,7 @@ import {
   IconPlayerTrackNext,
   IconRobot,
   IconRocket,
+  IconTimeline,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -41,7 +42,10 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   { name: nav.groups.knowledge, views: [] },
   {
     name: nav.groups.conversations,
-    views: [{ name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' }],
+    views: [
+      { name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
+      { name: nav.traces, path: 'traces', icon: IconTimeline, action: 'generations:ListGenerations' },
+    ],
   },
   {
     name: nav.groups.automate,
