@@ -1,4 +1,5 @@
 import { Box } from '@mantine/core'
+import { IconChevronDown, IconChevronRight } from '@tabler/icons-react'
 import { useVirtualizer } from '@tanstack/react-virtual'
 import { type KeyboardEvent, type ReactNode, useRef, useState } from 'react'
 
@@ -29,6 +30,25 @@ function placesOf(rows: TreeRow[]): { position: number; size: number }[] {
   })
   close(0)
   return places
+}
+
+/** Opens and closes a row by mouse; a row that has no others below it leaves its place empty. */
+export function TreeToggle({ isOpen, onToggle }: { isOpen?: boolean; onToggle: (isOpen: boolean) => void }) {
+  if (isOpen === undefined) return <Box w={16} style={{ flex: 'none' }} />
+  const Icon = isOpen ? IconChevronDown : IconChevronRight
+  return (
+    <Box
+      aria-hidden
+      display="flex"
+      style={{ flex: 'none' }}
+      onClick={event => {
+        event.stopPropagation()
+        onToggle(!isOpen)
+      }}
+    >
+      <Icon size={16} />
+    </Box>
+  )
 }
 
 /**

@@ -1,7 +1,12 @@
-import { Box, Card, Group, Skeleton, Text } from '@mantine/core'
+import { Box, Card, Group, Skeleton, Text, VisuallyHidden } from '@mantine/core'
 import { useMediaQuery } from '@mantine/hooks'
-import { lazy, type ReactNode, Suspense } from 'react'
+import { lazy, Suspense } from 'react'
+import { visible } from '../components/text.tsx'
+import { Tree } from '../components/tree.tsx'
+import { strings } from '../strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
+import { NodeTypeIcon } from './node-type.tsx'
+import { MarkIcon, StatusIcon } from './status.tsx'
 
 // Loaded with the view, and not after its data.
 const drawing = import('./graph.tsx')
@@ -9,23 +14,26 @@ const Graph = lazy(() => drawing)
 
 /** Nodes above which a graph is shown as a list alone. */
 const DRAWN_NODES = 500
-const HEIGHT = 520
+const ROW_PX = 50
 
-/** A graph beside its list of nodes; on a phone, and where there are too many nodes, the list alone. */
+/**
+ * A graph beside the list of its nodes, which says the same for keyboard and screen reader. On a phone, and where there
+ * are too many nodes, the list alone; with `isBare` the graph alone where it can be drawn.
+ */
 export function GraphPanel({
   label,
   graph: { nodes, edges },
   selected,
   onSelect,
-  listTitle,
-  list,
+  height = 520,
+  isBare,
 }: {
   label: string
   graph: { nodes: GraphNode[]; edges: GraphEdge[] }
   selected: string | null
   onSelect: (id: string) => void
-  listTitle: string
-  list: ReactNode
+  height?: number
+  isBare?: boolean
 }) {
   const isNarrow = useMediaQuery('(max-width: 47.99em)', undefined, { getInitialValueInEffect: false })
   const isDrawn = !isNarrow && nodes.length <= DRAWN_NODES && nodes.length > 0
@@ -33,17 +41,49 @@ export function GraphPanel({
     <Group align="flex-start" gap="lg" wrap={isDrawn ? 'nowrap' : 'wrap'}>
       {isDrawn && (
         <Box flex={1} miw={0}>
-          <Suspense fallback={<Skeleton h={HEIGHT} radius="lg" />}>
-            <Graph label={label} nodes={nodes} edges={edges} selected={selected} onSelect={onSelect} />
+          <Suspense fallback={<Skeleton h={height} radius="lg" />}>
+            <Graph label={label} nodes={nodes} edges={edges} selected={selected} onSelect={onSelect} height={height} />
           </Suspense>
         </Box>
       )}
-      <Card withBorder radius="lg" padding={0} w={isDrawn ? 300 : '100%'} mah={HEIGHT} style={{ flex: 'none' }}>
-        <Text fw={600} component="h2" size="md" p="md" pb="xs">
-          {listTitle}
+      {!(isBare && isDrawn) && (
+        <Card withBorder radius="lg" padding={0} w={isDrawn ? 300 : '100%'} mah={height} style={{ flex: 'none' }}>
+          <Text fw={600} component="h2" size="md" p="md" pb="xs">
+            {strings.runs.nodes}
+          </Text>
+          <Tree
+            label={strings.runs.nodes}
+            rowPx={ROW_PX}
+            maxHeight={height - 52}
+            selected={selected}
+            onSelect={onSelect}
+            rows={nodes.map(node => ({ id: node.id, level: 1, content: <Row node={node} edges={edges} /> }))}
+          />
+        </Card>
+      )}
+    </Group>
+  )
+}
+
+function Row({ node: { id, type, status, detail, mark }, edges }: { node: GraphNode; edges: GraphEdge[] }) {
+  const after = edges.filter(({ to }) => to === id).map(({ from }) => from)
+  const facts = [mark && strings.graph.marks[mark], detail].filter(Boolean).join(' · ')
+  return (
+    <Group gap="sm" wrap="nowrap" h="100%" px="md">
+      {status && <StatusIcon status={status} />}
+      {mark && <MarkIcon mark={mark} />}
+      <Box miw={0} flex={1}>
+        <Text size="sm" fw={600} truncate>
+          {visible(id)}
         </Text>
-        {list}
-      </Card>
+        <Text size="xs" c="dimmed" truncate>
+          {visible(facts || type)}
+        </Text>
+        <VisuallyHidden>
+          {[facts && type, after.length > 0 && strings.runs.after(after.join(', '))].filter(Boolean).join(', ')}
+        </VisuallyHidden>
+      </Box>
+      <NodeTypeIcon type={type} size={16} />
     </Group>
   )
 }

@@ -24,10 +24,7 @@ import { strings } from '../strings.ts'
 import { layoutOf } from './layout.ts'
 import { NodeTypeIcon } from './node-type.tsx'
 import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'
-import { StatusIcon, statusColor } from './status.tsx'
-
-/** A mark of a node or an edge: what a validator or a comparison found there. */
-export type Mark = 'problem' | 'warning' | 'added' | 'removed' | 'changed'
+import { type Mark, MarkIcon, markColor, StatusIcon, statusColor } from './status.tsx'
 
 export type GraphNode = {
   id: string
@@ -45,18 +42,8 @@ type Selection = { selected: string | null; onSelect: (id: string) => void; firs
 type NodeData = { node: GraphNode }
 type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge }
 
-const HEIGHT = 520
 /** Smallest scale at which the texts of nodes are readable: a larger graph is moved instead. */
 const READABLE = 0.65
-
-const MARK_COLORS: Record<Mark, string> = {
-  problem: 'red',
-  warning: 'orange',
-  added: 'teal',
-  removed: 'red',
-  changed: 'orange',
-}
-const markColor = (mark: Mark) => `var(--mantine-color-${MARK_COLORS[mark]}-text)`
 
 const edgeColor = ({ mark, isPassed }: GraphEdge) =>
   mark ? markColor(mark) : isPassed ? 'var(--mantine-color-text)' : 'var(--mantine-color-dimmed)'
@@ -97,8 +84,9 @@ function NodeCard({ data: { node } }: NodeProps<Node<NodeData>>) {
             </Text>
             <Group gap={4} wrap="nowrap">
               {status && <StatusIcon status={status} size={14} />}
+              {mark && <MarkIcon mark={mark} size={14} />}
               <Text size="xs" c={mark && !status ? undefined : 'dimmed'} truncate>
-                {facts || type}
+                {visible(facts || type)}
               </Text>
               {facts && <VisuallyHidden>{type}</VisuallyHidden>}
             </Group>
@@ -173,9 +161,10 @@ type GraphProps = {
   edges: GraphEdge[]
   selected: string | null
   onSelect: (id: string) => void
+  height: number
 }
 
-function Drawing({ label, nodes, edges, selected, onSelect, layout }: GraphProps & { layout: Layout }) {
+function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: GraphProps & { layout: Layout }) {
   const frame = useRef<HTMLDivElement>(null)
   const byId = useMemo(() => new Map(layout.nodes.map((place, index) => [nodes[index]?.id, place])), [layout])
   const drawnNodes = useMemo<Node<NodeData>[]>(
@@ -207,7 +196,8 @@ function Drawing({ label, nodes, edges, selected, onSelect, layout }: GraphProps
     [edges, layout],
   )
   const view = (flow: ReactFlowInstance<Node<NodeData>, Edge<EdgeData>>, isWhole: boolean) => {
-    const { clientWidth: width, clientHeight: height } = frame.current as HTMLDivElement
+    if (!frame.current) return
+    const { clientWidth: width, clientHeight: height } = frame.current
     const fitting = Math.min(width / layout.width, height / layout.height, 1)
     const zoom = isWhole ? fitting : Math.max(fitting, READABLE)
     const top = Math.max((height - layout.height * zoom) / 2, 0)
@@ -253,7 +243,7 @@ function Drawing({ label, nodes, edges, selected, onSelect, layout }: GraphProps
     focus(move())
   }
   return (
-    <Box ref={frame} h={HEIGHT} role="group" aria-label={label} onKeyDown={onKeyDown} className="graph">
+    <Box ref={frame} h={height} role="group" aria-label={label} onKeyDown={onKeyDown} className="graph">
       <SelectionContext value={{ selected, onSelect, first: nodes[0]?.id ?? '' }}>
         <ReactFlow
           nodes={drawnNodes}
@@ -298,7 +288,7 @@ export default function Graph(props: GraphProps) {
     staleTime: Number.POSITIVE_INFINITY,
   })
   if (layout.error) return <FailureAlert error={layout.error} title={strings.failed.title} />
-  if (!layout.data) return <Skeleton h={HEIGHT} radius="lg" />
+  if (!layout.data) return <Skeleton h={props.height} radius="lg" />
   // The drawing of another shape starts anew: its view is made for its size.
   return (
     <ReactFlowProvider key={key}>

@@ -9,6 +9,7 @@ import {
   IconFolder,
   IconHierarchy2,
   IconHistory,
+  IconHierarchy,
   IconInbox,
   IconKey,
   IconLayoutDashboard,
@@ -30,6 +31,10 @@ import {
   IconStack2,
   IconWebhook,
   IconZoomQuestion,
+  IconPlayerTrackNext,
+  IconRobot,
+  IconRocket,
+  IconTimeline,
   type TablerIcon,
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
@@ -84,6 +89,7 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
         icon: IconMessage2,
         action: 'conversations:ListConversations',
       },
+      { name: nav.traces, path: 'traces', icon: IconTimeline, action: 'generations:ListGenerations' },
     ],
   },
   {
@@ -118,6 +124,13 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
       { name: nav.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
       { name: nav.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
       { name: nav.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
+      {
+        name: nav.orchestrations,
+        path: 'orchestrations',
+        icon: IconHierarchy,
+        action: 'orchestrations:ListOrchestrations',
+      },
+      { name: nav.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
     ],
   },
 ]

@@ -14,6 +14,7 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams, useSearch } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
 import { api } from '../api.ts'
+import { Changes } from '../components/changes.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -264,35 +265,7 @@ function Comparison({ agentId, from, to }: { agentId: string; from: number; to: 
   })
   return (
     <Loaded query={comparison} action="agents:GetAgentVersion">
-      {({ changes }) =>
-        changes.length === 0 ? (
-          <Text c="dimmed">{strings.agents.same}</Text>
-        ) : (
-          <Stack gap="lg">
-            {changes.map(({ path, before, after }) => (
-              <Stack gap={6} key={path}>
-                <Text fw={600} className="mono">
-                  {visible(path)}
-                </Text>
-                <SimpleGrid cols={{ base: 1, sm: 2 }}>
-                  <Stack gap={2}>
-                    <Text size="sm" c="dimmed">
-                      {strings.agents.before}
-                    </Text>
-                    <Value value={before ?? null} label={`${path} ${strings.agents.before}`} />
-                  </Stack>
-                  <Stack gap={2}>
-                    <Text size="sm" c="dimmed">
-                      {strings.agents.after}
-                    </Text>
-                    <Value value={after ?? null} label={`${path} ${strings.agents.after}`} />
-                  </Stack>
-                </SimpleGrid>
-              </Stack>
-            ))}
-          </Stack>
-        )
-      }
+      {({ changes }) => <Changes changes={changes} />}
     </Loaded>
   )
 }

@@ -1,5 +1,5 @@
 import retryFields from 'fields:retryRun'
-import { Alert, Badge, Box, Button, Drawer, Group, Skeleton, Stack, Text, Title, VisuallyHidden } from '@mantine/core'
+import { Alert, Badge, Box, Button, Drawer, Group, Skeleton, Stack, Text, Title } from '@mantine/core'
 import { useInterval } from '@mantine/hooks'
 import type { OrchestrationNode, OrchestrationRun } from '@muster/client'
 import {
@@ -25,7 +25,6 @@ import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
 import { CopyText, costText, durationText, visible, When } from '../components/text.tsx'
-import { Tree } from '../components/tree.tsx'
 import { Value } from '../components/value.tsx'
 import { GraphPanel } from '../graph/graph-panel.tsx'
 import { HumanForm } from '../graph/human-form.tsx'
@@ -44,7 +43,7 @@ import {
   waitText,
   withoutDefinition,
 } from '../graph/run-state.ts'
-import { Status, StatusIcon, statusText } from '../graph/status.tsx'
+import { Status, StatusIcon } from '../graph/status.tsx'
 import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -354,14 +353,7 @@ function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
           ))}
         </Group>
       )}
-      <GraphPanel
-        label={strings.runs.graph}
-        graph={graph}
-        selected={opened?.id ?? null}
-        onSelect={select}
-        listTitle={strings.runs.nodes}
-        list={<NodeTree states={states} definition={definition} selected={opened?.id ?? null} onSelect={select} />}
-      />
+      <GraphPanel label={strings.runs.graph} graph={graph} selected={opened?.id ?? null} onSelect={select} />
       <Drawer
         opened={opened !== undefined}
         onClose={() => select(undefined)}
@@ -373,58 +365,6 @@ function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
         {opened && <NodeDetails run={run} state={opened} definition={definition} />}
       </Drawer>
     </>
-  )
-}
-
-function NodeTree({
-  states,
-  definition,
-  selected,
-  onSelect,
-}: {
-  states: NodeState[]
-  definition: Definition
-  selected: string | null
-  onSelect: (id: string) => void
-}) {
-  return (
-    <Tree
-      label={strings.runs.nodes}
-      rowPx={50}
-      maxHeight={468}
-      selected={selected}
-      onSelect={onSelect}
-      rows={states.map(state => {
-        const { id, type, status, attempts } = state
-        const after = definition.edges.filter(({ to }) => to === id).map(({ from }) => from)
-        const facts = [
-          waitText(state) ?? statusText(status),
-          attempts.length > 1 && strings.runs.attempt(attempts.length),
-          timeOf(state),
-        ].filter(Boolean)
-        return {
-          id,
-          level: 1,
-          content: (
-            <Group gap="sm" wrap="nowrap" h="100%" px="md">
-              <StatusIcon status={status} />
-              <Box miw={0} flex={1}>
-                <Text size="sm" fw={600} truncate>
-                  {visible(id)}
-                </Text>
-                <Text size="xs" c="dimmed" truncate>
-                  {facts.join(' · ')}
-                </Text>
-                <VisuallyHidden>
-                  {[type, after.length > 0 && strings.runs.after(after.join(', '))].filter(Boolean).join(', ')}
-                </VisuallyHidden>
-              </Box>
-              <NodeTypeIcon type={type} size={16} />
-            </Group>
-          ),
-        }
-      })}
-    />
   )
 }
 

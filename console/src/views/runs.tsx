@@ -1,7 +1,7 @@
 import { Button, Text } from '@mantine/core'
 import type { OrchestrationRun } from '@muster/client'
 import { listRuns } from '@muster/client/operations'
-import { IconHierarchy, IconHierarchy2 } from '@tabler/icons-react'
+import { IconHierarchy, IconPlayerTrackNext } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -101,7 +101,7 @@ export function Runs() {
         }
         empty={
           <Notice
-            icon={<IconHierarchy2 />}
+            icon={<IconPlayerTrackNext />}
             title={strings.runs.empty}
             color="indigo"
             action={
