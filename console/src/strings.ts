@@ -152,7 +152,6 @@ export const strings = {
     users: 'Users',
     apps: 'Connected apps',
     traces: 'Traces',
-    inbox: 'Inbox',
     orchestrations: 'Orchestrations',
     runs: 'Runs',
     formations: 'Formations',

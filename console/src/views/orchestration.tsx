@@ -136,7 +136,7 @@ function StartButton({ record: { id, input_schema } }: { record: Orchestration }
         <SchemaForm
           schema={hasFields ? (schema as ObjectSchema) : startFields}
           only={hasFields ? undefined : ['input']}
-          within={hasFields ? 'input' : undefined}
+          at={hasFields ? 'input' : undefined}
           submitLabel={strings.orchestrations.start}
           isPending={start.isPending}
           error={start.error}
