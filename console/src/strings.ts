@@ -505,6 +505,8 @@ export const strings = {
     create: 'Add price',
     saved: 'The price is added',
     deleteText: 'The price does not take effect.',
+    noPrices: 'No price yet',
+    noPricesText: 'A price turns the tokens of a model, or other usage, into dollars, from its date on.',
     empty: 'No price of its own',
     emptyText: 'The prices of the deployment apply. A price of the project takes precedence from its date on.',
   },

@@ -75,7 +75,8 @@ export function Keys() {
               label={texts.activity}
               title={visible(name ?? texts.unnamed)}
               size="compact-xs"
-              variant="subtle"
+              variant="transparent"
+              px={0}
               form={() => <Activity keyId={id} />}
             />
           )}

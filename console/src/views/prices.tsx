@@ -122,8 +122,8 @@ export function Prices() {
         choices={['of']}
         fields={<SearchField name="model" label={texts.model} />}
         empty={
-          <Notice icon={<IconTags />} title={texts.empty} action={create} color="indigo">
-            {texts.emptyText}
+          <Notice icon={<IconTags />} title={isGlobal ? texts.noPrices : texts.empty} action={create} color="indigo">
+            {isGlobal ? texts.noPricesText : texts.emptyText}
           </Notice>
         }
       />

@@ -4,6 +4,7 @@ import { getOrchestrationQueueStats, getSystemStatus } from '@muster/client/oper
 import { IconAlertTriangle, IconCircleCheck } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { api, every } from '../api.ts'
+import { FailingChecks } from '../components/failing-checks.tsx'
 import { Figures } from '../components/figures.tsx'
 import { useFilters } from '../components/filters.ts'
 import { RecordLink, TableHead } from '../components/list.tsx'
@@ -38,21 +39,12 @@ function Deployment() {
   return (
     <Loaded query={status} action="system:GetSystemStatus">
       {({ checks, queues, projects, processes, turns_per_minute, errors_per_minute }) => {
-        const failing = Object.entries(checks).filter(([, result]) => result !== 'ok')
         const unserved = queues.filter(({ workers }) => workers === 0)
         const sum = (field: 'waiting' | 'active' | 'dead') => queues.reduce((total, queue) => total + queue[field], 0)
         const oldest = Math.max(0, ...queues.map(({ oldest_seconds }) => oldest_seconds))
         return (
           <>
-            {failing.length > 0 && (
-              <Alert color="red" icon={<IconAlertTriangle />} title={texts.failing} role="alert">
-                {failing.map(([name, result]) => (
-                  <Text size="sm" key={name}>
-                    {visible(name)}: {visible(result)}
-                  </Text>
-                ))}
-              </Alert>
-            )}
+            <FailingChecks checks={checks} />
             {unserved.length > 0 && (
               <Alert color="yellow" icon={<IconAlertTriangle />} title={texts.unserved(unserved.length)}>
                 <Text size="sm" lineClamp={2}>
