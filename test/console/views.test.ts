@@ -256,6 +256,8 @@ describe('the console in a browser', function () {
       'Agents',
       'Playground',
       'Settings',
+      'Keys',
+      'Connected apps',
     ])
     await go(page, at('sessions'))
     await page.getByText('sessions:ListSessions').waitFor()

@@ -21,7 +21,7 @@ const root = path.resolve(import.meta.dirname, '../..')
 const run = promisify(execFile)
 
 /** Bytes of the document: as it is, and as it is sent to whoever takes gzip. */
-const MOST_BYTES = 1_445_000
+const MOST_BYTES = 1_460_000
 const MOST_BYTES_GZIP = 166_000
 
 describe('the description', function () {

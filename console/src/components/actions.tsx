@@ -98,6 +98,15 @@ export function ActionButton({
   )
 }
 
+/** The buttons of a row, beside each other where there is room. */
+export function RowActions({ children }: { children: ReactNode }) {
+  return (
+    <Group gap="xs" className="row-actions">
+      {children}
+    </Group>
+  )
+}
+
 /** A button that opens a dialog with a form; `form` gets what closes it. */
 export function FormButton({
   label,

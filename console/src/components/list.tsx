@@ -87,6 +87,23 @@ export function ChoiceField({
   )
 }
 
+/** The titles of the columns of a table. */
+export function TableHead({ titles }: { titles: string[] }) {
+  return (
+    <Table.Thead>
+      <Table.Tr>
+        {titles.map(title => (
+          <Table.Th key={title}>
+            <Text size="sm" c="dimmed" fw={600} style={{ whiteSpace: 'nowrap' }}>
+              {title}
+            </Text>
+          </Table.Th>
+        ))}
+      </Table.Tr>
+    </Table.Thead>
+  )
+}
+
 /** A list of records: filters, a table that becomes cards on a phone, and pages. */
 export function ListView<Row>({
   label,
@@ -95,6 +112,7 @@ export function ListView<Row>({
   columns,
   fields,
   empty,
+  choices = [],
   keyOf = row => (row as { id: string }).id,
 }: {
   label: string
@@ -106,9 +124,11 @@ export function ListView<Row>({
   fields?: ReactNode
   /** Shown while there is no record. */
   empty: ReactNode
+  /** Filters that choose another list: an empty one is not one in which nothing matches. */
+  choices?: string[]
   keyOf?: (row: Row) => string
 }) {
-  const applied = Object.keys(filters).filter(name => name !== 'page' && name !== 'tab')
+  const applied = Object.keys(filters).filter(name => !['page', 'tab', ...choices].includes(name))
   return (
     <Stack gap="lg">
       {fields && <Group gap="sm">{fields}</Group>}
@@ -123,17 +143,7 @@ export function ListView<Row>({
             <Stack gap="lg">
               <Card withBorder padding={0} radius="lg">
                 <Table highlightOnHover verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={label}>
-                  <Table.Thead>
-                    <Table.Tr>
-                      {columns.map(({ title }) => (
-                        <Table.Th key={title}>
-                          <Text size="sm" c="dimmed" fw={600} style={{ whiteSpace: 'nowrap' }}>
-                            {title}
-                          </Text>
-                        </Table.Th>
-                      ))}
-                    </Table.Tr>
-                  </Table.Thead>
+                  <TableHead titles={columns.map(({ title }) => title)} />
                   <Table.Tbody>
                     {data.map(row => (
                       <Table.Tr key={keyOf(row)}>

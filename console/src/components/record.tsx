@@ -38,14 +38,17 @@ export function Facts({ facts }: { facts: [label: string, value: ReactNode][] })
 
 export type Tab = { value: string; title: string; content: () => ReactNode }
 
-/** Tabs of a view; the open one is part of the address. */
+/** Tabs of a view; the open one is part of the address. Each begins without the filters of the one before. */
 export function AddressTabs({ tabs }: { tabs: Tab[] }) {
   const { filters, setFilters } = useFilters()
   const open = tabs.some(({ value }) => value === filters.tab) ? filters.tab : tabs[0].value
   return (
     <Tabs
       value={open}
-      onChange={next => setFilters({ tab: next === tabs[0].value ? undefined : (next ?? undefined) })}
+      onChange={next => {
+        const cleared = Object.fromEntries(Object.keys(filters).map(name => [name, undefined]))
+        setFilters({ ...cleared, tab: next === tabs[0].value ? undefined : (next ?? undefined) })
+      }}
       keepMounted={false}
     >
       <Tabs.List mb="lg">

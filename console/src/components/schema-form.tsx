@@ -117,6 +117,7 @@ export const fieldLabel = (name: string): string => {
   const words = name
     .replaceAll('_', ' ')
     .replace(/\bid(s?)\b/g, 'ID$1')
+    .replace(/\bip(s?)\b/g, 'IP$1')
     .replace(/\burl\b/g, 'URL')
   return visible(words.charAt(0).toUpperCase() + words.slice(1))
 }
@@ -228,7 +229,8 @@ export function SchemaForm({
             onChange={entry => setEntries(all => ({ ...all, [name]: entry }))}
             common={{
               label: field.title ? visible(field.title) : fieldLabel(name),
-              description: field.description && visible(field.description),
+              description: field.description && visible(field.description.replaceAll('`', '')),
+              placeholder: ['string', 'number'].includes(typeof field.default) ? String(field.default) : undefined,
               error: wrong[name] ?? (refused[name] && visible(refused[name])),
               required: isRequired,
               disabled: isReadOnly,
@@ -289,7 +291,14 @@ function SchemaField({
   suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void
-  common: { label: string; description?: string; error?: string; required: boolean; disabled?: boolean }
+  common: {
+    label: string
+    description?: string
+    placeholder?: string
+    error?: string
+    required: boolean
+    disabled?: boolean
+  }
 }) {
   const clear = { 'aria-label': strings.form.clear(common.label) }
   const items = settled(field.items ?? {})

@@ -147,6 +147,7 @@ export function Audit() {
         list={list}
         action="audit:ListAuditEntries"
         columns={columns}
+        choices={['all']}
         fields={
           <>
             <Select

@@ -15,7 +15,7 @@ import { IconInfoCircle, IconKey, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { usePolicyNames } from '../access.ts'
 import { api } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton, RowActions, useAction } from '../components/actions.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
@@ -75,7 +75,8 @@ export function Keys() {
               label={texts.activity}
               title={visible(name ?? texts.unnamed)}
               size="compact-xs"
-              variant="subtle"
+              variant="transparent"
+              px={0}
               form={() => <Activity keyId={id} />}
             />
           )}
@@ -97,7 +98,7 @@ export function Keys() {
     {
       title: texts.actions,
       cell: row => (
-        <Group gap="xs">
+        <RowActions>
           {isAllowed('project-keys:UpdateProjectKey') && (
             <FormButton
               label={strings.agents.edit}
@@ -123,7 +124,7 @@ export function Keys() {
               stale={[key, ['start', 'keys']]}
             />
           )}
-        </Group>
+        </RowActions>
       ),
     },
   ]

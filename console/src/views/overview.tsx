@@ -12,6 +12,7 @@ import { IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
+import { FailingChecks } from '../components/failing-checks.tsx'
 import { type Figure, Figures } from '../components/figures.tsx'
 import { Meter } from '../components/meter.tsx'
 import { Page } from '../components/page.tsx'
@@ -144,6 +145,7 @@ export function Overview() {
       intro={strings.overview.intro}
       actions={!isPaused && isAllowed('projects:PauseProject') && <PauseButton projectId={projectId} />}
     >
+      {system.data && <FailingChecks checks={system.data.checks} />}
       <Figures figures={figures} />
       <Loaded query={turns} rows={3} action="generations:ListGenerations">
         {rows => {

@@ -4,7 +4,7 @@ import { deleteQueueMessage, listQueueMessages, replayQueueMessage } from '@must
 import { IconStack2 } from '@tabler/icons-react'
 import { useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { ActionButton } from '../components/actions.tsx'
+import { ActionButton, RowActions } from '../components/actions.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
 import { ChoiceField, type Column, ListView, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -42,7 +42,7 @@ export function QueueMessages() {
     title: texts.actions,
     cell: ({ id, state }) =>
       state === 'dead' && (
-        <Group gap="xs">
+        <RowActions>
           <ActionButton
             label={texts.replay}
             run={async () => replayQueueMessage(api, { queue, message_id: id })}
@@ -56,7 +56,7 @@ export function QueueMessages() {
             run={async () => deleteQueueMessage(api, { queue, message_id: id })}
             stale={[['system']]}
           />
-        </Group>
+        </RowActions>
       ),
   }
   const columns: Column<QueueMessage>[] = [

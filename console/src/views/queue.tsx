@@ -4,9 +4,10 @@ import { getOrchestrationQueueStats, getSystemStatus } from '@muster/client/oper
 import { IconAlertTriangle, IconCircleCheck } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { api, every } from '../api.ts'
+import { FailingChecks } from '../components/failing-checks.tsx'
 import { Figures } from '../components/figures.tsx'
 import { useFilters } from '../components/filters.ts'
-import { RecordLink } from '../components/list.tsx'
+import { RecordLink, TableHead } from '../components/list.tsx'
 import { Meter } from '../components/meter.tsx'
 import { Page } from '../components/page.tsx'
 import { Section } from '../components/record.tsx'
@@ -38,21 +39,12 @@ function Deployment() {
   return (
     <Loaded query={status} action="system:GetSystemStatus">
       {({ checks, queues, projects, processes, turns_per_minute, errors_per_minute }) => {
-        const failing = Object.entries(checks).filter(([, result]) => result !== 'ok')
         const unserved = queues.filter(({ workers }) => workers === 0)
         const sum = (field: 'waiting' | 'active' | 'dead') => queues.reduce((total, queue) => total + queue[field], 0)
         const oldest = Math.max(0, ...queues.map(({ oldest_seconds }) => oldest_seconds))
         return (
           <>
-            {failing.length > 0 && (
-              <Alert color="red" icon={<IconAlertTriangle />} title={texts.failing} role="alert">
-                {failing.map(([name, result]) => (
-                  <Text size="sm" key={name}>
-                    {visible(name)}: {visible(result)}
-                  </Text>
-                ))}
-              </Alert>
-            )}
+            <FailingChecks checks={checks} />
             {unserved.length > 0 && (
               <Alert color="yellow" icon={<IconAlertTriangle />} title={texts.unserved(unserved.length)}>
                 <Text size="sm" lineClamp={2}>
@@ -112,17 +104,9 @@ function Queues({ queues }: { queues: SystemQueue[] }) {
         </Group>
       ) : (
         <Table className="rows" verticalSpacing="sm" aria-label={texts.queues}>
-          <Table.Thead>
-            <Table.Tr>
-              {[texts.name, texts.waiting, texts.oldestWaiting, texts.delayed, texts.slots, texts.dead].map(title => (
-                <Table.Th key={title}>
-                  <Text size="sm" c="dimmed" fw={600}>
-                    {title}
-                  </Text>
-                </Table.Th>
-              ))}
-            </Table.Tr>
-          </Table.Thead>
+          <TableHead
+            titles={[texts.name, texts.waiting, texts.oldestWaiting, texts.delayed, texts.slots, texts.dead]}
+          />
           <Table.Tbody>
             {shown.map(({ name, waiting, delayed, active, dead, oldest_seconds, slots, workers }) => (
               <Table.Tr key={name}>
@@ -170,6 +154,7 @@ function Projects({ projects }: { projects: SystemProject[] }) {
   return (
     <Section title={texts.projects}>
       <Table className="rows" verticalSpacing="sm" aria-label={texts.projects}>
+        <TableHead titles={[texts.project, texts.share, texts.waiting]} />
         <Table.Tbody>
           {projects.map(({ project_id, active, waiting, share }) => (
             <Table.Tr key={project_id}>
@@ -178,9 +163,7 @@ function Projects({ projects }: { projects: SystemProject[] }) {
                 {texts.of(active, share)}
                 {share > 0 && <Meter used={active} limit={share} label={texts.shareOf(nameOf(project_id))} />}
               </Table.Td>
-              <Table.Td>
-                {waiting.toLocaleString()} {texts.waiting.toLowerCase()}
-              </Table.Td>
+              <Table.Td data-title={texts.waiting}>{waiting.toLocaleString()}</Table.Td>
             </Table.Tr>
           ))}
         </Table.Tbody>
@@ -193,6 +176,7 @@ function Processes({ processes }: { processes: SystemProcess[] }) {
   return (
     <Section title={texts.processes}>
       <Table className="rows" verticalSpacing="sm" aria-label={texts.processes}>
+        <TableHead titles={[texts.process, texts.version, texts.started, texts.heartbeat]} />
         <Table.Tbody>
           {processes.map(({ instance_id, kind, concerns, version, started_at, heartbeat_at, stale }) => (
             <Table.Tr key={`${kind} ${instance_id}`}>

@@ -16,7 +16,7 @@ import {
 import { IconBell, IconGauge, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { api, every } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton, RowActions, useAction } from '../components/actions.tsx'
 import { type Column, ListView, type PageOf, useList } from '../components/list.tsx'
 import { Meter } from '../components/meter.tsx'
 import { Section } from '../components/record.tsx'
@@ -28,6 +28,14 @@ import { strings } from '../strings.ts'
 
 const POLL_MS = 60_000
 const texts = strings.quotas
+
+const choices = (labels: Record<string, string>) => Object.entries(labels).map(([value, label]) => ({ value, label }))
+const OPTIONS = {
+  scope: choices(texts.scopes),
+  metric: choices(texts.metrics),
+  window: choices(texts.windows),
+  mode: choices(texts.modes),
+}
 
 /** Returns an amount of a metric for people. */
 export const amountText = (metric: Quota['metric'] | UsageThreshold['metric'], amount: number): string => {
@@ -87,7 +95,7 @@ export function Quotas() {
     {
       title: texts.actions,
       cell: quota => (
-        <Group gap="xs">
+        <RowActions>
           {isAllowed('quotas:UpdateQuota') && (
             <FormButton
               label={strings.agents.edit}
@@ -105,7 +113,7 @@ export function Quotas() {
               stale={[key, ['overview']]}
             />
           )}
-        </Group>
+        </RowActions>
       ),
     },
   ]
@@ -152,6 +160,7 @@ function QuotaForm({ quota, onDone }: { quota?: Row; onDone: () => void }) {
       initial={quota as Values | undefined}
       start={{ scope: 'project', metric: 'cost_usd', window: 'calendar_month' }}
       omit={['project_id']}
+      options={OPTIONS}
       submitLabel={quota ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}
@@ -235,6 +244,10 @@ function ThresholdForm({ projectId, onDone }: { projectId: string; onDone: () =>
     <SchemaForm
       schema={thresholdFields}
       omit={['project_id']}
+      options={{
+        metric: OPTIONS.metric.filter(({ value }) => ['cost_usd', 'tokens'].includes(value)),
+        window: OPTIONS.window.filter(({ value }) => ['calendar_month', 'rolling_24h'].includes(value)),
+      }}
       start={{ metric: 'cost_usd', window: 'calendar_month' }}
       submitLabel={strings.create}
       isPending={save.isPending}

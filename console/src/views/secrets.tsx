@@ -13,7 +13,7 @@ import {
 import { IconLock, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { api } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton, RowActions, useAction } from '../components/actions.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
 import { type Column, ListView, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -68,7 +68,7 @@ export function Secrets() {
     {
       title: texts.actions,
       cell: secret => (
-        <Group gap="xs">
+        <RowActions>
           {isAllowed('secrets:UpdateSecret') && (
             <>
               <FormButton
@@ -105,7 +105,7 @@ export function Secrets() {
               stale={[key]}
             />
           )}
-        </Group>
+        </RowActions>
       ),
     },
   ]

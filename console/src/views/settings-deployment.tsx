@@ -48,7 +48,7 @@ export function DeploymentSettings() {
                           {name}
                         </Text>
                         <Text size="sm" c="dimmed">
-                          {doc}
+                          {doc.replaceAll('`', '')}
                         </Text>
                       </Table.Td>
                       <Table.Td>

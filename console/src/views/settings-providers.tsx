@@ -12,7 +12,7 @@ import {
 import { IconPlugConnected, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { api } from '../api.ts'
-import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton, RowActions, useAction } from '../components/actions.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
 import { ProviderForm } from '../components/provider-form.tsx'
 import { Facts, Section } from '../components/record.tsx'
@@ -52,7 +52,7 @@ export function ProviderSettings() {
     {
       title: strings.keys.actions,
       cell: provider => (
-        <Group gap="xs">
+        <RowActions>
           {isAllowed('ai-providers:CheckAiProvider') && <Check providerId={provider.id} />}
           {isAllowed('ai-providers:UpdateAiProvider') && (
             <FormButton
@@ -71,7 +71,7 @@ export function ProviderSettings() {
               stale={[key]}
             />
           )}
-        </Group>
+        </RowActions>
       ),
     },
   ]

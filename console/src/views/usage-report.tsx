@@ -9,6 +9,7 @@ import { FormButton, useAction } from '../components/actions.tsx'
 import type { ChartSeries } from '../components/chart.tsx'
 import { Figures } from '../components/figures.tsx'
 import { useFilters } from '../components/filters.ts'
+import { TableHead } from '../components/list.tsx'
 import { Section } from '../components/record.tsx'
 import { saveAs } from '../components/save.ts'
 import { FailureAlert, Loaded, Loading, Notice } from '../components/states.tsx'
@@ -224,17 +225,7 @@ function Groups({
   const titles = [texts.name, texts.measures.events, texts.input, texts.output, texts.measures.cost]
   return (
     <Table className="rows" verticalSpacing="xs" aria-label={texts.table}>
-      <Table.Thead>
-        <Table.Tr>
-          {titles.map(title => (
-            <Table.Th key={title}>
-              <Text size="sm" c="dimmed" fw={600}>
-                {title}
-              </Text>
-            </Table.Th>
-          ))}
-        </Table.Tr>
-      </Table.Thead>
+      <TableHead titles={titles} />
       <Table.Tbody>
         {groups.map(group => (
           <Table.Tr key={`${group.key} ${group.ai_provider_id}`}>
