@@ -255,6 +255,7 @@ function SchemaField({
         clearable={!common.required}
         clearButtonProps={clear}
         searchable
+        openOnFocus={false}
         nothingFoundMessage={strings.shell.noCommand}
       />
     )
