@@ -15,6 +15,7 @@ import { api } from '../api.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Notice } from '../components/states.tsx'
+import { StreamingText } from '../components/streaming-text.tsx'
 import { CopyText, costText, durationText, TextButton, visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { meant } from '../graph/human-form.tsx'
@@ -364,9 +365,7 @@ function StepView({ step, isRunning, call }: { step: Step; isRunning: boolean; c
         )}
       </Group>
       {isStreaming ? (
-        <Text component="div" className="wrap">
-          {visible(text)}
-        </Text>
+        <StreamingText text={text} />
       ) : (
         text && (
           <Suspense fallback={<Text className="wrap">{visible(text)}</Text>}>

@@ -14,10 +14,11 @@ import {
 import { IconHandStop, IconMessage, IconSend } from '@tabler/icons-react'
 import { type QueryClient, useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useParams } from '@tanstack/react-router'
-import { lazy, Suspense, useEffect, useRef, useState } from 'react'
+import { lazy, memo, Suspense, useEffect, useRef, useState } from 'react'
 import { api } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { StreamingText } from '../components/streaming-text.tsx'
 import { visible, When } from '../components/text.tsx'
 import { useStream } from '../live.ts'
 import { useMe, usePermissions, useProjectId } from '../projects.ts'
@@ -274,7 +275,7 @@ function Messages({ session: { id } }: { session: Session }) {
   )
 }
 
-function MessageCard({ message }: { message: SessionMessage }) {
+const MessageCard = memo(function MessageCard({ message }: { message: SessionMessage }) {
   const { role, origin, content, parts, author_name, created_at } = message
   const isReply = role === 'assistant'
   const attachments = ((parts ?? []) as { type?: string; filename?: string; file_id?: string }[]).filter(
@@ -304,7 +305,7 @@ function MessageCard({ message }: { message: SessionMessage }) {
       </Card>
     </Box>
   )
-}
+})
 
 function RunningCard({ text, tools, error }: Running) {
   return (
@@ -324,11 +325,7 @@ function RunningCard({ text, tools, error }: Running) {
             </Badge>
           </Group>
         ))}
-        {text && (
-          <Text component="div" className="wrap">
-            {visible(text)}
-          </Text>
-        )}
+        {text && <StreamingText text={text} />}
         {error && <Text size="sm">{`${strings.sessions.turnFailed}: ${visible(error)}`}</Text>}
       </Card>
     </Box>
