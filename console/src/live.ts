@@ -1,3 +1,4 @@
+import { notifyManager } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 
 /** Time for which a hidden tab keeps its stream. */
@@ -50,15 +51,27 @@ export function useStream<Event>(
     if (!isOn) return
     const controller = new AbortController()
     let retry: ReturnType<typeof setTimeout> | undefined
+    let arrived: Event[] = []
+    let frame = 0
+    // What arrives is drawn once a frame.
+    const draw = () => {
+      cancelAnimationFrame(frame)
+      frame = 0
+      const events = arrived
+      arrived = []
+      notifyManager.batch(() => events.forEach(apply))
+    }
     const read = async () => {
       try {
         for await (const event of open(controller.signal)) {
           setLive(true)
-          apply(event)
+          arrived.push(event)
+          frame ||= requestAnimationFrame(draw)
         }
       } catch {
         // The record says why: it is read again.
       }
+      draw()
       if (controller.signal.aborted) return
       setLive(false)
       onLost()

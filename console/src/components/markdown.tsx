@@ -46,10 +46,13 @@ const components: Components = {
 }
 
 /** Text of a model or a user as Markdown, without HTML and without images. */
-export default function Markdown({ text }: { text: string }) {
+function Markdown({ text }: { text: string }) {
   return (
     <ReactMarkdown components={components} urlTransform={url => url}>
       {visible(text)}
     </ReactMarkdown>
   )
 }
+
+/** Parsed again only for another text. */
+export default memo(Markdown)

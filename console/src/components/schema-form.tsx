@@ -314,6 +314,7 @@ function SchemaField({
         clearable={!common.required}
         clearButtonProps={clear}
         searchable
+        openOnFocus={false}
         nothingFoundMessage={strings.shell.noCommand}
       />
     )

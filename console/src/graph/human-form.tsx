@@ -28,8 +28,8 @@ function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {
   return [...found].filter(name => name !== '')
 }
 
-/** The value that a person means by a text: numbers, true, false, lists and objects are written as JSON. */
-function meant(text: unknown): unknown {
+/** Returns the value that a person means by a text: numbers, true, false, lists and objects are written as JSON. */
+export function meant(text: unknown): unknown {
   if (typeof text !== 'string') return text
   try {
     return JSON.parse(text)

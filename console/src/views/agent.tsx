@@ -22,6 +22,7 @@ import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { AgentForm } from './agent-form.tsx'
+import { Release } from './agent-release.tsx'
 
 /** An agent: its record, its versions, and the form that changes it. */
 export function AgentView() {
@@ -124,7 +125,7 @@ function Field({ label, children }: { label: string; children: ReactNode }) {
 }
 
 function Record({ agent }: { agent: Agent }) {
-  const { active_release: release, tool_bindings: tools, guardrail_ids: guardrails } = agent
+  const { tool_bindings: tools, guardrail_ids: guardrails } = agent
   return (
     <Stack gap="lg">
       <Card withBorder padding="lg" radius="lg">
@@ -148,14 +149,6 @@ function Record({ agent }: { agent: Agent }) {
           {strings.agents.id} <span className="mono">{agent.id}</span>
         </Text>
       </Card>
-      {release && (
-        <Card withBorder padding="lg" radius="lg">
-          <Text fw={600} component="h2" size="md">
-            {strings.agents.release}
-          </Text>
-          <Value value={release} label={strings.agents.release} />
-        </Card>
-      )}
       <Card withBorder padding="lg" radius="lg">
         <Text fw={600} component="h2" size="md" mb="sm">
           {strings.agents.instructions}
@@ -180,6 +173,13 @@ function Record({ agent }: { agent: Agent }) {
   )
 }
 
+/** Returns what part of the callers a version serves. */
+function served({ version: current, active_release: release }: Agent, version: number): string | undefined {
+  if (!release) return version === current ? strings.agents.live : undefined
+  if (version === release.canary_version) return strings.release.canary
+  return version === release.stable_version ? strings.release.stable : undefined
+}
+
 function Versions({ agent }: { agent: Agent }) {
   const cache = useQueryClient()
   const isAllowed = usePermissions(agent.project_id)
@@ -200,6 +200,7 @@ function Versions({ agent }: { agent: Agent }) {
     <Loaded query={versions} action="agents:ListAgentVersions">
       {rows => (
         <Stack gap="md">
+          <Release agent={agent} versions={rows} />
           {restore.error && <FailureAlert error={restore.error} />}
           <Card withBorder padding={0} radius="lg">
             <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
@@ -211,7 +212,7 @@ function Versions({ agent }: { agent: Agent }) {
                         <Text fw={600}>
                           {strings.agents.version} {version}
                         </Text>
-                        {version === agent.version && <Badge variant="default">{strings.agents.live}</Badge>}
+                        {served(agent, version) && <Badge variant="default">{served(agent, version)}</Badge>}
                       </Group>
                       {label && <Text size="sm">{visible(label)}</Text>}
                     </Table.Td>

@@ -19,6 +19,7 @@ import { api } from '../api.ts'
 import { MessageCard } from '../components/message.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { StreamingText } from '../components/streaming-text.tsx'
 import { visible } from '../components/text.tsx'
 import { useStream } from '../live.ts'
 import { useMe, usePermissions, useProjectId } from '../projects.ts'
@@ -307,11 +308,7 @@ function RunningCard({ text, tools, error }: Running) {
             </Badge>
           </Group>
         ))}
-        {text && (
-          <Text component="div" className="wrap">
-            {visible(text)}
-          </Text>
-        )}
+        {text && <StreamingText text={text} />}
         {error && <Text size="sm">{`${strings.sessions.turnFailed}: ${visible(error)}`}</Text>}
       </Card>
     </Box>
