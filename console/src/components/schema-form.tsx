@@ -124,7 +124,7 @@ export const fieldLabel = (name: string): string => {
  */
 export function SchemaForm({
   schema,
-  initial,
+  initial: record,
   start = {},
   only,
   omit = [],
@@ -154,6 +154,8 @@ export function SchemaForm({
   children?: ReactNode
 }) {
   const { properties = {}, required = [] } = schema
+  // A record that is read again meanwhile is not what the user changes.
+  const [initial] = useState(record)
   const fields = (only ?? Object.keys(properties))
     .filter(name => properties[name] && !omit.includes(name))
     .map(name => {
