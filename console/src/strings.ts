@@ -43,10 +43,12 @@ export const strings = {
     none: 'No tags',
     edit: 'Edit tags',
     help: 'Each as key=value. Enter adds one.',
+    filter: 'Tag, such as team=desk',
   },
   form: {
     required: 'This field is required',
     notJson: 'This is not JSON',
+    changed: 'Another person has changed this record',
     clear: (field: string) => `Clear ${field}`,
   },
   value: {
@@ -475,7 +477,6 @@ export const strings = {
     change: 'Rename or move',
     replace: 'Replace content',
     replaced: 'The content was replaced',
-    replacedIngest: 'The content was replaced. Ingest the document again to use it.',
     deleteText: 'The file and its content are deleted. This cannot be undone.',
     metadata: 'Metadata',
     preview: 'Preview',

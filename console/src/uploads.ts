@@ -95,8 +95,11 @@ async function next(): Promise<void> {
   const job = waiting.shift()
   if (!job) return
   sending++
+  // The browser asks before it leaves the page.
+  window.onbeforeunload = event => event.preventDefault()
   await job()
   sending--
+  if (sending === 0) window.onbeforeunload = null
   void next()
 }
 

@@ -152,12 +152,18 @@ describe('knowledge, tools and conversations in the console', function () {
       await preview.getByText('<script>alert(1)</script>').waitFor()
       assert.equal(await page.locator('main img, main svg script, main iframe').count(), 0)
     }
+    const [chooser] = await Promise.all([
+      page.waitForEvent('filechooser'),
+      page.getByRole('button', { name: 'Replace content' }).press('Enter'),
+    ])
+    await chooser.setFiles({ name: 'page.html', mimeType: 'text/html', buffer: Buffer.from('<h1>replaced</h1>') })
+    await preview.getByText('<h1>replaced</h1>').waitFor()
     const [download] = await Promise.all([
       page.waitForEvent('download'),
       page.getByRole('button', { name: 'Download' }).first().click(),
     ])
     assert.equal(download.suggestedFilename(), 'page.html')
-    assert.equal(fs.readFileSync(await download.path(), 'utf8'), '<h1>title</h1><script>alert(1)</script>')
+    assert.equal(fs.readFileSync(await download.path(), 'utf8'), '<h1>replaced</h1>')
     assert.deepEqual(problems, [])
   })
 
@@ -166,15 +172,6 @@ describe('knowledge, tools and conversations in the console', function () {
     const { id } = await post('/documents/ingest?wait=true', { project_id: project(), file_id: broken.id })
     const { page, problems } = await open(`documents/${id}`)
     await page.getByRole('alert').getByText('PDF_PARSE_FAILED').waitFor()
-    await page.getByRole('tab', { name: 'Record' }).click()
-    await page.getByRole('link', { name: 'broken.pdf' }).click()
-    const [chooser] = await Promise.all([
-      page.waitForEvent('filechooser'),
-      page.getByRole('button', { name: 'Replace content' }).press('Enter'),
-    ])
-    await chooser.setFiles({ name: 'right.txt', mimeType: 'text/plain', buffer: Buffer.from('a document') })
-    await page.getByText('Ingest the document again to use it.').waitFor()
-    assert.equal((await read(`/files/${broken.id}`)).size, 10)
     const text = await document('/help/hours.txt', 'Open from nine to five.', { title: 'Hours' })
     await go(page, at(`documents/${text.id}`))
     await page.getByText('Open from nine to five.').waitFor()
@@ -318,10 +315,9 @@ describe('knowledge, tools and conversations in the console', function () {
       await page.getByText(decision).waitFor()
     }
     await page.getByRole('tab', { name: 'Where it applies' }).click()
-    await page.getByRole('button', { name: 'Attach' }).click()
     const dialog = page.getByRole('dialog', { name: 'Attach' })
     for (const name of ['Tool: models', 'Agent: Helper']) {
-      if (!(await dialog.isVisible())) await page.getByRole('button', { name: 'Attach' }).click()
+      await page.getByRole('button', { name: 'Attach' }).click()
       await dialog.getByLabel('Attach to').fill(name)
       await page.getByRole('option', { name }).click()
       await dialog.getByRole('button', { name: 'Attach' }).click()
@@ -341,7 +337,7 @@ describe('knowledge, tools and conversations in the console', function () {
     )
   })
 
-  it('edits a tool as JSON, and sends what differs alone', async () => {
+  it('edits a tool as JSON, and shows both changes where two people edit a guardrail', async () => {
     const execute = { url: `${suite.app.double.url}/v1/models`, method: 'GET' }
     const { id } = await post('/tools', { project_id: project(), name: 'lookup', description: 'old', execute })
     const { page, problems } = await open(`tools/${id}`)
@@ -351,12 +347,49 @@ describe('knowledge, tools and conversations in the console', function () {
     const json = form.getByRole('textbox', { name: 'JSON' })
     await json.waitFor()
     const record = JSON.parse(await json.inputValue())
-    await suite.app.admin.patch(`/tools/${id}`, { idempotent: true })
     await json.fill(JSON.stringify({ ...record, description: 'new' }))
-    await form.getByRole('button', { name: 'Save' }).click()
+    const [request] = await Promise.all([
+      page.waitForRequest(each => each.method() === 'PATCH'),
+      form.getByRole('button', { name: 'Save' }).click(),
+    ])
+    assert.deepEqual(request.postDataJSON(), { description: 'new' })
     await page.getByText('new', { exact: true }).waitFor()
-    const { description, idempotent } = await read(`/tools/${id}`)
-    assert.deepEqual([description, idempotent], ['new', true])
+    assert.deepEqual(problems, [])
+
+    const guardrail = await post('/guardrails', { project_id: project(), name: 'shared', document: { class: 'B' } })
+    await go(page, at(`guardrails/${guardrail.id}`))
+    await page.getByRole('button', { name: 'Edit' }).click()
+    await form.getByLabel('Description').fill('mine')
+    await suite.app.admin.patch(`/guardrails/${guardrail.id}`, { description: 'theirs', document: { class: 'C' } })
+    await form.getByRole('button', { name: 'Save' }).click()
+    const conflict = page.getByRole('dialog', { name: 'Another person has changed this record' })
+    await conflict.getByText('"theirs"').waitFor()
+    await conflict.getByText('"mine"').waitFor()
+    await conflict.getByRole('button', { name: 'Save mine' }).click()
+    await page.getByText('mine', { exact: true }).waitFor()
+    const { description, document: rules } = await read(`/guardrails/${guardrail.id}`)
+    assert.deepEqual([description, rules], ['mine', { class: 'C' }])
+  })
+
+  it('finds conversations, documents and stores by a tag', async () => {
+    const tags = { team: 'desk' }
+    await post('/conversations', { project_id: project(), name: 'Tagged thread', tags })
+    await document('/tagged/one.txt', 'one', { tags })
+    await document('/tagged/two.txt', 'two')
+    await post('/memory-stores', { project_id: project(), name: 'Tagged store', tags })
+    const { page, problems } = await open('start')
+    for (const [view, name] of [
+      ['conversations', 'Tagged thread'],
+      ['documents', 'one.txt'],
+      ['memory', 'Tagged store'],
+    ] as const) {
+      await go(page, at(view))
+      await page.getByLabel('Tag, such as team=desk').fill('team=desk')
+      await page.getByRole('link', { name }).waitFor()
+      await eventually(async () => (await page.getByRole('table').locator('tbody tr').count()) === 1)
+      await page.getByLabel('Tag, such as team=desk').fill('team=none')
+      await page.getByText('Nothing matches the filters').waitFor()
+    }
     assert.deepEqual(problems, [])
   })
 

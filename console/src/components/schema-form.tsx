@@ -128,7 +128,7 @@ export const fieldLabel = (name: string): string => {
  */
 export function SchemaForm({
   schema,
-  initial,
+  initial: record,
   start = {},
   only,
   omit = [],
@@ -167,6 +167,8 @@ export function SchemaForm({
   children?: ReactNode
 }) {
   const { properties = {}, required = [] } = schema
+  // A record that is read again meanwhile is not what the user changes.
+  const [initial] = useState(record)
   const fields = (only ?? Object.keys(properties))
     .filter(name => properties[name] && !omit.includes(name))
     .map(name => {

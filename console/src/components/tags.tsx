@@ -9,6 +9,12 @@ type Bag = Record<string, string>
 /** Keys that the platform sets. */
 const isOwn = (key: string) => !key.startsWith('system.')
 
+/** Returns the filter of a list by a tag, which is written as `key=value`. */
+export function tagFilter(text: string | undefined): { tags?: Bag } {
+  const at = text?.indexOf('=') ?? -1
+  return text && at > 0 ? { tags: { [text.slice(0, at).trim()]: text.slice(at + 1).trim() } } : {}
+}
+
 /** The tags of a record. */
 export function Tags({ tags }: { tags: Bag }) {
   const entries = Object.entries(tags)

@@ -11,7 +11,7 @@ import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } 
 import { Page } from '../components/page.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
-import { Tags } from '../components/tags.tsx'
+import { Tags, tagFilter } from '../components/tags.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -23,11 +23,21 @@ export function Conversations() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const { actors, nameOf } = useActors()
-  const list = useList<Conversation>(['conversations', projectId], async ({ q, status, actor }, bounds, signal) => {
-    const chosen = STATUSES.filter(each => each === status)
-    const args = { project_id: projectId, name: q, status: chosen, ...(actor ? { actor_id: actor } : {}), ...bounds }
-    return listConversations(api, args, { signal }).page()
-  })
+  const list = useList<Conversation>(
+    ['conversations', projectId],
+    async ({ q, status, actor, tag }, bounds, signal) => {
+      const chosen = STATUSES.filter(each => each === status)
+      const args = {
+        project_id: projectId,
+        name: q,
+        status: chosen,
+        ...tagFilter(tag),
+        ...(actor ? { actor_id: actor } : {}),
+        ...bounds,
+      }
+      return listConversations(api, args, { signal }).page()
+    },
+  )
   const columns: Column<Conversation>[] = [
     {
       title: strings.conversations.name,
@@ -73,6 +83,7 @@ export function Conversations() {
         fields={
           <>
             <SearchField />
+            <SearchField name="tag" label={strings.tags.filter} />
             <ChoiceField
               name="status"
               label={strings.documents.state}

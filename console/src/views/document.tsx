@@ -383,10 +383,11 @@ function DocumentForm({
   stale: string[][]
   onDone: () => void
 }) {
+  // A later version of another person is not replaced.
+  const [expected_version] = useState(document.version)
   const save = useAction({
-    // A change of an other version than the one that is shown is refused.
     run: async (values: DocumentPatch) =>
-      updateDocument(api, { ...values, document_id: document.id, expected_version: document.version }),
+      updateDocument(api, { ...values, document_id: document.id, expected_version }),
     stale,
     onDone,
   })

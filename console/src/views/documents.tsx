@@ -10,6 +10,7 @@ import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } 
 import { Page } from '../components/page.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
+import { tagFilter } from '../components/tags.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -42,9 +43,15 @@ export function Documents() {
   const isAllowed = usePermissions(projectId)
   const list = useList<Document>(
     ['documents', projectId],
-    async ({ folder, status }, bounds, signal) => {
+    async ({ folder, status, tag }, bounds, signal) => {
       const chosen = STATUSES.filter(each => each === status)
-      const args = { project_id: projectId, status: chosen, ...(folder ? { path_prefix: folder } : {}), ...bounds }
+      const args = {
+        project_id: projectId,
+        status: chosen,
+        ...tagFilter(tag),
+        ...(folder ? { path_prefix: folder } : {}),
+        ...bounds,
+      }
       return listDocuments(api, args, { signal }).page()
     },
     { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? INGESTING_MS : undefined) },
@@ -86,6 +93,7 @@ export function Documents() {
         fields={
           <>
             <SearchField name="folder" label={strings.documents.folder} />
+            <SearchField name="tag" label={strings.tags.filter} />
             <ChoiceField
               name="status"
               label={strings.documents.state}

@@ -93,7 +93,7 @@ function FilePage({ file }: { file: FileRecord }) {
         title={strings.agents.record}
         actions={
           <>
-            {isAllowed('files:UploadFile') && <ReplaceButton file={file} />}
+            {isAllowed('files:UploadFile') && !document_id && <ReplaceButton file={file} />}
             {isAllowed('files:UpdateFileMetadata') && (
               <FormButton
                 label={strings.files.change}
@@ -153,12 +153,12 @@ function FilePage({ file }: { file: FileRecord }) {
   )
 }
 
-/** Replaces the content of a file. Its document changes when it is ingested again. */
+/** Replaces the content of a file that no document is made of. */
 function ReplaceButton({ file }: { file: FileRecord }) {
   const replace = useAction({
     run: async (content: File) => replaceFileContent(api, { file_id: file.id, file: content }),
     stale: [fileKey(file.id), ['files', file.project_id]],
-    message: file.document_id ? strings.files.replacedIngest : strings.files.replaced,
+    message: strings.files.replaced,
   })
   return (
     <>

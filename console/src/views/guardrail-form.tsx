@@ -1,11 +1,11 @@
 import guardrailFields from 'fields:createGuardrail'
 import documentFields from 'fields:createGuardrail.document'
 import type { Guardrail, GuardrailInput } from '@muster/client'
-import { createGuardrail, listTools, updateGuardrail } from '@muster/client/operations'
+import { createGuardrail, getGuardrail, listTools, updateGuardrail } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { api } from '../api.ts'
-import { useAction } from '../components/actions.tsx'
 import { FormOrJson } from '../components/form-or-json.tsx'
+import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -43,13 +43,19 @@ function packed(values: Values, guardrail?: Guardrail): Values {
   return { ...others, document: Object.fromEntries(Object.entries(document).filter(([, value]) => value !== null)) }
 }
 
+/** Reads a guardrail, and what a later write of it names. */
+export async function readGuardrail(id: string, signal?: AbortSignal): Promise<Read<Guardrail>> {
+  const { data, etag } = await getGuardrail(api, { guardrail_id: id }, { signal }).withResponse()
+  return { record: data, etag }
+}
+
 /** Creates or changes a guardrail, by its rules or as JSON. */
 export function GuardrailForm({
-  guardrail,
+  first,
   onDone,
   onCancel,
 }: {
-  guardrail?: Guardrail
+  first?: Read<Guardrail>
   onDone: (id: string) => void
   onCancel: () => void
 }) {
@@ -61,41 +67,53 @@ export function GuardrailForm({
       (await listTools(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     enabled: isAllowed('tools:ListTools') === true,
   })
-  const save = useAction({
-    run: async (values: Values) =>
-      guardrail
-        ? updateGuardrail(api, { ...values, guardrail_id: guardrail.id })
-        : createGuardrail(api, { ...values, project_id: projectId } as GuardrailInput),
-    stale: [['guardrails', projectId], ...(guardrail ? [['guardrail', guardrail.id]] : [])],
-    onDone: ({ id }) => onDone(id),
+  const id = first?.record.id
+  const {
+    base: guardrail,
+    formKey,
+    save,
+    dialog,
+    ...state
+  } = useGuardedSave<Guardrail>({
+    first,
+    read: () => readGuardrail(id as string),
+    write: async (change, options) =>
+      id
+        ? updateGuardrail(api, { ...change, guardrail_id: id }, options)
+        : createGuardrail(api, { ...change, project_id: projectId } as GuardrailInput),
+    stale: [['guardrails', projectId], ...(id ? [['guardrail', id]] : [])],
+    onDone,
   })
   const common = {
     submitLabel: guardrail ? strings.save : strings.create,
-    isPending: save.isPending,
-    error: save.error,
     onCancel,
+    ...state,
   }
   const { name = '', description = null, document = { class: 'C' }, context_tool_id = null } = guardrail ?? {}
   const rules = document as Values
   return (
-    <FormOrJson
-      record={{ name, description, document, context_tool_id, context_mode: guardrail?.context_mode ?? null }}
-      onSubmit={save.mutate}
-      {...common}
-      form={
-        <SchemaForm
-          schema={schema}
-          only={['name', 'description', ...DOCUMENT, 'context_tool_id', 'context_mode']}
-          initial={guardrail && { ...guardrail, ...rules, class: classText(rules.class) }}
-          options={
-            tools.data
-              ? { context_tool_id: tools.data.map(({ id, name: tool }) => ({ value: id, label: visible(tool) })) }
-              : {}
-          }
-          onSubmit={values => save.mutate(packed(values, guardrail))}
-          {...common}
-        />
-      }
-    />
+    <>
+      <FormOrJson
+        key={formKey}
+        record={{ name, description, document, context_tool_id, context_mode: guardrail?.context_mode ?? null }}
+        onSubmit={save}
+        {...common}
+        form={
+          <SchemaForm
+            schema={schema}
+            only={['name', 'description', ...DOCUMENT, 'context_tool_id', 'context_mode']}
+            initial={guardrail && { ...guardrail, ...rules, class: classText(rules.class) }}
+            options={
+              tools.data
+                ? { context_tool_id: tools.data.map(({ id, name: tool }) => ({ value: id, label: visible(tool) })) }
+                : {}
+            }
+            onSubmit={values => save(packed(values, guardrail))}
+            {...common}
+          />
+        }
+      />
+      {dialog}
+    </>
   )
 }

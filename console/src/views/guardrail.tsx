@@ -6,7 +6,6 @@ import {
   deleteGuardrail,
   evaluateGuardrail,
   getAgent,
-  getGuardrail,
   getProject,
   getTool,
   listAgents,
@@ -24,6 +23,7 @@ import { useState } from 'react'
 import { api } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { Decision, Decisions } from '../components/decisions.tsx'
+import type { Read } from '../components/guarded-save.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
@@ -34,7 +34,7 @@ import { Value } from '../components/value.tsx'
 import { Versions } from '../components/versions.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { GuardrailForm } from './guardrail-form.tsx'
+import { GuardrailForm, readGuardrail } from './guardrail-form.tsx'
 
 const guardrailKey = (id: string) => ['guardrail', id]
 
@@ -44,18 +44,18 @@ const READ_MAX = 1000
 /** A guardrail: its rules, a trial of them, where it applies, and what it decided. */
 export function GuardrailView() {
   const { guardrailId } = useParams({ strict: false }) as { guardrailId: string }
-  const guardrail = useQuery<Guardrail>({
+  const guardrail = useQuery<Read<Guardrail>>({
     queryKey: guardrailKey(guardrailId),
-    queryFn: async ({ signal }) => getGuardrail(api, { guardrail_id: guardrailId }, { signal }),
+    queryFn: ({ signal }) => readGuardrail(guardrailId, signal),
   })
   return (
     <Loaded query={guardrail} action="guardrails:GetGuardrail">
-      {record => <GuardrailPage guardrail={record} />}
+      {({ record, etag }) => <GuardrailPage guardrail={record} etag={etag} />}
     </Loaded>
   )
 }
 
-function GuardrailPage({ guardrail }: { guardrail: Guardrail }) {
+function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string | null }) {
   const { id, project_id, version } = guardrail
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
@@ -122,7 +122,7 @@ function GuardrailPage({ guardrail }: { guardrail: Guardrail }) {
               label={strings.agents.edit}
               leftSection={<IconEdit size={16} />}
               modalSize="xl"
-              form={close => <GuardrailForm guardrail={guardrail} onDone={close} onCancel={close} />}
+              form={close => <GuardrailForm first={{ record: guardrail, etag }} onDone={close} onCancel={close} />}
             />
           )}
         </>

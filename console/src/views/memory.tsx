@@ -10,6 +10,7 @@ import { type Column, ListView, RecordLink, SearchField, useList } from '../comp
 import { Page } from '../components/page.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
+import { tagFilter } from '../components/tags.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -18,8 +19,8 @@ import { strings } from '../strings.ts'
 export function Memory() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const list = useList<MemoryStore>(['memory-stores', projectId], async ({ q }, bounds, signal) =>
-    listMemoryStores(api, { project_id: projectId, name: q, ...bounds }, { signal }).page(),
+  const list = useList<MemoryStore>(['memory-stores', projectId], async ({ q, tag }, bounds, signal) =>
+    listMemoryStores(api, { project_id: projectId, name: q, ...tagFilter(tag), ...bounds }, { signal }).page(),
   )
   const columns: Column<MemoryStore>[] = [
     {
@@ -53,7 +54,12 @@ export function Memory() {
         list={list}
         action="memories:ListMemoryStores"
         columns={columns}
-        fields={<SearchField />}
+        fields={
+          <>
+            <SearchField />
+            <SearchField name="tag" label={strings.tags.filter} />
+          </>
+        }
         empty={
           <Notice icon={<IconBrain />} title={strings.memory.emptyStores} action={create} color="indigo">
             {strings.memory.emptyStoresText}

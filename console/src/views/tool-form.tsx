@@ -3,12 +3,12 @@ import executeFields from 'fields:createTool.execute'
 import mcpFields from 'fields:createTool.mcp'
 import { Select, Stack } from '@mantine/core'
 import type { Tool, ToolInput } from '@muster/client'
-import { createTool, listGuardrails, updateTool } from '@muster/client/operations'
+import { createTool, getTool, listGuardrails, updateTool } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { useAction } from '../components/actions.tsx'
 import { FormOrJson } from '../components/form-or-json.tsx'
+import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -71,32 +71,47 @@ function packed(type: ToolType, values: Values, tool?: Tool): Values {
   return { ...Object.fromEntries(outside), [request]: kept }
 }
 
+/** Reads a tool, and what a later write of it names. */
+export async function readTool(id: string, signal?: AbortSignal): Promise<Read<Tool>> {
+  const { data, etag } = await getTool(api, { tool_id: id }, { signal }).withResponse()
+  return { record: data as Tool, etag }
+}
+
 /** Creates or changes a tool, by its fields or as JSON. */
 export function ToolForm({
-  tool,
+  first,
   onDone,
   onCancel,
 }: {
-  tool?: Tool
+  first?: Read<Tool>
   onDone: (id: string) => void
   onCancel: () => void
 }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const [type, setType] = useState<ToolType>(tool?.type ?? 'http')
+  const [type, setType] = useState<ToolType>(first?.record.type ?? 'http')
   const guardrails = useQuery({
     queryKey: ['guardrails', projectId, 'all'],
     queryFn: async ({ signal }) =>
       (await listGuardrails(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     enabled: isAllowed('guardrails:ListGuardrails') === true,
   })
-  const save = useAction({
-    run: async (values: Values) =>
-      tool
-        ? updateTool(api, { ...values, tool_id: tool.id })
-        : createTool(api, { type, ...values, project_id: projectId } as ToolInput),
-    stale: [['tools', projectId], ...(tool ? [['tool', tool.id]] : [])],
-    onDone: ({ id }) => onDone(id),
+  const id = first?.record.id
+  const {
+    base: tool,
+    formKey,
+    save,
+    dialog,
+    ...state
+  } = useGuardedSave<Tool>({
+    first,
+    read: () => readTool(id as string),
+    write: async (change, options) =>
+      id
+        ? updateTool(api, { ...change, tool_id: id }, options)
+        : createTool(api, { type, ...change, project_id: projectId } as ToolInput),
+    stale: [['tools', projectId], ...(id ? [['tool', id]] : [])],
+    onDone,
   })
   const { request, fields } = FIELDS[type]
   const options: Record<string, { value: string; label: string }[]> = guardrails.data
@@ -104,9 +119,8 @@ export function ToolForm({
     : {}
   const common = {
     submitLabel: tool ? strings.save : strings.create,
-    isPending: save.isPending,
-    error: save.error,
     onCancel,
+    ...state,
   }
   const writable = Object.entries(tool ?? { type, name: '' }).filter(([name]) => !READ_ONLY.includes(name))
   return (
@@ -122,9 +136,9 @@ export function ToolForm({
         />
       )}
       <FormOrJson
-        key={type}
+        key={`${type} ${formKey}`}
         record={Object.fromEntries(writable)}
-        onSubmit={save.mutate}
+        onSubmit={save}
         {...common}
         form={
           <SchemaForm
@@ -132,11 +146,12 @@ export function ToolForm({
             only={fields}
             initial={tool && { ...tool, ...(request ? tool[request] : {}) }}
             options={options}
-            onSubmit={values => save.mutate(packed(type, values, tool))}
+            onSubmit={values => save(packed(type, values, tool))}
             {...common}
           />
         }
       />
+      {dialog}
     </Stack>
   )
 }

@@ -1,6 +1,6 @@
 import { Anchor, Badge, Group, Select, Stack, Text } from '@mantine/core'
 import { MusterError, type Tool, type ToolAction, type ToolProjection } from '@muster/client'
-import { callTool, deleteTool, getTool, listAgents, listGuardrails, listToolActions } from '@muster/client/operations'
+import { callTool, deleteTool, listAgents, listGuardrails, listToolActions } from '@muster/client/operations'
 import { IconEdit } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
@@ -8,6 +8,7 @@ import { useState } from 'react'
 import { api } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { Decisions } from '../components/decisions.tsx'
+import type { Read } from '../components/guarded-save.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
@@ -17,20 +18,22 @@ import { durationText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { ToolForm } from './tool-form.tsx'
+import { readTool, ToolForm } from './tool-form.tsx'
 
 const toolKey = (id: string) => ['tool', id]
 
 /** A tool: its record, a call of it, the decisions on its calls, and its shares. */
 export function ToolView() {
   const { toolId } = useParams({ strict: false }) as { toolId: string }
-  const tool = useQuery<Tool | ToolProjection>({
+  const tool = useQuery<Read<Tool | ToolProjection>>({
     queryKey: toolKey(toolId),
-    queryFn: async ({ signal }) => getTool(api, { tool_id: toolId }, { signal }),
+    queryFn: ({ signal }) => readTool(toolId, signal),
   })
   return (
     <Loaded query={tool} action="tools:GetTool">
-      {record => ('project_id' in record ? <ToolPage tool={record} /> : <SharedTool tool={record} />)}
+      {({ record, etag }) =>
+        'project_id' in record ? <ToolPage tool={record} etag={etag} /> : <SharedTool tool={record} />
+      }
     </Loaded>
   )
 }
@@ -46,7 +49,7 @@ function SharedTool({ tool }: { tool: ToolProjection }) {
   )
 }
 
-function ToolPage({ tool }: { tool: Tool }) {
+function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const navigate = useNavigate()
@@ -92,7 +95,7 @@ function ToolPage({ tool }: { tool: Tool }) {
               label={strings.agents.edit}
               leftSection={<IconEdit size={16} />}
               modalSize="xl"
-              form={close => <ToolForm tool={tool} onDone={close} onCancel={close} />}
+              form={close => <ToolForm first={{ record: tool, etag }} onDone={close} onCancel={close} />}
             />
           )}
         </>
