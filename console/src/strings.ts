@@ -472,7 +472,7 @@ export const strings = {
     drift: 'Drift',
     drifted: 'Resources differ from the template',
     inSync: 'All resources are as the template declares',
-    driftText: 'Compares each resource with the stored template. Before is the template, after is the resource.',
+    driftText: 'Compares each resource with the stored template: − is what it declares, + is the resource.',
     checkAgain: 'Check again',
     operations: 'Operations',
     operationTypes: { create: 'Create', update: 'Update', delete: 'Delete' },
