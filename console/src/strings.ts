@@ -489,7 +489,7 @@ export const strings = {
     updated: 'Updated',
     id: 'ID',
   },
-  difference: { title: 'Differences', same: 'No difference' },
+  fieldChanges: { title: 'Differences', same: 'No difference' },
   webhooks: {
     intro: 'Signed requests to your addresses for the events of this project.',
     empty: 'No webhook yet',
