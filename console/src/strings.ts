@@ -938,7 +938,7 @@ export const strings = {
     drift: 'Drift',
     drifted: 'Resources differ from the template',
     inSync: 'All resources are as the template declares',
-    driftText: 'Compares each resource with the stored template. Before is the template, after is the resource.',
+    driftText: 'Compares each resource with the stored template: − is what it declares, + is the resource.',
     checkAgain: 'Check again',
     operations: 'Operations',
     operationTypes: { create: 'Create', update: 'Update', delete: 'Delete' },
@@ -955,7 +955,7 @@ export const strings = {
     updated: 'Updated',
     id: 'ID',
   },
-  difference: { title: 'Differences', same: 'No difference' },
+  fieldChanges: { title: 'Differences', same: 'No difference' },
   webhooks: {
     intro: 'Signed requests to your addresses for the events of this project.',
     empty: 'No webhook yet',

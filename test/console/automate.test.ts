@@ -1,15 +1,14 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
-import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
-import { propose } from '../support/approvals.ts'
+import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { consoleSuite, go } from './support.ts'
+import { consoleSuite, go, HOSTILE, openConsole } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
   const suite = consoleSuite(['generation', 'delivery', 'orchestration', 'trigger'])
-  const { at, open, heading } = suite
+  const { at, open, heading, closeLater } = suite
   let receiver: Receiver
 
   before(async () => {
@@ -139,164 +138,6 @@ describe('the console for automation', function () {
       await page.getByLabel('Body').fill(body.replace('secrets.created', 'secrets.deleted'))
       await page.getByRole('button', { name: 'Check a signature' }).click()
       await page.getByText('The signature does not belong to this body and secret.').waitFor()
-      assert.deepEqual(problems, [])
-    })
-  })
-
-  describe('the inbox', () => {
-    /** Starts work that waits for a person in each way, and returns what reads its state. */
-    const waiting = async () => {
-      const graph = await create('/orchestrations', {
-        name: `ask ${Math.random()}`,
-        nodes: [{ id: 'ask', type: 'human', prompt: 'May this be refunded?', options: ['yes', 'no'] }],
-        edges: [],
-      })
-      const run = await create('/orchestration-runs', { orchestration_id: graph.id, wait: false })
-      const playbook = await create('/playbooks', {
-        name: `Returns ${Math.random()}`,
-        steps: [
-          {
-            key: 'inspect',
-            title: 'Inspect the parcel',
-            type: 'manual',
-            instructions: 'Open it and look.',
-            result_schema: {
-              type: 'object',
-              properties: { damage: { type: 'string', enum: ['none', 'some'], description: 'What you see' } },
-              required: ['damage'],
-            },
-            required_evidence: [{ name: 'Photo', kind: 'file' }],
-          },
-        ],
-      })
-      const { id: case_id } = await create('/cases', { title: 'Parcel 1' })
-      const execution = await post('/playbook-executions', { case_id, playbook_id: playbook.id })
-      const workflow = await create('/workflows', {
-        name: `Board ${Math.random()}`,
-        states: [
-          { name: 'review', kind: 'human', initial: true },
-          { name: 'done', terminal: true },
-          { name: 'back', terminal: true },
-        ],
-        transitions: [
-          { name: 'finish', from: ['review'], to: 'done' },
-          { name: 'return', from: ['review'], to: 'back' },
-        ],
-        payload_schema: { type: 'object', properties: { amount: { type: 'integer' } } },
-      })
-      const task = await create('/tasks', {
-        workflow_id: workflow.id,
-        title: 'Check the invoice',
-        payload: { amount: 3 },
-      })
-      const turn = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
-      const approval = await propose(suite.app, turn.id, { id: null, name: 'pay' }, { amount: 12, to: 'Ada' })
-      await eventually(async () => (await read(`/orchestration-runs/${run.id}`)).status === 'awaiting_input')
-      await eventually(async () => (await read(`/playbook-executions/${execution.id}`)).waiting_on)
-      return { run, execution, task, approval, case_id }
-    }
-
-    it('answers a question of a run, a step, a task and an approval in place, and the work continues', async () => {
-      const { run, execution, task, approval, case_id } = await waiting()
-      const { page, problems } = await open('inbox')
-      const card = (name: string) => page.getByRole('article', { name })
-
-      const question = card('May this be refunded?')
-      await question.getByRole('button', { name: 'Answer' }).focus()
-      await page.keyboard.press('Enter')
-      await question.getByRole('combobox', { name: 'Answer' }).focus()
-      await page.keyboard.press('ArrowDown')
-      await page.keyboard.press('ArrowDown')
-      await page.keyboard.press('Enter')
-      await question.getByRole('button', { name: 'Submit' }).focus()
-      await page.keyboard.press('Enter')
-      const settled = await eventually(async () => {
-        const now = await read(`/orchestration-runs/${run.id}`)
-        return now.status === 'succeeded' ? now : null
-      })
-      assert.match(JSON.stringify(settled.artifacts), /"choice":"(yes|no)"/)
-
-      const step = card('Inspect the parcel')
-      await step.getByText('Open it and look.').waitFor()
-      await step.getByRole('button', { name: 'Answer' }).click()
-      await step.getByRole('combobox', { name: 'Damage' }).click()
-      await page.getByRole('option', { name: 'some' }).click()
-      const [chooser] = await Promise.all([
-        page.waitForEvent('filechooser'),
-        step.getByRole('button', { name: 'Photo' }).click(),
-      ])
-      await chooser.setFiles({ name: 'parcel.txt', mimeType: 'text/plain', buffer: Buffer.from('a dent') })
-      await step.getByRole('button', { name: 'Complete step' }).click()
-      await eventually(async () => (await read(`/playbook-executions/${execution.id}`)).status === 'completed')
-      const evidence = await read(`/cases/${case_id}/evidence`)
-      assert.ok(evidence.data.some(({ name, file_id }: any) => name === 'Photo' && file_id))
-
-      const invoice = card('Check the invoice')
-      await invoice.getByRole('button', { name: 'Answer' }).click()
-      await invoice.getByLabel('Amount').fill('5')
-      await invoice.getByRole('combobox', { name: 'Transition' }).click()
-      await page.getByRole('option', { name: 'finish → done' }).click()
-      await invoice.getByRole('button', { name: 'Submit' }).click()
-      const moved = await eventually(async () => {
-        const now = await read(`/tasks/${task.id}`)
-        return now.state === 'done' ? now : null
-      })
-      assert.deepEqual(moved.payload, { amount: 5 })
-
-      const pay = card('pay')
-      await pay.getByRole('button', { name: 'Edit' }).click()
-      await pay.getByLabel('Arguments').fill('{"amount": 7, "to": "Ada"}')
-      const difference = pay.getByRole('group', { name: 'Differences' })
-      await difference.getByText('amount').waitFor()
-      assert.deepEqual(await difference.locator('code').allInnerTexts(), ['12', '7'])
-      await pay.getByRole('button', { name: 'Approve edited' }).click()
-      await eventually(async () => (await read(`/approvals/${approval.id}`)).status === 'approved')
-      await page.getByText('Nothing waits for you').waitFor()
-      assert.deepEqual(problems, [])
-    })
-
-    it('shows earlier decisions of the same kind, and its number in the navigation as work arrives', async () => {
-      const { id } = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
-      const earlier = await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 1 })
-      await post(`/approvals/${earlier.id}/reject`, { reason: 'too small' })
-      const first = await open('inbox')
-      const second = await open('inbox')
-      await heading(first.page, 'Inbox')
-      // One of the tabs reads the stream; both learn of the approval by it, long before they would poll.
-      await first.page.waitForTimeout(4000)
-      await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 2 })
-      for (const { page } of [first, second]) {
-        await page.getByRole('article', { name: 'refund' }).waitFor({ timeout: 5000 })
-        await page.getByRole('navigation').getByLabel('1 open').waitFor()
-      }
-      const card = first.page.getByRole('article', { name: 'refund' })
-      await card.getByRole('button', { name: 'Earlier decisions' }).click()
-      await card.getByText('too small').waitFor()
-      await card.focus()
-      await first.page.keyboard.press('a')
-      await second.page.getByText('Nothing waits for you').waitFor({ timeout: 5000 })
-      assert.deepEqual(first.problems, [])
-    })
-
-    it('opens with 10,000 approvals in a second, page by page', async () => {
-      await suite.app.services.pool.query(sql.unsafe`
-        insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
-        select 'apr_' || lpad(n::text, 26, '0'), ${suite.app.projectId}, 'tool_call', 'pending',
-          json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
-          now() + interval '1 day', 'gen_00000000000000000000000001', ${suite.app.agentId}
-        from generate_series(1, 10000) n`)
-      const { page, problems } = await open('start')
-      await heading(page, 'Getting started')
-      await page.waitForTimeout(1000)
-      const start = performance.now()
-      await go(page, at('inbox'))
-      await page.getByRole('article').nth(24).waitFor()
-      assert.ok(performance.now() - start < 1000, `${performance.now() - start}`)
-      await page.getByText('10,000').first().waitFor()
-      assert.equal(await page.getByRole('article').count(), 25)
-      await page.getByRole('button', { name: 'Page 2', exact: true }).click()
-      await page.waitForURL('**page=2')
-      await suite.app.services.pool.query(sql.unsafe`delete from approvals where status = 'pending'`)
       assert.deepEqual(problems, [])
     })
   })
@@ -450,6 +291,135 @@ describe('the console for automation', function () {
       await dialog.getByRole('button', { name: 'Adopt a resource' }).click()
       await page.getByRole('row', { name: new RegExp(`Helper agent .* ${id}`) }).waitFor()
       assert.deepEqual(problems, [])
+    })
+  })
+
+  describe('all of them', () => {
+    /** A record of each kind with a hostile text wherever there is one, and an answer of a receiver that is hostile. */
+    const hostile = async () => {
+      receiver.answer = (_, response) => response.writeHead(400).end(HOSTILE)
+      const hook = await create('/webhooks', {
+        name: HOSTILE,
+        description: HOSTILE,
+        url: receiver.url,
+        events: ['secrets.*'],
+      })
+      const { id } = await create('/secrets', { name: `hostile${Math.random()}`, value: 'x' })
+      const delivery = await eventually(
+        async () => (await read(`/webhook-deliveries?webhook_id=${hook.id}&status=failed`)).data[0],
+      )
+      const trigger = await create('/triggers', {
+        name: HOSTILE,
+        description: HOSTILE,
+        type: 'manual',
+        target_type: 'agent',
+        target_id: suite.app.agentId,
+        input: { message: HOSTILE },
+      })
+      const firing = await post(`/triggers/${trigger.id}/fire`, { input: { [HOSTILE]: HOSTILE } })
+      const formation = await create('/formations', {
+        name: HOSTILE,
+        template: { resources: {}, metadata: { text: HOSTILE }, outputs: { text: HOSTILE } },
+      })
+      const [event] = (await read(`/events?project_id=${suite.app.projectId}&resource_id=${id}`)).data
+      return {
+        webhook: `webhooks/${hook.id}`,
+        delivery: `webhooks/${hook.id}/deliveries/${delivery.id}`,
+        event: `events/${event.id}`,
+        trigger: `triggers/${trigger.id}`,
+        firing: `triggers/${trigger.id}/firings/${firing.id}`,
+        formation: `formations/${formation.id}`,
+      }
+    }
+
+    it('shows hostile text as text', async () => {
+      const views = await hostile()
+      await suite.checkHostileText([
+        'webhooks',
+        ...Object.values(views).filter(view => view !== views.formation),
+        `${views.trigger}?tab=record`,
+        'triggers',
+        'formations',
+        `${views.formation}?tab=record`,
+      ])
+    })
+
+    it('has no violation of WCAG 2.2 AA, and no sideways scrolling on a phone', async () => {
+      const hook = await create('/webhooks', { name: 'Quiet', url: receiver.url, events: ['*'], active: false })
+      await create('/webhooks', { name: 'Loud', url: receiver.url, events: ['secrets.*'] })
+      const { id } = await create('/secrets', { name: `calm${Math.random()}`, value: 'x' })
+      const [event] = (await read(`/events?project_id=${suite.app.projectId}&resource_id=${id}`)).data
+      const trigger = await create('/triggers', {
+        name: 'Monday',
+        type: 'schedule',
+        cron: '0 9 * * 1',
+        target_type: 'agent',
+        target_id: suite.app.agentId,
+        input: { message: 'hi' },
+      })
+      const firing = await post(`/triggers/${trigger.id}/fire`)
+      const { data } = await read(`/webhooks?project_id=${suite.app.projectId}`)
+      const loud = data.find(({ name }: { name: string }) => name === 'Loud')
+      const test = await post(`/webhooks/${loud.id}/test`)
+      const formation = await create('/formations', {
+        name: 'Stack',
+        template: {
+          resources: {
+            Bot: { type: 'agent', properties: { name: 'Bot', ai_provider_id: suite.app.providerId } },
+          },
+        },
+      })
+      await suite.checkAccess([
+        ['webhooks', 'Webhooks'],
+        [`webhooks/${hook.id}`, 'Quiet'],
+        [`webhooks/${loud.id}?tab=record`, 'Loud'],
+        [`webhooks/${loud.id}?tab=signature`, 'Loud'],
+        [`webhooks/${loud.id}/deliveries/${test.id}`, 'webhooks.test'],
+        ['events', 'Events'],
+        [`events/${event.id}`, 'secrets.created'],
+        ['triggers', 'Triggers'],
+        [`triggers/${trigger.id}`, 'Monday'],
+        [`triggers/${trigger.id}?tab=record`, 'Monday'],
+        [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: By hand'],
+        ['formations', 'Formations'],
+        ['formations/new', 'New formation'],
+        [`formations/${formation.id}`, 'Stack'],
+        [`formations/${formation.id}?tab=plan`, 'Stack'],
+        [`formations/${formation.id}?tab=drift`, 'Stack'],
+        [`formations/${formation.id}?tab=operations`, 'Stack'],
+        [`formations/${formation.id}?tab=record`, 'Stack'],
+      ])
+    })
+
+    it('offers only what the user may do, and requests nothing that the user may not see', async () => {
+      const { id } = await create('/webhooks', { name: 'Seen', url: receiver.url, events: ['*'], active: false })
+      const { projectId } = suite.app
+      await suite.app.user('eve', [allowing(projectId, ['webhooks:ListWebhooks', 'webhooks:GetWebhook'])])
+      const watched = await openConsole(suite.chromium, suite.app, at('webhooks'), 'eve')
+      closeLater(watched)
+      const { page } = watched
+      await page.getByRole('link', { name: 'Seen' }).waitFor()
+      const requested: string[] = []
+      page.on('request', request => requested.push(new URL(request.url()).pathname))
+      assert.deepEqual(await page.getByRole('navigation').getByRole('link').allInnerTexts(), ['Webhooks'])
+      assert.equal(await page.getByRole('main').getByRole('button').count(), 0)
+      await go(page, at(`webhooks/${id}`))
+      await page.getByText('webhooks:ListWebhookDeliveries').waitFor()
+      await page.getByRole('tab', { name: 'Record' }).click()
+      await page.getByText('/hook').waitFor()
+      assert.equal(await page.getByRole('main').getByRole('button').count(), 1, 'copies the ID')
+      for (const [view, action] of [
+        ['events', 'events:ListEvents'],
+        ['triggers', 'triggers:ListTriggers'],
+        ['formations/new', 'formations:ListFormations'],
+      ]) {
+        await go(page, at(view))
+        await page.getByText(action).waitFor()
+      }
+      const foreign = requested.filter(path =>
+        /^.api.v1.(events|triggers|formations|policies|approvals|tasks|orch)/.test(path),
+      )
+      assert.deepEqual(foreign, [])
     })
   })
 })

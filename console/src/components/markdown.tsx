@@ -1,5 +1,6 @@
 import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
+import { memo } from 'react'
 import ReactMarkdown, { type Components } from 'react-markdown'
 import { visible } from './text.tsx'
 

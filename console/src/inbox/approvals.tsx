@@ -7,7 +7,7 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { Difference } from '../components/difference.tsx'
+import { FieldChanges } from '../components/field-changes.tsx'
 import { useFilters } from '../components/filters.ts'
 import { Pages, pageOf } from '../components/list.tsx'
 import { StateBadge } from '../components/state-badge.tsx'
@@ -223,7 +223,7 @@ function ApprovalCard({
             maxRows={20}
           />
         )}
-        {parsed && <Difference before={proposed} after={parsed} />}
+        {parsed && <FieldChanges before={proposed} after={parsed} />}
         {row.evidence && <Evidence evidence={row.evidence} name={name} />}
         <Decisions row={row} />
         <Group gap="sm">
@@ -335,7 +335,7 @@ function Decisions({ row }: { row: Approval }) {
                     <Text size="sm" c="dimmed">
                       {strings.inbox.compared}
                     </Text>
-                    <Difference
+                    <FieldChanges
                       before={row.proposed_action?.arguments ?? {}}
                       after={decision.edited_arguments ?? decision.proposed_action?.arguments ?? {}}
                     />

@@ -359,6 +359,7 @@ function TaskForm({ task, definition, onCancel }: { task: Task; definition: Defi
   const offered = definition.transitions.filter(({ from }) => from.includes(task.state))
   const [transition, setTransition] = useState<string | null>(offered.length === 1 ? offered[0].name : null)
   const [note, setNote] = useState('')
+  const [isTried, setTried] = useState(false)
   const move = useAction<Values>({
     run: async payload => {
       if (Object.keys(payload).length > 0) await updateTask(api, { task_id: task.id, payload })
@@ -379,7 +380,10 @@ function TaskForm({ task, definition, onCancel }: { task: Task; definition: Defi
       submitLabel={strings.inbox.submit}
       isPending={move.isPending}
       error={move.error}
-      onSubmit={payload => transition && move.mutate(payload)}
+      onSubmit={payload => {
+        setTried(true)
+        if (transition) move.mutate(payload)
+      }}
       onCancel={onCancel}
     >
       <Select
@@ -391,7 +395,7 @@ function TaskForm({ task, definition, onCancel }: { task: Task; definition: Defi
         value={transition}
         onChange={setTransition}
         allowDeselect={false}
-        error={transition ? null : move.isIdle && strings.inbox.chooseTransition}
+        error={isTried && !transition && strings.inbox.chooseTransition}
         required
       />
       <Textarea

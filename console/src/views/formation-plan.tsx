@@ -6,7 +6,7 @@ import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
-import { Difference } from '../components/difference.tsx'
+import { FieldChanges } from '../components/field-changes.tsx'
 import { Page } from '../components/page.tsx'
 import { Section } from '../components/record.tsx'
 import { StateBadge } from '../components/state-badge.tsx'
@@ -205,7 +205,7 @@ function Change({ change }: { change: FormationPlanChange }) {
           </Text>
           {replaces && <Badge variant="default">{strings.formations.replaces}</Badge>}
         </Group>
-        {diff && <Difference before={diff.current ?? {}} after={diff.desired} />}
+        {diff && <FieldChanges before={diff.current ?? {}} after={diff.desired} />}
         {overwrites.map(({ field, changed_by, changed_at }) => (
           <Text size="sm" key={field}>
             {strings.formations.overwrites(visible(field), changed_by)} <When at={changed_at} />

@@ -15,7 +15,7 @@ import { useNavigate, useParams } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
 import { api, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
-import { Difference } from '../components/difference.tsx'
+import { FieldChanges } from '../components/field-changes.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
@@ -254,7 +254,7 @@ function Drift({ id }: { id: string }) {
                     {visible(resource_type)}
                   </Text>
                 </Group>
-                {diff && status === 'drifted' && <Difference before={diff.desired} after={diff.current} />}
+                {diff && status === 'drifted' && <FieldChanges before={diff.desired} after={diff.current} />}
               </Stack>
             </Card>
           ))}

@@ -180,31 +180,33 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
     { title: strings.triggers.time, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
-    <ListView
-      label={strings.triggers.firings}
-      list={list}
-      action="triggers:ListTriggerFirings"
-      columns={columns}
-      fields={
-        <>
-          <ChoiceField
-            name="status"
-            label={strings.triggers.state}
-            choices={STATUSES.map(value => ({ value, label: strings.states[value] }))}
-          />
-          <ChoiceField
-            name="source"
-            label={strings.triggers.source}
-            choices={SOURCES.map(value => ({ value, label: strings.triggers.sources[value] }))}
-          />
-        </>
-      }
-      empty={
-        <Notice icon={<IconPlayerPlay />} title={strings.triggers.noFirings}>
-          {strings.triggers.noFiringsText}
-        </Notice>
-      }
-    />
+    <Stack gap="md">
+      <ListView
+        label={strings.triggers.firings}
+        list={list}
+        action="triggers:ListTriggerFirings"
+        columns={columns}
+        fields={
+          <>
+            <ChoiceField
+              name="status"
+              label={strings.triggers.state}
+              choices={STATUSES.map(value => ({ value, label: strings.states[value] }))}
+            />
+            <ChoiceField
+              name="source"
+              label={strings.triggers.source}
+              choices={SOURCES.map(value => ({ value, label: strings.triggers.sources[value] }))}
+            />
+          </>
+        }
+        empty={
+          <Notice icon={<IconPlayerPlay />} title={strings.triggers.noFirings}>
+            {strings.triggers.noFiringsText}
+          </Notice>
+        }
+      />
+    </Stack>
   )
 }
 
@@ -222,7 +224,7 @@ export function Started({ result, projectId }: { result: TriggerFiring['result']
   const view = VIEWS[target_type]
   return (
     <>
-      <Text>{strings.triggers.targets[target_type]}</Text>
+      <Text inherit>{strings.triggers.targets[target_type]}</Text>
       {result_id && view && (
         <RecordLink to={`/p/${projectId}/${view}/${result_id}`}>
           <Text span size="sm" className="mono">

@@ -72,7 +72,7 @@ export function Triggers() {
       title: strings.triggers.type,
       cell: trigger => (
         <>
-          <Text>{strings.triggers.types[trigger.type]}</Text>
+          <Text inherit>{strings.triggers.types[trigger.type]}</Text>
           <Text size="sm" c="dimmed" className="mono">
             {visible(firedBy(trigger))}
           </Text>

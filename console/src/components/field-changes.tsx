@@ -21,11 +21,11 @@ export function changesBetween(before: unknown, after: unknown, path = ''): Chan
 }
 
 /** What differs between two values: each part with its value before and after. */
-export function Difference({ before, after }: { before: unknown; after: unknown }) {
+export function FieldChanges({ before, after }: { before: unknown; after: unknown }) {
   const changes = changesBetween(before, after)
-  if (changes.length === 0) return <Text c="dimmed">{strings.difference.same}</Text>
+  if (changes.length === 0) return <Text c="dimmed">{strings.fieldChanges.same}</Text>
   return (
-    <Stack gap="sm" role="group" aria-label={strings.difference.title}>
+    <Stack gap="sm" role="group" aria-label={strings.fieldChanges.title}>
       {changes.map(change => (
         <Stack gap={4} key={change.path}>
           {change.path && (
