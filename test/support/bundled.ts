@@ -1,4 +1,5 @@
 import { registerHooks } from 'node:module'
+import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 
 /**
@@ -7,11 +8,14 @@ import { pathToFileURL } from 'node:url'
  */
 export const PROGRAMS = { web: 'src/web.ts', worker: 'jobs/worker.ts', host: 'test/support/host.ts' }
 
-const root = pathToFileURL(`${import.meta.dirname}/../../`)
+export const root = path.resolve(import.meta.dirname, '../..')
+/** Not below node_modules, which copies of the checkout may share. */
+export const BUNDLES = path.join(root, '.data/bundles')
+
 const bundles = new Map(
   Object.entries(PROGRAMS).map(([name, file]) => [
-    new URL(file, root).href,
-    new URL(`node_modules/.cache/bundles/${name}.mjs`, root).href,
+    pathToFileURL(path.join(root, file)).href,
+    pathToFileURL(path.join(BUNDLES, `${name}.mjs`)).href,
   ]),
 )
 
