@@ -225,7 +225,7 @@ async function startOutside(
   // Other variables than settings are read by libraries, some of them only once.
   const settingsOnly = Object.keys(env).every(name => name in config)
   if (settingsOnly && !env.FAULT_POINTS?.includes('kill')) return runWorker(databaseUrl, env, concerns, onLine)
-  const { pid, kill } = await startProcess('worker', databaseUrl, env, concerns, [], onLine)
+  const { pid, kill } = await startProcess('worker', databaseUrl, env, concerns, undefined, onLine)
   return { pid, stop: () => kill('SIGTERM') }
 }
 
@@ -252,7 +252,7 @@ async function startInside(services: OpenServices, concerns: readonly string[]):
 /**
  * Waits until a check returns something truthy, and returns it. The limit ends a wait for what never comes; it is far
  * above what a busy machine needs, and says nothing of how fast something is. A check follows after 20 ms, later after
- * 100: a request every 20 ms costs a waiting test a fifth of a core.
+ * 250: a request every 20 ms costs a waiting test a fifth of a core.
  */
 export async function eventually<T>(
   check: () => Promise<T> | T,
@@ -265,6 +265,6 @@ export async function eventually<T>(
     const waited = Date.now() - start
     if (waited > (options.within ?? 30_000))
       throw new Error(`not seen in time: ${options.what ?? check.toString().slice(0, 200)}`)
-    await sleep(options.every ?? Math.min(20 + waited / 20, 100))
+    await sleep(options.every ?? Math.min(20 + waited / 8, 250))
   }
 }
