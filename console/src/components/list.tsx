@@ -121,8 +121,8 @@ export function ListView<Row>({
                 <Table highlightOnHover verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={label}>
                   <Table.Thead>
                     <Table.Tr>
-                      {columns.map(({ title }) => (
-                        <Table.Th key={title}>
+                      {columns.map(({ title, isWide }) => (
+                        <Table.Th key={title} w={isWide ? '50%' : undefined}>
                           <Text size="sm" c="dimmed" fw={600}>
                             {title}
                           </Text>
@@ -134,7 +134,7 @@ export function ListView<Row>({
                     {data.map(row => (
                       <Table.Tr key={keyOf(row)}>
                         {columns.map(({ title, cell, isWide }) => (
-                          <Table.Td key={title} w={isWide ? '50%' : undefined} data-title={isWide ? undefined : title}>
+                          <Table.Td key={title} data-title={isWide ? undefined : title}>
                             {cell(row)}
                           </Table.Td>
                         ))}

@@ -52,8 +52,10 @@ export function When({ at }: { at: string | null | undefined }) {
 /** Returns the age of something in its largest unit, such as 3d. */
 export function ageText(at: string): string {
   const seconds = (Date.now() - Date.parse(at)) / 1000
-  const [unit, length] = UNITS.find(([, length]) => seconds >= length) ?? ['minute', 60]
-  return Math.max(0, Math.floor(seconds / length)).toLocaleString(undefined, {
+  const found = UNITS.find(([, length]) => seconds >= length)
+  if (!found) return strings.when.minute
+  const [unit, length] = found
+  return Math.floor(seconds / length).toLocaleString(undefined, {
     style: 'unit',
     unit,
     unitDisplay: 'narrow',
