@@ -5,6 +5,8 @@ export type SampleProject = {
   projectId: string
   agentId: string
   sessionId: string
+  orchestrationId: string
+  runId: string
   workflowId: string
   taskId: string
   playbookId: string
@@ -46,8 +48,18 @@ const QUESTIONS: [question: string, expected: string, first: string, second: str
 const INSTRUCTIONS = 'You answer customers of a shop for lamps. Be brief and friendly. Never promise a refund.'
 const FRIENDLY = 'End with an offer to help.'
 
+const ORDER = 'L-20377'
+const DELIVERY =
+  `Order ${ORDER} left our warehouse on Monday and arrives on **Thursday**.\n\n` +
+  '- Carrier: Fjord Parcel\n- Parcel: 00340434161094\n\nYou get a message on the morning of delivery.'
+
 /** Answers of the test model, by text of the prompt; each stands for an answer of a real model. */
-const REPLIES: [contains: string, reply: object][] = [
+const REPLIES: [user: string, reply: object][] = [
+  ['Where is my order', { tool_calls: [{ name: 'find_order', args: { order: ORDER } }] }],
+  ['Refund order', { tool_calls: [{ name: 'refund', args: { order: ORDER, amount: 249 } }] }],
+  ['order status', { text: 'shipped on Monday with Fjord Parcel, arrives on Thursday' }],
+  ['How do I clean', { text: 'Dust the shade with a dry cloth. Use no spray on the lamp, and unplug it before.' }],
+  ['speak to a person', { text: 'Of course. A colleague answers you here in a few minutes.' }],
   ['Rate the tone', { text: '{"score": 0.9, "reasoning": "Friendly and brief"}' }],
   [
     'Draft an answer',
@@ -74,7 +86,12 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
     headers: { 'content-type': 'application/json' },
     body: JSON.stringify({
       rules: [
-        ...REPLIES.map(([contains, reply]) => ({ when: { any: { contains } }, reply })),
+        { when: { last_role: 'tool', tool_result: { name: 'find_order' } }, reply: { text: DELIVERY } },
+        {
+          when: { last_role: 'tool', tool_result: { name: 'refund' } },
+          reply: { text: 'A refund of 249 EUR is prepared. A colleague confirms it today.' },
+        },
+        ...REPLIES.map(([user, reply]) => ({ when: { user }, reply })),
         ...QUESTIONS.flatMap(([user, , first, second]) => [
           { when: { user, system: FRIENDLY }, reply: { text: second } },
           { when: { user }, reply: { text: first } },
@@ -91,20 +108,152 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
     base_url: `${controlUrl}/v1`,
     default_model: 'support/large',
   })
-  const agent = (name: string, description: string, instructions: string) =>
-    muster.agents.create({ project_id, name, description, instructions, ai_provider_id: provider.id })
-  const assistant = await agent(
-    'Support assistant',
-    'Answers questions about orders, delivery and returns',
-    INSTRUCTIONS,
-  )
-  await agent('Refund desk', 'Checks refunds and prepares the payment', 'Check the claim and propose one decision.')
+  await muster.projects.prices.replace({
+    project_id,
+    prices: [
+      ['input_tokens', 0.000_003],
+      ['output_tokens', 0.000_015],
+    ].map(([component, unit_price]) => ({
+      provider: 'custom',
+      model: 'support/large',
+      component: component as string,
+      unit: 'token',
+      unit_price: unit_price as number,
+      effective_from: '2026-01-01T00:00:00Z',
+    })),
+  })
+  await muster.quotas.create({ project_id, scope: 'project', metric: 'cost_usd', window: 'rolling_24h', limit: 2 })
+  const agents = await createAgents(muster, project_id, provider.id, controlUrl)
+  await createFiles(muster, project_id)
+  const sessionId = await createSessions(muster, project_id, agents)
+  const run = await createRun(muster, project_id, agents)
+  const board = await createBoard(muster, project_id, agents.assistant)
+  const claims = await createClaims(muster, project_id, agents.assistant, sessionId)
+  const evaluation = await createEvaluation(muster, project_id, agents.assistant, provider.id)
+  return { projectId: project_id, agentId: agents.assistant, sessionId, ...run, ...board, ...claims, ...evaluation }
+}
+
+type Agents = { assistant: string; refunds: string; findOrder: string }
+
+/** Agents: the first calls a tool, the second needs an approval for a call. */
+async function createAgents(
+  muster: Muster,
+  project_id: string,
+  ai_provider_id: string,
+  controlUrl: string,
+): Promise<Agents> {
+  const order = { type: 'string', description: 'Number of the order' }
+  const findOrder = await muster.tools.create({
+    project_id,
+    name: 'find_order',
+    description: 'Finds an order with its items and its delivery',
+    parameters: { type: 'object', properties: { order }, required: ['order'] },
+    // The test model answers in place of the shop.
+    execute: { method: 'POST', url: `${controlUrl}/v1/chat/completions` },
+    preset_parameters: { model: 'support/shop', messages: [{ role: 'user', content: 'order status' }] },
+    output_mapping: { var: 'output.choices.0.message.content' },
+  })
+  const refund = await muster.tools.create({
+    project_id,
+    name: 'refund',
+    description: 'Pays money back to a customer',
+    parameters: {
+      type: 'object',
+      properties: { order, amount: { type: 'number', description: 'Amount in EUR' } },
+      required: ['order', 'amount'],
+    },
+    execute: { method: 'POST', url: `${controlUrl}/refunds` },
+  })
+  const limit = await muster.guardrails.create({
+    project_id,
+    name: 'Refunds above 100 EUR',
+    description: 'Small refunds are paid immediately, others need an approval',
+    document: { class: { if: [{ '<': [0, { var: 'args.amount' }, 100] }, 'A', 'C'] } },
+  })
+  const agent = (name: string, description: string, instructions: string, more: object = {}) =>
+    muster.agents.create({ project_id, name, description, instructions, ai_provider_id, ...more })
+  const assistant = await agent('Support assistant', 'Answers questions about orders and returns', INSTRUCTIONS, {
+    tool_bindings: [{ tool_id: findOrder.id, label: 'Checking the order' }],
+  })
+  const refunds = await agent('Refund desk', 'Checks refunds and prepares the payment', 'Propose one decision.', {
+    tool_bindings: [{ tool_id: refund.id }],
+    guardrail_ids: [limit.id],
+  })
   await agent('Translator', 'Translates messages between customers and the team', 'Translate, and keep the tone.')
-  const session = await muster.sessions.create({ project_id, agent_id: assistant.id, name: 'Where is my order?' })
-  const board = await createBoard(muster, project_id, assistant.id)
-  const claims = await createClaims(muster, project_id, assistant.id, session.id)
-  const evaluation = await createEvaluation(muster, project_id, assistant.id, provider.id)
-  return { projectId: project_id, agentId: assistant.id, sessionId: session.id, ...board, ...claims, ...evaluation }
+  return { assistant: assistant.id, refunds: refunds.id, findOrder: findOrder.id }
+}
+
+/** Conversations with a tool call, with a request for a person, and with a refund that waits for an approval. */
+async function createSessions(muster: Muster, project_id: string, { assistant, refunds }: Agents): Promise<string> {
+  const talk = async (agent_id: string, name: string, customer: string, messages: string[]) => {
+    const { id } = await muster.sessions.create({
+      project_id,
+      agent_id,
+      name,
+      actor: { external_id: customer.toLowerCase(), name: customer },
+      auto_generate: true,
+    })
+    for (const message of messages) await muster.sessions.send({ session_id: id, message, wait: true })
+    return id
+  }
+  const session = await talk(assistant, 'Delivery of a floor lamp', 'Nora', [
+    `Where is my order ${ORDER}?`,
+    'Thanks! How do I clean the shade?',
+  ])
+  await talk(assistant, 'Opening hours', 'Emil', ['When does the shop open?', 'Can I pay by invoice?'])
+  await talk(assistant, 'Bulb for a desk lamp', 'Ida', ['Which bulb fits the desk lamp?'])
+  const person = await talk(assistant, 'Complaint about a delivery', 'Jonas', ['Can I speak to a person?'])
+  await muster.sessions.requestHuman({ session_id: person, reason: 'The customer requires a person' })
+  await talk(refunds, 'Refund of a broken lamp', 'Nora', [`Refund order ${ORDER}: the shade is broken.`])
+  return session
+}
+
+/** Files of the shop, of which two are ingested. */
+async function createFiles(muster: Muster, project_id: string): Promise<void> {
+  const texts: [path: string, text: string][] = [
+    ['returns.md', '# Returns\n\nLamps can be returned within 30 days, unused and in their box.\n'],
+    ['delivery.md', '# Delivery\n\nWe deliver to all countries of the EU within five days.\n'],
+    ['catalogue.csv', 'name,bulb,watts\nDesk lamp,E14,40\nFloor lamp,E27,60\n'],
+  ]
+  for (const [filename, text] of texts) {
+    const file = new Blob([text], { type: filename.endsWith('.md') ? 'text/markdown' : 'text/csv' })
+    const { id } = await muster.files.upload({ project_id, file, filename, prefix: '/shop' })
+    if (filename.endsWith('.md')) await muster.documents.ingest({ project_id, file_id: id })
+  }
+}
+
+/** A run that waits for a person. */
+async function createRun(muster: Muster, project_id: string, { assistant, findOrder }: Agents) {
+  const orchestration = await muster.orchestrations.create({
+    project_id,
+    name: 'Broken delivery',
+    description: 'Finds the order, drafts an answer and waits for a person where the damage is large',
+    input_schema: { type: 'object', required: ['order'], properties: { order: { type: 'string' } } },
+    nodes: [
+      { id: 'order', type: 'tool', tool_id: findOrder, input_mapping: { order: { var: 'input.order' } } },
+      { id: 'draft', type: 'agent', agent_id: assistant, prompt: 'Draft an answer about the broken lamp' },
+      { id: 'size', type: 'condition', expression: 'large' },
+      { id: 'decide', type: 'human', prompt: 'Refund, or send a new lamp?', options: ['refund', 'new lamp'] },
+      {
+        id: 'done',
+        type: 'emit_event',
+        event_type: 'claims.settled',
+        input_mapping: { order: { var: 'input.order' } },
+      },
+    ],
+    edges: [
+      { from: 'order', to: 'size' },
+      { from: 'draft', to: 'decide' },
+      { from: 'size', to: 'decide', condition: 'large' },
+      { from: 'size', to: 'done', condition: 'small' },
+      { from: 'decide', to: 'done' },
+    ],
+  })
+  const run = await muster.orchestrationRuns.create({ orchestration_id: orchestration.id, input: { order: ORDER } })
+  await until(
+    async () => (await muster.orchestrationRuns.get({ orchestration_run_id: run.id })).status === 'awaiting_input',
+  )
+  return { orchestrationId: orchestration.id, runId: run.id }
 }
 
 /** An evaluation of two versions of an agent, of which the second answers one question better and one worse. */
@@ -216,7 +365,7 @@ async function createBoard(muster: Muster, project_id: string, agent_id: string)
   const workflow = await muster.workflows.create({
     project_id,
     name: 'Support requests',
-    description: 'Requests that need more than a reply: an agent drafts, a person reads, the customer gets one answer',
+    description: 'An agent drafts, a person reads, the customer gets one answer',
     states: [
       { name: 'new', initial: true },
       {

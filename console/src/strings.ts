@@ -1281,7 +1281,8 @@ export const strings = {
     moved: (title: string, state: string) => `${title} is in ${state} now`,
     gated: (title: string) => `${title} waits for an approval`,
     notMoved: 'The task was not moved',
-    pending: (transition: string) => `Approval: ${transition}`,
+    gate: 'Approval',
+    pending: 'Waits for approval',
     paused: 'Paused',
     pause: 'Pause',
     resume: 'Resume',
@@ -2008,5 +2009,5 @@ export const strings = {
     active: 'Active',
     inactive: 'Inactive',
   } as Record<string, string>,
-  when: { now: 'just now' },
+  when: { now: 'just now', minute: '<1m' },
 } as const

@@ -130,7 +130,12 @@ describe('the documentation', function () {
       const loaded = [...text.matchAll(/<(?:script|link|img|iframe)[^>]* (?:src|href)="([^"]*)"/g)].map(
         ([, url]) => url,
       )
-      assert.deepEqual(loaded, ['/docs/assets/docs.css', '/docs/assets/docs.js'])
+      const images = loaded.filter(url => url.startsWith('images/'))
+      for (const url of images) assert.equal((await get(`/docs/guides/${url}`)).type, 'image/png', url)
+      assert.deepEqual(
+        loaded.filter(url => !images.includes(url)),
+        ['/docs/assets/docs.css', '/docs/assets/docs.js'],
+      )
       assert.doesNotMatch(text, /<script(?![^>]* src=)|<style| style="| on\w+="/)
       assert.ok(text.includes('<main id="page.content"><h1>'), path)
       assert.ok(gzipSync(text).length < MOST_BYTES_GZIP, path)

@@ -87,12 +87,7 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
     name: nav.groups.automate,
     views: [
-      {
-        name: nav.orchestrations,
-        path: 'orchestrations',
-        icon: IconHierarchy2,
-        action: 'orchestrations:ListOrchestrations',
-      },
+      { name: nav.orchestrations, path: 'orchestrations', icon: IconHierarchy2, action: 'orchestrations:ListOrchestrations' },
       { name: nav.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
       { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
       { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },

@@ -132,7 +132,7 @@ export function TaskBadges({ task }: { task: Task }) {
         )}
         {pending_transition && (
           <Badge variant="dot" color="yellow">
-            {strings.tasks.pending(visible(pending_transition))}
+            {strings.tasks.gate}
           </Badge>
         )}
         {assignee && <Badge variant="default">{visible(assignee)}</Badge>}
@@ -255,6 +255,7 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
           [strings.tasks.state, visible(task.state)],
           [strings.tasks.entered, <When key="entered" at={task.entered_state_at} />],
           [strings.tasks.assignee, task.assignee && visible(task.assignee)],
+          [strings.tasks.pending, task.pending_transition && visible(task.pending_transition)],
           [strings.tasks.due, task.due_at && <When key="due" at={task.due_at} />],
           [strings.agents.created, <When key="created" at={task.created_at} />],
           [strings.tasks.version, task.workflow_version],

@@ -3,7 +3,7 @@ import type { Config } from '../../config.ts'
 import type { Operation } from '../api/operation.ts'
 import { cataloguePages, requiredPages } from './catalogues.ts'
 import type { Description } from './description.ts'
-import { guides } from './guides.ts'
+import { guideImages, guides } from './guides.ts'
 import { layout, referenceLayout } from './layout.ts'
 import { createRenderer, publishedMarkdown, type Rendered } from './markdown.ts'
 import type { Links, Page } from './page.ts'
@@ -16,7 +16,8 @@ import { searchIndex } from './search.ts'
 /** Path of the Markdown of a page. */
 const markdownOf = (path: string): string => `${path || 'index'}.md`
 
-export type DocsFile = { type: string; text: string; policy?: string }
+/** A file; the content of pictures is bytes. */
+export type DocsFile = { type: string; text: string | Buffer; policy?: string }
 
 const HTML = 'text/html; charset=utf-8'
 const MARKDOWN = 'text/markdown; charset=utf-8'
@@ -25,7 +26,7 @@ const JSON_TEXT = 'application/json; charset=utf-8'
 
 const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
 const NO_EMBEDDING = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-const PAGE_POLICY = `${POLICY}; ${NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'`
+const PAGE_POLICY = `${POLICY}; img-src 'self'; ${NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'`
 /** The interactive reference writes style elements. */
 const REFERENCE_POLICY = `${POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")}; img-src 'self' data:; ${NO_EMBEDDING}`
 
@@ -108,6 +109,8 @@ export class Site {
   *#assets(): Generator<[string, () => DocsFile]> {
     yield ['assets/docs.css', () => ({ type: 'text/css; charset=utf-8', text: assetOf('docs.css') })]
     yield ['assets/docs.js', () => ({ type: SCRIPT, text: assetOf('docs.js') })]
+    for (const { name, file } of guideImages())
+      yield [`guides/images/${name}`, () => ({ type: 'image/png', text: readFileSync(file) })]
     const search = new URL(import.meta.resolve('minisearch'))
     yield ['assets/minisearch.js', () => ({ type: SCRIPT, text: withoutSourceMap(readFileSync(search, 'utf8')) })]
   }

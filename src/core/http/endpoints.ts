@@ -38,7 +38,7 @@ const migrations = migrationNames()
 const cache = ({ type, text, policy }: DocsFile): CachedDocument => ({
   type,
   policy,
-  text: Buffer.from(text),
+  text: typeof text === 'string' ? Buffer.from(text) : text,
   tag: etagOf(text),
   compressed: {},
 })
@@ -51,6 +51,8 @@ async function send(req: Request, res: Response, document: CachedDocument): Prom
   res.setHeader('Content-Type', document.type)
   res.setHeader('X-Content-Type-Options', 'nosniff')
   if (document.policy) res.setHeader('Content-Security-Policy', document.policy)
+  // Pictures are compressed already.
+  if (document.type.startsWith('image/')) return void res.end(document.text)
   res.setHeader('Vary', 'Accept-Encoding')
   const encoding = req.acceptsEncodings('br', 'gzip', 'identity')
   if (encoding !== 'br' && encoding !== 'gzip') return void res.end(document.text)
