@@ -2009,5 +2009,5 @@ export const strings = {
     active: 'Active',
     inactive: 'Inactive',
   } as Record<string, string>,
-  when: { now: 'just now', minute: '<1m' },
+  when: { now: 'just now' },
 } as const
