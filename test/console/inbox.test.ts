@@ -152,6 +152,20 @@ describe('the inbox of the console', function () {
     assert.deepEqual(first.problems, [])
   })
 
+  it('polls where the stream of activity is refused', async () => {
+    const { id } = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
+    // Tabs of the other browser would pass on what their stream brings.
+    const watched = await openConsole(suite.chromium, suite.app, at('start'), 'ada')
+    closeLater(watched)
+    const { page } = watched
+    await page.route('**/activity/stream**', route => route.fulfill({ status: 429, body: '{}' }))
+    await go(page, at('inbox'))
+    await page.getByText('Nothing waits for you').waitFor()
+    const late = await propose(suite.app, id, { id: null, name: 'late' }, {})
+    await page.getByRole('article', { name: 'late' }).waitFor({ timeout: 20_000 })
+    await post(`/approvals/${late.id}/reject`, { reason: 'late' })
+  })
+
   it('opens with 10,000 approvals in a second, page by page', async () => {
     await suite.app.services.pool.query(sql.unsafe`
       insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
@@ -198,11 +212,21 @@ describe('the inbox of the console', function () {
 
   it('offers a person without the permission to answer nothing but to look', async () => {
     const { projectId } = suite.app
-    await suite.app.user('eve', [allowing(projectId, ['approvals:ListApprovals', 'orchestrations:ListRuns'])])
+    await suite.app.user('eve', [
+      allowing(projectId, ['orchestrations:ListRuns', 'tasks:ListTasks', 'workflows:ListWorkflows']),
+    ])
     const watched = await openConsole(suite.chromium, suite.app, at('inbox'), 'eve')
     closeLater(watched)
     const { page } = watched
+    const requested: string[] = []
+    page.on('request', request => requested.push(new URL(request.url()).pathname))
+    await go(page, at('start'))
+    await go(page, at('inbox'))
     await page.getByText('Question of a run').first().waitFor()
+    assert.deepEqual(
+      requested.filter(path => /approvals|exceptions|playbook/.test(path)),
+      [],
+    )
     assert.equal(await page.getByRole('button', { name: /Answer|Approve|Reject/ }).count(), 0)
   })
 })

@@ -19,6 +19,16 @@ export type NavigationEntry = {
   icon: TablerIcon
   /** Permission without which the view is not offered. */
   action: string
+  /** Permissions each of which suffices as well. */
+  alsoActions?: string[]
+}
+
+/** Whether a user may see a view; undefined while that is not known. */
+export function maySee(
+  { action, alsoActions = [] }: NavigationEntry,
+  isAllowed: (action: string) => boolean | undefined,
+): boolean | undefined {
+  return [action, ...alsoActions].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(action)
 }
 
 const { nav } = strings
@@ -30,7 +40,18 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
       { name: nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
-      { name: nav.inbox, path: 'inbox', icon: IconInbox, action: 'approvals:ListApprovals' },
+      {
+        name: nav.inbox,
+        path: 'inbox',
+        icon: IconInbox,
+        action: 'approvals:ListApprovals',
+        alsoActions: [
+          'tasks:ListTasks',
+          'playbooks:ListExecutions',
+          'orchestrations:ListRuns',
+          'exceptions:ListExceptions',
+        ],
+      },
     ],
   },
   {
