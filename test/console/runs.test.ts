@@ -50,7 +50,7 @@ describe('runs in the console', function () {
       ],
     )
 
-  it('draws each change of a run of 40 nodes within a second of its commit', async () => {
+  it('draws each change of a run of 40 nodes as its stream brings it', async () => {
     // Rounds of four nodes that end at once and one that takes a while.
     const rounds = Array.from({ length: 8 }, (_, round) => round)
     const nodes = rounds.flatMap(round => [
@@ -67,8 +67,12 @@ describe('runs in the console', function () {
     const { page, problems } = await open(`runs/${run.id}`)
     await isDrawn(page, 'gate', 'requires_action').waitFor()
     await page.getByText('Live', { exact: true }).waitFor()
-    await page.evaluate(`window.drawn = {}; new MutationObserver(changes => {
-      for (const { target } of changes) drawn[target.id + ' ' + target.dataset.status] ??= Date.now()
+    let reads = 0
+    page.on('request', request => {
+      if (new URL(request.url()).pathname.endsWith(`/orchestration-runs/${run.id}`)) reads++
+    })
+    await page.evaluate(`window.drawn = new Set(); new MutationObserver(changes => {
+      for (const { target } of changes) drawn.add(target.id + ' ' + target.dataset.status)
     }).observe(document.querySelector('.graph'), { subtree: true, attributes: true, attributeFilter: ['data-status'] })`)
     await suite.app.admin.post(`/orchestration-runs/${run.id}/human-input`, {
       node_id: 'gate',
@@ -76,17 +80,15 @@ describe('runs in the console', function () {
       wait: false,
     })
     await page.getByRole('status').getByText('Succeeded').waitFor()
-    const drawn = (await page.evaluate('drawn')) as Record<string, number>
+    const drawn = new Set((await page.evaluate('[...drawn]')) as string[])
     const { node_executions: executions } = await read(run.id)
     assert.equal(executions.length, 41)
-    const delays = executions.map(
-      ({ node_id, completed_at }: { node_id: string; completed_at: string }) =>
-        drawn[`graph-node-${node_id} completed`] - Date.parse(completed_at),
+    const undrawn = executions.filter(
+      ({ node_id }: { node_id: string }) => !drawn.has(`graph-node-${node_id} completed`),
     )
-    assert.ok(
-      delays.every((ms: number) => ms < 1000),
-      `drawn after ${Math.max(...delays)} ms`,
-    )
+    assert.deepEqual(undrawn, [])
+    // The record is read at the start and at the end.
+    assert.ok(reads < 5, `${reads} reads of the run`)
     assert.deepEqual(problems, [])
   })
 

@@ -416,11 +416,10 @@ describe('work in the console', function () {
   it('shows views while the permissions cannot be read, and does not repeat the request for ever', async () => {
     const { page } = await open('start')
     let requests = 0
-    await page.context().route('**/users/me/permissions**', route => {
+    await page.route('**/users/me/permissions**', route => {
       requests++
       return route.fulfill({ status: 500, json: { error: { code: 'INTERNAL_ERROR', message: 'm', hint: 'h' } } })
     })
-    closeLater({ close: () => page.context().unroute('**/users/me/permissions**') })
     await page.reload()
     await go(page, at('workflows'))
     await heading(page, 'Workflows')

@@ -158,6 +158,7 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
   const isAllowed = usePermissions(project_id)
   const stepKey = waiting_on?.step_key ?? ''
   const mayComplete = isAllowed('playbooks:CompleteStep') === true
+  const mayRead = isAllowed('playbooks:GetPlaybookVersion') === true
   const version = useQuery<ManualStep[]>({
     queryKey: ['playbook-version', playbook_id, playbook_version],
     queryFn: async ({ signal }) => {
@@ -166,7 +167,7 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
     },
     // A version never changes.
     staleTime: Number.POSITIVE_INFINITY,
-    enabled: isAllowed('playbooks:GetPlaybookVersion') === true,
+    enabled: mayRead,
   })
   const step = version.data?.find(({ key }) => key === stepKey)
   return (
@@ -203,11 +204,19 @@ function StepCard({ form, execution }: CardOf<'step'> & { execution: PlaybookExe
         </>
       }
     >
-      {close => (
-        <Loaded query={version} action="playbooks:GetPlaybookVersion" rows={1}>
-          {() => <StepForm executionId={id} stepKey={stepKey} step={step} projectId={project_id} onCancel={close} />}
-        </Loaded>
-      )}
+      {close => {
+        // Without the version its schema is not known, and the result is entered as JSON.
+        const stepForm = () => (
+          <StepForm executionId={id} stepKey={stepKey} step={step} projectId={project_id} onCancel={close} />
+        )
+        return mayRead ? (
+          <Loaded query={version} action="playbooks:GetPlaybookVersion" rows={1}>
+            {stepForm}
+          </Loaded>
+        ) : (
+          stepForm()
+        )
+      }}
     </FormFrame>
   )
 }

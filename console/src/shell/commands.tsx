@@ -5,7 +5,7 @@ import { useEffect, useState } from 'react'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { NAVIGATION } from './navigation.ts'
+import { maySee, NAVIGATION } from './navigation.ts'
 
 /** Opens a view or a project by its name. */
 export function CommandPalette({
@@ -26,7 +26,7 @@ export function CommandPalette({
     combobox.selectFirstOption()
   }, [search, isOpen])
   const entries = [
-    ...(projectId ? NAVIGATION.filter(({ action }) => isAllowed(action)) : []).map(({ name, path, icon }) => ({
+    ...(projectId ? NAVIGATION.filter(view => maySee(view, isAllowed)) : []).map(({ name, path, icon }) => ({
       name,
       to: `/p/${projectId}/${path}`,
       icon,

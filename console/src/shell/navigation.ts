@@ -9,7 +9,6 @@ import {
   IconFolder,
   IconHierarchy2,
   IconHistory,
-  IconInbox,
   IconKey,
   IconLayoutDashboard,
   IconLayoutKanban,
@@ -42,6 +41,16 @@ export type NavigationEntry = {
   icon: TablerIcon
   /** Permission without which the view is not offered. */
   action: string
+  /** Permissions each of which suffices as well. */
+  alsoActions?: string[]
+}
+
+/** Whether a user may see a view; undefined while that is not known. */
+export function maySee(
+  { action, alsoActions = [] }: NavigationEntry,
+  isAllowed: (action: string) => boolean | undefined,
+): boolean | undefined {
+  return [action, ...alsoActions].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(action)
 }
 
 const { nav } = strings
@@ -53,7 +62,6 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
       { name: nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
-      { name: nav.inbox, path: 'inbox', icon: IconInbox, action: 'approvals:ListApprovals' },
     ],
   },
   {
@@ -87,7 +95,12 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
     name: nav.groups.automate,
     views: [
-      { name: nav.orchestrations, path: 'orchestrations', icon: IconHierarchy2, action: 'orchestrations:ListOrchestrations' },
+      {
+        name: nav.orchestrations,
+        path: 'orchestrations',
+        icon: IconHierarchy2,
+        action: 'orchestrations:ListOrchestrations',
+      },
       { name: nav.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
       { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
       { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },

@@ -41,7 +41,7 @@ import { useConfig } from '../session/gate.tsx'
 import { signOut } from '../session/tokens.ts'
 import { strings } from '../strings.ts'
 import { CommandPalette } from './commands.tsx'
-import { GROUPS, NAVIGATION } from './navigation.ts'
+import { GROUPS, maySee, NAVIGATION } from './navigation.ts'
 import { ProjectSwitcher } from './switcher.tsx'
 
 const SCHEMES = [
@@ -135,7 +135,7 @@ function PermittedView({ projectId, pathname }: { projectId: string; pathname: s
   const isAllowed = usePermissions(projectId)
   const view = NAVIGATION.find(({ path }) => isBelow(pathname, `/p/${projectId}/${path}`))
   if (!view) return <Outlet />
-  const allowed = isAllowed(view.action)
+  const allowed = maySee(view, isAllowed)
   if (allowed === undefined) return <Loading />
   return allowed ? <Outlet /> : <Refused action={view.action} />
 }
@@ -145,7 +145,7 @@ const isBelow = (pathname: string, to: string): boolean => `${pathname}/`.includ
 
 function Navigation({ projectId, pathname }: { projectId: string; pathname: string }) {
   const isAllowed = usePermissions(projectId)
-  const groups = GROUPS.map(({ name, views }) => ({ name, views: views.filter(({ action }) => isAllowed(action)) }))
+  const groups = GROUPS.map(({ name, views }) => ({ name, views: views.filter(view => maySee(view, isAllowed)) }))
   return (
     <Stack gap="md">
       {groups

@@ -22,13 +22,15 @@ const SEVERITIES = ['critical', 'warning', 'info']
 /** What waits for a person: approvals, forms, sessions that ask for one, and exceptions. */
 export function Inbox() {
   const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const mayDecide = isAllowed('approvals:ListApprovals')
   const approvals = useApprovals(projectId, 1)
   const forms = useForms(projectId)
   const sessions = useAttention(projectId)
   const exceptions = useExceptions(projectId)
   const failure = [forms, sessions, exceptions].find(({ error }) => error)?.error
   const isEmpty =
-    approvals.data?.total === 0 &&
+    (approvals.data?.total === 0 || mayDecide === false) &&
     [forms.data ?? [], sessions.data?.data ?? [], exceptions.data?.data ?? []].every(rows => rows.length === 0)
   return (
     <Page title={strings.nav.inbox} intro={strings.inbox.intro}>
@@ -38,7 +40,7 @@ export function Inbox() {
         </Notice>
       )}
       {failure && <FailureAlert error={failure} title={strings.failed.title} />}
-      <Approvals />
+      {mayDecide && <Approvals />}
       {forms.data && forms.data.length > 0 && (
         <InboxSection title={strings.inbox.forms} count={forms.data.length}>
           {forms.data.map(form => (
