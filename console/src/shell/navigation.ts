@@ -9,6 +9,7 @@ import {
   IconFolder,
   IconHierarchy2,
   IconHistory,
+  IconInbox,
   IconKey,
   IconLayoutDashboard,
   IconLayoutKanban,
@@ -62,6 +63,18 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     views: [
       { name: nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
       { name: nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
+      {
+        name: nav.inbox,
+        path: 'inbox',
+        icon: IconInbox,
+        action: 'approvals:ListApprovals',
+        alsoActions: [
+          'tasks:ListTasks',
+          'playbooks:ListExecutions',
+          'orchestrations:ListRuns',
+          'exceptions:ListExceptions',
+        ],
+      },
     ],
   },
   {
