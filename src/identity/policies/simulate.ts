@@ -75,7 +75,7 @@ function gateOf(action: string): string {
  */
 function withDocument(
   { caller: { layers }, policyIds }: NonNullable<Awaited<ReturnType<typeof resolveSubject>>>,
-  { document, policy_id = null }: Pick<z.output<typeof SimulationInput>, 'document' | 'policy_id'>,
+  { document, policy_id }: Pick<z.output<typeof SimulationInput>, 'document' | 'policy_id'>,
 ): { layers: Layer[]; policyIds: (string | null)[][] } {
   const text = compileDocument(policyDocumentProblems(document))
   const isAttached = policyIds.some(ids => ids.some(id => id === policy_id))
@@ -88,7 +88,7 @@ function withDocument(
         ...(isAdded(index) ? [text] : []),
       ],
     })),
-    policyIds: policyIds.map((ids, index) => (isAdded(index) ? [...ids, policy_id] : ids)),
+    policyIds: policyIds.map((ids, index) => (isAdded(index) ? [...ids, policy_id ?? null] : ids)),
   }
 }
 
