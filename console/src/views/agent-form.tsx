@@ -3,13 +3,11 @@ import {
   Card,
   Group,
   JsonInput,
-  Modal,
   NumberInput,
   SegmentedControl,
   Select,
   SimpleGrid,
   Stack,
-  Text,
   Textarea,
   TextInput,
 } from '@mantine/core'
@@ -20,9 +18,9 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useEffect, useState } from 'react'
 import { api } from '../api.ts'
+import { Conflict } from '../components/conflict.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
-import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -209,44 +207,24 @@ export function AgentForm({
           </Stack>
         </form>
       </Stack>
-      <Modal opened={conflict !== null} onClose={() => setConflict(null)} title={strings.agents.changed} size="xl">
-        {conflict && (
-          <Stack gap="md">
-            <Text c="dimmed">{strings.agents.changedText}</Text>
-            <SimpleGrid cols={{ base: 1, sm: 2 }}>
-              <Stack gap={4}>
-                <Text fw={600}>{strings.agents.theirs}</Text>
-                <Value value={changesOf(conflict.theirs, base.agent)} label={strings.agents.theirs} />
-              </Stack>
-              <Stack gap={4}>
-                <Text fw={600}>{strings.agents.yours}</Text>
-                <Value value={conflict.change} label={strings.agents.yours} />
-              </Stack>
-            </SimpleGrid>
-            <Group>
-              <Button
-                onClick={() => {
-                  setConflict(null)
-                  save.mutate({ change: conflict.change, ifMatch: conflict.etag })
-                }}
-              >
-                {strings.agents.overwrite}
-              </Button>
-              <Button
-                variant="default"
-                onClick={() => {
-                  setBase({ agent: conflict.theirs, etag: conflict.etag })
-                  form.setValues(fieldsOf(conflict.theirs))
-                  save.reset()
-                  setConflict(null)
-                }}
-              >
-                {strings.agents.takeTheirs}
-              </Button>
-            </Group>
-          </Stack>
-        )}
-      </Modal>
+      <Conflict
+        title={strings.agents.changed}
+        theirs={conflict && changesOf(conflict.theirs, base.agent)}
+        yours={conflict?.change}
+        onClose={() => setConflict(null)}
+        onOverwrite={() => {
+          if (!conflict) return
+          setConflict(null)
+          save.mutate({ change: conflict.change, ifMatch: conflict.etag })
+        }}
+        onTake={() => {
+          if (!conflict) return
+          setBase({ agent: conflict.theirs, etag: conflict.etag })
+          form.setValues(fieldsOf(conflict.theirs))
+          save.reset()
+          setConflict(null)
+        }}
+      />
     </Card>
   )
 }
