@@ -1708,6 +1708,7 @@ export const strings = {
     emptyText: 'What no policy allows is denied. Start with the actions that one application needs.',
     create: 'New policy',
     saved: 'The policy is saved',
+    changed: 'Another person has changed this policy',
     name: 'Name',
     description: 'Description',
     statements: 'Statements',

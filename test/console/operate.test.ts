@@ -9,7 +9,7 @@ import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
-import { consoleSuite, go, HOSTILE, openConsole, PASSWORD } from './support.ts'
+import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, violations } from './support.ts'
 
 describe('views to operate a deployment', function () {
   this.timeout(180_000)
@@ -31,6 +31,8 @@ describe('views to operate a deployment', function () {
     await button(page, name).first().focus()
     await page.keyboard.press('Enter')
   }
+  /** Fails if axe finds something in what is open now. */
+  const accessible = async (page: Page) => assert.deepEqual(await violations(page), [])
   /** Opens a view of a user who may do these actions in the project. */
   const openAs = async (username: string, actions: string[], view: string) => {
     await suite.app.user(username, [allowing(project(), actions)])
@@ -226,6 +228,8 @@ describe('views to operate a deployment', function () {
       (await suite.app.admin.get(`/quotas?project_id=${project()}&metric=requests`)).body.data as { limit: number }[]
     await press(page, 'New quota')
     const dialog = page.getByRole('dialog')
+    await dialog.getByLabel('Limit').waitFor()
+    await accessible(page)
     await dialog.getByRole('combobox', { name: 'Metric' }).focus()
     await page.keyboard.press('ArrowDown')
     await page.getByRole('option', { name: 'Requests' }).waitFor()
@@ -259,6 +263,7 @@ describe('views to operate a deployment', function () {
     await dialog.getByLabel('Name').fill('by keyboard')
     await page.keyboard.press('Enter')
     const secret = (await dialog.locator('pre').innerText()).trim()
+    await accessible(page)
     assert.equal((await suite.app.as(secret).get('/users/me')).status, 200)
     await press(page, 'I have copied it')
     const found = row(page, 'by keyboard')
@@ -311,7 +316,11 @@ describe('views to operate a deployment', function () {
     const text = page.getByLabel('Statements as JSON')
     await text.fill('{"statement": [{"effect": "Allow", "action": ["quotas:Get')
     await text.pressSequentially('Q')
-    await page.getByRole('option', { name: /quotas:GetQuota/ }).waitFor()
+    await page
+      .getByRole('option', { name: /quotas:GetQuota/ })
+      .first()
+      .waitFor()
+    await accessible(page)
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
     await page.keyboard.type('"]}]}')
@@ -324,6 +333,7 @@ describe('views to operate a deployment', function () {
     await choose('Action', 'quotas:GetQuota')
     await page.getByRole('button', { name: 'Simulate a request' }).click()
     await page.getByText('Allows: statement 1 of this text').waitFor()
+    await accessible(page)
     assert.equal((await suite.app.admin.get(`/users/${id}/policies`)).body.total, 0)
     await choose('Action', 'quotas:DeleteQuota')
     await page.getByRole('button', { name: 'Simulate a request' }).click()
@@ -337,6 +347,20 @@ describe('views to operate a deployment', function () {
       problems.filter(problem => !problem.includes('status of 400')),
       [],
     )
+  })
+
+  it('show both changes where two people edit a policy', async () => {
+    const { id } = await policy('Shared')
+    const { page } = await open(`policies/${id}`)
+    await page.getByLabel('Description').fill('mine')
+    await suite.app.admin.patch(`/policies/${id}`, { description: 'theirs' })
+    await press(page, 'Save')
+    const dialog = page.getByRole('dialog', { name: 'Another person has changed this policy' })
+    await dialog.getByText('"theirs"').waitFor()
+    await dialog.getByText('"mine"').waitFor()
+    await dialog.getByRole('button', { name: 'Save mine' }).click()
+    await page.getByText('The policy is saved').waitFor()
+    assert.equal((await suite.app.admin.get(`/policies/${id}`)).body.description, 'mine')
   })
 
   it('create a user, attach a policy, and disable the user', async () => {
@@ -383,6 +407,7 @@ describe('views to operate a deployment', function () {
     })
     await press(page, 'Verify')
     await page.getByText('The log was changed').waitFor()
+    await accessible(page)
     await page.getByRole('status').getByRole('link', { name: id }).click()
     await heading(page, 'quotas:CreateQuota')
     await page.getByText('500').waitFor()

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { kinds } from '../../src/core/api/kind.ts'
 import { operations } from '../../src/core/api/operation.ts'
 import { idStatement } from '../../src/core/db/sql.ts'
+import { eventDispatchQueue } from '../../src/core/db/writer.ts'
 import { startContinuation } from '../../src/execution/chains/continuation.ts'
 import { generationKind } from '../../src/execution/generations/model.ts'
 import { admitTurn } from '../../src/execution/generations/request/admission.ts'
@@ -144,6 +145,8 @@ export async function populate(app: TestApp): Promise<Record<string, string>> {
       operations.all().flatMap(({ param, kind }) => (param && kind ? [[param, one(kind.prefix)]] : [])),
     ),
     version: '1',
+    queue: eventDispatchQueue.name,
+    message_id: '00000000-0000-4000-8000-000000000000',
     client_id: one('oac'),
     price_id: one('price'),
     acceptance_id: acceptance.id,

@@ -1,5 +1,6 @@
 import { Badge, Button, Group, Stack, Text, TextInput } from '@mantine/core'
-import type { Policy, PolicyDocument } from '@muster/client'
+import { notifications } from '@mantine/notifications'
+import { isMusterError, type Policy, type PolicyDocument } from '@muster/client'
 import {
   comparePolicyVersions,
   createPolicy,
@@ -10,11 +11,12 @@ import {
   restorePolicyVersion,
   updatePolicy,
 } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { ActionButton, useAction } from '../components/actions.tsx'
+import { ActionButton } from '../components/actions.tsx'
+import { ConflictModal } from '../components/conflict.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
 import { Page } from '../components/page.tsx'
 import { PolicyEditor } from '../components/policy-editor.tsx'
@@ -35,6 +37,10 @@ const example = (projectId: string): PolicyDocument => ({
     { effect: 'Allow', action: ['agents:GetAgent', 'agents:ListAgents'], resource: [`srn:${projectId}:*:*`] },
   ],
 })
+
+type Fields = { name: string | null; description: string | null; document: PolicyDocument }
+
+const fieldsOf = ({ name, description, document }: Policy): Fields => ({ name, description, document })
 
 const parsed = (text: string): PolicyDocument | null => {
   try {
@@ -105,7 +111,7 @@ export function PolicyView() {
                   title: texts.text,
                   content: () =>
                     isEditable ? (
-                      <PolicyForm key={record.version} projectId={projectId} policy={record} etag={etag} />
+                      <PolicyForm key={etag} projectId={projectId} policy={record} etag={etag} />
                     ) : (
                       <Stack gap="lg">
                         <Value value={record.document} label={texts.document} />
@@ -174,25 +180,37 @@ function PolicyForm({
   etag?: string | null
   onDone?: (saved: Policy) => void
 }) {
+  const cache = useQueryClient()
   const [name, setName] = useState(policy?.name ?? '')
   const [description, setDescription] = useState(policy?.description ?? '')
   const [text, setText] = useState(() => JSON.stringify(policy?.document ?? example(projectId), null, 2))
   const document = parsed(text)
-  const save = useAction({
-    run: async (fields: { name: string | null; description: string | null; document: PolicyDocument }) =>
+  const [conflict, setConflict] = useState<{ theirs: Policy; etag: string | null; fields: Fields } | null>(null)
+  const save = useMutation({
+    mutationFn: async ({ fields, ifMatch }: { fields: Fields; ifMatch?: string | null }) =>
       policy
-        ? updatePolicy(api, { policy_id: policy.id, ...fields }, { ifMatch: etag ?? undefined })
+        ? updatePolicy(api, { policy_id: policy.id, ...fields }, { ifMatch: ifMatch ?? undefined })
         : createPolicy(api, fields),
-    stale: [['policy'], ['policies']],
-    message: texts.saved,
-    onDone,
+    // Only then: the form begins again with what is saved.
+    onSuccess: saved => {
+      notifications.show({ message: texts.saved, color: 'teal' })
+      void cache.invalidateQueries({ queryKey: ['policy'] })
+      void cache.invalidateQueries({ queryKey: ['policies'] })
+      onDone?.(saved)
+    },
+    onError: async (error, { fields }) => {
+      if (!isMusterError(error, 'PRECONDITION_FAILED') || !policy) return
+      const { data, etag } = await getPolicy(api, { policy_id: policy.id }).withResponse()
+      setConflict({ theirs: data as Policy, etag, fields })
+    },
   })
   return (
     <Stack gap="lg">
       <form
         onSubmit={event => {
           event.preventDefault()
-          if (document) save.mutate({ name: name.trim() || null, description: description.trim() || null, document })
+          const fields = { name: name.trim() || null, description: description.trim() || null }
+          if (document) save.mutate({ fields: { ...fields, document }, ifMatch: etag })
         }}
       >
         <Stack gap="md">
@@ -203,7 +221,7 @@ function PolicyForm({
             onChange={event => setDescription(event.currentTarget.value)}
           />
           <PolicyEditor value={text} onChange={setText} error={document ? undefined : strings.form.notJson} />
-          {save.error && <FailureAlert error={save.error} />}
+          {save.error && !conflict && <FailureAlert error={save.error} />}
           <Group>
             <Button type="submit" loading={save.isPending} disabled={!document}>
               {policy ? strings.save : strings.create}
@@ -214,6 +232,22 @@ function PolicyForm({
       <Section title={texts.simulateUnsaved}>
         <Simulation projectId={projectId} unsaved={{ document, policyId: policy?.id }} />
       </Section>
+      {conflict && (
+        <ConflictModal
+          title={texts.changed}
+          theirs={fieldsOf(conflict.theirs)}
+          yours={conflict.fields}
+          onClose={() => setConflict(null)}
+          onOverwrite={() => {
+            setConflict(null)
+            save.mutate({ fields: conflict.fields, ifMatch: conflict.etag })
+          }}
+          onTakeTheirs={() => {
+            setConflict(null)
+            void cache.invalidateQueries({ queryKey: ['policy'] })
+          }}
+        />
+      )}
     </Stack>
   )
 }

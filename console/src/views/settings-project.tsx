@@ -82,7 +82,8 @@ export function ProjectSettings() {
           {SECTIONS.map(({ title, only }) => (
             <Section title={title} key={title}>
               <ProjectForm
-                key={record.updated_at}
+                // Another section that was saved leaves what is typed here.
+                key={JSON.stringify(only.map(name => record[name as keyof Project]))}
                 project={record}
                 only={only}
                 options={options}

@@ -3,7 +3,7 @@ import { effectiveSettings } from '../../config.ts'
 import { raise } from '../../core/api/errors.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
-import { countMessages, listMessages, listWorkers } from '../../core/jobs/inspection.ts'
+import { countActiveMessages, listMessages, listWorkers } from '../../core/jobs/inspection.ts'
 import { type Queue, queues } from '../../core/jobs/queue.ts'
 import { QueueMessage, QueueMessageQuery, SystemSetting, SystemStatus } from './model.ts'
 import { leaseSeconds, liveSlots, messageEntity, silentMs, systemStatus, waitReason } from './status.ts'
@@ -59,13 +59,12 @@ const messages = operation({
     const { state = null, project_id: project = null, older_than_seconds: olderThanSeconds = null } = query
     const [{ rows, total }, counts, workers] = await Promise.all([
       listMessages(pool, queue, { state, project, olderThanSeconds }, page),
-      countMessages(pool),
+      countActiveMessages(pool, queue),
       listWorkers(pool),
     ])
-    const own = counts.filter(each => each.queue === queue.name)
     const active = {
-      all: own.reduce((sum, each) => sum + each.active, 0),
-      ofProject: (id: string) => own.find(({ project_id }) => project_id === id)?.active ?? 0,
+      all: counts.reduce((sum, each) => sum + each.active, 0),
+      ofProject: (id: string) => counts.find(({ project_id }) => project_id === id)?.active ?? 0,
     }
     const slots = liveSlots(queue.name, workers, silentMs(config))
     const leaseMs = leaseSeconds({ queue, config }) * 1000

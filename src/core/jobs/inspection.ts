@@ -35,6 +35,17 @@ export const countMessages = (db: Queryable): Promise<readonly QueuedWork[]> => 
     group by 1, 2`)
 }
 
+const ActiveWork = z.strictObject({ project_id: z.string().nullable(), active: z.int() })
+
+/** Counts the active messages of a queue by project, by job_i7 (name, group_id; active). */
+export const countActiveMessages = (
+  db: Queryable,
+  queue: Queue<any>,
+): Promise<readonly z.output<typeof ActiveWork>[]> =>
+  db.any(sql.type(ActiveWork)`
+    select nullif(group_id, ${NO_PROJECT}) as project_id, count(*) as active
+    from pgboss.job_common where name = ${queue.name} and state = 'active' and group_id is not null group by 1`)
+
 const WorkerRow = z.strictObject({
   instance_id: z.string(),
   kinds: z.array(z.string()),
