@@ -87,9 +87,13 @@ describe('the description', function () {
         const flat = operation['x-flat'] as Json[]
         assert.deepEqual(
           flat.map(({ name, in: part, required = false }) => ({ name, in: part, required })),
-          [...call.fields.values()].map(({ name, in: part, required }) => ({ name, in: part, required })),
+          [...call.fields.values()]
+            .filter(({ isAlias }) => !isAlias)
+            .map(({ name, in: part, required }) => ({ name, in: part, required })),
           id,
         )
+        const spellings = flat.map(({ name }) => name.replaceAll('_', '').toLowerCase())
+        assert.equal(new Set(spellings).size, flat.length, id)
         const properties = resolved(operation.requestBody?.content['application/json']?.schema ?? {}).properties ?? {}
         for (const { name, in: part, schema } of flat)
           assert.ok(
@@ -289,6 +293,22 @@ describe('the description', function () {
     for (const value of ['true', '1']) assert.deepEqual(await listed(value), ['on'])
     for (const value of ['false', '0']) assert.deepEqual(await listed(value), ['off'])
     for (const value of ['yes', 'TRUE', '2', '']) assert.deepEqual(await listed(value), [400, 'active'])
+  })
+
+  it('takes digits for the integers in queries, and nothing else', async () => {
+    const texts = described.flatMap(({ id, operation }) =>
+      ((operation.parameters ?? []) as Json[]).map(resolved).flatMap(each => {
+        const { type, pattern = '' } = resolved(each.schema)
+        return each.in === 'query' && type === 'string' && pattern.includes('\\d') ? [`${id} ${each.name}`] : []
+      }),
+    )
+    assert.deepEqual(texts, [])
+    const read = async (limit: string) => {
+      const { status, body } = await project.key.get(`/activity?limit=${limit}`)
+      return [status, body.error?.meta.problems[0].path]
+    }
+    for (const limit of ['2', '0002', '1000']) assert.deepEqual(await read(limit), [200, undefined])
+    for (const limit of ['0', '-1', '1.5', '1e1', 'x', '']) assert.deepEqual(await read(limit), [400, 'limit'])
   })
 
   describe('has an example', () => {

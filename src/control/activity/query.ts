@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
-import { enumListQuery, parseTime, textFilter, timeRangeCondition } from '../../core/api/lists.ts'
+import { enumListQuery, integerQuery, parseTime, textFilter, timeRangeCondition } from '../../core/api/lists.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { allOf, sql } from '../../core/db/sql.ts'
 import { ACTIVITY_KIND_NAMES, SEVERITIES } from './model.ts'
@@ -36,12 +36,11 @@ export const FeedQuery = z
     ...filters,
     ...bounds,
     cursor: z.string().optional().describe('`next_cursor` of the previous page'),
-    limit: z
-      .string()
-      .regex(/^0*[1-9]\d{0,14}$/, 'must be an integer of at least 1')
-      .default('50')
-      .transform(value => Math.min(Number(value), 100))
-      .describe('Page size. Default 50, at most 100; larger values are reduced to 100.'),
+    limit: integerQuery(1)
+      .default(50)
+      .transform(value => Math.min(value, 100))
+      // The schema of a preprocessed value has no default of its own.
+      .meta({ default: 50, description: 'Page size. Default 50, at most 100; larger values are reduced to 100.' }),
   })
   .superRefine((query, context) => {
     // Other lists page by offset: ignored here, it would make such a client read the first page forever.

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { columnFilter, equalsFilter, filterSchema } from '../../core/api/filters.ts'
 import { kind } from '../../core/api/kind.ts'
-import { parseTime, textFilter } from '../../core/api/lists.ts'
+import { integerQuery, parseTime, textFilter } from '../../core/api/lists.ts'
 import { prefix, sql } from '../../core/db/sql.ts'
 
 /** An audit entry in responses. */
@@ -45,13 +45,6 @@ export const Verification = z
   })
   .meta({ id: 'AuditVerification' })
 export type Verification = z.output<typeof Verification>
-
-const integerQuery = (min: number) =>
-  z
-    .string()
-    .regex(/^\d{1,15}$/, 'must be an integer')
-    .transform(Number)
-    .refine(value => value >= min, `must be at least ${min}`)
 
 export const VerificationQuery = z.object({
   after: integerQuery(0)

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter, oneOf, tagsFilter } from '../../core/api/filters.ts'
 import { kinds } from '../../core/api/kind.ts'
-import { enumListQuery, pageOf, textFilter } from '../../core/api/lists.ts'
+import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, textFilter } from '../../core/api/lists.ts'
 import { ndjsonStream } from '../../core/api/ndjson.ts'
 import { itemOperation, type Operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
@@ -66,11 +66,7 @@ const deleteConversation = itemOperation(conversationKind, {
   },
 })
 
-const position = z
-  .string()
-  .regex(/^\d{1,9}$/, 'must be an integer of at least 0')
-  .transform(Number)
-  .optional()
+const position = integerQuery(0, MAX_INTEGER).optional()
 
 const listMessages = itemOperation(conversationKind, {
   id: 'listConversationMessages',

@@ -1,6 +1,13 @@
 import { z } from 'zod'
 import { columnFilter, equalsFilter } from '../../core/api/filters.ts'
-import { booleanQuery, parseTime, textFilter, timeRangeCondition } from '../../core/api/lists.ts'
+import {
+  booleanQuery,
+  integerQuery,
+  MAX_INTEGER,
+  parseTime,
+  textFilter,
+  timeRangeCondition,
+} from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -96,12 +103,7 @@ export const feedbackOperations: Operation[] = [
     filters: {
       agent_id: equalsFilter('agent_id'),
       agent_version: columnFilter(
-        z
-          .string()
-          .regex(/^\d{1,9}$/, 'must be a version number')
-          .transform(Number)
-          .optional()
-          .describe('Version of the agent that replied'),
+        integerQuery(0, MAX_INTEGER).optional().describe('Version of the agent that replied'),
         version => sql.fragment`t.agent_version = ${version}`,
       ),
       session_id: equalsFilter('session_id'),

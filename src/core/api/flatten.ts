@@ -19,6 +19,8 @@ export type FlatField = {
   required: boolean
   /** JSON Schema without references. */
   schema: JsonObject
+  /** Whether the field is another name of a field: accepted, but not offered. */
+  isAlias: boolean
 }
 
 export type FlatCall = {
@@ -117,17 +119,17 @@ function flatCall(operation: Operation): FlatCall {
   const fields = [
     ...pathNames(operation).map((name): FlatField => {
       const schema = { type: 'string', description: pathDescription(name) }
-      return { name, in: 'path', field: name, required: true, schema }
+      return { name, in: 'path', field: name, required: true, schema, isAlias: false }
     }),
     ...Object.entries(query.properties)
       .filter(([name]) => !pathNames(operation).includes(name))
       .map(([name, schema]): FlatField => {
-        return { name, in: 'query', field: name, required: query.required.includes(name), schema }
+        return { name, in: 'query', field: name, required: query.required.includes(name), schema, isAlias: false }
       }),
-    ...Object.entries(body.properties).map(([field, schema]): FlatField => {
+    ...Object.entries(body.properties).map(([field, { 'x-alias-of': original, ...schema }]): FlatField => {
       const name = outside.includes(field) ? `${BODY}${field}` : field
       const required = !operation.bodyOptional && body.required.includes(field)
-      return { name, in: 'body', field, required, schema }
+      return { name, in: 'body', field, required, schema, isAlias: original !== undefined }
     }),
   ]
   return { fields: new Map(fields.map(field => [field.name, field])), others: body.others }
@@ -135,7 +137,9 @@ function flatCall(operation: Operation): FlatCall {
 
 /** Returns the JSON Schema of a flat call. `without` excludes fields of the query or body. */
 export function flatSchema({ fields, others }: FlatCall, without: readonly string[] = []): JsonObject {
-  const offered = [...fields.values()].filter(({ in: part, field }) => part === 'path' || !without.includes(field))
+  const offered = [...fields.values()].filter(
+    ({ in: part, field, isAlias }) => !isAlias && (part === 'path' || !without.includes(field)),
+  )
   const required = offered.filter(each => each.required).map(({ name }) => name)
   return {
     type: 'object',

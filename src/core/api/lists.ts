@@ -26,6 +26,8 @@ export const enumListQuery = <const T extends readonly [string, ...string[]]>(va
 /** Schema of an exact-match filter. */
 export const textFilter = z.string().min(1).max(2048).optional()
 
+const INTEGER = /^\d{1,15}$/
+
 const BOOLEANS = new Map<unknown, boolean>([
   ['true', true],
   ['1', true],
@@ -40,13 +42,21 @@ export const booleanQuery = z.preprocess((value, context) => {
   return parsed
 }, z.boolean())
 
+/** Largest version or position in a query: of an integer column. */
+export const MAX_INTEGER = 2 ** 31 - 1
+
+/** Schema of an integer query parameter, written with digits. */
+export const integerQuery = (min: number, max: number = Number.MAX_SAFE_INTEGER) =>
+  z.preprocess(
+    value => (typeof value === 'string' && INTEGER.test(value) ? Number(value) : value),
+    z.int().min(min).max(max),
+  )
+
 /** Schema of a tag filter `tags[key]=value`; several are ANDed, an empty value matches the empty string. */
 export const tagFilter = z.record(z.string().min(1).max(128), z.string().max(256)).optional()
 
 export const tagCondition = (column: Fragment, tags: Record<string, string> | undefined): Fragment | null =>
   tags && Object.keys(tags).length > 0 ? sql.fragment`${column} @> ${jsonb(tags)}` : null
-
-const INTEGER = /^\d{1,15}$/
 
 /** Parses limit, offset, from and to of a raw query. Raises VALIDATION_FAILED. */
 export function parsePage(query: Record<string, unknown>, size: { default: number; max: number }): Page {

@@ -277,12 +277,14 @@ function flatOf(operation: Operation, body: SchemaNode | null, { components }: S
   if (!call) return null
   const sent = (body.content as Record<string, { schema: SchemaNode }>)['application/json']?.schema
   const properties = (sent && (components.resolve(sent).properties as SchemaNode | undefined)) ?? {}
-  return [...call.fields.values()].map(({ name, in: part, field, required, schema }) => ({
-    name,
-    in: part,
-    ...(required ? { required } : {}),
-    ...(part === 'body' && !(field in properties && field === name) ? { schema: properties[field] ?? schema } : {}),
-  }))
+  return [...call.fields.values()]
+    .filter(({ isAlias }) => !isAlias)
+    .map(({ name, in: part, field, required, schema }) => ({
+      name,
+      in: part,
+      ...(required ? { required } : {}),
+      ...(part === 'body' && !(field in properties && field === name) ? { schema: properties[field] ?? schema } : {}),
+    }))
 }
 
 /** Returns the extensions of an operation for clients and command lines. */

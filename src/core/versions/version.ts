@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { raise, raiseInvalid } from '../api/errors.ts'
+import { integerQuery, MAX_INTEGER } from '../api/lists.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
 
 /** Field of a body: the label of the version that the write creates. */
@@ -19,11 +20,7 @@ export const expectedVersion = z
   .describe('Version that the resource must have for the write to succeed')
 
 /** Schema of an optional version number in a query. */
-export const versionQuery = z
-  .string()
-  .regex(/^[1-9]\d{0,8}$/, 'must be a positive integer')
-  .transform(Number)
-  .optional()
+export const versionQuery = integerQuery(1, MAX_INTEGER).optional()
 
 /** Parses a version number in a path. Raises VALIDATION_FAILED. */
 export function versionNumber(text: string): number {

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { AppError } from '../../core/api/errors.ts'
 import { columnFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { enumListQuery, pageOf, parseTime } from '../../core/api/lists.ts'
+import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, parseTime } from '../../core/api/lists.ts'
 import { type Context, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
@@ -139,12 +139,7 @@ export const approvalOperations: Operation[] = [
     timed: false,
     query: z.object({
       status: enumListQuery(APPROVAL_STATUSES).describe('Statuses of the counted approvals. Default rejected.'),
-      min_count: z
-        .string()
-        .regex(/^[1-9]\d{0,8}$/, 'must be an integer of at least 1')
-        .transform(Number)
-        .optional()
-        .describe('Minimum size of a group. Default 2.'),
+      min_count: integerQuery(1, MAX_INTEGER).optional().describe('Minimum size of a group. Default 2.'),
     }),
     answers: { 200: pageOf(Recurrence) },
     run: ({ db, page, visible, query: { status = ['rejected' as const], min_count = 2 } }) =>

@@ -3,7 +3,7 @@ import type { Counts } from '../../control/retention/erasure.ts'
 import { raise } from '../../core/api/errors.ts'
 import { columnFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { pickFields } from '../../core/api/kind.ts'
-import { booleanQuery } from '../../core/api/lists.ts'
+import { booleanQuery, integerQuery, MAX_INTEGER } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
@@ -278,12 +278,7 @@ export const generationOperations: Operation[] = [
     filters: {
       status: oneOf('status', GENERATION_STATUSES),
       agent_version: columnFilter(
-        z
-          .string()
-          .regex(/^\d{1,9}$/, 'must be a version number')
-          .transform(Number)
-          .optional()
-          .describe('Version of the agent that produced the generation'),
+        integerQuery(0, MAX_INTEGER).optional().describe('Version of the agent that produced the generation'),
         version => sql.fragment`t.agent_version = ${version}`,
       ),
       agent_id: equalsFilter('agent_id'),

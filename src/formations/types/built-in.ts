@@ -44,7 +44,8 @@ function typeOf(declared: ResourceType): BuiltInType {
   const fields = (of: Operation, isUpdate: boolean): Map<string, FlatField> =>
     new Map(
       [...(flatten(of)?.fields ?? [])].filter(
-        ([name, field]) => !excluded.has(name) && !(isUpdate && field.in === 'path') && !(field.in === 'query'),
+        ([name, field]) =>
+          !excluded.has(name) && !field.isAlias && !(isUpdate && field.in === 'path') && !(field.in === 'query'),
       ),
     )
   const creating = fields(create, false)

@@ -68,10 +68,10 @@ const fields = {
     .nullable()
     .describe('Addresses and CIDR ranges from which the key is accepted. Null for any.'),
   expires_at: isoTime.nullable().describe('Expiry time. Null for no expiry.'),
-  projectPublicId: project.describe('Same as project_id'),
-  projectId: project.describe('Same as project_id'),
-  policyIds: policies.describe('Same as policy_ids'),
-  expiresAt: isoTime.nullable().describe('Same as expires_at'),
+  projectPublicId: project.describe('Same as project_id').meta({ 'x-alias-of': 'project_id' }),
+  projectId: project.describe('Same as project_id').meta({ 'x-alias-of': 'project_id' }),
+  policyIds: policies.describe('Same as policy_ids').meta({ 'x-alias-of': 'policy_ids' }),
+  expiresAt: isoTime.nullable().describe('Same as expires_at').meta({ 'x-alias-of': 'expires_at' }),
 }
 
 const aliases = [

@@ -10,7 +10,6 @@ export default module('keys', {
     resourceType(projectKeyKind, {
       name: 'api_key',
       aliases: ['project_key'],
-      without: ['projectPublicId', 'projectId', 'policyIds', 'expiresAt'],
       attributes: { secret: { once: 'secret' } },
     }),
   ],

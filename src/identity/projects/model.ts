@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
-import { booleanQuery, timeInput } from '../../core/api/lists.ts'
+import { booleanQuery, integerQuery, timeInput } from '../../core/api/lists.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { GuardrailIds } from '../guardrail-ids.ts'
@@ -131,11 +131,7 @@ export const ProjectSummary = z
 export const DeleteQuery = z
   .object({
     force: booleanQuery.default(false).describe('Whether to delete everything in the project too. Default false.'),
-    grace_days: z
-      .string()
-      .regex(/^\d{1,3}$/, 'must be an integer from 0 to 365')
-      .transform(Number)
-      .pipe(z.int().max(365))
+    grace_days: integerQuery(0, 365)
       .optional()
       .describe(
         'Days after which the project is deleted; it is paused until then, and resuming it cancels the deletion. Requires force. At most 365.',
