@@ -56,21 +56,21 @@ describe('durable turns', function () {
     await app.close()
   })
 
-  it('two workers run 200 background turns once each', async () => {
+  it('two workers run 100 background turns once each', async () => {
     await double.put('many', { rules: [] })
     const agent = await app.agent({ model: 'many/m' })
     await Promise.all([steadyWorker(), steadyWorker()])
     const asked = await Promise.all(
-      Array.from({ length: 200 }, (_, n) => app.key.post(`/agents/${agent}/generate`, { prompt: `turn ${n}` })),
+      Array.from({ length: 100 }, (_, n) => app.key.post(`/agents/${agent}/generate`, { prompt: `turn ${n}` })),
     )
     assert.ok(asked.every(answer => answer.status === 202))
     await eventually(
-      async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === 200,
+      async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === 100,
       { within: 50_000 },
     )
     const prompts = (await double.requests('many')).map(request => request.body.messages.at(-1).content)
-    assert.equal(prompts.length, 200)
-    assert.equal(new Set(prompts).size, 200)
+    assert.equal(prompts.length, 100)
+    assert.equal(new Set(prompts).size, 100)
   })
 
   it('another worker continues after the settled step of a killed one', async () => {

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { Agent, request } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
@@ -60,6 +61,35 @@ export type TestApp = {
   close(): Promise<void>
 }
 
+const agent = new Agent({ keepAlive: true })
+
+/** One request without its redirects, in a third of the processor time that `fetch` takes. */
+const exchange = (
+  address: string,
+  method: string,
+  body: Buffer | null,
+  headers: Record<string, string>,
+): Promise<{ status: number; headers: Headers; text: string }> =>
+  new Promise((resolve, reject) => {
+    const sent = request(address, { method, headers, agent }, response => {
+      const { statusCode, rawHeaders } = response
+      const parts: Buffer[] = []
+      response.on('data', part => parts.push(part))
+      response.on('error', reject)
+      response.on('end', () => {
+        const received = new Headers()
+        for (let at = 0; at < rawHeaders.length; at += 2) received.append(rawHeaders[at], rawHeaders[at + 1])
+        resolve({
+          status: statusCode as number,
+          headers: received,
+          text: new TextDecoder().decode(Buffer.concat(parts)),
+        })
+      })
+    })
+    sent.on('error', reject)
+    sent.end(body ?? undefined)
+  })
+
 let counter = 0
 
 const Account = z.strictObject({ id: z.string(), role: z.enum(['admin', 'user']), token_version: z.number() })
@@ -76,20 +106,19 @@ export function client(url: string, token: string | null): Client {
       const reply = await sendByClient(url, token, { method, path, body, headers })
       if (reply) return reply
     }
-    const response = await fetch(path.startsWith('//') ? `${url}${path.slice(1)}` : `${url}/api/v1${path}`, {
-      method,
-      headers: {
-        ...(token ? { authorization: `Bearer ${token}` } : {}),
-        ...(body === undefined ? {} : { 'content-type': 'application/json' }),
-        ...headers,
-      },
-      body: body === undefined ? undefined : typeof body === 'string' ? body : JSON.stringify(body),
+    const address = path.startsWith('//') ? `${url}${path.slice(1)}` : `${url}/api/v1${path}`
+    const sent = body === undefined ? null : Buffer.from(typeof body === 'string' ? body : JSON.stringify(body))
+    const response = await exchange(address, method, sent, {
+      accept: '*/*',
+      'user-agent': 'node',
+      ...(token ? { authorization: `Bearer ${token}` } : {}),
+      ...(sent ? { 'content-type': 'application/json', 'content-length': String(sent.length) } : {}),
+      ...headers,
     })
-    const text = await response.text()
-    const json =
-      response.headers.get('content-type')?.includes('json') &&
-      !response.headers.get('content-type')?.includes('ndjson')
-    return { status: response.status, body: text && json ? JSON.parse(text) : text || null, headers: response.headers }
+    const { status, text } = response
+    const type = response.headers.get('content-type')
+    const json = type?.includes('json') && !type.includes('ndjson')
+    return { status, body: text && json ? JSON.parse(text) : text || null, headers: response.headers }
   }
   return {
     token,
