@@ -132,8 +132,9 @@ describe('knowledge in the console', function () {
     await image.waitFor()
     assert.match((await image.getAttribute('src')) ?? '', /^blob:/)
     await eventually(async () => (await page.evaluate('document.querySelector("main img").naturalWidth')) === 1)
-    for (const { id } of [disguised, page_]) {
+    for (const { id, filename } of [disguised, page_]) {
       await go(page, at(`files/${id}`))
+      await heading(page, filename)
       await preview.getByText('<script>alert(1)</script>').waitFor()
       assert.equal(await page.locator('main img, main svg script, main iframe').count(), 0)
     }
@@ -254,6 +255,7 @@ describe('knowledge in the console', function () {
     await page.getByText('Invalidated').first().waitFor()
     assert.equal((await read(`/memories?memory_store_id=${id}`)).total, 0)
     await go(page, at(`memory/${id}?all=true`))
+    await heading(page, 'Customers')
     await page.getByText('Superseded').waitFor()
     await go(page, at(`memory/${id}?tab=ledger`))
     await page.getByText('Corrected').waitFor()
@@ -267,12 +269,13 @@ describe('knowledge in the console', function () {
     await document('/tagged/two.txt', 'two')
     await post('/memory-stores', { project_id: project(), name: 'Tagged store', tags })
     const { page, problems } = await open('start')
-    for (const [view, name] of [
-      ['conversations', 'Tagged thread'],
-      ['documents', 'one.txt'],
-      ['memory', 'Tagged store'],
+    for (const [view, title, name] of [
+      ['conversations', 'Conversations', 'Tagged thread'],
+      ['documents', 'Documents', 'one.txt'],
+      ['memory', 'Memory', 'Tagged store'],
     ] as const) {
       await go(page, at(view))
+      await heading(page, title)
       await page.getByLabel('Tag, such as team=desk').fill('team=desk')
       await page.getByRole('link', { name }).waitFor()
       await eventually(async () => (await page.getByRole('table').locator('tbody tr').count()) === 1)

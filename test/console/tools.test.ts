@@ -99,6 +99,7 @@ describe('tools and conversations in the console', function () {
 
     const guardrail = await post('/guardrails', { project_id: project(), name: 'shared', document: { class: 'B' } })
     await go(page, at(`guardrails/${guardrail.id}`))
+    await heading(page, 'shared')
     await page.getByRole('button', { name: 'Edit' }).click()
     await form.getByLabel('Description').fill('mine')
     await suite.app.admin.patch(`/guardrails/${guardrail.id}`, { description: 'theirs', document: { class: 'C' } })
