@@ -69,6 +69,20 @@ export const go = (page: Page, at: string): Promise<void> =>
     `history.pushState({}, '', ${JSON.stringify(`/app${at}`)}); dispatchEvent(new PopStateEvent('popstate'))`,
   )
 
+/** Moves the focus with the keyboard to the control of a name. */
+export async function tabTo(page: Page, name: string): Promise<void> {
+  const focused = `(() => {
+    const { activeElement: at } = document
+    return [at?.getAttribute('aria-label'), at?.labels?.[0]?.textContent, at?.textContent]
+      .filter(Boolean).map(text => text.replace(/ \\*$/, '').trim())
+  })()`
+  for (let count = 0; count < 120; count++) {
+    await page.keyboard.press('Tab')
+    if (((await page.evaluate(focused)) as string[]).includes(name)) return
+  }
+  assert.fail(`no control ${name} is reached with Tab`)
+}
+
 /** Violations of WCAG 2.2, level A or AA, on the current page. */
 export async function violations(page: Page): Promise<string[]> {
   await page.evaluate(axe)

@@ -85,7 +85,7 @@ export function Files() {
         if ('folder' in row)
           return (
             <Group gap="sm" wrap="nowrap">
-              <IconFolder size={18} aria-hidden />
+              <IconFolder size={18} aria-hidden style={{ flexShrink: 0 }} />
               <RecordLink to={`${view}?folder=${encodeURIComponent(row.folder.path)}`}>
                 {visible(row.folder.name)}
               </RecordLink>
@@ -94,7 +94,7 @@ export function Files() {
         const { id, filename, path } = row.file
         return (
           <Group gap="sm" wrap="nowrap">
-            <IconFile size={18} aria-hidden />
+            <IconFile size={18} aria-hidden style={{ flexShrink: 0 }} />
             <Stack gap={0} miw={0}>
               <RecordLink to={`${view}/${id}`}>{visible(filename)}</RecordLink>
               {filters.q && path && (
@@ -301,8 +301,8 @@ function UploadRow({
             {sizeText(size)}
           </Text>
         </Stack>
-        <Group gap="xs" wrap="nowrap">
-          <Badge variant="default" role="status">
+        <Group gap="xs" wrap="nowrap" style={{ flexShrink: 0 }}>
+          <Badge variant="default" miw="max-content" role={status === 'sending' ? undefined : 'status'}>
             {status === 'sending' ? `${percent} %` : strings.files.uploadStates[status]}
           </Badge>
           {isOpen && (
