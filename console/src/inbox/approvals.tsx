@@ -56,10 +56,12 @@ export function Approvals() {
 function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: number; mayDecide: boolean }) {
   const cache = useQueryClient()
   const [selected, setSelected] = useState<string[]>([])
-  const [current, setCurrent] = useState(0)
+  const [current, setCurrent] = useState({ id: '', index: 0 })
   const [rejected, setRejected] = useState<string[] | null>(null)
   const chosen = selected.filter(id => rows.some(row => row.id === id))
-  const at = Math.min(current, rows.length - 1)
+  // Rows that are decided leave the list: the row counts, and its place only once it is gone.
+  const found = rows.findIndex(({ id }) => id === current.id)
+  const at = found >= 0 ? found : Math.min(current.index, rows.length - 1)
   const refresh = () => cache.invalidateQueries({ queryKey: ['approvals'] })
   const approve = useMutation({
     mutationFn: async ({ id, edited }: { id: string; edited?: Record<string, unknown> }) =>
@@ -74,7 +76,7 @@ function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: num
   })
   const move = (by: number) => {
     const next = Math.min(Math.max(at + by, 0), rows.length - 1)
-    setCurrent(next)
+    setCurrent({ id: rows[next].id, index: next })
     document.getElementById(`approval-${rows[next].id}`)?.focus()
   }
   useHotkeys([
@@ -123,7 +125,7 @@ function ApprovalList({ rows, total, mayDecide }: { rows: Approval[]; total: num
           isPending={approve.isPending && approve.variables?.id === row.id}
           isSelected={chosen.includes(row.id)}
           mayDecide={mayDecide}
-          onFocus={() => setCurrent(index)}
+          onFocus={() => setCurrent({ id: row.id, index })}
           onSelect={isOn => setSelected(isOn ? [...chosen, row.id] : chosen.filter(id => id !== row.id))}
           onApprove={edited => approve.mutate({ id: row.id, edited })}
           onReject={() => setRejected([row.id])}
