@@ -121,7 +121,7 @@ export const fieldLabel = (name: string): string => {
  */
 export function SchemaForm({
   schema,
-  initial,
+  initial: given,
   start = {},
   only,
   omit = [],
@@ -154,6 +154,8 @@ export function SchemaForm({
   children?: ReactNode
 }) {
   const { properties = {}, required = [] } = schema
+  // A record that is read again while it is edited would count as changed back.
+  const [initial] = useState(given)
   const fields = (only ?? Object.keys(properties))
     .filter(name => properties[name] && !omit.includes(name))
     .map(name => {
