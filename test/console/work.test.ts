@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
+import type { Locator } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { consoleSuite, go, HOSTILE, openConsole, violations } from './support.ts'
@@ -59,6 +60,35 @@ describe('work in the console', function () {
     await page.keyboard.press('Escape')
     await panel.waitFor({ state: 'detached' })
     assert.deepEqual(problems, [])
+  })
+
+  it('draws fifty cards of a column, and more on demand', async () => {
+    const flow = await workflow('Many')
+    for (let left = 53; left > 0; left--) await task(flow.id, `Card ${left}`)
+    const { page, problems } = await open(`workflows/${flow.id}`)
+    const cards = page.getByRole('region', { name: 'inbox', exact: true }).getByRole('article')
+    await cards.first().waitFor()
+    assert.equal(await cards.count(), 50)
+    await page.getByText('53', { exact: true }).waitFor()
+    await page.getByRole('button', { name: 'Show 3 more' }).click()
+    await page.getByRole('article', { name: 'Card 53' }).waitFor()
+    assert.equal(await cards.count(), 53)
+    assert.deepEqual(problems, [])
+  })
+
+  it('returns a card to its column where the service refuses the move, and says why', async () => {
+    const flow = await workflow('Guarded', {
+      transitions: [
+        { name: 'begin', from: ['inbox'], to: 'doing', guard: { '==': [{ var: 'task.payload.ok' }, true] } },
+      ],
+    })
+    await task(flow.id, 'Not yet')
+    const { page } = await open(`workflows/${flow.id}`)
+    await page
+      .getByRole('article', { name: 'Not yet' })
+      .dragTo(page.getByRole('region', { name: 'doing', exact: true }))
+    await page.getByRole('alert').getByText('TASK_GUARD_REJECTED').waitFor()
+    await page.getByRole('region', { name: 'inbox', exact: true }).getByRole('article').waitFor()
   })
 
   it('creates, assigns and pauses tasks', async () => {
@@ -208,7 +238,7 @@ describe('work in the console', function () {
     assert.deepEqual(problems, [])
   })
 
-  it('evaluates an agent twice, and shows first what regressed, with the difference of the output', async () => {
+  it('evaluates an agent twice, and shows first what regressed, by the keyboard alone', async () => {
     const { app } = suite
     const { id: dataset_id } = await made('/datasets', { name: 'Questions' })
     for (const [content, expected_output] of [
@@ -229,32 +259,36 @@ describe('work in the console', function () {
       scorers: [{ type: 'exact_match' }],
     })
     const { page, problems } = await open(`evals/${evaluation.id}`)
+    const press = async (locator: Locator) => {
+      await locator.focus()
+      await page.keyboard.press('Enter')
+    }
     const run = async () => {
-      await page.getByRole('button', { name: 'Run', exact: true }).click()
-      await page.getByRole('dialog').getByRole('button', { name: 'Run', exact: true }).click()
+      await press(page.getByRole('button', { name: 'Run', exact: true }))
+      await press(page.getByRole('dialog').getByRole('button', { name: 'Run', exact: true }))
     }
     await run()
-    await page.getByRole('cell', { name: '50%' }).waitFor()
+    await page.getByRole('cell', { name: '50%', exact: true }).waitFor()
     const script = { rules: [{ reply: { text: 'echo: something else' } }] }
     const lane = await fetch(`${app.double.url}/control/lanes/worse`, { method: 'PUT', body: JSON.stringify(script) })
     assert.equal(lane.status, 200)
     await app.admin.patch(`/agents/${agent.id}`, { model: 'worse/m' })
     await run()
-    await page.getByRole('cell', { name: '0%' }).waitFor()
-    await page.getByRole('tab', { name: 'Compare' }).click()
+    await page.getByRole('cell', { name: '0%', exact: true }).waitFor()
+    await press(page.getByRole('tab', { name: 'Compare' }))
     await page.getByText('1 regressed, 0 improved').waitFor()
     const item = page.getByRole('region', { name: 'open', exact: true })
     await item.getByText('Regressed').waitFor()
     assert.equal(await item.locator('del').innerText(), 'open')
     assert.equal(await item.locator('ins').innerText(), 'something else')
     assert.equal(await page.getByRole('region', { name: 'closed', exact: true }).count(), 0)
-    await page.getByRole('button', { name: 'Items with an equal outcome' }).click()
+    await press(page.getByRole('button', { name: 'Items with an equal outcome' }))
     await page.getByRole('region', { name: 'closed', exact: true }).waitFor()
     // The new answer is the right one: it becomes the expected one.
-    await page.getByRole('tab', { name: 'Runs' }).click()
-    await page.getByRole('link', { name: /Version 2/ }).click()
-    await page.getByRole('button', { name: 'Use as expected output' }).first().click()
-    await page.getByRole('dialog').getByRole('button', { name: 'Use as expected output' }).click()
+    await press(page.getByRole('tab', { name: 'Runs' }))
+    await press(page.getByRole('link', { name: /Version 2/ }))
+    await press(page.getByRole('button', { name: 'Use as expected output' }).first())
+    await press(page.getByRole('dialog').getByRole('button', { name: 'Use as expected output' }))
     await page.getByText('The expected output is changed').waitFor()
     const items = (await read(`/datasets/${dataset_id}/items`)).data
     assert.equal(items[0].expected_output, 'echo: something else')
@@ -424,6 +458,7 @@ describe('work in the console', function () {
     await go(page, at('workflows'))
     await heading(page, 'Workflows')
     await page.waitForTimeout(1500)
+    await page.context().unroute('**/users/me/permissions**')
     assert.ok(requests > 0 && requests < 8, `${requests} requests`)
   })
 })

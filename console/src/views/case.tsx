@@ -45,6 +45,8 @@ import { ActiveExecution, ExecutionBadge } from './execution.tsx'
 import { DownloadButton, Exports } from './exports.tsx'
 
 const POLL_MS = 5000
+/** Interval while a playbook works on the case. */
+const BUSY_MS = 2000
 /** Entries of a timeline that are shown at first, and with each request for more. */
 const ENTRIES = 100
 
@@ -54,7 +56,7 @@ export function CaseView() {
   const record = useQuery<Case>({
     queryKey: ['case', caseId],
     queryFn: async ({ signal }) => getCase(api, { case_id: caseId }, { signal }),
-    refetchInterval: every(POLL_MS),
+    refetchInterval: query => every(query.state.data?.status === 'in_progress' ? BUSY_MS : POLL_MS)(query),
   })
   return (
     <Loaded query={record} action="cases:GetCase">

@@ -44,6 +44,8 @@ import { Exports } from './exports.tsx'
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
 const POLL_MS = 5000
+/** Interval while a step runs. */
+const BUSY_MS = 2000
 const { playbooks } = strings
 
 const COLORS: Record<string, string> = {
@@ -96,7 +98,8 @@ const useExecution = (id: string) =>
   useQuery<PlaybookExecution>({
     queryKey: ['execution', id],
     queryFn: async ({ signal }) => getPlaybookExecution(api, { execution_id: id }, { signal }),
-    refetchInterval: every(POLL_MS),
+    refetchInterval: query =>
+      every(['queued', 'running'].includes(query.state.data?.status ?? '') ? BUSY_MS : POLL_MS)(query),
   })
 
 /** Returns the definitions of the steps, by key; none where the user may not read the version of the playbook. */

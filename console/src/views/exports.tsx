@@ -14,6 +14,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
 const POLL_MS = 5000
+/** Interval while an export is built. */
+const BUSY_MS = 2000
 
 /** Saves a file of the project. */
 export function DownloadButton({ fileId, label }: { fileId: string; label: string }) {
@@ -45,7 +47,10 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
         { project_id: projectId, ...subject, subject_type: [subject.subject_type], ...bounds },
         { signal },
       ).page(),
-    { pollMs: POLL_MS },
+    {
+      pollMs: page =>
+        page?.data.some(({ status }) => status === 'queued' || status === 'running') ? BUSY_MS : POLL_MS,
+    },
   )
   const columns: Column<PlaybookExport>[] = [
     { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },

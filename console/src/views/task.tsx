@@ -115,7 +115,7 @@ export const PauseForm = ({ task, onDone }: TaskFormProps) => (
 
 /** Badges of a task, and the error of its work. */
 export function TaskBadges({ task }: { task: Task }) {
-  const { automation_status, automation_error, pause_requested_at, pending_transition, assignee } = task
+  const { status, automation_status, automation_error, pause_requested_at, pending_transition, assignee, due_at } = task
   const color = { running: 'blue', failed: 'red', unrouted: 'orange', paused: 'gray', completed: 'teal' }
   return (
     <>
@@ -133,6 +133,11 @@ export function TaskBadges({ task }: { task: Task }) {
         {pending_transition && (
           <Badge variant="dot" color="yellow">
             {strings.tasks.gate}
+          </Badge>
+        )}
+        {due_at && status === 'open' && (
+          <Badge variant="dot" color={Date.parse(due_at) < Date.now() ? 'red' : 'gray'}>
+            {strings.tasks.due} <When at={due_at} />
           </Badge>
         )}
         {assignee && <Badge variant="default">{visible(assignee)}</Badge>}
