@@ -259,6 +259,10 @@ export const strings = {
     after: 'After',
     same: 'The versions are equal.',
     try: 'Open in playground',
+    trySide: 'Try side by side',
+    trySideText: (version: number) =>
+      `A turn cannot choose its version: version ${version} is copied to another agent, which answers next to this one in the playground. Delete the copy when you are done.`,
+    copyOf: (name: string, version: number) => `${name} (version ${version})`,
   },
   release: {
     title: 'Release',

@@ -145,6 +145,21 @@ describe('the playground in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('tries an earlier version of an agent next to the current one', async () => {
+    const double = doubleClient(suite.app.double)
+    const answer = (system: string) => ({ when: { system: { contains: system } }, reply: { text: `as ${system}` } })
+    await double.put('versions', { rules: [answer('first'), answer('second')] })
+    const id = await agent({ name: 'Versioned', model: 'versions/m', instructions: 'first' })
+    await suite.app.admin.patch(`/agents/${id}`, { instructions: 'second' })
+    const { page, problems } = await open(`agents/${id}?tab=versions`)
+    await page.getByRole('button', { name: 'Try side by side' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Try side by side' }).click()
+    await page.getByRole('heading', { name: 'Versioned (version 1)' }).waitFor()
+    await send(page, 'Who are you?')
+    for (const text of ['as first', 'as second']) await page.getByText(text).waitFor()
+    assert.deepEqual(problems, [])
+  })
+
   it('sends an edited message again in place of the first, and saves a turn as a dataset item', async () => {
     const id = await agent({ name: 'Again' })
     const dataset = await create('/datasets', { name: 'Golden' })

@@ -219,6 +219,14 @@ describe('runs in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('starts no other script than the worker that lays out graphs', async () => {
+    const { page } = await open('runs')
+    const refused =
+      await page.evaluate(`['/app/assets/other.js', 'data:text/javascript,1', 'https://example.com/layout-worker-x.js']
+      .map(url => { try { new Worker(url); return 'started' } catch { return 'refused' } })`)
+    assert.deepEqual(refused, ['refused', 'refused', 'refused'])
+  })
+
   it('asks for nothing that the user may not see', async () => {
     const run = await start((await asking()).id)
     await suite.app.user('rita', [

@@ -4,6 +4,7 @@ import { notifications } from '@mantine/notifications'
 import type { Agent, AgentVersion } from '@muster/client'
 import {
   compareAgentVersions,
+  createAgent,
   deleteAgent,
   getAgent,
   listAgentVersions,
@@ -14,6 +15,7 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams, useSearch } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
 import { api } from '../api.ts'
+import { ActionButton } from '../components/actions.tsx'
 import { Changes } from '../components/changes.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
@@ -183,6 +185,8 @@ function served({ version: current, active_release: release }: Agent, version: n
 function Versions({ agent }: { agent: Agent }) {
   const cache = useQueryClient()
   const isAllowed = usePermissions(agent.project_id)
+  const navigate = useNavigate()
+  const mayTry = isAllowed('agents:CreateAgent') && isAllowed('agents:CreateAgentGeneration')
   const [compared, setCompared] = useState<number | null>(null)
   const versions = useQuery<AgentVersion[]>({
     queryKey: ['agent', agent.id, 'versions'],
@@ -205,7 +209,7 @@ function Versions({ agent }: { agent: Agent }) {
           <Card withBorder padding={0} radius="lg">
             <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
               <Table.Tbody>
-                {rows.map(({ id, version, label, created_at }) => (
+                {rows.map(({ id, version, label, config, created_at }) => (
                   <Table.Tr key={id}>
                     <Table.Td>
                       <Group gap="sm">
@@ -227,6 +231,21 @@ function Versions({ agent }: { agent: Agent }) {
                           <Button variant="default" size="xs" onClick={() => setCompared(version)}>
                             {strings.agents.compare}
                           </Button>
+                        )}
+                        {version !== agent.version && mayTry && (
+                          <ActionButton
+                            label={strings.agents.trySide}
+                            question={strings.agents.trySideText(version)}
+                            stale={[['agents']]}
+                            run={async () => {
+                              const name = strings.agents.copyOf(agent.name ?? strings.agents.unnamed, version)
+                              const copy = await createAgent(api, { ...config, name, project_id: agent.project_id })
+                              await navigate({
+                                to: `/p/${agent.project_id}/playground`,
+                                search: { q: agent.id, beside: copy.id },
+                              })
+                            }}
+                          />
                         )}
                         {version !== agent.version && isAllowed('agents:RestoreAgentVersion') && (
                           <Button
