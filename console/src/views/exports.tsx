@@ -48,8 +48,7 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
         { signal },
       ).page(),
     {
-      pollMs: page =>
-        page?.data.some(({ status }) => status === 'queued' || status === 'running') ? BUSY_MS : POLL_MS,
+      pollMs: rows => (rows.some(({ status }) => status === 'queued' || status === 'running') ? BUSY_MS : POLL_MS),
     },
   )
   const columns: Column<PlaybookExport>[] = [
