@@ -1,4 +1,5 @@
 import {
+  Autocomplete,
   Button,
   Checkbox,
   Group,
@@ -132,7 +133,7 @@ export function SchemaForm({
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
   options?: Record<string, { value: string; label: string }[]>
-  /** Texts that fields of several texts offer; others may be entered. */
+  /** Texts that fields of one or several texts offer; others may be entered. */
   suggestions?: Record<string, string[]>
   submitLabel?: string
   isPending?: boolean
@@ -323,6 +324,17 @@ function SchemaField({
         />
       )
     default:
-      return <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+      return suggestions ? (
+        <Autocomplete
+          {...common}
+          data={suggestions}
+          maxDropdownHeight={240}
+          limit={100}
+          value={entry as string}
+          onChange={onChange}
+        />
+      ) : (
+        <TextInput {...common} value={entry as string} onChange={event => onChange(event.currentTarget.value)} />
+      )
   }
 }
