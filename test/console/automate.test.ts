@@ -372,14 +372,12 @@ describe('the console for automation', function () {
       await suite.checkAccess([
         ['webhooks', 'Webhooks'],
         [`webhooks/${hook.id}`, 'Quiet'],
-        [`webhooks/${loud.id}?tab=record`, 'Loud'],
         [`webhooks/${loud.id}?tab=signature`, 'Loud'],
         [`webhooks/${loud.id}/deliveries/${test.id}`, 'webhooks.test'],
         ['events', 'Events'],
         [`events/${event.id}`, 'secrets.created'],
         ['triggers', 'Triggers'],
         [`triggers/${trigger.id}`, 'Monday'],
-        [`triggers/${trigger.id}?tab=record`, 'Monday'],
         [`triggers/${trigger.id}/firings/${firing.id}`, 'Firing: By hand'],
         ['formations', 'Formations'],
         ['formations/new', 'New formation'],
@@ -387,7 +385,6 @@ describe('the console for automation', function () {
         [`formations/${formation.id}?tab=plan`, 'Stack'],
         [`formations/${formation.id}?tab=drift`, 'Stack'],
         [`formations/${formation.id}?tab=operations`, 'Stack'],
-        [`formations/${formation.id}?tab=record`, 'Stack'],
       ])
     })
 

@@ -1,4 +1,5 @@
 import {
+  Autocomplete,
   Button,
   Checkbox,
   Group,
@@ -155,7 +156,7 @@ export function SchemaForm({
   options?: Record<string, { value: string; label: string }[]>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
   at?: string
-  /** Texts that fields of several texts offer; others may be entered. */
+  /** Texts that fields of one or several texts offer; others may be entered. */
   suggestions?: Record<string, string[]>
   submitLabel?: string
   /** Whether the fields are only shown. */
@@ -400,7 +401,16 @@ function SchemaField({
         />
       )
     default:
-      return (
+      return suggestions && input === 'text' ? (
+        <Autocomplete
+          {...common}
+          data={suggestions}
+          maxDropdownHeight={240}
+          limit={100}
+          value={entry as string}
+          onChange={onChange}
+        />
+      ) : (
         <TextInput
           {...common}
           type={input === 'time' ? 'datetime-local' : 'text'}

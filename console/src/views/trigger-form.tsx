@@ -105,6 +105,10 @@ export function TriggerForm({
     'description',
     'policy_id',
   ]
+  const patterns = (registry.data ?? []).flatMap(({ prefix, events }) => [
+    `${prefix}*`,
+    ...events.map(({ name }) => name),
+  ])
   return (
     <Stack gap="md">
       {!trigger && (
@@ -133,16 +137,13 @@ export function TriggerForm({
         schema={fields}
         initial={trigger}
         only={only}
+        // The list that is not read yet is an empty one: the field does not change its kind.
         options={
-          targets.data && {
-            target_id: targets.data.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })),
-            ...(registry.data && {
-              event_pattern: registry.data.flatMap(({ prefix, events }) =>
-                [`${prefix}*`, ...events.map(({ name }) => name)].map(value => ({ value, label: value })),
-              ),
-            }),
-          }
+          isAllowed(action)
+            ? { target_id: (targets.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
+            : undefined
         }
+        suggestions={{ event_pattern: patterns }}
         submitLabel={trigger ? strings.save : strings.create}
         isPending={save.isPending}
         error={save.error}

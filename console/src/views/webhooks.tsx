@@ -177,8 +177,8 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
       only={['name', 'url', 'events', 'description', 'policy_id', ...(webhook ? [] : ['active'])]}
       suggestions={{ events: ['*', ...new Set(patterns)] }}
       options={
-        policies.data
-          ? { policy_id: policies.data.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
+        isAllowed('policies:ListPolicies')
+          ? { policy_id: (policies.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
           : undefined
       }
       submitLabel={webhook ? strings.save : strings.create}
