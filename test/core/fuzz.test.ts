@@ -19,7 +19,7 @@ import {
 } from '../support/fuzz.ts'
 
 const SEED = Number(process.env.FUZZ_SEED ?? 20_261_121)
-const REQUESTS = Number(process.env.FUZZ_REQUESTS ?? 5_000)
+const REQUESTS = Number(process.env.FUZZ_REQUESTS ?? 10_000)
 const FINDINGS = Number(process.env.FUZZ_FINDINGS ?? 30)
 const AT_ONCE = 16
 /** Far above what an answer takes on a busy machine, far below a hang. */
@@ -29,7 +29,7 @@ type Json = Record<string, any>
 type Answered = { status: number; headers: Record<string, any>; text: string; ms: number }
 type Finding = { what: string; seed: number; as: string; request: string; answer: string }
 
-describe('five thousand malformed requests', function () {
+describe('ten thousand malformed requests', function () {
   this.timeout(600_000)
   let app: TestApp
   let document: Json

@@ -5,7 +5,7 @@ import { build, type Plugin } from 'esbuild'
 import { BUNDLES, PROGRAMS, root } from './bundled.ts'
 
 /**
- * Bundles the programs that tests start hundreds of times, each with the packages that it loads when it starts: a worker is
+ * Bundles the programs that tests start hundreds of times, each with the packages that it loads at its start: a worker is
  * ready after two thirds of the processor time. Then loads a bundle and the application, so that their modules are in the
  * compile cache before several processes would compile them concurrently.
  */
