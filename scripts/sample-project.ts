@@ -5,6 +5,7 @@ export type SampleProject = {
   projectId: string
   agentId: string
   sessionId: string
+  traceId: string
   orchestrationId: string
   runId: string
   workflowId: string
@@ -22,7 +23,7 @@ const QUESTIONS: [question: string, expected: string, first: string, second: str
   [
     'When does the shop open?',
     'nine',
-    'We open at nine.',
+    'We open at ten.',
     'We open at nine, from Monday to Saturday. Can I help you with anything else?',
   ],
   [
@@ -125,12 +126,12 @@ export async function createSampleProject(muster: Muster, controlUrl: string): P
   await muster.quotas.create({ project_id, scope: 'project', metric: 'cost_usd', window: 'rolling_24h', limit: 2 })
   const agents = await createAgents(muster, project_id, provider.id, controlUrl)
   await createFiles(muster, project_id)
-  const sessionId = await createSessions(muster, project_id, agents)
+  const session = await createSessions(muster, project_id, agents)
   const run = await createRun(muster, project_id, agents)
   const board = await createBoard(muster, project_id, agents.assistant)
-  const claims = await createClaims(muster, project_id, agents.assistant, sessionId)
+  const claims = await createClaims(muster, project_id, agents.assistant, session.sessionId)
   const evaluation = await createEvaluation(muster, project_id, agents.assistant, provider.id)
-  return { projectId: project_id, agentId: agents.assistant, sessionId, ...run, ...board, ...claims, ...evaluation }
+  return { projectId: project_id, agentId: agents.assistant, ...session, ...run, ...board, ...claims, ...evaluation }
 }
 
 type Agents = { assistant: string; refunds: string; findOrder: string }
@@ -184,7 +185,7 @@ async function createAgents(
 }
 
 /** Conversations with a tool call, with a request for a person, and with a refund that waits for an approval. */
-async function createSessions(muster: Muster, project_id: string, { assistant, refunds }: Agents): Promise<string> {
+async function createSessions(muster: Muster, project_id: string, { assistant, refunds }: Agents) {
   const talk = async (agent_id: string, name: string, customer: string, messages: string[]) => {
     const { id } = await muster.sessions.create({
       project_id,
@@ -205,7 +206,9 @@ async function createSessions(muster: Muster, project_id: string, { assistant, r
   const person = await talk(assistant, 'Complaint about a delivery', 'Jonas', ['Can I speak to a person?'])
   await muster.sessions.requestHuman({ session_id: person, reason: 'The customer requires a person' })
   await talk(refunds, 'Refund of a broken lamp', 'Nora', [`Refund order ${ORDER}: the shade is broken.`])
-  return session
+  const { data } = await muster.sessions.messages.list({ session_id: session, limit: 2 }).page()
+  const { trace_id } = await muster.generations.get({ generation_id: data[1].generation_id as string })
+  return { sessionId: session, traceId: trace_id }
 }
 
 /** Files of the shop, of which two are ingested. */

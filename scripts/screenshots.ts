@@ -22,6 +22,8 @@ type Picture = {
   /** Waits until the view is complete, or does what the picture shows. */
   ready: (page: Page) => Promise<unknown>
   isDark?: boolean
+  /** Pixels of the view above the picture. */
+  above?: number
 }
 
 const text = (shown: string) => (page: Page) => page.getByRole('main').getByText(shown).first().waitFor()
@@ -56,6 +58,7 @@ const PICTURES: Picture[] = [
     view: ({ evalId }) => `evals/${evalId}?tab=compare`,
     ready: text('1 regressed'),
     isDark: true,
+    above: 430,
   },
 ]
 
@@ -90,13 +93,13 @@ async function take(
   await page.getByRole('button', { name: 'Sign in', exact: true }).click()
   await page.waitForURL(`**${addressOf('start')}`)
   await page.getByRole('heading', { level: 1, name: 'Getting started' }).waitFor()
-  for (const { name, view, ready } of pictures) {
+  for (const { name, view, ready, above = 0 } of pictures) {
     const address = JSON.stringify(addressOf(view(sample)))
     await page.evaluate(`history.pushState({}, '', ${address}); dispatchEvent(new PopStateEvent('popstate'))`)
     await ready(page)
     // Other parts of the view, and movements.
     await page.waitForTimeout(1500)
-    await page.evaluate('scrollTo(0, 0)')
+    await page.evaluate(`scrollTo(0, ${above})`)
     const picture = await page.screenshot()
     assert.ok(picture.length < MAX_BYTES, `${name} has ${picture.length} bytes`)
     fs.writeFileSync(path.join(IMAGES, `console-${name}.png`), picture)

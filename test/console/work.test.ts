@@ -52,6 +52,9 @@ describe('work in the console', function () {
     await page.keyboard.press('Enter')
     await eventually(async () => (await state()) !== 'doing', { what: 'the task is moved' })
     await column('done').getByRole('article', { name: 'Broken lamp' }).waitFor()
+    await eventually(async () => (await page.evaluate('document.activeElement.id')) === `task-${id}`, {
+      what: 'the keyboard goes on at the card',
+    })
     await page.getByRole('link', { name: 'Broken lamp' }).focus()
     await page.keyboard.press('Enter')
     const panel = page.getByRole('dialog', { name: 'Broken lamp' })

@@ -26,7 +26,7 @@ const POLL_MS = 5000
 /** Cards of a column that are drawn at first, and with each request for more. */
 const CARDS = 50
 
-type Move = { task: Task; transition: WorkflowTransition }
+type Move = { task: Task; transition: WorkflowTransition; isDragged?: boolean }
 type Dialog =
   | { kind: 'assign' | 'pause'; task: Task }
   | { kind: 'choose'; task: Task; state: string; transitions: WorkflowTransition[] }
@@ -57,7 +57,7 @@ function useTransitions(workflow: Workflow, tasks: Task[]): (task: Task) => Work
       : []
 }
 
-/** The board after a move, until the service has answered. */
+/** The board after a card was dragged, until the service has answered. */
 function moved(board: WorkflowBoard, { task, transition }: Move): WorkflowBoard {
   if (transition.requires_approval || transition.to === task.state) return board
   const arrived: Task = {
@@ -110,23 +110,27 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
     onMutate: async change => {
       await cache.cancelQueries({ queryKey: boardKey })
       const before = cache.getQueryData<WorkflowBoard>(boardKey)
-      cache.setQueryData<WorkflowBoard>(boardKey, shown => shown && moved(shown, change))
+      if (change.isDragged) cache.setQueryData<WorkflowBoard>(boardKey, shown => shown && moved(shown, change))
       return { before }
     },
     onError: (_, __, context) => cache.setQueryData(boardKey, context?.before),
-    onSuccess: ({ id, title, state, pending_transition }) => {
+    onSuccess: ({ title, state, pending_transition }) => {
       const message = pending_transition
         ? strings.tasks.gated(visible(title))
         : strings.tasks.moved(visible(title), visible(state))
       notifications.show({ message, color: 'teal' })
-      // The card is in another column now: the keyboard goes on there.
-      document.getElementById(`task-${id}`)?.focus()
     },
-    onSettled: (_, __, { task }) => Promise.all(staleOf(task).map(queryKey => cache.invalidateQueries({ queryKey }))),
+    onSettled: async (_, __, { task }) => {
+      await Promise.all(staleOf(task).map(queryKey => cache.invalidateQueries({ queryKey })))
+      // The card that had the keyboard is drawn anew in another column: the keyboard goes on there.
+      requestAnimationFrame(() => {
+        if (document.activeElement === document.body) document.getElementById(`task-${task.id}`)?.focus()
+      })
+    },
   })
   const drop = (task: Task, state: string) => {
     const transitions = transitionsOf(task).filter(({ to }) => to === state)
-    if (transitions.length === 1) move.mutate({ task, transition: transitions[0] })
+    if (transitions.length === 1) move.mutate({ task, transition: transitions[0], isDragged: true })
     else if (transitions.length > 1) setDialog({ kind: 'choose', task, state, transitions })
   }
   const close = () => setDialog(null)
