@@ -17,7 +17,7 @@ import {
   ReactFlowProvider,
   useReactFlow,
 } from '@xyflow/react'
-import { createContext, type KeyboardEvent, useContext, useMemo, useRef } from 'react'
+import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
 import { FailureAlert } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { strings } from '../strings.ts'
@@ -38,22 +38,19 @@ export type GraphNode = {
 
 export type GraphEdge = { from: string; to: string; label?: string; isPassed?: boolean; mark?: Mark }
 
-type Selection = { selected: string | null; onSelect: (id: string) => void; first: string }
-type NodeData = { node: GraphNode }
+type NodeData = { node: GraphNode; isSelected: boolean; isTabStop: boolean }
 type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge }
 
-/** Smallest scale at which the texts of nodes are readable: a larger graph is moved instead. */
+/** Smallest scale at which the texts of nodes are readable: a larger graph is moved instead. A narrow frame allows less. */
 const READABLE = 0.65
+const READABLE_NARROW = 0.5
+const NARROW_PX = 560
 
 const edgeColor = ({ mark, isPassed }: GraphEdge) =>
   mark ? markColor(mark) : isPassed ? 'var(--mantine-color-text)' : 'var(--mantine-color-dimmed)'
 
-const SelectionContext = createContext<Selection>({ selected: null, onSelect: () => {}, first: '' })
-
-function NodeCard({ data: { node } }: NodeProps<Node<NodeData>>) {
+function NodeCard({ data: { node, isSelected, isTabStop } }: NodeProps<Node<NodeData>>) {
   const { id, type, status, detail, mark } = node
-  const { selected, onSelect, first } = useContext(SelectionContext)
-  const isSelected = selected === id
   const facts = [mark && strings.graph.marks[mark], detail].filter(Boolean).join(' · ')
   const color = mark ? markColor(mark) : status ? statusColor(status) : 'var(--mantine-color-default-border)'
   return (
@@ -62,9 +59,8 @@ function NodeCard({ data: { node } }: NodeProps<Node<NodeData>>) {
       <UnstyledButton
         id={`graph-node-${id}`}
         className="nopan graph-node"
-        tabIndex={(selected ?? first) === id ? 0 : -1}
+        tabIndex={isTabStop ? 0 : -1}
         aria-pressed={isSelected}
-        onClick={() => onSelect(id)}
         w={NODE_WIDTH}
         h={NODE_HEIGHT}
         data-status={status}
@@ -164,34 +160,56 @@ type GraphProps = {
   height: number
 }
 
+/** Returns a function that makes an object only where its facts have changed since the last time. */
+function useKept<T>() {
+  const kept = useRef(new Map<string, { facts: string; made: T }>())
+  return (id: string, facts: string, make: () => T): T => {
+    const before = kept.current.get(id)
+    if (before?.facts === facts) return before.made
+    const made = make()
+    kept.current.set(id, { facts, made })
+    return made
+  }
+}
+
 function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: GraphProps & { layout: Layout }) {
   const frame = useRef<HTMLDivElement>(null)
   const byId = useMemo(() => new Map(layout.nodes.map((place, index) => [nodes[index]?.id, place])), [layout])
-  const drawnNodes = useMemo<Node<NodeData>[]>(
+  const first = nodes[0]?.id
+  // What has not changed stays the same object, and is not drawn again.
+  const keepNode = useKept<Node<NodeData>>()
+  const drawnNodes = useMemo(
     () =>
-      nodes.map(node => ({
-        id: node.id,
-        type: 'card',
-        position: byId.get(node.id) ?? { x: 0, y: 0 },
-        width: NODE_WIDTH,
-        height: NODE_HEIGHT,
-        measured: { width: NODE_WIDTH, height: NODE_HEIGHT },
-        data: { node },
-      })),
-    [nodes, byId],
+      nodes.map(node => {
+        const data = { node, isSelected: node.id === selected, isTabStop: node.id === (selected ?? first) }
+        return keepNode(node.id, JSON.stringify(data), () => ({
+          id: node.id,
+          type: 'card',
+          position: byId.get(node.id) ?? { x: 0, y: 0 },
+          width: NODE_WIDTH,
+          height: NODE_HEIGHT,
+          measured: { width: NODE_WIDTH, height: NODE_HEIGHT },
+          data,
+        }))
+      }),
+    [nodes, byId, selected],
   )
-  const drawnEdges = useMemo<Edge<EdgeData>[]>(
+  const keepEdge = useKept<Edge<EdgeData>>()
+  const drawnEdges = useMemo(
     () =>
       edges.flatMap((edge, index) => {
         const course = layout.edges[index]
         if (!course) return []
-        const data = { ...course, edge }
-        const marker = {
-          type: MarkerType.ArrowClosed,
-          color: edgeColor(edge),
-        }
         const { from: source, to: target } = edge
-        return [{ id: String(index), type: 'line', source, target, data, markerEnd: marker }]
+        const id = String(index)
+        return keepEdge(id, JSON.stringify(edge), () => ({
+          id,
+          type: 'line',
+          source,
+          target,
+          data: { ...course, edge },
+          markerEnd: { type: MarkerType.ArrowClosed, color: edgeColor(edge) },
+        }))
       }),
     [edges, layout],
   )
@@ -199,7 +217,7 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     if (!frame.current) return
     const { clientWidth: width, clientHeight: height } = frame.current
     const fitting = Math.min(width / layout.width, height / layout.height, 1)
-    const zoom = isWhole ? fitting : Math.max(fitting, READABLE)
+    const zoom = isWhole ? fitting : Math.max(fitting, width < NARROW_PX ? READABLE_NARROW : READABLE)
     const top = Math.max((height - layout.height * zoom) / 2, 0)
     // A graph that is wider than its frame begins with its first node in the middle.
     const middle = layout.width * zoom > width ? (layout.nodes[0]?.x ?? 0) + NODE_WIDTH / 2 : layout.width / 2
@@ -219,6 +237,10 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     const isOutside =
       left < 0 || top < 0 || left + NODE_WIDTH * zoom > clientWidth || top + NODE_HEIGHT * zoom > clientHeight
     if (isOutside) void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+  }
+  const onClick = ({ target }: MouseEvent) => {
+    const button = (target as Element).closest('.graph-node')
+    if (button) onSelect(button.id.replace(/^graph-node-/, ''))
   }
   /** Arrow keys follow edges up and down, and go to the node beside. */
   const onKeyDown = (event: KeyboardEvent) => {
@@ -243,34 +265,40 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     focus(move())
   }
   return (
-    <Box ref={frame} h={height} role="group" aria-label={label} onKeyDown={onKeyDown} className="graph">
-      <SelectionContext value={{ selected, onSelect, first: nodes[0]?.id ?? '' }}>
-        <ReactFlow
-          nodes={drawnNodes}
-          edges={drawnEdges}
-          nodeTypes={nodeTypes}
-          edgeTypes={edgeTypes}
-          nodesDraggable={false}
-          nodesConnectable={false}
-          nodesFocusable={false}
-          edgesFocusable={false}
-          elementsSelectable={false}
-          disableKeyboardA11y
-          zoomOnScroll={false}
-          zoomOnDoubleClick={false}
-          preventScrolling={false}
-          minZoom={0.05}
-          maxZoom={1.5}
-          onlyRenderVisibleElements={false}
-          proOptions={{ hideAttribution: true }}
-          onInit={flow => {
-            instance.current = flow
-            view(flow, false)
-          }}
-        >
-          <Controls onWhole={() => instance.current && view(instance.current, true)} />
-        </ReactFlow>
-      </SelectionContext>
+    <Box
+      ref={frame}
+      h={height}
+      role="group"
+      aria-label={label}
+      onKeyDown={onKeyDown}
+      onClick={onClick}
+      className="graph"
+    >
+      <ReactFlow
+        nodes={drawnNodes}
+        edges={drawnEdges}
+        nodeTypes={nodeTypes}
+        edgeTypes={edgeTypes}
+        nodesDraggable={false}
+        nodesConnectable={false}
+        nodesFocusable={false}
+        edgesFocusable={false}
+        elementsSelectable={false}
+        disableKeyboardA11y
+        zoomOnScroll={false}
+        zoomOnDoubleClick={false}
+        preventScrolling={false}
+        minZoom={0.05}
+        maxZoom={1.5}
+        onlyRenderVisibleElements={false}
+        proOptions={{ hideAttribution: true }}
+        onInit={flow => {
+          instance.current = flow
+          view(flow, false)
+        }}
+      >
+        <Controls onWhole={() => instance.current && view(instance.current, true)} />
+      </ReactFlow>
     </Box>
   )
 }

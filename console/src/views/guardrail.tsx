@@ -88,7 +88,7 @@ function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string
             (await listGuardrailVersions(api, { guardrail_id: id, limit: 100 }, { signal }).page()).data
           }
           compare={async (from, to, signal) =>
-            compareGuardrailVersions(api, { guardrail_id: id, from: String(from), to: String(to) }, { signal })
+            compareGuardrailVersions(api, { guardrail_id: id, from, to }, { signal })
           }
           restore={
             isAllowed('guardrails:RestoreGuardrailVersion')

@@ -49,7 +49,7 @@ const definitionOf = (record: Orchestration): Record<string, unknown> =>
   Object.fromEntries(FIELDS.map(name => [name, record[name]]).filter(([, value]) => value !== null))
 
 /** Longest line of a value that is written in one line. */
-const LINE = 84
+const LINE = 64
 
 /** Returns a value as JSON; what is short stays in one line. */
 function textOf(value: unknown, indent = ''): string {

@@ -1,6 +1,5 @@
 import retryFields from 'fields:retryRun'
 import { Alert, Badge, Box, Button, Drawer, Group, Skeleton, Stack, Text, Title } from '@mantine/core'
-import { useInterval } from '@mantine/hooks'
 import type { OrchestrationNode, OrchestrationRun } from '@muster/client'
 import {
   cancelRun,
@@ -15,7 +14,7 @@ import {
 import { IconAlertTriangle, IconPlayerPause, IconPlayerPlay, IconPlayerStop, IconRefresh } from '@tabler/icons-react'
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
-import { useMemo, useState } from 'react'
+import { useEffect, useMemo, useState } from 'react'
 import { api } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
@@ -334,8 +333,14 @@ const timeOf = ({ status, startedAt, endedAt }: NodeState): string | undefined =
 function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
   const { filters, setFilters } = useFilters()
   const [second, setSecond] = useState(0)
-  useInterval(() => setSecond(Date.now()), 1000, { autoInvoke: !isEnded(run) })
   const states = useMemo(() => nodeStates(run, definition), [run, definition])
+  // The time of a node that runs.
+  const isTicking = states.some(({ status }) => status === 'running')
+  useEffect(() => {
+    if (!isTicking) return
+    const timer = setInterval(() => setSecond(Date.now()), 1000)
+    return () => clearInterval(timer)
+  }, [isTicking])
   const graph = useMemo(() => runGraph(states, definition, timeOf), [states, definition, second])
   const opened = states.find(({ id }) => id === filters.node)
   const select = (node: string | undefined) => setFilters({ node })

@@ -93,6 +93,7 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
     enabled: Boolean(runId) && isAllowed('orchestrations:GetRun') === true,
     refetchInterval: query => (query.state.data && !isEnded(query.state.data) ? every(POLL_MS)(query) : false),
   })
+  const isRunMissing = Boolean(runId) && isAllowed('orchestrations:GetRun') !== false && run.isPending
   const turn = turns.find(({ id }) => id === turnId) ?? turns[0]
   const byTurn = new Map(
     transcripts.flatMap(({ data }) => (data ? [[data.generation_id, data] as [string, Transcript]] : [])),
@@ -124,7 +125,11 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
             )}
             {turn?.content_redacted_at && <Alert color="gray">{words.erased}</Alert>}
             {all.length > DETAILED && <Text size="sm">{words.truncated(DETAILED)}</Text>}
-            <Waterfall turns={all} transcripts={byTurn} run={runId ? run.data : undefined} nameOf={nameOf} />
+            {isRunMissing ? (
+              <Loading />
+            ) : (
+              <Waterfall turns={all} transcripts={byTurn} run={runId ? run.data : undefined} nameOf={nameOf} />
+            )}
           </>
         )}
       </Loaded>
