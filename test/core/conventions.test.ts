@@ -38,6 +38,9 @@ const READ_ALONE: Record<string, readonly string[]> = {
   sessions: ['unread_count'],
 }
 
+/** Records without the time at which a list judged them. */
+const withoutTimes = (records: Json[]) => records.map(({ judged_at, ...record }) => record)
+
 /** Lists of figures: a parameter that they do not know would seem to narrow them. */
 const REFUSING = ['listUsageEvents']
 
@@ -197,7 +200,7 @@ describe('conventions', () => {
           `?limit=3&page=2&cursor=x&sort=name&order=asc${needed(list)}`,
         )
         if (REFUSING.includes(list.id)) expectRefusal(asked, 400, 'VALIDATION_FAILED', list.id)
-        else assert.deepEqual(asked.body.data, plain.body.data, list.id)
+        else assert.deepEqual(withoutTimes(asked.body.data), withoutTimes(plain.body.data), list.id)
         const names = (list.operation.parameters as Json[]).map(({ name }) => name)
         for (const name of ['page', 'cursor', 'sort', 'order']) assert.ok(!names.includes(name), list.id)
       }
