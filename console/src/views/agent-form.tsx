@@ -18,7 +18,7 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useEffect, useState } from 'react'
 import { api } from '../api.ts'
-import { ConflictModal } from '../components/conflict.tsx'
+import { Conflict } from '../components/conflict.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { useProjectId } from '../projects.ts'
@@ -207,24 +207,24 @@ export function AgentForm({
           </Stack>
         </form>
       </Stack>
-      {conflict && (
-        <ConflictModal
-          title={strings.agents.changed}
-          theirs={changesOf(conflict.theirs, base.agent)}
-          yours={conflict.change}
-          onOverwrite={() => {
-            setConflict(null)
-            save.mutate({ change: conflict.change, ifMatch: conflict.etag })
-          }}
-          onTakeTheirs={() => {
-            setBase({ agent: conflict.theirs, etag: conflict.etag })
-            form.setValues(fieldsOf(conflict.theirs))
-            save.reset()
-            setConflict(null)
-          }}
-          onClose={() => setConflict(null)}
-        />
-      )}
+      <Conflict
+        title={strings.agents.changed}
+        theirs={conflict && changesOf(conflict.theirs, base.agent)}
+        yours={conflict?.change}
+        onClose={() => setConflict(null)}
+        onOverwrite={() => {
+          if (!conflict) return
+          setConflict(null)
+          save.mutate({ change: conflict.change, ifMatch: conflict.etag })
+        }}
+        onTake={() => {
+          if (!conflict) return
+          setBase({ agent: conflict.theirs, etag: conflict.etag })
+          form.setValues(fieldsOf(conflict.theirs))
+          save.reset()
+          setConflict(null)
+        }}
+      />
     </Card>
   )
 }

@@ -6,7 +6,7 @@ import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useMemo, useState } from 'react'
 import { api } from '../api.ts'
-import { ConflictModal } from '../components/conflict.tsx'
+import { Conflict } from '../components/conflict.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
@@ -257,26 +257,26 @@ export function OrchestrationForm({
           </Group>
         </Stack>
       </form>
-      {conflict && (
-        <ConflictModal
-          title={strings.orchestrations.changed}
-          theirs={definitionOf(conflict.theirs)}
-          yours={conflict.change}
-          onOverwrite={() => {
-            setConflict(null)
-            save.mutate({ change: conflict.change, ifMatch: conflict.etag })
-          }}
-          onTakeTheirs={() => {
-            setBase({ record: conflict.theirs, etag: conflict.etag })
-            setName(conflict.theirs.name)
-            setDescription(conflict.theirs.description ?? '')
-            setJson(textOf(definitionOf(conflict.theirs)))
-            save.reset()
-            setConflict(null)
-          }}
-          onClose={() => setConflict(null)}
-        />
-      )}
+      <Conflict
+        title={strings.orchestrations.changed}
+        theirs={conflict && definitionOf(conflict.theirs)}
+        yours={conflict?.change}
+        onClose={() => setConflict(null)}
+        onOverwrite={() => {
+          if (!conflict) return
+          setConflict(null)
+          save.mutate({ change: conflict.change, ifMatch: conflict.etag })
+        }}
+        onTake={() => {
+          if (!conflict) return
+          setBase({ record: conflict.theirs, etag: conflict.etag })
+          setName(conflict.theirs.name)
+          setDescription(conflict.theirs.description ?? '')
+          setJson(textOf(definitionOf(conflict.theirs)))
+          save.reset()
+          setConflict(null)
+        }}
+      />
     </Card>
   )
 }
