@@ -1626,7 +1626,6 @@ export const strings = {
     },
     scopes: { project: 'Project', api_key: 'API key', agent: 'Agent', actor: 'End user' },
     of: (metric: string, window: string) => `${metric} ${window}`,
-    scope: 'Scope',
     create: 'New quota',
     saved: 'The quota is saved',
     deleteText: 'Work is no longer limited by it.',
