@@ -3,7 +3,7 @@ import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { type ReactNode, useState } from 'react'
 import { strings } from '../strings.ts'
 import type { Stale } from './actions.tsx'
-import { ConflictModal } from './conflict.tsx'
+import { Conflict } from './conflict.tsx'
 import type { Values } from './schema-form.tsx'
 
 /** A record as it was read. */
@@ -48,7 +48,7 @@ export function useGuardedSave<Row extends object>({
     onSettled: () => Promise.all(stale.map(queryKey => cache.invalidateQueries({ queryKey }))),
   })
   const dialog: ReactNode = conflict && (
-    <ConflictModal
+    <Conflict
       title={strings.form.changed}
       theirs={differenceOf(conflict.record, base?.record)}
       yours={conflict.change}
@@ -56,7 +56,7 @@ export function useGuardedSave<Row extends object>({
         setConflict(null)
         save.mutate({ change: conflict.change, etag: conflict.etag })
       }}
-      onTakeTheirs={() => {
+      onTake={() => {
         setBase(conflict)
         setConflict(null)
         save.reset()

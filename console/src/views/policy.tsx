@@ -16,7 +16,7 @@ import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
-import { ConflictModal } from '../components/conflict.tsx'
+import { Conflict } from '../components/conflict.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
 import { Page } from '../components/page.tsx'
 import { PolicyEditor } from '../components/policy-editor.tsx'
@@ -233,7 +233,7 @@ function PolicyForm({
         <Simulation projectId={projectId} unsaved={{ document, policyId: policy?.id }} />
       </Section>
       {conflict && (
-        <ConflictModal
+        <Conflict
           title={texts.changed}
           theirs={fieldsOf(conflict.theirs)}
           yours={conflict.fields}
@@ -242,7 +242,7 @@ function PolicyForm({
             setConflict(null)
             save.mutate({ fields: conflict.fields, ifMatch: conflict.etag })
           }}
-          onTakeTheirs={() => {
+          onTake={() => {
             setConflict(null)
             void cache.invalidateQueries({ queryKey: ['policy'] })
           }}
