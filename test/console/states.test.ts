@@ -27,7 +27,13 @@ describe('every view of the console', function () {
     await links.first().waitFor()
     const addresses = await links.evaluateAll(all => all.map(link => (link as unknown as URL).pathname))
     // A search requests nothing without a query.
-    return addresses.map(address => address.split('/').slice(4).join('/').replace(/^search$/, 'search?q=kettle'))
+    return addresses.map(address =>
+      address
+        .split('/')
+        .slice(4)
+        .join('/')
+        .replace(/^search$/, 'search?q=kettle'),
+    )
   }
 
   /** Opens every view while the requests of views are answered in a way; `check` gets each view that made some. */

@@ -289,7 +289,8 @@ function Comparison({ id, versions }: { id: string; versions: OrchestrationVersi
   const after = useVersion(id, to)
   const comparison = useQuery({
     queryKey: ['orchestration', id, 'compare', from, to],
-    queryFn: async ({ signal }) => compareOrchestrationVersions(api, { orchestration_id: id, from: Number(from), to: Number(to) }, { signal }),
+    queryFn: async ({ signal }) =>
+      compareOrchestrationVersions(api, { orchestration_id: id, from: Number(from), to: Number(to) }, { signal }),
   })
   const graph = useMemo(
     () => (before.data && after.data ? comparedGraph(before.data, after.data) : undefined),
