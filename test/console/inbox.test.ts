@@ -78,11 +78,11 @@ describe('the inbox of the console', function () {
     const question = card('May this be refunded?')
     await question.getByRole('button', { name: 'Answer' }).focus()
     await page.keyboard.press('Enter')
-    await question.getByRole('combobox', { name: 'Answer' }).focus()
+    await question.getByRole('combobox', { name: 'Choice' }).focus()
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
-    await question.getByRole('button', { name: 'Submit' }).focus()
+    await question.getByRole('button', { name: 'Answer' }).focus()
     await page.keyboard.press('Enter')
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)

@@ -1,4 +1,4 @@
-import { Stack, Text } from '@mantine/core'
+import { Text } from '@mantine/core'
 import type { OrchestrationNode, RequiredAction } from '@muster/client'
 import { submitHumanInput } from '@muster/client/operations'
 import { api } from '../api.ts'
@@ -42,23 +42,25 @@ const OTHER = 'other_fields'
 
 /**
  * The form that answers a node which waits for a person or a call: a choice of its options, the fields that the graph
- * reads of the answer, and further fields as JSON.
+ * reads of the answer (of `nodes`, where they are known), and further fields as JSON.
  */
 export function HumanForm({
   runId,
   action,
-  nodes,
+  nodes = [],
   stale,
   onDone,
+  onCancel,
 }: {
   runId: string
   action: RequiredAction
-  nodes: OrchestrationNode[]
+  nodes?: OrchestrationNode[]
   stale: Stale
   onDone?: () => void
+  onCancel?: () => void
 }) {
   const nodeId = action.node_id as string
-  const { prompt, context, options } = action
+  const { options } = action
   const read = fieldsRead(nodes, nodeId).filter(name => !(options && name === 'choice'))
   const schema: ObjectSchema = {
     properties: {
@@ -81,16 +83,23 @@ export function HumanForm({
     onDone,
   })
   return (
-    <Stack gap="md">
+    <SchemaForm
+      schema={schema}
+      submitLabel={strings.runs.answer}
+      isPending={answer.isPending}
+      error={answer.error}
+      onSubmit={values => answer.mutate(values)}
+      onCancel={onCancel}
+    />
+  )
+}
+
+/** What the person is asked, with what the node shows for it. */
+export function Question({ action: { prompt, context } }: { action: RequiredAction }) {
+  return (
+    <>
       {prompt && <Text className="wrap">{visible(prompt)}</Text>}
       {context && Object.keys(context).length > 0 && <Value value={context} label={strings.runs.input} />}
-      <SchemaForm
-        schema={schema}
-        submitLabel={strings.runs.answer}
-        isPending={answer.isPending}
-        error={answer.error}
-        onSubmit={values => answer.mutate(values)}
-      />
-    </Stack>
+    </>
   )
 }

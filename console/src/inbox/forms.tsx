@@ -6,7 +6,6 @@ import {
   getPlaybookVersion,
   getWorkflowVersion,
   skipPlaybookStep,
-  submitHumanInput,
   transitionTask,
   updateTask,
   uploadFile,
@@ -20,6 +19,7 @@ import { type ObjectSchema, SchemaForm, type Values } from '../components/schema
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
+import { HumanForm } from '../graph/human-form.tsx'
 import { usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
 import type { PendingForm } from './waiting.ts'
@@ -100,23 +100,6 @@ type CardOf<Kind extends PendingForm['kind']> = { form: Extract<PendingForm, { k
 
 function InputCard({ form, run, action }: CardOf<'input'> & { run: OrchestrationRun; action: RequiredAction }) {
   const isAllowed = usePermissions(run.project_id)
-  const submit = useAction<Record<string, unknown>>({
-    run: async output =>
-      submitHumanInput(api, { orchestration_run_id: run.id, node_id: action.node_id ?? '', output, wait: false }),
-    stale: STALE,
-    message: strings.inbox.answered,
-  })
-  const schema: ObjectSchema = {
-    properties: {
-      choice: {
-        type: 'string',
-        title: strings.inbox.choice,
-        ...(action.options ? { enum: action.options } : { maxLength: 4000 }),
-      },
-      further: { type: 'object', title: strings.inbox.further, description: strings.inbox.furtherHelp },
-    },
-    required: action.options ? ['choice'] : [],
-  }
   return (
     <FormFrame
       form={form}
@@ -129,16 +112,7 @@ function InputCard({ form, run, action }: CardOf<'input'> & { run: Orchestration
         Object.keys(action.context).length > 0 && <Value value={action.context} label={strings.inbox.context} />
       }
     >
-      {close => (
-        <SchemaForm
-          schema={schema}
-          submitLabel={strings.inbox.submit}
-          isPending={submit.isPending}
-          error={submit.error}
-          onSubmit={({ choice, further }) => submit.mutate({ ...(further as object), ...(choice ? { choice } : {}) })}
-          onCancel={close}
-        />
-      )}
+      {close => <HumanForm runId={run.id} action={action} stale={STALE} onDone={close} onCancel={close} />}
     </FormFrame>
   )
 }

@@ -26,7 +26,7 @@ import { FailureAlert, Loaded } from '../components/states.tsx'
 import { CopyText, costText, durationText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { GraphPanel } from '../graph/graph-panel.tsx'
-import { HumanForm } from '../graph/human-form.tsx'
+import { HumanForm, Question } from '../graph/human-form.tsx'
 import { useOrchestrationNames } from '../graph/names.ts'
 import { NodeTypeIcon } from '../graph/node-type.tsx'
 import {
@@ -411,6 +411,7 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
       />
       {mayAnswer && (
         <Section title={strings.runs.answer}>
+          <Question action={action} />
           <HumanForm
             key={attempts.length}
             runId={run.id}

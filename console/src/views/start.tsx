@@ -1,4 +1,4 @@
-import { Anchor, Badge, Button, Card, Group, Modal, Progress, Stack, Text, ThemeIcon } from '@mantine/core'
+import { Badge, Button, Card, Group, Modal, Progress, Stack, Text, ThemeIcon } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import {
   checkAiProvider,
@@ -49,7 +49,7 @@ const has = (query: { data?: First }): boolean => (query.data?.data.length ?? 0)
 export function Start() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { base_url, docs_url } = useConfig()
+  const { base_url } = useConfig()
   const [providerForm, provider] = useDisclosure()
   const [keyForm, key] = useDisclosure()
   const [isHidden, setHidden] = useState(hidden.has(projectId))
@@ -131,24 +131,30 @@ export function Start() {
       ),
     },
   ]
-  const guide = (page: string) => (
-    <Anchor size="sm" underline="always" href={`${docs_url}#${page}`} target="_blank" rel="noopener noreferrer">
-      {strings.start.guide}
-    </Anchor>
-  )
+  const opener = (view: string, action: string, label: string) =>
+    isAllowed(action) && (
+      <Button component={Link} to={`/p/${projectId}/${view}`} variant="default">
+        {label}
+      </Button>
+    )
   const optional: StepProps[] = [
     {
       title: strings.start.document,
       text: strings.start.documentText,
       isDone: has(documents),
-      action: guide('ingestDocument'),
+      action: opener('files', 'files:GetFile', strings.nav.files),
     },
-    { title: strings.start.tool, text: strings.start.toolText, isDone: has(tools), action: guide('createTool') },
+    {
+      title: strings.start.tool,
+      text: strings.start.toolText,
+      isDone: has(tools),
+      action: opener('tools', 'tools:ListTools', strings.nav.tools),
+    },
     {
       title: strings.start.webhook,
       text: strings.start.webhookText,
       isDone: has(webhooks),
-      action: guide('createWebhook'),
+      action: opener('webhooks', 'webhooks:ListWebhooks', strings.nav.webhooks),
     },
   ]
   const done = steps.filter(({ isDone }) => isDone).length
