@@ -1,17 +1,18 @@
-import { Badge, Button, Card, Group, Modal, SimpleGrid, Stack, Table, Text } from '@mantine/core'
+import { Badge, Button, Card, Group, Modal, Stack, Table, Text } from '@mantine/core'
+import type { Comparison as Differences } from '@muster/client'
 import { useQuery } from '@tanstack/react-query'
-import { useState } from 'react'
+import { type ReactNode, useState } from 'react'
 import { strings } from '../strings.ts'
 import { ActionButton, type Stale } from './actions.tsx'
+import { Changes } from './changes.tsx'
 import { Loaded } from './states.tsx'
 import { visible, When } from './text.tsx'
-import { Value } from './value.tsx'
 
 type Version = { id: string; version: number; label: string | null; created_at: string }
-type Change = { path: string; before?: unknown; after?: unknown }
+type Compared = Pick<Differences, 'changes'>
 
 /** The versions of a record, the newest first: each can be compared with the one before and made current again. */
-export function Versions({
+export function Versions<Row extends Version>({
   queryKey,
   current,
   list,
@@ -19,57 +20,68 @@ export function Versions({
   restore,
   stale,
   actions,
+  stateOf = version => (version === current ? strings.agents.live : null),
+  extra,
+  above,
 }: {
   queryKey: readonly unknown[]
   /** Number of the version in use. */
   current: number
-  list: (signal: AbortSignal) => Promise<Version[]>
-  compare: (from: number, to: number, signal: AbortSignal) => Promise<{ changes: Change[] }>
+  list: (signal: AbortSignal) => Promise<Row[]>
+  compare: (from: number, to: number, signal: AbortSignal) => Promise<Compared>
   /** Makes a version current again; undefined if the user may not. */
   restore?: (version: number) => Promise<unknown>
   /** What a restored version makes stale. */
   stale: Stale
   /** Permissions of the list and of the comparison. */
   actions: { list: string; get: string }
+  /** Says what a version is used for; null for nothing. */
+  stateOf?: (version: number) => string | null
+  /** Further actions on a version. */
+  extra?: (row: Row) => ReactNode
+  /** Shown above the versions. */
+  above?: (rows: Row[]) => ReactNode
 }) {
   const [compared, setCompared] = useState<number | null>(null)
   const versions = useQuery({ queryKey: [...queryKey, 'versions', current], queryFn: ({ signal }) => list(signal) })
   return (
     <Loaded query={versions} action={actions.list}>
       {rows => (
-        <>
+        <Stack gap="md">
+          {above?.(rows)}
           <Card withBorder padding={0} radius="lg">
             <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
               <Table.Tbody>
-                {rows.map(({ id, version, label, created_at }) => (
-                  <Table.Tr key={id}>
+                {rows.map(row => (
+                  <Table.Tr key={row.id}>
                     <Table.Td>
                       <Group gap="sm">
                         <Text fw={600}>
-                          {strings.agents.version} {version}
+                          {strings.agents.version} {row.version}
                         </Text>
-                        {version === current && <Badge variant="default">{strings.agents.live}</Badge>}
+                        {stateOf(row.version) && <Badge variant="default">{stateOf(row.version)}</Badge>}
                       </Group>
-                      {label && <Text size="sm">{visible(label)}</Text>}
+                      {row.label && <Text size="sm">{visible(row.label)}</Text>}
                     </Table.Td>
                     <Table.Td>
                       <Text size="sm" c="dimmed" component="div">
-                        <When at={created_at} />
+                        <When at={row.created_at} />
                       </Text>
                     </Table.Td>
                     <Table.Td>
                       <Group gap="xs" justify="flex-end">
-                        {version > 1 && (
-                          <Button variant="default" size="xs" onClick={() => setCompared(version)}>
+                        {row.version > 1 && (
+                          <Button variant="default" size="xs" onClick={() => setCompared(row.version)}>
                             {strings.agents.compare}
                           </Button>
                         )}
-                        {restore && version !== current && (
+                        {extra?.(row)}
+                        {restore && row.version !== current && (
                           <ActionButton
                             label={strings.agents.restore}
-                            run={() => restore(version)}
+                            run={() => restore(row.version)}
                             stale={stale}
-                            message={strings.agents.restored(version)}
+                            message={strings.agents.restored(row.version)}
                           />
                         )}
                       </Group>
@@ -93,7 +105,7 @@ export function Versions({
               />
             )}
           </Modal>
-        </>
+        </Stack>
       )}
     </Loaded>
   )
@@ -105,42 +117,13 @@ function Comparison({
   action,
 }: {
   queryKey: readonly unknown[]
-  read: (signal: AbortSignal) => Promise<{ changes: Change[] }>
+  read: (signal: AbortSignal) => Promise<Compared>
   action: string
 }) {
   const comparison = useQuery({ queryKey, queryFn: ({ signal }) => read(signal) })
   return (
     <Loaded query={comparison} action={action}>
-      {({ changes }) =>
-        changes.length === 0 ? (
-          <Text c="dimmed">{strings.agents.same}</Text>
-        ) : (
-          <Stack gap="lg">
-            {changes.map(({ path, before, after }) => (
-              <Stack gap={6} key={path}>
-                <Text fw={600} className="mono">
-                  {visible(path)}
-                </Text>
-                <SimpleGrid cols={{ base: 1, sm: 2 }}>
-                  {(
-                    [
-                      [strings.agents.before, before],
-                      [strings.agents.after, after],
-                    ] as const
-                  ).map(([side, value]) => (
-                    <Stack gap={2} key={side}>
-                      <Text size="sm" c="dimmed">
-                        {side}
-                      </Text>
-                      <Value value={value ?? null} label={`${path} ${side}`} />
-                    </Stack>
-                  ))}
-                </SimpleGrid>
-              </Stack>
-            ))}
-          </Stack>
-        )
-      }
+      {({ changes }) => <Changes changes={changes} />}
     </Loaded>
   )
 }

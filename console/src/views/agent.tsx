@@ -1,6 +1,5 @@
-import { Badge, Button, Card, Group, Menu, Modal, SimpleGrid, Stack, Table, Tabs, Text } from '@mantine/core'
+import { Button, Card, Group, Menu, Modal, SimpleGrid, Stack, Tabs, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
-import { notifications } from '@mantine/notifications'
 import type { Agent, AgentVersion } from '@muster/client'
 import {
   compareAgentVersions,
@@ -13,14 +12,14 @@ import {
 import { IconDots, IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams, useSearch } from '@tanstack/react-router'
-import { type ReactNode, useState } from 'react'
+import type { ReactNode } from 'react'
 import { api } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
-import { Changes } from '../components/changes.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
+import { Versions } from '../components/versions.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { AgentForm } from './agent-form.tsx'
@@ -101,7 +100,7 @@ export function AgentView() {
                 <Record agent={record} />
               </Tabs.Panel>
               <Tabs.Panel value="versions">
-                <Versions agent={record} />
+                <AgentVersions agent={record} />
               </Tabs.Panel>
               <Tabs.Panel value="json">
                 <Value value={record} label={strings.agents.json} />
@@ -176,117 +175,45 @@ function Record({ agent }: { agent: Agent }) {
 }
 
 /** Returns what part of the callers a version serves. */
-function served({ version: current, active_release: release }: Agent, version: number): string | undefined {
-  if (!release) return version === current ? strings.agents.live : undefined
+function served({ version: current, active_release: release }: Agent, version: number): string | null {
+  if (!release) return version === current ? strings.agents.live : null
   if (version === release.canary_version) return strings.release.canary
-  return version === release.stable_version ? strings.release.stable : undefined
+  return version === release.stable_version ? strings.release.stable : null
 }
 
-function Versions({ agent }: { agent: Agent }) {
-  const cache = useQueryClient()
+function AgentVersions({ agent }: { agent: Agent }) {
   const isAllowed = usePermissions(agent.project_id)
   const navigate = useNavigate()
   const mayTry = isAllowed('agents:CreateAgent') && isAllowed('agents:CreateAgentGeneration')
-  const [compared, setCompared] = useState<number | null>(null)
-  const versions = useQuery<AgentVersion[]>({
-    queryKey: ['agent', agent.id, 'versions'],
-    queryFn: async ({ signal }) =>
-      (await listAgentVersions(api, { agent_id: agent.id, limit: 100 }, { signal }).page()).data,
-  })
-  const restore = useMutation({
-    mutationFn: async (version: number) => restoreAgentVersion(api, { agent_id: agent.id, version: String(version) }),
-    onSuccess: (_, version) => {
-      void cache.invalidateQueries({ queryKey: ['agent', agent.id] })
-      notifications.show({ message: strings.agents.restored(version), color: 'teal' })
-    },
-  })
-  return (
-    <Loaded query={versions} action="agents:ListAgentVersions">
-      {rows => (
-        <Stack gap="md">
-          <Release agent={agent} versions={rows} />
-          {restore.error && <FailureAlert error={restore.error} />}
-          <Card withBorder padding={0} radius="lg">
-            <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
-              <Table.Tbody>
-                {rows.map(({ id, version, label, config, created_at }) => (
-                  <Table.Tr key={id}>
-                    <Table.Td>
-                      <Group gap="sm">
-                        <Text fw={600}>
-                          {strings.agents.version} {version}
-                        </Text>
-                        {served(agent, version) && <Badge variant="default">{served(agent, version)}</Badge>}
-                      </Group>
-                      {label && <Text size="sm">{visible(label)}</Text>}
-                    </Table.Td>
-                    <Table.Td>
-                      <Text size="sm" c="dimmed" component="div">
-                        <When at={created_at} />
-                      </Text>
-                    </Table.Td>
-                    <Table.Td>
-                      <Group gap="xs" justify="flex-end">
-                        {version > 1 && (
-                          <Button variant="default" size="xs" onClick={() => setCompared(version)}>
-                            {strings.agents.compare}
-                          </Button>
-                        )}
-                        {version !== agent.version && mayTry && (
-                          <ActionButton
-                            label={strings.agents.trySide}
-                            question={strings.agents.trySideText(version)}
-                            stale={[['agents']]}
-                            run={async () => {
-                              const name = strings.agents.copyOf(agent.name ?? strings.agents.unnamed, version)
-                              const copy = await createAgent(api, { ...config, name, project_id: agent.project_id })
-                              await navigate({
-                                to: `/p/${agent.project_id}/playground`,
-                                search: { q: agent.id, beside: copy.id },
-                              })
-                            }}
-                          />
-                        )}
-                        {version !== agent.version && isAllowed('agents:RestoreAgentVersion') && (
-                          <Button
-                            variant="default"
-                            size="xs"
-                            loading={restore.isPending && restore.variables === version}
-                            onClick={() => restore.mutate(version)}
-                          >
-                            {strings.agents.restore}
-                          </Button>
-                        )}
-                      </Group>
-                    </Table.Td>
-                  </Table.Tr>
-                ))}
-              </Table.Tbody>
-            </Table>
-          </Card>
-          <Modal
-            opened={compared !== null}
-            onClose={() => setCompared(null)}
-            title={compared !== null && strings.agents.differences(compared - 1, compared)}
-            size="xl"
-          >
-            {compared !== null && <Comparison agentId={agent.id} from={compared - 1} to={compared} />}
-          </Modal>
-        </Stack>
-      )}
-    </Loaded>
+  const trySide = ({ version, config }: AgentVersion) => (
+    <ActionButton
+      label={strings.agents.trySide}
+      question={strings.agents.trySideText(version)}
+      stale={[['agents']]}
+      run={async () => {
+        const name = strings.agents.copyOf(agent.name ?? strings.agents.unnamed, version)
+        const copy = await createAgent(api, { ...config, name, project_id: agent.project_id })
+        await navigate({ to: `/p/${agent.project_id}/playground`, search: { q: agent.id, beside: copy.id } })
+      }}
+    />
   )
-}
-
-function Comparison({ agentId, from, to }: { agentId: string; from: number; to: number }) {
-  const comparison = useQuery({
-    queryKey: ['agent', agentId, 'compare', from, to],
-    queryFn: async ({ signal }) => compareAgentVersions(api, { agent_id: agentId, from, to }, { signal }),
-  })
   return (
-    <Loaded query={comparison} action="agents:GetAgentVersion">
-      {({ changes }) => <Changes changes={changes} />}
-    </Loaded>
+    <Versions<AgentVersion>
+      queryKey={['agent', agent.id]}
+      current={agent.version}
+      list={async signal => (await listAgentVersions(api, { agent_id: agent.id, limit: 100 }, { signal }).page()).data}
+      compare={async (from, to, signal) => compareAgentVersions(api, { agent_id: agent.id, from, to }, { signal })}
+      restore={
+        isAllowed('agents:RestoreAgentVersion')
+          ? async version => restoreAgentVersion(api, { agent_id: agent.id, version: String(version) })
+          : undefined
+      }
+      stale={[['agent', agent.id]]}
+      actions={{ list: 'agents:ListAgentVersions', get: 'agents:GetAgentVersion' }}
+      stateOf={version => served(agent, version)}
+      extra={row => row.version !== agent.version && mayTry && trySide(row)}
+      above={rows => <Release agent={agent} versions={rows} />}
+    />
   )
 }
 
