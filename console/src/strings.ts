@@ -673,7 +673,6 @@ export const strings = {
     activity: 'Last activity',
     status: { open: 'Open', closed: 'Closed', expired: 'Expired' } as Record<string, string>,
     statusFilter: 'Status',
-    all: 'All',
     operator: 'A person answers',
     attention: 'Needs a person',
     replying: 'Replying',
@@ -896,7 +895,6 @@ export const strings = {
     runAs: 'Acts as',
     created: 'Created',
     updated: 'Updated',
-    id: 'ID',
   },
   formations: {
     intro: 'Resources of this project that templates declare.',
@@ -953,7 +951,6 @@ export const strings = {
     metadata: 'Metadata',
     created: 'Created',
     updated: 'Updated',
-    id: 'ID',
   },
   fieldChanges: { title: 'Differences', same: 'No difference' },
   webhooks: {
@@ -1176,11 +1173,11 @@ export const strings = {
     callback: 'An external system can answer once at its callback address:',
   },
   traces: {
+    turnOf: (agent: string) => `Turn of ${agent}`,
     intro: 'Turns of agents, the newest first: what each did, how long it took and what it cost.',
     empty: 'No turn yet',
     emptyText: 'A turn is one reply of an agent, with its model calls, tool calls and searches.',
     turn: 'Turn',
-    turnOf: (agent: string) => `Turn of ${agent}`,
     source: 'Source',
     sources: {
       eval: 'Evaluation',

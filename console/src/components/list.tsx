@@ -7,6 +7,7 @@ import { every } from '../api.ts'
 import { strings } from '../strings.ts'
 import { type Filters, useFilters } from './filters.ts'
 import { Loaded, NothingMatches } from './states.tsx'
+import { visible } from './text.tsx'
 
 export const PAGE_ROWS = 25
 
@@ -182,6 +183,20 @@ export function Pages({ total, rows = PAGE_ROWS }: { total: number; rows?: numbe
       getControlProps={control => ({ 'aria-label': `${control} page` })}
       getItemProps={number => ({ 'aria-label': `Page ${number}` })}
     />
+  )
+}
+
+/** The name of a record as a link to its view, with its description. */
+export function NameCell({ to, name, description }: { to: string; name: string; description: string | null }) {
+  return (
+    <>
+      <RecordLink to={to}>{visible(name)}</RecordLink>
+      {description && (
+        <Text size="sm" c="dimmed" lineClamp={1}>
+          {visible(description)}
+        </Text>
+      )}
+    </>
   )
 }
 

@@ -1,6 +1,9 @@
 import { Card, Group, SimpleGrid, Stack, Tabs, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
+import { strings } from '../strings.ts'
 import { useFilters } from './filters.ts'
+import { CopyText } from './text.tsx'
+import { Value } from './value.tsx'
 
 /** A card with a heading. */
 export function Section({ title, actions, children }: { title: string; actions?: ReactNode; children: ReactNode }) {
@@ -65,4 +68,29 @@ export function AddressTabs({ tabs }: { tabs: Tab[] }) {
       ))}
     </Tabs>
   )
+}
+
+/** The ID of a record, to be copied. */
+export function IdLine({ id }: { id: string }) {
+  return (
+    <Text size="sm" c="dimmed" component="div">
+      {strings.agents.id} <span className="mono">{id}</span> <CopyText text={id} />
+    </Text>
+  )
+}
+
+/** Values of any size with their labels; empty ones are left out. */
+export function LabelledValues({ values }: { values: readonly (readonly [label: string, value: unknown])[] }) {
+  const isEmpty = (value: unknown) =>
+    value === null || value === undefined || (typeof value === 'object' && Object.keys(value).length === 0)
+  return values
+    .filter(([, value]) => !isEmpty(value))
+    .map(([label, value]) => (
+      <Stack gap={4} key={label}>
+        <Text size="sm" c="dimmed">
+          {label}
+        </Text>
+        <Value value={value} label={label} />
+      </Stack>
+    ))
 }

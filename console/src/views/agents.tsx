@@ -1,10 +1,10 @@
-import { Button, Text } from '@mantine/core'
+import { Button } from '@mantine/core'
 import type { Agent } from '@muster/client'
 import { listAgents } from '@muster/client/operations'
 import { IconPlus, IconRobot } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -23,14 +23,7 @@ export function Agents() {
       title: strings.agents.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/agents/${id}`}>{visible(name ?? strings.agents.unnamed)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/agents/${id}`} name={name ?? strings.agents.unnamed} description={description} />
       ),
     },
     {

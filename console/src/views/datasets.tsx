@@ -1,5 +1,4 @@
 import fields from 'fields:createDataset'
-import { Text } from '@mantine/core'
 import type { Dataset, DatasetInput } from '@muster/client'
 import { createDataset, listDatasets } from '@muster/client/operations'
 import { IconDatabase, IconPlus } from '@tabler/icons-react'
@@ -7,10 +6,10 @@ import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
-import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -27,14 +26,7 @@ export function Datasets() {
       title: strings.datasets.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/datasets/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/datasets/${id}`} name={name} description={description} />
       ),
     },
     { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },

@@ -6,6 +6,7 @@ import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { useFilters } from '../components/filters.ts'
+import { TableHead } from '../components/list.tsx'
 import { Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
@@ -98,17 +99,7 @@ function Figures({ before, after }: { before: EvalRun; after: EvalRun }) {
   return (
     <Card withBorder padding={0} radius="lg">
       <Table className="rows" verticalSpacing="sm" horizontalSpacing="md" aria-label={strings.evals.compare}>
-        <Table.Thead>
-          <Table.Tr>
-            {['', strings.evals.before, strings.evals.after, strings.evals.delta].map(title => (
-              <Table.Th key={title}>
-                <Text size="sm" c="dimmed" fw={600}>
-                  {title}
-                </Text>
-              </Table.Th>
-            ))}
-          </Table.Tr>
-        </Table.Thead>
+        <TableHead titles={['', strings.evals.before, strings.evals.after, strings.evals.delta]} />
         <Table.Tbody>
           {rows.map(([name, one, other]) => (
             <Table.Tr key={name}>

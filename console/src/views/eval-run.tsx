@@ -13,7 +13,7 @@ import { Link, useParams } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { CommandButton } from '../components/command-form.tsx'
-import { ChoiceField, type Column, ListView, useList } from '../components/list.tsx'
+import { ChoiceField, type Column, ListView, TableHead, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
@@ -148,19 +148,7 @@ function FiguresTable({ figures }: { figures: Aggregates }) {
       shown(pass_rate),
     ]),
   ]
-  const head = (titles: string[]) => (
-    <Table.Thead>
-      <Table.Tr>
-        {titles.map(title => (
-          <Table.Th key={title}>
-            <Text size="sm" c="dimmed" fw={600}>
-              {title}
-            </Text>
-          </Table.Th>
-        ))}
-      </Table.Tr>
-    </Table.Thead>
-  )
+  const head = (titles: string[]) => <TableHead titles={titles} />
   const body = (titles: string[], cells: string[][]) => (
     <Table.Tbody>
       {cells.map(([name, ...values]) => (

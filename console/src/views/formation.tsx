@@ -16,13 +16,13 @@ import type { ReactNode } from 'react'
 import { api, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { FieldChanges } from '../components/field-changes.tsx'
-import { RecordLink } from '../components/list.tsx'
+import { RecordLink, TableHead } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
-import { CopyText, visible, When } from '../components/text.tsx'
+import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import { NAVIGATION } from '../shell/navigation.ts'
@@ -148,17 +148,7 @@ function Rows({ label, titles, children }: { label: string; titles: string[]; ch
   return (
     <Card withBorder padding={0} radius="lg">
       <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={label}>
-        <Table.Thead>
-          <Table.Tr>
-            {titles.map(title => (
-              <Table.Th key={title}>
-                <Text size="sm" c="dimmed" fw={600}>
-                  {title}
-                </Text>
-              </Table.Th>
-            ))}
-          </Table.Tr>
-        </Table.Thead>
+        <TableHead titles={titles} />
         <Table.Tbody>{children}</Table.Tbody>
       </Table>
     </Card>
@@ -385,19 +375,8 @@ function Record({ formation }: { formation: FormationWithResources }) {
           [strings.formations.updated, <When key="updated" at={updated_at} />],
         ]}
       />
-      {values
-        .filter(([, value]) => value != null && Object.keys(value).length > 0)
-        .map(([label, value]) => (
-          <Stack gap={4} key={label}>
-            <Text size="sm" c="dimmed">
-              {label}
-            </Text>
-            <Value value={value} label={label} />
-          </Stack>
-        ))}
-      <Text size="sm" c="dimmed" component="div">
-        {strings.formations.id} <span className="mono">{id}</span> <CopyText text={id} />
-      </Text>
+      <LabelledValues values={values} />
+      <IdLine id={id} />
     </Section>
   )
 }

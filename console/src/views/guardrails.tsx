@@ -1,14 +1,14 @@
-import { Badge, Text } from '@mantine/core'
+import { Badge } from '@mantine/core'
 import type { Guardrail } from '@muster/client'
 import { listGuardrails } from '@muster/client/operations'
 import { IconPlus, IconShieldCheck } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton } from '../components/actions.tsx'
-import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { GuardrailForm } from './guardrail-form.tsx'
@@ -26,14 +26,7 @@ export function Guardrails() {
       title: strings.agents.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/guardrails/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/guardrails/${id}`} name={name} description={description} />
       ),
     },
     {

@@ -1,17 +1,16 @@
 import createFields from 'fields:createMemoryStore'
-import { Text } from '@mantine/core'
 import type { MemoryStore, MemoryStoreInput } from '@muster/client'
 import { createMemoryStore, listMemoryStores } from '@muster/client/operations'
 import { IconBrain, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
-import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
 import { tagFilter } from '../components/tags.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -27,14 +26,7 @@ export function Memory() {
       title: strings.memory.store,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/memory/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/memory/${id}`} name={name} description={description} />
       ),
     },
     { title: strings.memory.current, cell: ({ memory_count }) => memory_count.toLocaleString() },

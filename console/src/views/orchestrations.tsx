@@ -1,13 +1,13 @@
-import { Button, Text } from '@mantine/core'
+import { Button } from '@mantine/core'
 import type { Orchestration } from '@muster/client'
 import { listOrchestrations } from '@muster/client/operations'
 import { IconHierarchy, IconPlus } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import { api } from '../api.ts'
-import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -23,14 +23,7 @@ export function Orchestrations() {
       title: strings.orchestrations.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/orchestrations/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/orchestrations/${id}`} name={name} description={description} />
       ),
     },
     { title: strings.runs.nodes, cell: ({ nodes }) => nodes.length },

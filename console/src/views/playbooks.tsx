@@ -1,5 +1,4 @@
 import fields from 'fields:createPlaybook'
-import { Text } from '@mantine/core'
 import type { Playbook, PlaybookInput } from '@muster/client'
 import { createPlaybook, listPlaybooks } from '@muster/client/operations'
 import { IconListCheck, IconPlus } from '@tabler/icons-react'
@@ -7,10 +6,10 @@ import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
-import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -55,14 +54,7 @@ export function Playbooks() {
       title: strings.playbooks.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/playbooks/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/playbooks/${id}`} name={name} description={description} />
       ),
     },
     { title: strings.playbooks.steps, cell: ({ steps }) => steps.length },

@@ -1,16 +1,16 @@
-import { Badge, Button, Stack, Text } from '@mantine/core'
+import { Badge, Button, Stack } from '@mantine/core'
 import type { Policy } from '@muster/client'
 import { listPolicies } from '@muster/client/operations'
 import { IconPlus, IconShieldCheck } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
 import { api } from '../api.ts'
-import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Section } from '../components/record.tsx'
 import { Simulation } from '../components/simulation.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
@@ -55,14 +55,7 @@ function List({ create }: { create: ReactNode }) {
       title: texts.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/policies/${id}`}>{visible(name ?? id)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/policies/${id}`} name={name ?? id} description={description} />
       ),
     },
     {

@@ -1,16 +1,16 @@
-import { Badge, Text } from '@mantine/core'
+import { Badge } from '@mantine/core'
 import type { Tool } from '@muster/client'
 import { listTools } from '@muster/client/operations'
 import { IconPlus, IconTool } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton } from '../components/actions.tsx'
-import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
+import { ChoiceField, type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, type Tab } from '../components/record.tsx'
 import { Shares } from '../components/shares.tsx'
 import { Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { TOOL_TYPES, ToolForm } from './tool-form.tsx'
@@ -49,14 +49,7 @@ function ToolList({ create }: { create: React.ReactNode }) {
       title: strings.agents.name,
       isWide: true,
       cell: ({ id, name, description }) => (
-        <>
-          <RecordLink to={`/p/${projectId}/tools/${id}`}>{visible(name)}</RecordLink>
-          {description && (
-            <Text size="sm" c="dimmed" lineClamp={1}>
-              {visible(description)}
-            </Text>
-          )}
-        </>
+        <NameCell to={`/p/${projectId}/tools/${id}`} name={name} description={description} />
       ),
     },
     { title: strings.tools.type, cell: ({ type }) => <Badge variant="default">{strings.tools.types[type]}</Badge> },

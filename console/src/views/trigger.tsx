@@ -17,7 +17,7 @@ import { api, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
 import { StateBadge } from '../components/state-badge.tsx'
@@ -310,19 +310,8 @@ function Record({ trigger }: { trigger: Trigger }) {
           </Text>
         </Stack>
       )}
-      {values
-        .filter(([, value]) => value != null)
-        .map(([label, value]) => (
-          <Stack gap={4} key={label}>
-            <Text size="sm" c="dimmed">
-              {label}
-            </Text>
-            <Value value={value} label={label} />
-          </Stack>
-        ))}
-      <Text size="sm" c="dimmed" component="div">
-        {strings.triggers.id} <span className="mono">{id}</span> <CopyText text={id} />
-      </Text>
+      <LabelledValues values={values} />
+      <IdLine id={id} />
     </Section>
   )
 }

@@ -15,6 +15,7 @@ import { useNavigate, useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
+import { TableHead } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Section } from '../components/record.tsx'
 import { Loaded, Refused } from '../components/states.tsx'
@@ -165,17 +166,7 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
           aria-label={strings.workflows.definition}
           layout="fixed"
         >
-          <Table.Thead>
-            <Table.Tr>
-              {[strings.workflows.state, strings.workflows.work, strings.workflows.transitions].map(title => (
-                <Table.Th key={title}>
-                  <Text size="sm" c="dimmed" fw={600}>
-                    {title}
-                  </Text>
-                </Table.Th>
-              ))}
-            </Table.Tr>
-          </Table.Thead>
+          <TableHead titles={[strings.workflows.state, strings.workflows.work, strings.workflows.transitions]} />
           <Table.Tbody>
             {states.map(({ name, initial, terminal, kind, on_enter }) => (
               <Table.Tr key={name}>
