@@ -47,6 +47,16 @@ const PICTURES: Picture[] = [
     isDark: true,
   },
   { name: 'inbox', view: () => 'inbox', ready: text('Complaint about a delivery') },
+  {
+    name: 'run',
+    view: ({ runId }) => `runs/${runId}`,
+    ready: page => page.locator('.graph-node[data-status="requires_action"]').first().waitFor(),
+  },
+  {
+    name: 'trace',
+    view: ({ traceId }) => `traces/${traceId}`,
+    ready: page => page.getByRole('treeitem').nth(2).waitFor(),
+  },
   { name: 'board', view: ({ workflowId }) => `workflows/${workflowId}`, ready: text('Work failed') },
   {
     name: 'case',
