@@ -355,7 +355,9 @@ function StepView({ step, isRunning, call }: { step: Step; isRunning: boolean; c
         </Text>
         {tokens !== undefined && (
           <Text size="sm" c="dimmed">
-            {tokens.toLocaleString()} {words.tokens.toLowerCase()}, {costText(cost)}
+            {tokens.toLocaleString()} {words.tokens.toLowerCase()}
+            {/* A step is priced with its turn. */}
+            {cost != null && `, ${costText(cost)}`}
           </Text>
         )}
         {finish && (
