@@ -415,7 +415,9 @@ describe('the console for automation', function () {
       await page.getByRole('link', { name: 'Seen' }).waitFor()
       const requested: string[] = []
       page.on('request', request => requested.push(new URL(request.url()).pathname))
-      assert.deepEqual(await page.getByRole('navigation').getByRole('link').allInnerTexts(), ['Webhooks'])
+      // Everybody has own keys and grants.
+      const offered = ['Webhooks', 'Keys', 'Connected apps']
+      assert.deepEqual(await page.getByRole('navigation').getByRole('link').allInnerTexts(), offered)
       assert.equal(await page.getByRole('main').getByRole('button').count(), 0)
       await go(page, at(`webhooks/${id}`))
       await page.getByText('webhooks:ListWebhookDeliveries').waitFor()
