@@ -1,18 +1,8 @@
 import { CopyButton, Text, UnstyledButton } from '@mantine/core'
 import { strings } from '../strings.ts'
+import { visible } from './untrusted.ts'
 
-/**
- * Characters that are not drawn, or that change the direction or lines of others: they could hide what a text says, or
- * hide a text for a model. The two selectors of emoji styles stay.
- */
-const HIDDEN = /(?![\t\n\r]|\ufe0e|\ufe0f)[\p{Cc}\p{DI}\p{Bidi_C}\u2028\u2029\ufff9-\ufffb]/gu
-
-/** Returns a text with hidden characters made visible. */
-export const visible = (text: string): string =>
-  text.replace(
-    HIDDEN,
-    character => `⟨U+${(character.codePointAt(0) as number).toString(16).toUpperCase().padStart(4, '0')}⟩`,
-  )
+export { visible }
 
 /** An action in a line of text. */
 export function TextButton({ children, onClick }: { children: string; onClick: () => void }) {
