@@ -1113,7 +1113,10 @@ export const settingRows = () =>
     meaning: entry.doc,
   }))
 
-/** Returns the effective settings of a process; the values of secrets are null. */
+/** Credentials in URLs. */
+const USER_INFO = /(?<=\/\/)[^/?#@\s]*(?:@[^/?#@\s]*)*@/g
+
+/** Returns the effective settings of a process; the values of secrets are null, and URLs are without credentials. */
 export const effectiveSettings = (config: Config) =>
   settingRows().map(({ name, group, default: fallback, secret, meaning }) => {
     const value = config[name as keyof Config] as unknown
@@ -1123,7 +1126,7 @@ export const effectiveSettings = (config: Config) =>
     return {
       name,
       group,
-      value: secret || value === null ? null : text,
+      value: secret || value === null ? null : text.replace(USER_INFO, '[redacted]@'),
       default: fallback,
       doc: meaning,
       secret,

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type ConfigError, loadConfig } from '../src/config.ts'
+import { type ConfigError, effectiveSettings, loadConfig } from '../src/config.ts'
 import { loadSettings } from '../src/core/process/settings.ts'
 
 const PRODUCTION = {
@@ -139,5 +139,13 @@ describe('configuration', () => {
     const parts = { DATABASE_HOST: 'db', DATABASE_NAME: 'a b', DATABASE_USER: 'u', DATABASE_PASSWORD: 'p@ss/w' }
     assert.equal(loadConfig(parts).DATABASE_URL, 'postgres://u:p%40ss%2Fw@db:5432/a%20b')
     assert.equal(loadConfig({ ...parts, DATABASE_URL: 'postgres://x/y' }).DATABASE_URL, 'postgres://x/y')
+  })
+
+  it('shows URLs without their credentials', () => {
+    const set = { EMBEDDING_BASE_URL: 'https://user:hunter2@host/v1', OLLAMA_BASE_URL: 'http://a@b:c@host:1/x@y' }
+    const shown = new Map(effectiveSettings(loadConfig(set)).map(({ name, value }) => [name, value]))
+    assert.equal(shown.get('EMBEDDING_BASE_URL'), 'https://[redacted]@host/v1')
+    assert.equal(shown.get('OLLAMA_BASE_URL'), 'http://[redacted]@host:1/x@y')
+    assert.equal(shown.get('OIDC_SCOPES'), 'openid profile email')
   })
 })

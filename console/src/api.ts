@@ -21,7 +21,8 @@ export const queries = new QueryClient({
   queryCache: new QueryCache({ onError: checkSignIn }),
   defaultOptions: {
     queries: { retry: false, staleTime: 2000, gcTime: 5 * 60_000, refetchOnWindowFocus: true },
-    mutations: { onError: checkSignIn },
+    // Requests and answers may contain secrets: they are forgotten with their form.
+    mutations: { onError: checkSignIn, gcTime: 0 },
   },
 })
 

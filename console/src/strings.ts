@@ -52,6 +52,7 @@ export const strings = {
     clear: (field: string) => `Clear ${field}`,
   },
   value: {
+    text: 'Text',
     open: 'Open whole',
     search: 'Find in the text',
     next: 'Next',

@@ -43,7 +43,12 @@ const reporting =
         const lines = request.getAllResponseHeaders().trim().split('\r\n')
         const received = lines.map(line => [line.slice(0, line.indexOf(':')), line.slice(line.indexOf(':') + 1).trim()])
         const { status, response } = request
-        resolve(new Response(status === 204 ? null : response, { status, headers: received as [string, string][] }))
+        try {
+          resolve(new Response(status === 204 ? null : response, { status, headers: received as [string, string][] }))
+        } catch (error) {
+          // A status or header that cannot be in a response, of a proxy.
+          reject(error)
+        }
       }
       request.onerror = () => reject(new TypeError('the connection failed'))
       request.onabort = () => reject(signal?.reason)

@@ -158,6 +158,23 @@ describe('events', () => {
     ])
     const refused = await reader.get(`/events/${event.id}/webhooks`)
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
+    const hidden = `srn:${project}:webhook:${ids.inactive}`
+    const partial = await app.user(undefined, [
+      { effect: 'Allow', action: ['events:GetEvent', 'webhooks:ListWebhooks'], resource: [`srn:${project}:*:*`] },
+      { effect: 'Deny', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+    ])
+    const seen = await partial.get(`/events/${event.id}/webhooks`)
+    assert.equal(seen.body.total, 4, JSON.stringify(seen.body))
+    assert.ok(!JSON.stringify(seen.body).includes(ids.inactive))
+    const narrow = await app.user(undefined, [
+      { effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] },
+      { effect: 'Allow', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+    ])
+    const own = (await narrow.get(`/events/${event.id}/webhooks`)).body.data
+    assert.deepEqual(
+      own.map(({ webhook_id }: { webhook_id: string }) => webhook_id),
+      [ids.inactive],
+    )
   })
 
   it('can be listed by patterns', async () => {
@@ -172,6 +189,9 @@ describe('events', () => {
       'secrets.created',
     ])
     assert.deepEqual(await names('&pattern=secret.*'), [])
+    assert.deepEqual(await names(`${'&pattern=agents.*'.repeat(99)}&pattern=secrets.*`), ['secrets.created'])
+    for (const wrong of ['&pattern=*'.repeat(101), '&pattern=', '&pattern=A.*', '&pattern=a%00b', '&pattern=%25'])
+      assert.equal((await events(wrong)).error?.code, 'VALIDATION_FAILED', wrong.slice(0, 20))
     assert.equal((await events('&pattern=*')).total, (await events('')).total)
     assert.equal((await app.admin.get(`/events?project_id=${project}&pattern=Secrets.*`)).status, 400)
   })

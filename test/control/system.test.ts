@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { setTimeout } from 'node:timers/promises'
+import { messageEntity } from '../../src/control/system/status.ts'
+import { sql, voidStatement } from '../../src/core/db/sql.ts'
 import { handler } from '../../src/core/jobs/handler.ts'
 import { claimMessages, scheduleRetry } from '../../src/core/jobs/message-claims.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
@@ -85,6 +87,8 @@ describe('the system', () => {
     assert.ok(Date.parse(active.lease_expires_at) > Date.now())
     assert.equal(active.data, undefined)
     assert.equal((await list('?older_than_seconds=3600')).total, 0)
+    for (const value of ['', '0x10', '1.5', '-1'])
+      assert.equal((await list(`?older_than_seconds=${value}`)).error?.code, 'VALIDATION_FAILED', value)
     assert.equal((await list('?limit=1')).total, 5)
   })
 
@@ -115,6 +119,32 @@ describe('the system', () => {
         ['worker', true, true],
       ],
     )
+  })
+
+  it('reads the status once while the database is slow', async () => {
+    const waiting = () =>
+      app.services.pool.oneFirst(sql.unsafe`
+        select count(*) from pg_stat_activity where datname = current_database()
+          and wait_event_type = 'Lock' and query like '%worker_heartbeats%'`)
+    await setTimeout(2100)
+    const { promise: first, resolve: started } = Promise.withResolvers<ReturnType<typeof app.admin.get>>()
+    const second = await app.services.pool.transaction(async tx => {
+      await tx.query(sql.unsafe`lock table worker_heartbeats in access exclusive mode`)
+      started(app.admin.get('/system/status'))
+      await eventually(async () => Number(await waiting()) === 1)
+      await setTimeout(2100)
+      const later = app.admin.get('/system/status')
+      await setTimeout(500)
+      assert.equal(Number(await waiting()), 1)
+      return { later }
+    })
+    for (const { status } of [await first, await second.later]) assert.equal(status, 200)
+  })
+
+  it('takes as the record of a message only an ID, not a text that begins like one', () => {
+    const data = (text: string) => messageEntity({ key: null, data: { project_id: generation(2), text } })
+    assert.deepEqual(data(generation(1)), { kind: 'generation', id: generation(1) })
+    for (const text of ['gen_the password is hunter2', `${generation(1)} and more`]) assert.equal(data(text), null)
   })
 
   it('replays and deletes dead letters only, and audits it', async () => {

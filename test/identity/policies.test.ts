@@ -482,6 +482,36 @@ describe('policies', () => {
       const wrong = await ask({ document: allow('actors:Nothing') })
       assert.equal(wrong.error.meta.problems[0].path, 'document.statement[0].action[0]')
       assert.equal((await ask({ policy_id: stored.id })).error.code, 'VALIDATION_FAILED')
+      for (const absent of [null, '', 0, false, []])
+        assert.equal((await ask({ document: absent })).error?.code, 'VALIDATION_FAILED', JSON.stringify(absent))
+    })
+
+    it('evaluates an unsaved text for the admin gate of a key with policies', async () => {
+      const project = await app.project()
+      const policy = await make(allow('users:ListUsers'))
+      const key = (await app.admin.post('/project-keys', { name: 'gate', policy_ids: [policy.id] })).body
+      const base = { key_id: key.id, action: 'users:CreateUser', resource: 'srn:*:user:*' }
+      const ask = async (body: object) => (await app.admin.post('/policies/simulate', { ...base, ...body })).body
+      assert.equal((await ask({})).allowed, false)
+      assert.equal((await ask({ document: allow('users:CreateUser') })).allowed, true)
+      const bound = { name: 'bound', project_id: project.id, policy_ids: [policy.id] }
+      const { id } = (await app.admin.post('/project-keys', bound)).body
+      assert.equal((await ask({ key_id: id, document: allow('users:CreateUser') })).allowed, false)
+    })
+
+    it('evaluates an unsaved text as the first policy of a key', async () => {
+      const { id } = (await app.admin.post('/project-keys', { name: 'all' })).body
+      const base = { key_id: id, resource: 'srn:P:actor:a', document: allow('actors:GetActor') }
+      const ask = async (action: string) => (await app.admin.post('/policies/simulate', { ...base, action })).body
+      const layer = { kind: 'key', id, policy_id: null }
+      assert.deepEqual(await ask('actors:GetActor'), {
+        allowed: true,
+        layers: [{ ...layer, decision: 'allow', statement_index: 0 }],
+      })
+      assert.deepEqual(await ask('actors:DeleteActor'), {
+        allowed: false,
+        layers: [{ ...layer, decision: 'none', statement_index: null }],
+      })
     })
 
     it('is refused for other users, and for bodies without a subject', async () => {

@@ -24,8 +24,6 @@ export function useAction<Input = void, Result = unknown>({
   const cache = useQueryClient()
   return useMutation({
     mutationFn: async (input: Input) => run(input),
-    // An answer may contain a secret.
-    gcTime: 0,
     onSuccess: result => {
       if (message) notifications.show({ message, color: 'teal' })
       onDone?.(result)

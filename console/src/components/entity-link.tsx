@@ -25,11 +25,14 @@ export function EntityLink({
 }) {
   const { routesByPath } = useRouter()
   const path = PATHS[kind] ?? `${kind.replaceAll('_', '-')}s`
-  const hasView = Object.keys(routesByPath).some(each => each.startsWith(`/p/$projectId/${path}/$`))
+  const prefix = `/p/$projectId/${path}/$`
+  const view = Object.keys(routesByPath).find(each => each.startsWith(prefix) && !each.includes('/', prefix.length))
   const className = name === undefined ? 'mono' : undefined
-  if (!hasView) return <span className={className}>{visible(name ?? id)}</span>
+  if (!view) return <span className={className}>{visible(name ?? id)}</span>
+  // As a parameter, an ID chosen by a caller cannot lead to another view.
+  const params = { projectId, [view.slice(prefix.length)]: id }
   return (
-    <Anchor component={Link} to={`/p/${projectId}/${path}/${id}`} className={className} fz="inherit" underline="always">
+    <Anchor component={Link} to={view} params={params as never} className={className} fz="inherit" underline="always">
       {visible(name ?? id)}
     </Anchor>
   )

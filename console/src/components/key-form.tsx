@@ -14,8 +14,6 @@ export function KeyForm({ projectId, onDone }: { projectId: string; onDone: () =
   const create = useMutation({
     mutationFn: async ({ name }: { name: string }) =>
       createProjectKey(api, { project_id: projectId, ...(name.trim() ? { name: name.trim() } : {}) }),
-    // The answer contains the key.
-    gcTime: 0,
     onSuccess: () => cache.invalidateQueries({ queryKey: ['start', 'keys'] }),
   })
   if (create.data) return <SecretOnce secret={create.data.key} notice={strings.key.once} onDone={onDone} />

@@ -2,7 +2,18 @@ import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
 import { memo } from 'react'
 import ReactMarkdown, { type Components } from 'react-markdown'
-import { visible } from './text.tsx'
+import { strings } from '../strings.ts'
+import { isCostlyMarkdown, visible } from './untrusted.ts'
+import { Value } from './value.tsx'
+
+type Node = { value?: string; children?: Node[] }
+
+/** Makes hidden characters of texts visible, also those written as character references. */
+const showHidden = () =>
+  function show(node: Node): void {
+    if (node.value !== undefined) node.value = visible(node.value)
+    node.children?.forEach(show)
+  }
 
 const SCHEMES = ['http:', 'https:', 'mailto:']
 
@@ -25,7 +36,9 @@ const heading = ({ children }: { children?: ReactNode }) => (
 
 const components: Components = {
   a: ({ href, children }) => <ExternalLink href={href}>{children}</ExternalLink>,
-  img: ({ src, alt }) => <ExternalLink href={typeof src === 'string' ? src : undefined}>{alt || 'image'}</ExternalLink>,
+  img: ({ src, alt }) => (
+    <ExternalLink href={typeof src === 'string' ? src : undefined}>{visible(alt || 'image')}</ExternalLink>
+  ),
   h1: heading,
   h2: heading,
   h3: heading,
@@ -46,11 +59,12 @@ const components: Components = {
   table: ({ children }) => <Table withTableBorder>{children}</Table>,
 }
 
-/** Text of a model or a user as Markdown, without HTML and without images. */
+/** Text of a model or a user as Markdown, without HTML and without images; what is costly to parse is shown as text. */
 function Markdown({ text }: { text: string }) {
+  if (isCostlyMarkdown(text)) return <Value value={text} label={strings.value.text} />
   return (
-    <ReactMarkdown components={components} urlTransform={url => url}>
-      {visible(text)}
+    <ReactMarkdown components={components} urlTransform={url => url} rehypePlugins={[showHidden]}>
+      {text}
     </ReactMarkdown>
   )
 }

@@ -1,13 +1,8 @@
 import { CopyButton, Text, UnstyledButton } from '@mantine/core'
 import { strings } from '../strings.ts'
+import { visible } from './untrusted.ts'
 
-/** Characters without width, or that change the direction of others: they could hide what a text says. */
-// biome-ignore lint/suspicious/noControlCharactersInRegex: these are what it finds
-const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g
-
-/** Returns a text with hidden characters made visible. */
-export const visible = (text: string): string =>
-  text.replace(HIDDEN, character => `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, '0')}⟩`)
+export { visible }
 
 /** An action in a line of text. */
 export function TextButton({ children, onClick }: { children: string; onClick: () => void }) {

@@ -2,12 +2,13 @@ import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { columnFilter, equalsFilter, flagFilter } from '../../core/api/filters.ts'
 import { idFloor } from '../../core/api/ids.ts'
-import { pageOf, pageOfArray } from '../../core/api/lists.ts'
+import { pageOf, pageOfArray, queryValues } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { readEnvelope } from '../../core/db/event-envelopes.ts'
 import { type EventType, eventTypes, patternMatches } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
+import { listAllowed, listTargetOf, raiseForbidden, visibleRows } from '../../core/iam/access.ts'
 import { eventOutcomes } from '../webhooks/event-outcomes.ts'
 import { withFactsRedacted } from '../webhooks/facts.ts'
 import { deliveryKind, EventWebhook, pattern, WebhookDelivery, webhookKind } from '../webhooks/model.ts'
@@ -26,7 +27,7 @@ const CLOCK_SKEW_MS = 60_000
 /** Matches events by patterns, as webhooks do. A single value is a list of one. */
 const patternsFilter = columnFilter(
   z
-    .preprocess(value => (typeof value === 'string' ? [value] : value), z.array(pattern).min(1).max(100))
+    .preprocess(queryValues, z.array(pattern).min(1).max(100))
     .optional()
     .describe(
       'Event pattern, as of a webhook; repeat the parameter to match any of several',
@@ -73,18 +74,22 @@ const listEventWebhooks = itemOperation(eventKind, {
   method: 'get',
   path: '/events/{event_id}/webhooks',
   summary: 'List the webhooks of an event',
-  description: 'Returns the outcome of the event for each webhook of its project.',
+  description: 'Returns the outcome of the event for each webhook of its project that webhooks:ListWebhooks allows.',
   tag,
   action: 'events:GetEvent',
   alsoActions: ['webhooks:ListWebhooks'],
   paged: true,
   timed: false,
   answers: { 200: pageOf(EventWebhook) },
-  async run({ db, resource, allow, page, services }) {
-    allow('webhooks:ListWebhooks', { kind: webhookKind, project_id: resource.project_id })
+  run({ db, caller, resource, page, services }) {
+    const { project_id } = resource
+    const request = { action: 'webhooks:ListWebhooks', ...listTargetOf(webhookKind) }
+    if (!listAllowed(caller, request.action, request, project_id)) raiseForbidden(caller, request.action)
+    const columns = { project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }
+    const { rows } = visibleRows(caller, { ...request, project: project_id }, columns)
     const { resource_type, resource_id, data } = JSON.parse(readEnvelope(resource))
     const event = { ...resource, resource_type, resource_id, tags: data.tags }
-    return pageOfArray(await eventOutcomes(db, event, services.clock.now()), page)
+    return eventOutcomes({ db, page }, event, rows, services.clock.now())
   },
 })
 

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { integerQuery } from '../../core/api/lists.ts'
 import { MESSAGE_STATES } from '../../core/jobs/inspection.ts'
 
 const count = (of: string) => z.int().describe(of)
@@ -92,7 +93,7 @@ export type QueueMessage = z.output<typeof QueueMessage>
 export const QueueMessageQuery = z.object({
   state: z.enum(MESSAGE_STATES).optional().describe('State of the messages. Default all.'),
   project_id: z.string().min(1).max(255).optional().describe('ID of the project of the messages'),
-  older_than_seconds: z.coerce.number().int().min(0).max(1e9).optional().describe('Minimum age in seconds'),
+  older_than_seconds: integerQuery(0, 1e9).optional().describe('Minimum age in seconds'),
 })
 
 export const SystemSetting = z

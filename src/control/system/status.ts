@@ -1,5 +1,5 @@
 import { WORKER_KINDS } from '../../config.ts'
-import { kinds } from '../../core/api/kind.ts'
+import { isIdOf, kinds } from '../../core/api/kind.ts'
 import { workForConcerns } from '../../core/api/module.ts'
 import { migrationNames } from '../../core/db/migrate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -102,16 +102,25 @@ async function readStatus(services: Services): Promise<SystemStatus> {
 
 const kept = processSingleton(() => ({ at: Number.NEGATIVE_INFINITY, status: null as Promise<SystemStatus> | null }))
 
-/** Returns the status of the deployment, at most two seconds old: many consoles poll it. */
+/**
+ * Returns the status of the deployment, at most two seconds old: many consoles poll it. A read that takes longer is
+ * shared until it ends, so that a slow database is not read more often.
+ */
 export function systemStatus(services: Services): Promise<SystemStatus> {
   const cache = kept(services)
   if (cache.status && performance.now() - cache.at < KEPT_MS) return cache.status
-  cache.at = performance.now()
-  cache.status = readStatus(services)
-  cache.status.catch(() => {
-    cache.status = null
-  })
-  return cache.status
+  const status = readStatus(services)
+  cache.at = Number.POSITIVE_INFINITY
+  cache.status = status
+  status.then(
+    () => {
+      cache.at = performance.now()
+    },
+    () => {
+      cache.status = null
+    },
+  )
+  return status
 }
 
 /** Why a message is not claimed. */
@@ -140,8 +149,7 @@ export function messageEntity({ key, data }: Pick<MessageRow, 'key' | 'data'>): 
   const named = ([name, value]: [string, unknown]) =>
     name !== 'project_id' && typeof value === 'string' ? [value] : []
   for (const id of [key?.split('@')[0] ?? '', ...Object.entries(data).flatMap(named)]) {
-    const prefix = id.slice(0, id.lastIndexOf('_'))
-    const kind = kinds.all().find(each => each.prefix !== '' && each.prefix === prefix)
+    const kind = kinds.all().find(each => isIdOf(each, id))
     if (kind) return { kind: kind.name, id }
   }
   return null

@@ -1,5 +1,6 @@
 import type { z } from 'zod'
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Page } from '../../core/api/operation.ts'
+import type { Fragment, Queryable } from '../../core/db/sql.ts'
 import { compileDocument } from '../../core/iam/policy.ts'
 import type { DispatchedEvent } from './event-subscribers.ts'
 import { isSubscribed, policyAllowsEvent } from './matching.ts'
@@ -19,18 +20,22 @@ function outcomeWithoutDelivery(webhook: EventWebhookRow, event: StoredEvent): E
   return event.dispatched_at === null ? 'queued' : 'inactive'
 }
 
-/** Returns the outcome of an event for each webhook of its project, newest webhook first. */
-export async function eventOutcomes(
-  db: Queryable,
+/** Returns a page of the outcomes of an event for the visible webhooks of its project, newest webhook first. */
+export const eventOutcomes = (
+  context: { db: Queryable; page: Page },
   event: StoredEvent,
+  visible: Fragment,
   now: Date,
-): Promise<z.output<typeof EventWebhook>[]> {
-  const webhooks = await listEventWebhooks(db, event)
-  return webhooks.map(webhook => ({
-    webhook_id: webhook.id,
-    name: webhook.name,
-    outcome: webhook.status ?? outcomeWithoutDelivery(webhook, event),
-    delivery_id: webhook.delivery_id,
-    judged_at: webhook.delivery_id === null ? now.toISOString() : null,
-  }))
-}
+) =>
+  listEventWebhooks(
+    context,
+    event,
+    visible,
+    (webhook): z.output<typeof EventWebhook> => ({
+      webhook_id: webhook.id,
+      name: webhook.name,
+      outcome: webhook.status ?? outcomeWithoutDelivery(webhook, event),
+      delivery_id: webhook.delivery_id,
+      judged_at: webhook.delivery_id === null ? now.toISOString() : null,
+    }),
+  )

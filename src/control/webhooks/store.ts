@@ -1,7 +1,8 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
 import type { Values } from '../../core/api/kind.ts'
-import { timeRangeCondition } from '../../core/api/lists.ts'
+import { pageResult, timeRangeCondition } from '../../core/api/lists.ts'
+import type { Page } from '../../core/api/operation.ts'
 import {
   allOf,
   countStatement,
@@ -92,28 +93,30 @@ const EventWebhookRow = z.object({
 /** A webhook with its latest delivery of an event. */
 export type EventWebhookRow = z.output<typeof EventWebhookRow>
 
-const eventWebhookRow = sql.type(EventWebhookRow)
-
 /**
- * Lists the webhooks of a project, newest first, each with its latest delivery of an event. A project has at most
- * WEBHOOK_MAX_PER_PROJECT. Indexes webhooks_project, webhook_deliveries_event.
+ * Returns a page of the visible webhooks of a project, newest first, each with its latest delivery of an event.
+ * `visible` is a condition over webhooks `t`. Indexes webhooks_project, webhook_deliveries_event.
  */
 export const listEventWebhooks = (
-  db: Queryable,
+  context: { db: Queryable; page: Page },
   event: { id: string; project_id: string },
-): Promise<readonly EventWebhookRow[]> =>
-  db.any(eventWebhookRow`
-    select w.id, w.project_id, w.name, w.events, w.active, w.created_at, w.policy_id, p.document as policy,
-      d.id as delivery_id, d.status
-    from webhooks w
-    left join policies p on p.id = w.policy_id
-    left join lateral (
-      select t.id, t.status from webhook_deliveries t
-      where t.event_id = ${event.id} and t.webhook_id = w.id
-      order by t.created_at desc, t.id desc limit 1
-    ) d on true
-    where w.project_id = ${event.project_id} and w.task_id is null
-    order by w.created_at desc, w.id desc`)
+  visible: Fragment,
+  present: (row: EventWebhookRow) => object,
+) =>
+  pageResult<EventWebhookRow>(context, {
+    columns: sql.fragment`t.id, t.project_id, t.name, t.events, t.active, t.created_at, t.policy_id,
+      p.document as policy, d.id as delivery_id, d.status`,
+    from: sql.fragment`webhooks t
+      left join policies p on p.id = t.policy_id
+      left join lateral (
+        select l.id, l.status from webhook_deliveries l
+        where l.event_id = ${event.id} and l.webhook_id = t.id
+        order by l.created_at desc, l.id desc limit 1
+      ) d on true`,
+    rows: sql.fragment`t.project_id = ${event.project_id} and t.task_id is null and ${visible}`,
+    order: sql.fragment`t.created_at desc, t.id desc`,
+    present,
+  })
 
 /** Lists up to `limit` deliveries for a bulk redelivery, oldest first (backward scan of webhook_deliveries_webhook). */
 export async function listRedeliverable(

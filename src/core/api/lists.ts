@@ -9,12 +9,18 @@ export const pageOf = <T extends z.ZodType>(item: T) =>
 
 export type PageBody<T> = { data: T[]; total: number; limit: number; offset: number }
 
+/** Returns the values of a repeatable query parameter as a list. The query parser makes an object of more than 20. */
+export const queryValues = (value: unknown): unknown => {
+  if (typeof value === 'string') return [value]
+  return typeof value === 'object' && value !== null ? Object.values(value) : value
+}
+
 /** Returns the schema of a repeatable enum filter, whose values are ORed. Unknown and empty values are refused. */
 export const enumListQuery = <const T extends readonly [string, ...string[]]>(values: T) =>
   z
     .preprocess(
       (value, context) => {
-        if (typeof value !== 'string') return value
+        if (typeof value !== 'string') return queryValues(value)
         // A single value is not a list: its problem has a path without an index.
         if (!values.includes(value)) context.addIssue({ code: 'invalid_value', values: [...values], input: value })
         return [value]

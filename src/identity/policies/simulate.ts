@@ -69,26 +69,37 @@ function gateOf(action: string): string {
   return declared.find(operation => operation.action === action)?.gate ?? 'policy'
 }
 
+type Subject = NonNullable<Awaited<ReturnType<typeof resolveSubject>>>
+type Evaluated = { layers: Layer[]; layerIds: string[]; policyIds: (string | null)[][] }
+
 /**
  * Returns the layers of a subject with an unsaved text: in place of the policy where it is attached, otherwise after the
- * policies of the last layer.
+ * policies of the user or the key. The first policy of a key adds the layer of the key.
  */
 function withDocument(
-  { caller: { layers }, policyIds }: NonNullable<Awaited<ReturnType<typeof resolveSubject>>>,
+  { caller, layerIds, policyIds }: Subject,
   { document, policy_id }: Pick<z.output<typeof SimulationInput>, 'document' | 'policy_id'>,
-): { layers: Layer[]; policyIds: (string | null)[][] } {
+): Evaluated {
   const text = compileDocument(policyDocumentProblems(document))
-  const isAttached = policyIds.some(ids => ids.some(id => id === policy_id))
-  const isAdded = (index: number) => !isAttached && index === layers.length - 1
+  const { type, id } = caller.principal
+  const kind = type === 'api_key' ? 'key' : 'user'
+  const isAttached = policyIds.some(ids => ids.some(each => each === policy_id))
+  const isFirst = kind === 'key' && !isAttached && !caller.layers.some(layer => layer.kind === kind)
+  const isAdded = (layer: Layer) => !isAttached && layer.kind === kind
+  const layers: Layer[] = isFirst ? [...caller.layers, { kind, documents: [] }] : caller.layers
   return {
-    layers: layers.map(({ kind, documents }, index) => ({
-      kind,
+    layers: layers.map((layer, index) => ({
+      kind: layer.kind,
       documents: [
-        ...documents.map((stored, at) => (policyIds[index][at] === policy_id ? text : stored)),
-        ...(isAdded(index) ? [text] : []),
+        ...layer.documents.map((stored, at) => (policyIds[index][at] === policy_id ? text : stored)),
+        ...(isAdded(layer) ? [text] : []),
       ],
     })),
-    policyIds: policyIds.map((ids, index) => (isAdded(index) ? [...ids, policy_id ?? null] : ids)),
+    layerIds: isFirst ? [...layerIds, id] : layerIds,
+    policyIds: layers.map((layer, index) => [
+      ...(policyIds[index] ?? []),
+      ...(isAdded(layer) ? [policy_id ?? null] : []),
+    ]),
   }
 }
 
@@ -120,20 +131,27 @@ export async function simulatePolicies(
     resourceTags: input.tags ?? {},
     facts: principalFacts(subject.caller),
   }
-  const { layers: stored } = subject.caller
-  const { layers: evaluated, policyIds } = input.document
-    ? withDocument(subject, input)
-    : { ...subject, layers: stored }
+  const {
+    layers: evaluated,
+    layerIds,
+    policyIds,
+  }: Evaluated = input.document === undefined
+    ? { ...subject, layers: subject.caller.layers }
+    : withDocument(subject, input)
   const bound = subject.caller.project_id
   const reachable = bound === null || bound === name.project
   const kind = kinds.find(type)
   const allowed =
     gate === 'admin'
-      ? passesAdminGate(subject.caller, action, kind ? { kind, row: { id: name.id, project_id: null } } : null)
+      ? passesAdminGate(
+          { ...subject.caller, layers: evaluated },
+          action,
+          kind ? { kind, row: { id: name.id, project_id: null } } : null,
+        )
       : reachable && decide(evaluated, request)
   const layers = explain(evaluated, request).map((layer, index) => ({
     kind: layer.kind,
-    id: subject.layerIds[index],
+    id: layerIds[index],
     decision: layer.decision,
     policy_id: layer.document_index === null ? null : policyIds[index][layer.document_index],
     statement_index: layer.statement_index,

@@ -5,8 +5,8 @@ const byId = id => document.getElementById(id)
 const requestId = new URLSearchParams(location.search).get('request_id')
 /** Base path: the page may be served below a path. */
 const root = new URL('..', location.href)
-/** Session storage key for the secret of a sign-in at the provider, until the browser returns. */
 const LINK_USED = 'This link was used before, or is too old. Sign in with the username and the password.'
+/** Session storage key for the secret of a sign-in at the provider, until the browser returns. */
 const VERIFIER = `verifier ${requestId}`
 
 const SIGN_IN_ERRORS = {
