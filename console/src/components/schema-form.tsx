@@ -15,6 +15,7 @@ import {
 } from '@mantine/core'
 import { type ReactNode, useState } from 'react'
 import { failureOf } from '../api.ts'
+import type { Choice } from '../choices.ts'
 import { strings } from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
@@ -153,7 +154,7 @@ export function SchemaForm({
   only?: string[]
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
-  options?: Record<string, { value: string; label: string }[]>
+  options?: Record<string, Choice[] | undefined>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
   at?: string
   /** Texts that fields of one or several texts offer; others may be entered. */
@@ -290,7 +291,7 @@ function SchemaField({
 }: {
   input: Input
   field: FieldSchema
-  options?: { value: string; label: string }[]
+  options?: Choice[]
   suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void

@@ -16,7 +16,6 @@ import {
   generateConversationMessage,
   getConversation,
   getConversationSummary,
-  listAgents,
   listConversationMessages,
   listFeedback,
   putGenerationFeedback,
@@ -29,6 +28,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api, every } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
 import { DialogMenu, Question } from '../components/dialog-menu.tsx'
@@ -161,14 +161,9 @@ function SettingsForm({ conversation, onDone }: { conversation: Conversation; on
 
 function GenerateForm({ conversation, onDone }: { conversation: Conversation; onDone: () => void }) {
   const { id, project_id } = conversation
-  const isAllowed = usePermissions(project_id)
   const [chosen, setChosen] = useState<string | null>(null)
-  const agents = useQuery({
-    queryKey: ['agents', project_id, 'all'],
-    queryFn: async ({ signal }) => (await listAgents(api, { project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
-  })
-  const agentId = chosen ?? agents.data?.[0]?.id
+  const { choices, query } = useAgents(project_id)
+  const agentId = chosen ?? choices?.[0]?.value
   const generate = useAction({
     run: async (agent: string) => {
       await generateConversationMessage(api, { conversation_id: id, agent_id: agent, wait: true })
@@ -186,10 +181,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
       <Stack gap="md">
         <Select
           label={strings.sessions.agent}
-          data={(agents.data ?? []).map(agent => ({
-            value: agent.id,
-            label: visible(agent.name ?? strings.agents.unnamed),
-          }))}
+          data={choices}
           value={agentId ?? null}
           onChange={setChosen}
           allowDeselect={false}
@@ -199,7 +191,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
         <SubmitRow
           label={strings.sessions.generate}
           isPending={generate.isPending}
-          error={generate.error ?? agents.error}
+          error={generate.error ?? query.error}
           onCancel={onDone}
         />
       </Stack>

@@ -11,6 +11,7 @@ import { IconChartBar, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
+import { useDatasets } from '../choices.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { CommandButton } from '../components/command-form.tsx'
 import { ChoiceField, type Column, ListView, TableHead, useList } from '../components/list.tsx'
@@ -36,7 +37,7 @@ import {
   Scores,
   Verdict,
 } from './eval-run-parts.tsx'
-import { percentText, useDatasetChoices } from './evals.tsx'
+import { percentText } from './evals.tsx'
 
 const FILTERS = { passed: { passed: true }, failed: { passed: false, errored: false }, error: { errored: true } }
 
@@ -275,7 +276,7 @@ function ResultContent({ result: { input, expected_output, output, error, scores
 function Promotion({ result, datasetId }: { result: EvalResult; datasetId: string | undefined }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const datasets = useDatasetChoices(projectId)
+  const { choices } = useDatasets(projectId)
   const { dataset_item_id, generation_id, output } = result
   if (!isAllowed('evaluations:CreateDataset') || output === null) return null
   return (
@@ -299,7 +300,7 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
             properties: { dataset_id: { type: 'string', title: strings.evals.dataset } },
             required: ['dataset_id'],
           }}
-          options={{ dataset_id: datasets }}
+          options={{ dataset_id: choices }}
           run={async ({ dataset_id }) =>
             createDatasetItemFromGeneration(api, { dataset_id: dataset_id as string, generation_id })
           }

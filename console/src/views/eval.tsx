@@ -7,6 +7,7 @@ import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
+import { useAgents, useDatasets } from '../choices.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -28,7 +29,7 @@ import {
   useCompletedRuns,
   Verdict,
 } from './eval-run-parts.tsx'
-import { EVAL_FIELDS, nameOf, percentText, useEvalChoices } from './evals.tsx'
+import { EVAL_FIELDS, percentText } from './evals.tsx'
 
 /** An evaluation: its runs, and two of them next to each other. */
 export function EvalView() {
@@ -48,7 +49,8 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
   const { id, name, project_id, agent_id, dataset_id, pass_threshold, max_error_rate, group_by } = evaluation
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(project_id)
+  const datasets = useDatasets(project_id)
   const actions = (
     <>
       {isAllowed('evaluations:DeleteEval') && (
@@ -86,13 +88,13 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
             [
               strings.evals.agent,
               <RecordLink key="agent" to={`/p/${project_id}/agents/${agent_id}`}>
-                {nameOf(agents, agent_id)}
+                {agents.nameOf(agent_id)}
               </RecordLink>,
             ],
             [
               strings.evals.dataset,
               <RecordLink key="dataset" to={`/p/${project_id}/datasets/${dataset_id}`}>
-                {nameOf(datasets, dataset_id)}
+                {datasets.nameOf(dataset_id)}
               </RecordLink>,
             ],
             [strings.evals.threshold, pass_threshold !== null && percentText(pass_threshold)],
@@ -119,7 +121,8 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
 
 function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void }) {
   const { id, project_id } = evaluation
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(project_id)
+  const datasets = useDatasets(project_id)
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
@@ -129,7 +132,7 @@ function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void
         label={strings.save}
         schema={changing}
         only={EVAL_FIELDS}
-        options={{ agent_id: agents, dataset_id: datasets }}
+        options={{ agent_id: agents.choices, dataset_id: datasets.choices }}
         initial={evaluation}
         run={async (values: EvalPatch) => updateEval(api, { eval_id: id, ...values })}
         stale={[

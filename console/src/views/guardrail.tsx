@@ -21,6 +21,7 @@ import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useTools } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { Decision, Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
@@ -179,13 +180,7 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
 }
 
 function Trial({ guardrail }: { guardrail: Guardrail }) {
-  const isAllowed = usePermissions(guardrail.project_id)
-  const tools = useQuery({
-    queryKey: ['tools', guardrail.project_id, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listTools(api, { project_id: guardrail.project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('tools:ListTools') === true,
-  })
+  const { choices } = useTools(guardrail.project_id)
   const evaluate = useAction({
     run: async (values: GuardrailEvaluateInput) => evaluateGuardrail(api, { ...values, guardrail_id: guardrail.id }),
   })
@@ -197,9 +192,7 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
         <SchemaForm
           schema={evaluateFields}
           start={{ args: {} }}
-          options={
-            tools.data ? { tool_id: tools.data.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}
-          }
+          options={{ tool_id: choices }}
           submitLabel={strings.guardrails.evaluate}
           isPending={evaluate.isPending}
           error={evaluate.error}

@@ -1,11 +1,9 @@
 import { Button, Card, Group, Select, SimpleGrid, Stack, Text, Textarea, VisuallyHidden } from '@mantine/core'
 import type { Agent } from '@muster/client'
-import { listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
-import { api } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
@@ -25,11 +23,7 @@ export function Playground() {
   const projectId = useProjectId()
   const { filters, setFilters } = useFilters()
   const isAllowed = usePermissions(projectId)
-  const agents = useQuery({
-    queryKey: ['agents', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-  })
+  const { query: agents } = useAgents(projectId)
   return (
     <Page title={strings.nav.playground} intro={words.intro}>
       <Loaded query={agents} action="agents:ListAgents">

@@ -16,6 +16,7 @@ import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-quer
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useEffect, useMemo, useState } from 'react'
 import { api } from '../api.ts'
+import { useOrchestrations } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { RecordLink } from '../components/list.tsx'
@@ -27,7 +28,6 @@ import { CopyText, costText, durationText, visible, When } from '../components/t
 import { Value } from '../components/value.tsx'
 import { GraphPanel } from '../graph/graph-panel.tsx'
 import { HumanForm, Question } from '../graph/human-form.tsx'
-import { useOrchestrationNames } from '../graph/names.ts'
 import { NodeTypeIcon } from '../graph/node-type.tsx'
 import {
   type Attempt,
@@ -103,7 +103,7 @@ function RunPage({ run }: { run: LiveRun }) {
   const cache = useQueryClient()
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf } = useOrchestrationNames(project_id)
+  const { nameOf } = useOrchestrations(project_id)
   const isLive = useStream(id, {
     open: signal => streamOrchestrationRun(api, { orchestration_run_id: id }, { signal }),
     apply: event => apply(cache, id, event),

@@ -26,6 +26,7 @@ import { useQueries, useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
 import { api, every } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { ActionButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
@@ -39,7 +40,6 @@ import { Status, StatusIcon, statusColor, statusText } from '../graph/status.tsx
 import { isRunning, type Subject, turnsOf, type WaterfallRow, waterfallRows } from '../graph/waterfall.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { useAgentNames } from './traces.tsx'
 
 const POLL_MS = 2000
 /** Turns whose steps are read. */
@@ -67,7 +67,7 @@ export function TraceView() {
 function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf } = useAgentNames(projectId)
+  const { nameOf } = useAgents(projectId)
   const tree = useQuery<GenerationListed[]>({
     queryKey: ['trace', traceId],
     queryFn: async ({ signal }) =>

@@ -2,17 +2,11 @@ import fields from 'fields:createWebhook'
 import { Button, Modal, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Webhook, WebhookInput } from '@muster/client'
-import {
-  createWebhook,
-  listEventRegistry,
-  listEvents,
-  listPolicies,
-  listWebhooks,
-  updateWebhook,
-} from '@muster/client/operations'
+import { createWebhook, listEventRegistry, listEvents, listWebhooks, updateWebhook } from '@muster/client/operations'
 import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
+import { usePolicyNames } from '../access.ts'
 import { api, every } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -138,17 +132,12 @@ function PassedCount({ webhook }: { webhook: Webhook }) {
 export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const isAllowed = usePermissions(projectId)
   const registry = useQuery({
     queryKey: ['event-registry'],
     queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
     staleTime: Number.POSITIVE_INFINITY,
   })
-  const policies = useQuery({
-    queryKey: ['policies', 'all'],
-    queryFn: async ({ signal }) => (await listPolicies(api, { limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('policies:ListPolicies') === true,
-  })
+  const { options } = usePolicyNames(projectId)
   const save = useAction<Values, Webhook & { secret?: string }>({
     run: async values =>
       webhook
@@ -176,11 +165,7 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
       initial={webhook}
       only={['name', 'url', 'events', 'description', 'policy_id', ...(webhook ? [] : ['active'])]}
       suggestions={{ events: ['*', ...new Set(patterns)] }}
-      options={
-        isAllowed('policies:ListPolicies')
-          ? { policy_id: (policies.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
-          : undefined
-      }
+      options={{ policy_id: options }}
       submitLabel={webhook ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}
