@@ -1,10 +1,11 @@
-import type { Actor, Agent, Dataset, Guardrail, Orchestration, Tool } from '@muster/client'
+import type { Actor, Agent, Dataset, Guardrail, Orchestration, Playbook, Tool } from '@muster/client'
 import {
   listActors,
   listAgents,
   listDatasets,
   listGuardrails,
   listOrchestrations,
+  listPlaybooks,
   listTools,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
@@ -28,24 +29,26 @@ function choicesOf<Row extends Named>(
   action: string,
   read: (args: Args, options: { signal: AbortSignal }) => PromiseLike<{ data: Row[] }>,
 ) {
-  /** Reads the records of a project. `rows` and `choices` are undefined while they load and if they may not be listed. */
+  /** Reads the records of a project. `choices` is empty while they load, and undefined if they cannot be listed. */
   return (projectId: string) => {
+    const mayList = usePermissions(projectId)(action)
     const query = useQuery<Row[]>({
       queryKey: [kind, projectId, 'all'],
       queryFn: async ({ signal }) => (await read({ project_id: projectId, limit: OFFERED }, { signal })).data,
-      enabled: usePermissions(projectId)(action) === true,
+      enabled: mayList === true,
       staleTime: 10_000,
     })
-    const choices: Choice[] | undefined = query.data?.map(({ id, name }) => ({
+    const options = (query.data ?? []).map(({ id, name }) => ({
       value: id,
       label: visible(name ?? strings.agents.unnamed),
     }))
+    const choices: Choice[] | undefined = mayList === false || (query.error && !query.data) ? undefined : options
     return {
       query,
       rows: query.data,
       choices,
       /** Returns the name of a record; its ID where the name is not known. */
-      nameOf: (id: string): string => choices?.find(({ value }) => value === id)?.label ?? visible(id),
+      nameOf: (id: string): string => options.find(({ value }) => value === id)?.label ?? visible(id),
     }
   }
 }
@@ -66,6 +69,9 @@ export const useOrchestrations = choicesOf<Orchestration>(
   'orchestrations',
   'orchestrations:ListOrchestrations',
   (args, options) => listOrchestrations(api, args, options).page(),
+)
+export const usePlaybooks = choicesOf<Playbook>('playbooks', 'playbooks:ListPlaybooks', (args, options) =>
+  listPlaybooks(api, args, options).page(),
 )
 export const useTools = choicesOf<Tool>('tools', 'tools:ListTools', (args, options) =>
   listTools(api, args, options).page(),

@@ -281,7 +281,7 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
 function ItemForm({ generationId, onDone }: { generationId: string; onDone: () => void }) {
   const projectId = useProjectId()
   const [chosen, setChosen] = useState<string | null>(null)
-  const { choices, query } = useDatasets(projectId)
+  const { rows, choices, query } = useDatasets(projectId)
   const dataset = chosen ?? choices?.[0]?.value ?? null
   const save = useAction({
     run: async (values: object) =>
@@ -291,7 +291,7 @@ function ItemForm({ generationId, onDone }: { generationId: string; onDone: () =
     onDone,
   })
   if (query.error) return <FailureAlert error={query.error} title={strings.failed.title} />
-  if (choices?.length === 0)
+  if (rows?.length === 0)
     return (
       <Notice icon={<IconRobot />} title={words.noDataset}>
         {words.noDatasetText}

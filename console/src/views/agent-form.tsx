@@ -192,7 +192,7 @@ export function AgentForm({
                 autosize
                 minRows={16}
                 maxRows={32}
-                className="mono"
+                classNames={{ input: 'mono' }}
               />
             )}
             {save.error && !conflict && <FailureAlert error={save.error} />}

@@ -24,7 +24,7 @@ import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { type Column, ListView, PAGE_ROWS, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -180,9 +180,7 @@ function DocumentFacts({ document }: { document: DocumentWithContent }) {
           ],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{document.id}</span>
-      </Text>
+      <IdLine id={document.id} />
     </>
   )
 }

@@ -23,7 +23,7 @@ const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as co
 export const isIngesting = (status: Document['status'] | undefined): boolean =>
   status === 'pending' || status === 'processing'
 
-const COLOURS: Partial<Record<Document['status'], BadgeProps>> = {
+const COLORS: Partial<Record<Document['status'], BadgeProps>> = {
   failed: { color: 'red.9', variant: 'filled' },
   ready: { color: 'teal.9', variant: 'filled' },
 }
@@ -31,7 +31,7 @@ const COLOURS: Partial<Record<Document['status'], BadgeProps>> = {
 /** State of a document. */
 export function DocumentStatus({ status }: { status: Document['status'] }) {
   return (
-    <Badge variant="default" {...COLOURS[status]}>
+    <Badge variant="default" {...COLORS[status]}>
       {strings.documents.status[status]}
     </Badge>
   )

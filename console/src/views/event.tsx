@@ -138,7 +138,7 @@ function Outcomes({ eventId }: { eventId: string }) {
               </Table>
             </Card>
             <Text size="sm" c="dimmed">
-              {strings.events.judged}
+              {strings.events.derived}
             </Text>
           </>
         )

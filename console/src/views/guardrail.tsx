@@ -27,7 +27,7 @@ import { Decision, Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section, type Tab } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -172,9 +172,7 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
           [strings.agents.updated, <When key="updated" at={guardrail.updated_at} />],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{guardrail.id}</span>
-      </Text>
+      <IdLine id={guardrail.id} />
     </Section>
   )
 }
@@ -216,7 +214,7 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
               [
                 strings.guardrails.guard,
                 verdict.guard_result === null
-                  ? strings.guardrails.notJudged
+                  ? strings.guardrails.notEvaluated
                   : verdict.guard_result
                     ? strings.guardrails.held
                     : strings.guardrails.failed,

@@ -16,7 +16,7 @@ import { api } from '../api.ts'
 import { useActors } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { Page } from '../components/page.tsx'
-import { Facts, Section } from '../components/record.tsx'
+import { Facts, IdLine, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -101,9 +101,7 @@ function FactPage({ memory }: { memory: Memory }) {
             [strings.memory.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
           ]}
         />
-        <Text size="sm" c="dimmed">
-          {strings.agents.id} <span className="mono">{id}</span>
-        </Text>
+        <IdLine id={id} />
         {!memory.embedded && <Badge variant="default">{strings.documents.notEmbedded}</Badge>}
         {memory.metadata !== null && <Value value={memory.metadata} label={strings.files.metadata} />}
         <Group gap="sm">

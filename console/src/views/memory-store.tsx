@@ -38,7 +38,7 @@ import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section } from '../components/record.tsx'
 import { saveAs } from '../components/save.ts'
 import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
@@ -512,9 +512,7 @@ function StoreRecord({ store }: { store: MemoryStore }) {
           [strings.memory.limit, store.actor_memory_limit ?? strings.agents.defaultValue],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{store.id}</span>
-      </Text>
+      <IdLine id={store.id} />
       <Group gap="sm">
         <Tags tags={store.tags} />
         {isAllowed('memories:UpdateMemoryStore') && (

@@ -6,7 +6,7 @@ import { useEffect, useRef, useState } from 'react'
 import { useAgents } from '../choices.ts'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
-import { Loaded, Notice } from '../components/states.tsx'
+import { Loaded, Notice, Refused } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { useExchange } from '../playground/exchange.ts'
 import { TurnCard } from '../playground/turn-card.tsx'
@@ -24,6 +24,12 @@ export function Playground() {
   const { filters, setFilters } = useFilters()
   const isAllowed = usePermissions(projectId)
   const { query: agents } = useAgents(projectId)
+  if (isAllowed('agents:ListAgents') === false)
+    return (
+      <Page title={strings.nav.playground} intro={words.intro}>
+        <Refused action="agents:ListAgents" />
+      </Page>
+    )
   return (
     <Page title={strings.nav.playground} intro={words.intro}>
       <Loaded query={agents} action="agents:ListAgents">

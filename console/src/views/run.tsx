@@ -15,7 +15,7 @@ import { IconAlertTriangle, IconPlayerPause, IconPlayerPlay, IconPlayerStop, Ico
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useEffect, useMemo, useState } from 'react'
-import { api } from '../api.ts'
+import { api, every } from '../api.ts'
 import { useOrchestrations } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
@@ -47,6 +47,7 @@ import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
+const POLL_MS = 5000
 /** Nested runs of a node that are listed. */
 const NESTED = 20
 
@@ -523,7 +524,7 @@ function NestedRuns({ run, nodeId }: { run: LiveRun; nodeId: string }) {
       return listRuns(api, args, { signal }).page()
     },
     enabled: isAllowed('orchestrations:ListRuns') === true,
-    refetchInterval: isEnded(run) ? false : 5000,
+    refetchInterval: isEnded(run) ? false : every(POLL_MS),
   })
   if (!nested.data) return null
   const { data, total } = nested.data

@@ -26,7 +26,7 @@ import { saveConversation } from '../components/conversation-file.ts'
 import { type DialogEntry, DialogMenu, Question } from '../components/dialog-menu.tsx'
 import { FeedbackForm, FeedbackList } from '../components/feedback.tsx'
 import { RecordLink } from '../components/list.tsx'
-import { Facts } from '../components/record.tsx'
+import { Facts, IdLine } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -146,9 +146,7 @@ function Details({ session }: { session: Session }) {
           ],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{id}</span> <CopyText text={id} />
-      </Text>
+      <IdLine id={id} />
       <Group gap="sm">
         <Tags tags={session.tags} />
         {isAllowed('sessions:UpdateSession') && (

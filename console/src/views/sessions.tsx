@@ -10,7 +10,7 @@ import { api } from '../api.ts'
 import { useAgents } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { FailureAlert, Notice } from '../components/states.tsx'
+import { FailureAlert, Notice, Refused } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -112,6 +112,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
   const [agentId, setAgentId] = useState<string | null>(null)
   const [name, setName] = useState('')
   const { rows: agents, choices, query } = useAgents(projectId)
+  const isAllowed = usePermissions(projectId)
   const chosen = agentId ?? agents?.[0]?.id ?? null
   const create = useMutation({
     mutationFn: async (agent_id: string) =>
@@ -123,6 +124,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
       }),
     onSuccess: ({ id }) => onDone(id),
   })
+  if (isAllowed('agents:ListAgents') === false) return <Refused action="agents:ListAgents" />
   return (
     <form
       onSubmit={event => {

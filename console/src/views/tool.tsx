@@ -11,7 +11,7 @@ import { ActionButton, FormButton } from '../components/actions.tsx'
 import { Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section, type Tab } from '../components/record.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Shares } from '../components/shares.tsx'
 import { Loaded } from '../components/states.tsx'
@@ -127,9 +127,7 @@ function Record({ tool }: { tool: Tool }) {
             <span className="mono">{visible((execute ?? mcp)?.url ?? '')}</span>
           </Text>
         )}
-        <Text size="sm" c="dimmed">
-          {strings.agents.id} <span className="mono">{tool.id}</span>
-        </Text>
+        <IdLine id={tool.id} />
       </Section>
       {tool.parameters && (
         <Section title={strings.tools.parameters}>

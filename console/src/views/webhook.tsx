@@ -316,7 +316,7 @@ function RotateForm({ id, onDone }: { id: string; onDone: () => void }) {
 
 type Checked = { isValid: boolean; text: string }
 
-/** Returns whether a secret signed a body, in words; the age of the signature is judged apart. */
+/** Returns whether a secret signed a body, in words; its age is checked separately. */
 async function checkSignature(secret: string, rawBody: string, signature: string): Promise<Checked> {
   try {
     await verifyWebhook({
