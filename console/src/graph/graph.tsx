@@ -19,12 +19,13 @@ import {
 } from '@xyflow/react'
 import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
 import { FailureAlert } from '../components/states.tsx'
+import { StatusIcon, statusColor } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { strings } from '../strings.ts'
 import { layoutOf } from './layout.ts'
+import { type Mark, MarkIcon, markColor } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
 import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'
-import { type Mark, MarkIcon, markColor, StatusIcon, statusColor } from './status.tsx'
 
 export type GraphNode = {
   id: string

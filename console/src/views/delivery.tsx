@@ -7,8 +7,8 @@ import { api, every } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -57,7 +57,7 @@ export function DeliveryView() {
           <Section title={strings.webhooks.delivery}>
             <Facts
               facts={[
-                [strings.webhooks.state, <StateBadge key="state" state={status} />],
+                [strings.webhooks.state, <StatusBadge key="state" status={status} />],
                 [strings.webhooks.answer, status_code],
                 [strings.webhooks.attempts, attempts],
                 [strings.webhooks.created, <When key="created" at={times.created_at} />],

@@ -18,6 +18,7 @@ import { ChoiceField, type Column, ListView, TableHead, useList } from '../compo
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { statusText } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -86,7 +87,7 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
         {isActive(run) && <RunProgress run={run} />}
         <Facts
           facts={[
-            [strings.evals.status, strings.evals.statuses[run.status]],
+            [strings.evals.status, statusText(run.status)],
             [
               strings.evals.passRate,
               figures?.pass_rate != null && (

@@ -1,6 +1,6 @@
 import running from 'fields:createEvalRun'
 import changing from 'fields:updateEval'
-import { Badge, Button, Group, Stack, Text } from '@mantine/core'
+import { Button, Group, Stack, Text } from '@mantine/core'
 import type { Eval, EvalPatch, EvalRun } from '@muster/client'
 import { createEvalRun, deleteEval, getEval, listEvalRuns, updateEval } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
@@ -14,6 +14,7 @@ import { type Column, ListView, RecordLink, useList } from '../components/list.t
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -192,12 +193,7 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
       title: strings.evals.status,
       cell: run => (
         <Group gap={6}>
-          <Badge
-            variant="dot"
-            color={{ running: 'blue', completed: 'teal', failed: 'red' }[run.status as string] ?? 'gray'}
-          >
-            {strings.evals.statuses[run.status]}
-          </Badge>
+          <StatusBadge status={run.status} />
           <Verdict run={run} />
         </Group>
       ),

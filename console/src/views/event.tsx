@@ -8,8 +8,8 @@ import { ActionButton } from '../components/actions.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Refused } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -98,7 +98,7 @@ function Outcomes({ eventId }: { eventId: string }) {
                         <RecordLink to={`/p/${projectId}/webhooks/${webhook_id}`}>{visible(name)}</RecordLink>
                       </Table.Td>
                       <Table.Td>
-                        <StateBadge state={outcome} label={strings.events.outcome[outcome]} />
+                        <StatusBadge status={outcome} label={strings.events.outcome[outcome]} />
                         <Text size="sm" c="dimmed">
                           {strings.events.reason[outcome]}
                         </Text>

@@ -9,6 +9,7 @@ import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
 import { saveAs } from '../components/save.ts'
 import { Notice } from '../components/states.tsx'
+import { statusText } from '../components/status.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -58,7 +59,7 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
       isWide: true,
       cell: ({ status, error, files, omitted }) => (
         <Stack gap={4}>
-          <Text>{strings.states[status] ?? status}</Text>
+          <Text>{statusText(status)}</Text>
           {error && <Text size="sm">{visible(error.message)}</Text>}
           <Group gap="xs">
             {files.map(({ file_id, format, size_bytes }) => (

@@ -6,8 +6,8 @@ import { Link, useParams } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
@@ -39,7 +39,7 @@ export function FiringView() {
           <Section title={strings.triggers.firing}>
             <Facts
               facts={[
-                [strings.triggers.state, <StateBadge key="state" state={status} />],
+                [strings.triggers.state, <StatusBadge key="state" status={status} />],
                 [strings.triggers.time, <When key="time" at={record.created_at} />],
                 [strings.triggers.completed, record.completed_at && <When key="end" at={record.completed_at} />],
                 [strings.triggers.attempts, attempts],

@@ -20,8 +20,8 @@ import { RecordLink, TableHead } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
@@ -99,7 +99,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
       title={name}
       intro={
         <Group gap="sm">
-          <StateBadge state={status} />
+          <StatusBadge status={status} />
           {isProtected && <Badge variant="default">{strings.formations.protected}</Badge>}
         </Group>
       }
@@ -183,7 +183,7 @@ function Resources({ formation: { project_id, resources } }: { formation: Format
             </Table.Td>
             <Table.Td data-title={strings.formations.resourceType}>{visible(resource_type)}</Table.Td>
             <Table.Td>
-              <StateBadge state={status} />
+              <StatusBadge status={status} />
             </Table.Td>
             <Table.Td>
               {view ? (
@@ -238,7 +238,7 @@ function Drift({ id }: { id: string }) {
             >
               <Stack gap="sm">
                 <Group gap="sm">
-                  <StateBadge state={status} />
+                  <StatusBadge status={status} />
                   <Text fw={600}>{visible(logical_id)}</Text>
                   <Text size="sm" c="dimmed" className="mono">
                     {visible(resource_type)}
@@ -288,7 +288,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
       title={strings.formations.operationTypes[operation_type]}
       actions={
         <Group gap="sm">
-          <StateBadge state={status} />
+          <StatusBadge status={status} />
           <Text size="sm" c="dimmed" component="div">
             <When at={created_at} />
           </Text>
@@ -311,7 +311,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
       )}
       {(events ?? []).map(event => (
         <Group gap="sm" key={`${event.timestamp} ${event.logical_id} ${event.action}`}>
-          <StateBadge state={event.status} />
+          <StatusBadge status={event.status} />
           <Text size="sm" className="mono">
             {event.action}
           </Text>

@@ -24,6 +24,7 @@ import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
+import { Status, StatusIcon } from '../components/status.tsx'
 import { CopyText, costText, durationText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { GraphPanel } from '../graph/graph-panel.tsx'
@@ -42,7 +43,6 @@ import {
   waitText,
   withoutDefinition,
 } from '../graph/run-state.ts'
-import { Status, StatusIcon } from '../graph/status.tsx'
 import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'

@@ -13,8 +13,8 @@ import { ChoiceField, type Column, ListView, RecordLink, useList } from '../comp
 import { Page } from '../components/page.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -63,7 +63,7 @@ export function Webhooks() {
       title: strings.webhooks.state,
       cell: webhook => (
         <>
-          <StateBadge state={webhook.active ? 'active' : 'inactive'} />
+          <StatusBadge status={webhook.active ? 'active' : 'inactive'} />
           {!webhook.active && <PassedCount webhook={webhook} />}
         </>
       ),
@@ -87,8 +87,8 @@ export function Webhooks() {
             name="active"
             label={strings.webhooks.state}
             choices={[
-              { value: 'true', label: strings.states.active },
-              { value: 'false', label: strings.states.inactive },
+              { value: 'true', label: strings.statuses.active },
+              { value: 'false', label: strings.statuses.inactive },
             ]}
           />
         }
