@@ -21,7 +21,7 @@ import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 
 /** A JSON Schema, as far as a form follows it; the service checks the rest. */
-export type FieldSchema = {
+type FieldSchema = {
   type?: string | string[]
   title?: string
   description?: string

@@ -243,7 +243,7 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     const button = (target as Element).closest('.graph-node')
     if (button) onSelect(button.id.replace(/^graph-node-/, ''))
   }
-  /** Arrow keys follow edges up and down, and go to the node beside. */
+  /** Arrow keys follow edges up and down, and go to the adjacent node. */
   const onKeyDown = (event: KeyboardEvent) => {
     const current = (event.target as HTMLElement).id.replace(/^graph-node-/, '')
     const place = byId.get(current)
@@ -318,7 +318,7 @@ export default function Graph(props: GraphProps) {
   })
   if (layout.error) return <FailureAlert error={layout.error} title={strings.failed.title} />
   if (!layout.data) return <Skeleton h={props.height} radius="lg" />
-  // The drawing of another shape starts anew: its view is made for its size.
+  // Another shape is mounted again: its initial view depends on its size.
   return (
     <ReactFlowProvider key={key}>
       <Drawing {...props} layout={layout.data} />

@@ -174,7 +174,7 @@ function Verdicts({ verdicts }: { verdicts: StoredGuardrailEvaluation[] }) {
   )
 }
 
-/** A form for the results of client tools, which run in the application and here by hand. */
+/** A form for the results of client tools, which the application runs, and a user of the console enters. */
 function ClientTools({
   calls,
   onAnswer,

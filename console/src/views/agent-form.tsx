@@ -73,7 +73,7 @@ export function NewAgent() {
   )
 }
 
-/** Creates or changes an agent, by its fields or as JSON. A change made meanwhile by somebody else is shown first. */
+/** Creates or changes an agent, by its fields or as JSON. A concurrent change by another user is shown first. */
 export function AgentForm({
   agent,
   etag,

@@ -28,7 +28,7 @@ import { IconEdit, IconLink, IconPaperclip, IconPlayerPlay } from '@tabler/icons
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every, POLL_MS } from '../api.ts'
 import { usePlaybooks } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { CommandButton, CommandForm } from '../components/command-form.tsx'
@@ -45,9 +45,6 @@ import { EvidenceForm } from './evidence.tsx'
 import { ActiveExecution, ExecutionBadge } from './execution.tsx'
 import { DownloadButton, Exports } from './exports.tsx'
 
-const POLL_MS = 5000
-/** Interval while a playbook works on the case. */
-const BUSY_MS = 2000
 /** Entries of a timeline that are shown at first, and with each request for more. */
 const ENTRIES = 100
 

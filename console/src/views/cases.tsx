@@ -4,7 +4,7 @@ import type { Case, CaseInput } from '@muster/client'
 import { createCase, listCases } from '@muster/client/operations'
 import { IconBriefcase, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { usePlaybooks } from '../choices.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
@@ -15,7 +15,6 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 const PRIORITIES = ['urgent', 'high', 'normal', 'low'] as const
 const STATUS_COLORS = { open: 'blue', in_progress: 'indigo', waiting: 'orange', resolved: 'teal', closed: 'gray' }

@@ -27,7 +27,7 @@ import { IconMessage2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { useAgents } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
@@ -43,7 +43,6 @@ import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 /** Messages that are drawn at first, and that each click adds. */
 const SHOWN = 100
 
@@ -199,7 +198,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
   )
 }
 
-/** The summary that stands for early messages in turns, if there is one. */
+/** The summary that replaces early messages in turns, if there is one. */
 function Summary({ conversation: { id } }: { conversation: Conversation }) {
   const summary = useQuery<ConversationSummary | null>({
     queryKey: [...conversationKey(id), 'summary'],

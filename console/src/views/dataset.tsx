@@ -35,7 +35,7 @@ const LONG = 1_000_000
 type Message = DatasetItem['input'][number]
 
 /** Returns the text of a message; its other parts by their type. */
-export const messageText = ({ content }: Message): string =>
+const messageText = ({ content }: Message): string =>
   typeof content === 'string'
     ? content
     : content.map(part => (typeof part.text === 'string' ? part.text : `[${part.type}]`)).join('\n')

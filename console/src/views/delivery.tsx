@@ -3,7 +3,7 @@ import type { WebhookDelivery } from '@muster/client'
 import { getWebhookDelivery, redeliverWebhookDelivery } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
@@ -13,8 +13,6 @@ import { When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
 
 /** A delivery: its attempts, what was sent and what was answered. */
 export function DeliveryView() {

@@ -4,7 +4,7 @@ import type { Document, DocumentInput } from '@muster/client'
 import { createDocument, listDocuments } from '@muster/client/operations'
 import { IconFileText, IconPlus } from '@tabler/icons-react'
 import { Link, useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, BUSY_MS } from '../api.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -15,8 +15,6 @@ import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-/** Interval in which documents that are ingested are read again. */
-export const INGESTING_MS = 2000
 const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
 /** Whether the state of a document is about to change. */
@@ -54,7 +52,7 @@ export function Documents() {
       }
       return listDocuments(api, args, { signal }).page()
     },
-    { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? INGESTING_MS : undefined) },
+    { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? BUSY_MS : undefined) },
   )
   const columns: Column<Document>[] = [
     {

@@ -3,7 +3,7 @@ import type { Event, EventWebhook } from '@muster/client'
 import { getEvent, listEventWebhooks, redeliverWebhookDelivery, redispatchEvent } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -14,8 +14,6 @@ import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
 
 /** An event: its data, and its outcome at each webhook. */
 export function EventView() {

@@ -18,7 +18,7 @@ import { IconPlayerPause, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
 import { lazy, Suspense, useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every, POLL_MS } from '../api.ts'
 import { ActionButton, useAction } from '../components/actions.tsx'
 import { CommandButton } from '../components/command-form.tsx'
 import { Page } from '../components/page.tsx'
@@ -35,9 +35,6 @@ import { Exports } from './exports.tsx'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const POLL_MS = 5000
-/** Interval while a step runs. */
-const BUSY_MS = 2000
 const { playbooks } = strings
 
 /** Who or what an execution waits for. */
@@ -331,7 +328,7 @@ function StepDetails({ step }: { step: PlaybookStepRecord }) {
   )
 }
 
-/** What the current step waits for, and how a person goes on with it. */
+/** What the current step waits for, and the forms that complete it. */
 function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: PlaybookStepRecord }) {
   const isAllowed = usePermissions(execution.project_id)
   const definitions = useDefinitions(execution)

@@ -32,7 +32,7 @@ import { strings } from '../strings.ts'
 const fileKey = (id: string) => ['file', id]
 
 /** Saves the content of a file. It is kept in parts: the browser moves large ones to the disk. */
-export async function saveFile(id: string, filename: string): Promise<void> {
+async function saveFile(id: string, filename: string): Promise<void> {
   const parts: BlobPart[] = []
   for await (const part of await downloadFile(api, { file_id: id })) parts.push(part as BlobPart)
   saveAs(parts, filename)

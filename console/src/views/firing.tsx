@@ -3,7 +3,7 @@ import type { TriggerFiring } from '@muster/client'
 import { getTriggerFiring } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { Loaded } from '../components/states.tsx'
@@ -13,8 +13,6 @@ import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { Started } from './trigger.tsx'
-
-const POLL_MS = 2000
 
 /** A firing: its input, its outcome and what it started. */
 export function FiringView() {

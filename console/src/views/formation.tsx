@@ -13,7 +13,7 @@ import { IconAlertTriangle, IconShield, IconStack2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { FieldChanges } from '../components/field-changes.tsx'
 import { RecordLink, TableHead } from '../components/list.tsx'
@@ -29,7 +29,6 @@ import { NAVIGATION } from '../shell/navigation.ts'
 import { strings } from '../strings.ts'
 import { Changes, FormationPlanner } from './formation-plan.tsx'
 
-const RUNNING_POLL_MS = 2000
 const POLL_MS = 15_000
 /** Latest operations that are shown. */
 const OPERATIONS = 20
@@ -41,8 +40,7 @@ export function FormationView() {
   const formation = useQuery<FormationWithResources>({
     queryKey: ['formation', formationId],
     queryFn: async ({ signal }) => getFormation(api, { formation_id: formationId }, { signal }),
-    refetchInterval: query =>
-      every(RUNNING.includes(query.state.data?.status ?? '') ? RUNNING_POLL_MS : POLL_MS)(query),
+    refetchInterval: query => every(RUNNING.includes(query.state.data?.status ?? '') ? BUSY_MS : POLL_MS)(query),
   })
   return (
     <Loaded query={formation} action="formations:GetFormation">
@@ -266,7 +264,7 @@ function Operations({ id, isRunning }: { id: string; isRunning: boolean }) {
       return (await listFormationEvents(api, latest, { signal }).page()).data.toReversed()
     },
     placeholderData: previous => previous,
-    refetchInterval: query => (isRunning ? every(RUNNING_POLL_MS)(query) : false),
+    refetchInterval: query => (isRunning ? every(BUSY_MS)(query) : false),
   })
   return (
     <Loaded query={operations} action="formations:ListFormationEvents">

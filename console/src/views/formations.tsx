@@ -3,7 +3,7 @@ import type { Formation } from '@muster/client'
 import { listFormations } from '@muster/client/operations'
 import { IconPlus, IconStack2 } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
@@ -12,7 +12,6 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['creating', 'active', 'updating', 'failed', 'deleting', 'delete_failed'] as const
 
 /** Formations of a project. */

@@ -15,7 +15,7 @@ import { IconAlertTriangle, IconPlayerPause, IconPlayerPlay, IconPlayerStop, Ico
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useEffect, useMemo, useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { useOrchestrations } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
@@ -47,7 +47,6 @@ import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 /** Nested runs of a node that are listed. */
 const NESTED = 20
 

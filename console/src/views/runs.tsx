@@ -3,7 +3,7 @@ import type { OrchestrationRun } from '@muster/client'
 import { listRuns } from '@muster/client/operations'
 import { IconHierarchy, IconPlayerTrackNext } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { useOrchestrations } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -13,8 +13,7 @@ import { durationText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
-export const RUN_STATUSES = [
+const RUN_STATUSES = [
   'queued',
   'running',
   'sleeping',

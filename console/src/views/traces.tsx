@@ -3,7 +3,7 @@ import type { GenerationListed } from '@muster/client'
 import { listGenerations } from '@muster/client/operations'
 import { IconPlayerPlay, IconTimeline } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { useAgents } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -13,7 +13,6 @@ import { costText, durationText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 const SOURCES = ['eval', 'decider', 'memory_rule', 'ingestion']
 

@@ -13,7 +13,7 @@ import {
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -29,7 +29,6 @@ import { strings } from '../strings.ts'
 import { TriggerForm } from './trigger-form.tsx'
 import { firedBy } from './triggers.tsx'
 
-const POLL_MS = 5000
 const STATUSES = ['pending', 'running', 'succeeded', 'failed', 'skipped'] as const
 const SOURCES = ['manual', 'webhook', 'schedule', 'event'] as const
 

@@ -5,7 +5,7 @@ import { listTriggers } from '@muster/client/operations'
 import { IconBolt, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { lazy, Suspense } from 'react'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Loading, Notice } from '../components/states.tsx'
@@ -16,7 +16,6 @@ import { strings } from '../strings.ts'
 
 const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
 
-const POLL_MS = 5000
 const TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 
 /** What fires a trigger, in a line. */

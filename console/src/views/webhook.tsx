@@ -18,7 +18,7 @@ import { IconAlertTriangle, IconCheck, IconEdit, IconSend } from '@tabler/icons-
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -33,7 +33,6 @@ import { useConfig } from '../session/gate.tsx'
 import { strings } from '../strings.ts'
 import { usePassedEvents, WebhookForm } from './webhooks.tsx'
 
-const POLL_MS = 5000
 const STATUSES = ['queued', 'completed', 'failed'] as const
 /** Age of a signature from which receivers refuse it. */
 const TOLERANCE_SECONDS = 300

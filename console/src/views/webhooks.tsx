@@ -7,7 +7,7 @@ import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { usePolicyNames } from '../access.ts'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -19,7 +19,6 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const COUNT_POLL_MS = 60_000
 
 /** Webhooks of a project. */
