@@ -1,6 +1,7 @@
 import {
   Autocomplete,
   Button,
+  type ButtonProps,
   Checkbox,
   Group,
   JsonInput,
@@ -256,18 +257,19 @@ export function SubmitRow({
   isPending,
   error,
   onCancel,
+  ...button
 }: {
   label?: string
   cancelLabel?: string
   isPending?: boolean
   error?: unknown
   onCancel?: () => void
-}) {
+} & Pick<ButtonProps, 'color' | 'disabled'>) {
   return (
     <>
       {Boolean(error) && <FailureAlert error={error} />}
       <Group>
-        <Button type="submit" loading={isPending}>
+        <Button type="submit" loading={isPending} {...button}>
           {label}
         </Button>
         {onCancel && (

@@ -10,7 +10,8 @@ import { api } from '../api.ts'
 import { useAgents } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { FailureAlert, Notice, Refused } from '../components/states.tsx'
+import { SubmitRow } from '../components/schema-form.tsx'
+import { Notice, Refused } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -148,10 +149,12 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
           onChange={event => setName(event.currentTarget.value)}
           data-autofocus
         />
-        {(create.error ?? query.error) && <FailureAlert error={create.error ?? query.error} />}
-        <Button type="submit" loading={create.isPending} disabled={!chosen}>
-          {strings.create}
-        </Button>
+        <SubmitRow
+          label={strings.create}
+          isPending={create.isPending}
+          error={create.error ?? query.error}
+          disabled={!chosen}
+        />
       </Stack>
     </form>
   )

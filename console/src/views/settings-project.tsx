@@ -1,5 +1,5 @@
 import fields from 'fields:updateProject'
-import { Box, Button, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
+import { Box, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
 import type { Project } from '@muster/client'
 import { deleteProject, getProject, listModelRoutes, updateProject } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
@@ -10,8 +10,8 @@ import { type Choice, useGuardrails } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { PauseButton } from '../components/pause.tsx'
 import { Section } from '../components/record.tsx'
-import { SchemaForm, type Values } from '../components/schema-form.tsx'
-import { FailureAlert, Loaded } from '../components/states.tsx'
+import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.tsx'
+import { Loaded } from '../components/states.tsx'
 import { CopyText, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -168,15 +168,14 @@ function DeleteForm({ project, onDone }: { project: Project; onDone: () => void 
           data-autofocus
         />
         <Switch label={texts.force} checked={isForced} onChange={event => setForced(event.currentTarget.checked)} />
-        {remove.error && <FailureAlert error={remove.error} />}
-        <Group>
-          <Button type="submit" color="red" disabled={name !== project.name} loading={remove.isPending}>
-            {texts.delete}
-          </Button>
-          <Button variant="default" onClick={onDone}>
-            {strings.cancel}
-          </Button>
-        </Group>
+        <SubmitRow
+          label={texts.delete}
+          isPending={remove.isPending}
+          error={remove.error}
+          onCancel={onDone}
+          color="red"
+          disabled={name !== project.name}
+        />
       </Stack>
     </form>
   )
