@@ -16,7 +16,13 @@ export function KeyForm({ projectId, onDone }: { projectId: string; onDone: () =
       createProjectKey(api, { project_id: projectId, ...(name.trim() ? { name: name.trim() } : {}) }),
     // The answer contains the key.
     gcTime: 0,
-    onSuccess: () => cache.invalidateQueries({ queryKey: ['start', 'keys'] }),
+    onSuccess: () =>
+      Promise.all(
+        [
+          ['keys', projectId],
+          ['start', 'keys'],
+        ].map(queryKey => cache.invalidateQueries({ queryKey })),
+      ),
   })
   if (create.data) return <SecretOnce secret={create.data.key} notice={strings.key.once} onDone={onDone} />
   return (
