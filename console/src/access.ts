@@ -2,6 +2,7 @@ import type { Policy, User } from '@muster/client'
 import { listPermissions, listPolicies, listUsers } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { api } from './api.ts'
+import { visible } from './components/text.tsx'
 import { usePermissions } from './projects.ts'
 
 /** Policies that forms offer. */
@@ -18,7 +19,7 @@ export function usePolicyNames(projectId: string) {
   })
   return {
     policies: data,
-    options: data?.map(({ id, name }) => ({ value: id, label: name ?? id })),
+    options: data?.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })),
     nameOf: (id: string): string => data?.find(policy => policy.id === id)?.name ?? id,
   }
 }

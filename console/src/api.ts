@@ -26,6 +26,11 @@ export const queries = new QueryClient({
   },
 })
 
+/** Interval of views that are polled, unless they need another. */
+export const POLL_MS = 5000
+/** Interval while the work that a view shows is running. */
+export const BUSY_MS = 2000
+
 /** Interval of a list that is polled while its tab is visible, with jitter so that tabs do not send requests together. */
 export const every =
   (ms: number) =>
@@ -37,7 +42,7 @@ export const every =
   }
 
 /** Fields of an error that a person can use. */
-export type Failure = {
+type Failure = {
   message: string
   hint?: string
   code?: string

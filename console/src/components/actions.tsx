@@ -33,7 +33,7 @@ export function useAction<Input = void, Result = unknown>({
 }
 
 /**
- * A button that does something, after a question where `question` is given. A failure is explained in a dialog, which
+ * A button that runs an action, after a question where `question` is given. A failure is explained in a dialog, which
  * offers to try again.
  */
 export function ActionButton({
@@ -96,7 +96,7 @@ export function ActionButton({
   )
 }
 
-/** The buttons of a row, beside each other where there is room. */
+/** The buttons of a row: in one line if it is wide enough. */
 export function RowActions({ children }: { children: ReactNode }) {
   return (
     <Group gap="xs" className="row-actions">
@@ -105,7 +105,7 @@ export function RowActions({ children }: { children: ReactNode }) {
   )
 }
 
-/** A button that opens a dialog with a form; `form` gets what closes it. */
+/** A button that opens a dialog with a form; `form` receives a function that closes it. */
 export function FormButton({
   label,
   title = label,

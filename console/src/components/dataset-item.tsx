@@ -1,13 +1,12 @@
 import { Select, Stack, Textarea, TextInput } from '@mantine/core'
-import { createDataset, createDatasetItem, listDatasets } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
+import { createDataset, createDatasetItem } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useDatasets } from '../choices.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { SubmitRow } from './schema-form.tsx'
-import { visible } from './text.tsx'
 
 /** What becomes an item of a dataset. */
 type Item = { input: string; expected: string; metadata?: Record<string, unknown> }
@@ -28,17 +27,13 @@ export function DatasetItemButton({ item }: { item: Item }) {
 
 function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
   const projectId = useProjectId()
-  const datasets = useQuery({
-    queryKey: ['datasets', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listDatasets(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-  })
+  const { rows, choices, query } = useDatasets(projectId)
   const [chosen, setChosen] = useState<string | null>(null)
   const [name, setName] = useState('')
   const [input, setInput] = useState(item.input)
   const [expected, setExpected] = useState(item.expected)
-  const datasetId = chosen ?? datasets.data?.[0]?.id
-  const isNew = datasets.data?.length === 0
+  const datasetId = chosen ?? rows?.[0]?.id
+  const isNew = rows?.length === 0
   const save = useAction({
     run: async () => {
       const id = isNew ? (await createDataset(api, { project_id: projectId, name: name.trim() })).id : datasetId
@@ -72,7 +67,7 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
         ) : (
           <Select
             label={strings.datasetItem.dataset}
-            data={(datasets.data ?? []).map(each => ({ value: each.id, label: visible(each.name) }))}
+            data={choices}
             value={datasetId ?? null}
             onChange={setChosen}
             allowDeselect={false}
@@ -95,7 +90,7 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
           autosize
           maxRows={12}
         />
-        <SubmitRow isPending={save.isPending} error={save.error ?? datasets.error} onCancel={onDone} />
+        <SubmitRow isPending={save.isPending} error={save.error ?? query.error} onCancel={onDone} />
       </Stack>
     </form>
   )

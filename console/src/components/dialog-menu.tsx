@@ -4,7 +4,7 @@ import { type ReactNode, useState } from 'react'
 import { type Stale, useAction } from './actions.tsx'
 import { SubmitRow } from './schema-form.tsx'
 
-/** An entry of a menu that opens a dialog; `content` gets what closes it. */
+/** An entry of a menu that opens a dialog; `content` receives a function that closes it. */
 export type DialogEntry = { title: string; content: (close: () => void) => ReactNode }
 
 /** A menu whose entries open dialogs. */
@@ -36,7 +36,7 @@ export function DialogMenu({ label, entries }: { label: string; entries: DialogE
   )
 }
 
-/** The content of a dialog that asks before something is done. */
+/** The content of a dialog that asks before an action runs. */
 export function Question({
   text,
   label,

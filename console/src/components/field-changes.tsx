@@ -12,7 +12,7 @@ const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** Returns the parts of a value that differ, by their paths; lists are compared as a whole. */
-export function changesBetween(before: unknown, after: unknown, path = ''): Change[] {
+function changesBetween(before: unknown, after: unknown, path = ''): Change[] {
   if (isObject(before) && isObject(after))
     return [...new Set([...Object.keys(before), ...Object.keys(after)])].flatMap(key =>
       changesBetween(before[key], after[key], path ? `${path}.${key}` : key),

@@ -5,7 +5,7 @@ export type Figure = {
   label: string
   /** Undefined while it is not known: then the figure is left out. */
   value: ReactNode
-  /** What stands below the value. */
+  /** Shown below the value. */
   note?: ReactNode
   action?: ReactNode
 }

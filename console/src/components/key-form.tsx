@@ -14,7 +14,13 @@ export function KeyForm({ projectId, onDone }: { projectId: string; onDone: () =
   const create = useMutation({
     mutationFn: async ({ name }: { name: string }) =>
       createProjectKey(api, { project_id: projectId, ...(name.trim() ? { name: name.trim() } : {}) }),
-    onSuccess: () => cache.invalidateQueries({ queryKey: ['start', 'keys'] }),
+    onSuccess: () =>
+      Promise.all(
+        [
+          ['keys', projectId],
+          ['start', 'keys'],
+        ].map(queryKey => cache.invalidateQueries({ queryKey })),
+      ),
   })
   if (create.data) return <SecretOnce secret={create.data.key} notice={strings.key.once} onDone={onDone} />
   return (

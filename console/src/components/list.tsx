@@ -4,6 +4,7 @@ import { type UseQueryResult, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
 import { every } from '../api.ts'
+import type { Choice } from '../choices.ts'
 import { strings } from '../strings.ts'
 import { type Filters, useFilters } from './filters.ts'
 import { Loaded, NothingMatches } from './states.tsx'
@@ -66,15 +67,7 @@ export function SearchField({ name = 'q', label = strings.list.search }: { name?
 }
 
 /** A filter of a list by one of several values. */
-export function ChoiceField({
-  name,
-  label,
-  choices,
-}: {
-  name: string
-  label: string
-  choices: { value: string; label: string }[]
-}) {
+export function ChoiceField({ name, label, choices }: { name: string; label: string; choices: Choice[] }) {
   const { filters, setFilters } = useFilters()
   return (
     <Select

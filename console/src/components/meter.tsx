@@ -3,7 +3,7 @@ import { Progress } from '@mantine/core'
 /** Fraction from which a limit is near. */
 const NEAR = 0.8
 
-/** How much of a limit is used, as a bar; its text stands beside it. */
+/** How much of a limit is used, as a bar; with its text. */
 export function Meter({ used, limit, label }: { used: number; limit: number; label: string }) {
   const fraction = limit > 0 ? used / limit : 0
   return (

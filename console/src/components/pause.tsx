@@ -1,11 +1,11 @@
-import { Button, Stack, Text, TextInput } from '@mantine/core'
+import { Stack, Text, TextInput } from '@mantine/core'
 import { pauseProject } from '@muster/client/operations'
 import { IconPlayerPause } from '@tabler/icons-react'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { strings } from '../strings.ts'
 import { FormButton, useAction } from './actions.tsx'
-import { FailureAlert } from './states.tsx'
+import { SubmitRow } from './schema-form.tsx'
 
 /** A button that pauses a project, after a reason that everybody sees. */
 export function PauseButton({ projectId }: { projectId: string }) {
@@ -41,10 +41,7 @@ function PauseForm({ projectId, onDone }: { projectId: string; onDone: () => voi
           onChange={event => setReason(event.currentTarget.value)}
           data-autofocus
         />
-        {pause.error && <FailureAlert error={pause.error} />}
-        <Button type="submit" loading={pause.isPending}>
-          {strings.overview.pause}
-        </Button>
+        <SubmitRow label={strings.overview.pause} isPending={pause.isPending} error={pause.error} onCancel={onDone} />
       </Stack>
     </form>
   )

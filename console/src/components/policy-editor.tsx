@@ -6,7 +6,7 @@ import { strings } from '../strings.ts'
 /** Actions that a completion offers. */
 const OFFERED = 8
 
-/** The action that is being written before the cursor, within quotes: its begin in the text, and what is written of it. */
+/** The incomplete quoted action before the cursor: its offset in the text, and its characters so far. */
 function actionAt(text: string, cursor: number): { begin: number; written: string } | null {
   const written = /"([\w*-]+(?::[\w*]*)?)$/.exec(text.slice(0, cursor))?.[1]
   return written === undefined ? null : { begin: cursor - written.length, written }
@@ -42,7 +42,7 @@ export function PolicyEditor({
     const begin = `${value.slice(0, current.begin)}${action}`
     onChange(`${begin}${rest}`)
     combobox.closeDropdown()
-    // After the text is drawn: the cursor stands behind the action.
+    // The cursor moves after the action once the text is drawn.
     requestAnimationFrame(() => {
       area.current?.focus()
       area.current?.setSelectionRange(begin.length, begin.length)

@@ -1,6 +1,7 @@
 import {
   Autocomplete,
   Button,
+  type ButtonProps,
   Checkbox,
   Group,
   JsonInput,
@@ -15,12 +16,13 @@ import {
 } from '@mantine/core'
 import { type ReactNode, useState } from 'react'
 import { failureOf } from '../api.ts'
+import type { Choice } from '../choices.ts'
 import { strings } from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 
 /** A JSON Schema, as far as a form follows it; the service checks the rest. */
-export type FieldSchema = {
+type FieldSchema = {
   type?: string | string[]
   title?: string
   description?: string
@@ -153,7 +155,7 @@ export function SchemaForm({
   only?: string[]
   omit?: string[]
   /** Values of fields that name other records, as a list to choose from. */
-  options?: Record<string, { value: string; label: string }[]>
+  options?: Record<string, Choice[] | undefined>
   /** Path of the values in the body that is sent, which problems of the service begin with. */
   at?: string
   /** Texts that fields of one or several texts offer; others may be entered. */
@@ -255,18 +257,19 @@ export function SubmitRow({
   isPending,
   error,
   onCancel,
+  ...button
 }: {
   label?: string
   cancelLabel?: string
   isPending?: boolean
   error?: unknown
   onCancel?: () => void
-}) {
+} & Pick<ButtonProps, 'color' | 'disabled'>) {
   return (
     <>
       {Boolean(error) && <FailureAlert error={error} />}
       <Group>
-        <Button type="submit" loading={isPending}>
+        <Button type="submit" loading={isPending} {...button}>
           {label}
         </Button>
         {onCancel && (
@@ -290,7 +293,7 @@ function SchemaField({
 }: {
   input: Input
   field: FieldSchema
-  options?: { value: string; label: string }[]
+  options?: Choice[]
   suggestions?: string[]
   entry: unknown
   onChange: (entry: unknown) => void

@@ -71,7 +71,7 @@ export function FailureAlert({
       )}
       {hint && (
         <Text size="sm" c="dimmed">
-          {hint}
+          {visible(hint)}
         </Text>
       )}
       <Group gap="md" mt="xs">

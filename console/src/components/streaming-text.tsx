@@ -24,7 +24,7 @@ const Block = memo(function Block({ text }: { text: string }) {
   )
 })
 
-/** A text while it arrives: what stands is not laid out again with each piece. */
+/** A text while it arrives: finished blocks are not laid out again with each piece. */
 export function StreamingText({ text }: { text: string }) {
   return (
     <div>

@@ -1,7 +1,7 @@
 import type { Finding, OrchestrationEdge, OrchestrationNode } from '@muster/client'
 import type { GraphEdge, GraphNode } from './graph.tsx'
+import type { Mark } from './marks.tsx'
 import type { Definition } from './run-state.ts'
-import type { Mark } from './status.tsx'
 
 /** The problems and warnings of a validator. */
 export type Findings = { problems: Finding[]; warnings: Finding[] }

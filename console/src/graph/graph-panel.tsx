@@ -1,12 +1,13 @@
 import { Box, Card, Group, Skeleton, Text, VisuallyHidden } from '@mantine/core'
 import { useMediaQuery } from '@mantine/hooks'
 import { lazy, Suspense } from 'react'
+import { StatusIcon } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { Tree } from '../components/tree.tsx'
 import { strings } from '../strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
+import { MarkIcon } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
-import { MarkIcon, StatusIcon } from './status.tsx'
 
 // Loaded with the view, and not after its data.
 const drawing = import('./graph.tsx')

@@ -19,12 +19,13 @@ import {
 } from '@xyflow/react'
 import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
 import { FailureAlert } from '../components/states.tsx'
+import { StatusIcon, statusColor } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { strings } from '../strings.ts'
 import { layoutOf } from './layout.ts'
+import { type Mark, MarkIcon, markColor } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
 import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'
-import { type Mark, MarkIcon, markColor, StatusIcon, statusColor } from './status.tsx'
 
 export type GraphNode = {
   id: string
@@ -242,7 +243,7 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     const button = (target as Element).closest('.graph-node')
     if (button) onSelect(button.id.replace(/^graph-node-/, ''))
   }
-  /** Arrow keys follow edges up and down, and go to the node beside. */
+  /** Arrow keys follow edges up and down, and go to the adjacent node. */
   const onKeyDown = (event: KeyboardEvent) => {
     const current = (event.target as HTMLElement).id.replace(/^graph-node-/, '')
     const place = byId.get(current)
@@ -317,7 +318,7 @@ export default function Graph(props: GraphProps) {
   })
   if (layout.error) return <FailureAlert error={layout.error} title={strings.failed.title} />
   if (!layout.data) return <Skeleton h={props.height} radius="lg" />
-  // The drawing of another shape starts anew: its view is made for its size.
+  // Another shape is mounted again: its initial view depends on its size.
   return (
     <ReactFlowProvider key={key}>
       <Drawing {...props} layout={layout.data} />

@@ -5,9 +5,9 @@ import type {
   OrchestrationRun,
   RequiredAction,
 } from '@muster/client'
+import { statusText } from '../components/status.tsx'
 import { strings } from '../strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
-import { statusText } from './status.tsx'
 
 /** An attempt of a node; one that came by the stream has no input and output yet. */
 export type Attempt = Omit<NodeExecution, 'input' | 'output'> & Partial<Pick<NodeExecution, 'input' | 'output'>>

@@ -10,8 +10,8 @@ import { api } from '../api.ts'
 import { FieldChanges } from '../components/field-changes.tsx'
 import { useFilters } from '../components/filters.ts'
 import { Pages, pageOf } from '../components/list.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { TextButton, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -328,7 +328,7 @@ function Decisions({ row }: { row: Approval }) {
                 {rows.map(decision => (
                   <Stack gap={4} key={decision.id}>
                     <Group gap="sm">
-                      <StateBadge state={decision.status} />
+                      <StatusBadge status={decision.status} />
                       <Text size="sm" c="dimmed" component="div">
                         <When at={decision.updated_at} />
                       </Text>

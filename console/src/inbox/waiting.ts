@@ -18,7 +18,7 @@ import {
   listWorkflows,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import type { PageOf } from '../components/list.tsx'
 import { usePermissions } from '../projects.ts'
 import { activityInterval } from './activity.ts'
@@ -30,7 +30,6 @@ const FORMS = 100
 /** States of workflows in which people act, whose tasks are read. */
 const STATES = 20
 
-const FORMS_POLL_MS = 5000
 const COUNT_POLL_MS = 30_000
 
 /** Kinds of exceptions but sessions that ask for a person, which have a list of their own. */
@@ -130,7 +129,7 @@ const byUrgency = (one: PendingForm, other: PendingForm): number =>
   (one.until ?? '9').localeCompare(other.until ?? '9') || one.since.localeCompare(other.since)
 
 /** Reads the forms that a person has to fill in. */
-export function useForms(projectId: string, { pollMs = FORMS_POLL_MS }: { pollMs?: number } = {}) {
+export function useForms(projectId: string, { pollMs = POLL_MS }: { pollMs?: number } = {}) {
   const isAllowed: Allowed = usePermissions(projectId)
   const sources = [
     isAllowed('orchestrations:ListRuns') && readInputs,

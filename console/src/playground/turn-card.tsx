@@ -1,10 +1,9 @@
 import itemFields from 'fields:createDatasetItemFromGeneration'
 import { Badge, Button, Card, Group, Select, Stack, Text } from '@mantine/core'
-import type { Dataset, StoredGuardrailEvaluation, Transcript } from '@muster/client'
+import type { StoredGuardrailEvaluation, Transcript } from '@muster/client'
 import {
   createDatasetItemFromGeneration,
   getGenerationTranscript,
-  listDatasets,
   listGuardrailEvaluations,
 } from '@muster/client/operations'
 import { IconRobot, IconSearch, IconShieldCheck, IconTool, IconUser } from '@tabler/icons-react'
@@ -12,6 +11,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { lazy, memo, Suspense, useState } from 'react'
 import { api } from '../api.ts'
+import { useDatasets } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Notice } from '../components/states.tsx'
@@ -174,7 +174,7 @@ function Verdicts({ verdicts }: { verdicts: StoredGuardrailEvaluation[] }) {
   )
 }
 
-/** A form for the results of client tools, which run in the application and here by hand. */
+/** A form for the results of client tools, which the application runs, and a user of the console enters. */
 function ClientTools({
   calls,
   onAnswer,
@@ -281,12 +281,8 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
 function ItemForm({ generationId, onDone }: { generationId: string; onDone: () => void }) {
   const projectId = useProjectId()
   const [chosen, setChosen] = useState<string | null>(null)
-  const datasets = useQuery<Dataset[]>({
-    queryKey: ['datasets', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listDatasets(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-  })
-  const dataset = chosen ?? datasets.data?.[0]?.id ?? null
+  const { rows, choices, query } = useDatasets(projectId)
+  const dataset = chosen ?? choices?.[0]?.value ?? null
   const save = useAction({
     run: async (values: object) =>
       createDatasetItemFromGeneration(api, { dataset_id: dataset as string, generation_id: generationId, ...values }),
@@ -294,8 +290,8 @@ function ItemForm({ generationId, onDone }: { generationId: string; onDone: () =
     message: words.savedItem,
     onDone,
   })
-  if (datasets.error) return <FailureAlert error={datasets.error} title={strings.failed.title} />
-  if (datasets.data?.length === 0)
+  if (query.error) return <FailureAlert error={query.error} title={strings.failed.title} />
+  if (rows?.length === 0)
     return (
       <Notice icon={<IconRobot />} title={words.noDataset}>
         {words.noDatasetText}
@@ -305,7 +301,7 @@ function ItemForm({ generationId, onDone }: { generationId: string; onDone: () =
     <Stack gap="md">
       <Select
         label={words.dataset}
-        data={(datasets.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name) }))}
+        data={choices}
         value={dataset}
         onChange={setChosen}
         allowDeselect={false}

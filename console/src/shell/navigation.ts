@@ -36,7 +36,7 @@ import {
 } from '@tabler/icons-react'
 import { strings } from '../strings.ts'
 
-export type NavigationEntry = {
+type NavigationEntry = {
   name: string
   path: string
   icon: TablerIcon

@@ -59,7 +59,7 @@ export function Shell() {
   const pathname = useRouterState({ select: state => state.location.pathname })
   useHotkeys([['mod+K', palette.open]])
   useActivity(projectId)
-  // Another view: the menu of a phone closes, and the keyboard goes on in the view.
+  // Another view closes the menu of a phone and receives the focus.
   const last = useRef(pathname)
   useEffect(() => {
     if (last.current === pathname) return

@@ -73,7 +73,7 @@ export function NewAgent() {
   )
 }
 
-/** Creates or changes an agent, by its fields or as JSON. A change made meanwhile by somebody else is shown first. */
+/** Creates or changes an agent, by its fields or as JSON. A concurrent change by another user is shown first. */
 export function AgentForm({
   agent,
   etag,
@@ -192,7 +192,7 @@ export function AgentForm({
                 autosize
                 minRows={16}
                 maxRows={32}
-                className="mono"
+                classNames={{ input: 'mono' }}
               />
             )}
             {save.error && !conflict && <FailureAlert error={save.error} />}

@@ -12,7 +12,7 @@ import {
 import { IconBolt, IconDots, IconFlag, IconUser } from '@tabler/icons-react'
 import { useMutation, useQueries, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { RecordLink } from '../components/list.tsx'
@@ -22,7 +22,6 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { AssignForm, PauseForm, staleOf, TaskBadges, TaskDrawer } from './task.tsx'
 
-const POLL_MS = 5000
 /** Cards of a column that are drawn at first, and with each request for more. */
 const CARDS = 50
 
@@ -122,7 +121,7 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
     },
     onSettled: async (_, __, { task }) => {
       await Promise.all(staleOf(task).map(queryKey => cache.invalidateQueries({ queryKey })))
-      // The card that had the keyboard is drawn anew in another column: the keyboard goes on there.
+      // The focused card is mounted again in another column: the focus follows it.
       requestAnimationFrame(() => {
         if (document.activeElement === document.body) document.getElementById(`task-${task.id}`)?.focus()
       })

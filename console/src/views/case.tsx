@@ -28,7 +28,8 @@ import { IconEdit, IconLink, IconPaperclip, IconPlayerPlay } from '@tabler/icons
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every, POLL_MS } from '../api.ts'
+import { usePlaybooks } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { CommandButton, CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -39,14 +40,11 @@ import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { CaseBadges, usePlaybookChoices } from './cases.tsx'
+import { CaseBadges } from './cases.tsx'
 import { EvidenceForm } from './evidence.tsx'
 import { ActiveExecution, ExecutionBadge } from './execution.tsx'
 import { DownloadButton, Exports } from './exports.tsx'
 
-const POLL_MS = 5000
-/** Interval while a playbook works on the case. */
-const BUSY_MS = 2000
 /** Entries of a timeline that are shown at first, and with each request for more. */
 const ENTRIES = 100
 
@@ -214,7 +212,7 @@ function CaseActions({ record }: { record: Case }) {
 }
 
 function CaseEditForm({ record, onDone }: { record: Case; onDone: () => void }) {
-  const playbooks = usePlaybookChoices(record.project_id)
+  const playbooks = usePlaybooks(record.project_id).choices
   return (
     <CommandForm
       label={strings.save}
@@ -230,7 +228,7 @@ function CaseEditForm({ record, onDone }: { record: Case; onDone: () => void }) 
 }
 
 function StartForm({ record, onDone }: { record: Case; onDone: () => void }) {
-  const playbooks = usePlaybookChoices(record.project_id)
+  const playbooks = usePlaybooks(record.project_id).choices
   return (
     <CommandForm
       label={strings.playbooks.start}

@@ -1,11 +1,11 @@
 import fields from 'fields:createCase'
 import { Badge, Group, Text } from '@mantine/core'
 import type { Case, CaseInput } from '@muster/client'
-import { createCase, listCases, listPlaybooks } from '@muster/client/operations'
+import { createCase, listCases } from '@muster/client/operations'
 import { IconBriefcase, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
+import { usePlaybooks } from '../choices.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
@@ -15,7 +15,6 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 const PRIORITIES = ['urgent', 'high', 'normal', 'low'] as const
 const STATUS_COLORS = { open: 'blue', in_progress: 'indigo', waiting: 'orange', resolved: 'teal', closed: 'gray' }
@@ -34,22 +33,6 @@ export function CaseBadges({ record: { status, priority } }: { record: Pick<Case
       )}
     </Group>
   )
-}
-
-/** Returns the playbooks that a form offers; none where the user may not list them. */
-export function usePlaybookChoices(projectId: string): { value: string; label: string }[] {
-  const isAllowed = usePermissions(projectId)
-  const { data = [] } = useQuery({
-    queryKey: ['playbooks', projectId, 'choices'],
-    queryFn: async ({ signal }) =>
-      (await listPlaybooks(api, { project_id: projectId, limit: 100 }, { signal }).page()).data.map(({ id, name }) => ({
-        value: id,
-        label: visible(name),
-      })),
-    enabled: isAllowed('playbooks:ListPlaybooks') === true,
-    staleTime: 30_000,
-  })
-  return data
 }
 
 /** Cases of a project. */
@@ -136,7 +119,7 @@ export function Cases() {
 function CaseForm({ onDone }: { onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const playbooks = usePlaybookChoices(projectId)
+  const { choices } = usePlaybooks(projectId)
   return (
     <CommandForm
       label={strings.create}
@@ -153,7 +136,7 @@ function CaseForm({ onDone }: { onDone: () => void }) {
         'playbook_id',
         'start_execution',
       ]}
-      options={{ playbook_id: playbooks }}
+      options={{ playbook_id: choices }}
       run={async values => createCase(api, { ...(values as CaseInput), project_id: projectId })}
       stale={[['cases', projectId]]}
       onResult={({ id }) => void navigate({ to: `/p/${projectId}/cases/${id}` })}

@@ -16,7 +16,6 @@ import {
   generateConversationMessage,
   getConversation,
   getConversationSummary,
-  listAgents,
   listConversationMessages,
   listFeedback,
   putGenerationFeedback,
@@ -28,7 +27,8 @@ import { IconMessage2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
 import { DialogMenu, Question } from '../components/dialog-menu.tsx'
@@ -43,7 +43,6 @@ import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 /** Messages that are drawn at first, and that each click adds. */
 const SHOWN = 100
 
@@ -161,14 +160,9 @@ function SettingsForm({ conversation, onDone }: { conversation: Conversation; on
 
 function GenerateForm({ conversation, onDone }: { conversation: Conversation; onDone: () => void }) {
   const { id, project_id } = conversation
-  const isAllowed = usePermissions(project_id)
   const [chosen, setChosen] = useState<string | null>(null)
-  const agents = useQuery({
-    queryKey: ['agents', project_id, 'all'],
-    queryFn: async ({ signal }) => (await listAgents(api, { project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
-  })
-  const agentId = chosen ?? agents.data?.[0]?.id
+  const { choices, query } = useAgents(project_id)
+  const agentId = chosen ?? choices?.[0]?.value
   const generate = useAction({
     run: async (agent: string) => {
       await generateConversationMessage(api, { conversation_id: id, agent_id: agent, wait: true })
@@ -186,10 +180,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
       <Stack gap="md">
         <Select
           label={strings.sessions.agent}
-          data={(agents.data ?? []).map(agent => ({
-            value: agent.id,
-            label: visible(agent.name ?? strings.agents.unnamed),
-          }))}
+          data={choices}
           value={agentId ?? null}
           onChange={setChosen}
           allowDeselect={false}
@@ -199,7 +190,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
         <SubmitRow
           label={strings.sessions.generate}
           isPending={generate.isPending}
-          error={generate.error ?? agents.error}
+          error={generate.error ?? query.error}
           onCancel={onDone}
         />
       </Stack>
@@ -207,7 +198,7 @@ function GenerateForm({ conversation, onDone }: { conversation: Conversation; on
   )
 }
 
-/** The summary that stands for early messages in turns, if there is one. */
+/** The summary that replaces early messages in turns, if there is one. */
 function Summary({ conversation: { id } }: { conversation: Conversation }) {
   const summary = useQuery<ConversationSummary | null>({
     queryKey: [...conversationKey(id), 'summary'],

@@ -5,8 +5,8 @@ import { createConversation, listConversations } from '@muster/client/operations
 import { IconMessage2, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
+import { useActors } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
-import { useActors } from '../components/actors.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
@@ -22,7 +22,7 @@ const STATUSES = ['open', 'closed'] as const
 export function Conversations() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { actors, nameOf } = useActors()
+  const { choices: actors, nameOf } = useActors(projectId)
   const list = useList<Conversation>(
     ['conversations', projectId],
     async ({ q, status, actor, tag }, bounds, signal) => {
@@ -89,13 +89,7 @@ export function Conversations() {
               label={strings.documents.state}
               choices={STATUSES.map(value => ({ value, label: strings.conversations.status[value] }))}
             />
-            {actors && actors.length > 0 && (
-              <ChoiceField
-                name="actor"
-                label={strings.memory.actor}
-                choices={actors.map(({ id, name }) => ({ value: id, label: visible(name) }))}
-              />
-            )}
+            {actors && actors.length > 0 && <ChoiceField name="actor" label={strings.memory.actor} choices={actors} />}
           </>
         }
         empty={
@@ -111,7 +105,7 @@ export function Conversations() {
 function ConversationForm({ onCancel }: { onCancel: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const { actors } = useActors()
+  const { choices } = useActors(projectId)
   const create = useAction({
     run: async (values: Partial<ConversationInput>) => createConversation(api, { ...values, project_id: projectId }),
     stale: [['conversations', projectId]],
@@ -121,7 +115,7 @@ function ConversationForm({ onCancel }: { onCancel: () => void }) {
     <SchemaForm
       schema={createFields}
       only={['name', 'actor_id']}
-      options={actors ? { actor_id: actors.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}}
+      options={{ actor_id: choices }}
       submitLabel={strings.create}
       isPending={create.isPending}
       error={create.error}

@@ -1,6 +1,6 @@
 import creation from 'fields:createDatasetItem'
 import changing from 'fields:updateDataset'
-import { Button, FileInput, Group, Stack, Text } from '@mantine/core'
+import { FileInput, Group, Stack, Text } from '@mantine/core'
 import type { Dataset, DatasetItem, DatasetItemPatch, DatasetPatch } from '@muster/client'
 import {
   createDatasetItem,
@@ -24,7 +24,8 @@ import { type Column, ListView, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { saveAs } from '../components/save.ts'
 import type { ObjectSchema } from '../components/schema-form.tsx'
-import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { SubmitRow } from '../components/schema-form.tsx'
+import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -35,7 +36,7 @@ const LONG = 1_000_000
 type Message = DatasetItem['input'][number]
 
 /** Returns the text of a message; its other parts by their type. */
-export const messageText = ({ content }: Message): string =>
+const messageText = ({ content }: Message): string =>
   typeof content === 'string'
     ? content
     : content.map(part => (typeof part.text === 'string' ? part.text : `[${part.type}]`)).join('\n')
@@ -269,15 +270,13 @@ function ImportForm({ datasetId, onDone }: { datasetId: string; onDone: () => vo
           onChange={setFile}
           data-autofocus
         />
-        {send.error && <FailureAlert error={send.error} />}
-        <Group>
-          <Button type="submit" disabled={!file} loading={send.isPending}>
-            {strings.datasets.import}
-          </Button>
-          <Button variant="default" onClick={onDone}>
-            {strings.cancel}
-          </Button>
-        </Group>
+        <SubmitRow
+          label={strings.datasets.import}
+          isPending={send.isPending}
+          error={send.error}
+          onCancel={onDone}
+          disabled={!file}
+        />
       </Stack>
     </form>
   )

@@ -3,18 +3,16 @@ import type { WebhookDelivery } from '@muster/client'
 import { getWebhookDelivery, redeliverWebhookDelivery } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
 
 /** A delivery: its attempts, what was sent and what was answered. */
 export function DeliveryView() {
@@ -57,7 +55,7 @@ export function DeliveryView() {
           <Section title={strings.webhooks.delivery}>
             <Facts
               facts={[
-                [strings.webhooks.state, <StateBadge key="state" state={status} />],
+                [strings.webhooks.state, <StatusBadge key="state" status={status} />],
                 [strings.webhooks.answer, status_code],
                 [strings.webhooks.attempts, attempts],
                 [strings.webhooks.created, <When key="created" at={times.created_at} />],

@@ -19,12 +19,12 @@ import { IconAlertTriangle, IconEdit, IconRefresh } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { type Column, ListView, PAGE_ROWS, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -32,7 +32,7 @@ import { sizeText, TextButton, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { DocumentStatus, INGESTING_MS, isIngesting } from './documents.tsx'
+import { DocumentStatus, isIngesting } from './documents.tsx'
 
 const documentKey = (id: string) => ['document', id]
 const CHUNK_FIELDS = ['chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overlap']
@@ -43,7 +43,7 @@ export function DocumentView() {
   const document = useQuery<DocumentWithContent>({
     queryKey: documentKey(documentId),
     queryFn: async ({ signal }) => getDocument(api, { document_id: documentId }, { signal }),
-    refetchInterval: query => (isIngesting(query.state.data?.status) ? every(INGESTING_MS)(query) : false),
+    refetchInterval: query => (isIngesting(query.state.data?.status) ? every(BUSY_MS)(query) : false),
   })
   return (
     <Loaded query={document} action="documents:GetDocument">
@@ -180,9 +180,7 @@ function DocumentFacts({ document }: { document: DocumentWithContent }) {
           ],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{document.id}</span>
-      </Text>
+      <IdLine id={document.id} />
     </>
   )
 }
@@ -193,7 +191,7 @@ function Ingestion({ document: { id, status, error } }: { document: DocumentWith
     queryKey: [...documentKey(id), 'status'],
     queryFn: async ({ signal }) => getDocumentStatus(api, { document_id: id }, { signal }),
     enabled: isIngesting(status),
-    refetchInterval: every(INGESTING_MS),
+    refetchInterval: every(BUSY_MS),
   })
   if (status === 'failed' && error)
     return (

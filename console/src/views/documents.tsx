@@ -4,7 +4,7 @@ import type { Document, DocumentInput } from '@muster/client'
 import { createDocument, listDocuments } from '@muster/client/operations'
 import { IconFileText, IconPlus } from '@tabler/icons-react'
 import { Link, useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, BUSY_MS } from '../api.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -15,15 +15,13 @@ import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-/** Interval in which documents that are ingested are read again. */
-export const INGESTING_MS = 2000
 const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
 /** Whether the state of a document is about to change. */
 export const isIngesting = (status: Document['status'] | undefined): boolean =>
   status === 'pending' || status === 'processing'
 
-const COLOURS: Partial<Record<Document['status'], BadgeProps>> = {
+const COLORS: Partial<Record<Document['status'], BadgeProps>> = {
   failed: { color: 'red.9', variant: 'filled' },
   ready: { color: 'teal.9', variant: 'filled' },
 }
@@ -31,7 +29,7 @@ const COLOURS: Partial<Record<Document['status'], BadgeProps>> = {
 /** State of a document. */
 export function DocumentStatus({ status }: { status: Document['status'] }) {
   return (
-    <Badge variant="default" {...COLOURS[status]}>
+    <Badge variant="default" {...COLORS[status]}>
       {strings.documents.status[status]}
     </Badge>
   )
@@ -54,7 +52,7 @@ export function Documents() {
       }
       return listDocuments(api, args, { signal }).page()
     },
-    { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? INGESTING_MS : undefined) },
+    { pollMs: rows => (rows.some(({ status }) => isIngesting(status)) ? BUSY_MS : undefined) },
   )
   const columns: Column<Document>[] = [
     {

@@ -2,7 +2,7 @@ import { Badge, Progress, Table, Text } from '@mantine/core'
 import type { EvalResult, EvalRun } from '@muster/client'
 import { cancelEvalRun, listEvalRuns } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -11,7 +11,6 @@ import { percentText } from './evals.tsx'
 
 /** Runs that a form or a comparison offers. */
 const OFFERED_RUNS = 50
-const RUNNING_MS = 2000
 const IDLE_MS = 10_000
 
 /** Returns the completed runs of an evaluation, the newest first. */
@@ -33,7 +32,7 @@ const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle
 export const runName = ({ agent_version, created_at }: EvalRun): string =>
   strings.evals.runName(agent_version, DATE.format(new Date(created_at)))
 
-export type ScorerFigures = { mean: number | null; pass_rate: number | null }
+type ScorerFigures = { mean: number | null; pass_rate: number | null }
 type Figures = {
   pass_rate: number | null
   scored_item_count: number
@@ -55,11 +54,11 @@ export type Aggregates = Figures & {
 /** Returns the figures of a run; null until it has completed. */
 export const aggregatesOf = (run: EvalRun): Aggregates | null => run.aggregate_scores as Aggregates | null
 
-/** Whether a run goes on. */
+/** Whether a run is queued or running. */
 export const isActive = ({ status }: Pick<EvalRun, 'status'>): boolean => status === 'queued' || status === 'running'
 
 /** Returns the interval in which runs are read again. */
-export const pollOf = (active: boolean | undefined): number => (active ? RUNNING_MS : IDLE_MS)
+export const pollOf = (active: boolean | undefined): number => (active ? BUSY_MS : IDLE_MS)
 
 export type Outcome = 'passed' | 'failed' | 'error' | 'missing'
 
@@ -102,7 +101,7 @@ export function RunProgress({ run: { item_count, completed_count, errored_count 
   )
 }
 
-/** Cancels a run that goes on. */
+/** Cancels an active run. */
 export function CancelRunButton({ run }: { run: EvalRun }) {
   const isAllowed = usePermissions(useProjectId())
   if (!isActive(run) || !isAllowed('evaluations:RunEval')) return null

@@ -11,12 +11,14 @@ import { IconChartBar, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
 import { api, every } from '../api.ts'
+import { useDatasets } from '../choices.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { CommandButton } from '../components/command-form.tsx'
 import { ChoiceField, type Column, ListView, TableHead, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { statusText } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -36,7 +38,7 @@ import {
   Scores,
   Verdict,
 } from './eval-run-parts.tsx'
-import { percentText, useDatasetChoices } from './evals.tsx'
+import { percentText } from './evals.tsx'
 
 const FILTERS = { passed: { passed: true }, failed: { passed: false, errored: false }, error: { errored: true } }
 
@@ -85,7 +87,7 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
         {isActive(run) && <RunProgress run={run} />}
         <Facts
           facts={[
-            [strings.evals.status, strings.evals.statuses[run.status]],
+            [strings.evals.status, statusText(run.status)],
             [
               strings.evals.passRate,
               figures?.pass_rate != null && (
@@ -275,7 +277,7 @@ function ResultContent({ result: { input, expected_output, output, error, scores
 function Promotion({ result, datasetId }: { result: EvalResult; datasetId: string | undefined }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const datasets = useDatasetChoices(projectId)
+  const { choices } = useDatasets(projectId)
   const { dataset_item_id, generation_id, output } = result
   if (!isAllowed('evaluations:CreateDataset') || output === null) return null
   return (
@@ -299,7 +301,7 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
             properties: { dataset_id: { type: 'string', title: strings.evals.dataset } },
             required: ['dataset_id'],
           }}
-          options={{ dataset_id: datasets }}
+          options={{ dataset_id: choices }}
           run={async ({ dataset_id }) =>
             createDatasetItemFromGeneration(api, { dataset_id: dataset_id as string, generation_id })
           }

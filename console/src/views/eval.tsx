@@ -1,18 +1,20 @@
 import running from 'fields:createEvalRun'
 import changing from 'fields:updateEval'
-import { Badge, Button, Group, Stack, Text } from '@mantine/core'
+import { Button, Group, Stack, Text } from '@mantine/core'
 import type { Eval, EvalPatch, EvalRun } from '@muster/client'
 import { createEvalRun, deleteEval, getEval, listEvalRuns, updateEval } from '@muster/client/operations'
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
+import { useAgents, useDatasets } from '../choices.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -28,7 +30,7 @@ import {
   useCompletedRuns,
   Verdict,
 } from './eval-run-parts.tsx'
-import { EVAL_FIELDS, nameOf, percentText, useEvalChoices } from './evals.tsx'
+import { EVAL_FIELDS, percentText } from './evals.tsx'
 
 /** An evaluation: its runs, and two of them next to each other. */
 export function EvalView() {
@@ -48,7 +50,8 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
   const { id, name, project_id, agent_id, dataset_id, pass_threshold, max_error_rate, group_by } = evaluation
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(project_id)
+  const datasets = useDatasets(project_id)
   const actions = (
     <>
       {isAllowed('evaluations:DeleteEval') && (
@@ -86,13 +89,13 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
             [
               strings.evals.agent,
               <RecordLink key="agent" to={`/p/${project_id}/agents/${agent_id}`}>
-                {nameOf(agents, agent_id)}
+                {agents.nameOf(agent_id)}
               </RecordLink>,
             ],
             [
               strings.evals.dataset,
               <RecordLink key="dataset" to={`/p/${project_id}/datasets/${dataset_id}`}>
-                {nameOf(datasets, dataset_id)}
+                {datasets.nameOf(dataset_id)}
               </RecordLink>,
             ],
             [strings.evals.threshold, pass_threshold !== null && percentText(pass_threshold)],
@@ -119,7 +122,8 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
 
 function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void }) {
   const { id, project_id } = evaluation
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(project_id)
+  const datasets = useDatasets(project_id)
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
@@ -129,7 +133,7 @@ function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void
         label={strings.save}
         schema={changing}
         only={EVAL_FIELDS}
-        options={{ agent_id: agents, dataset_id: datasets }}
+        options={{ agent_id: agents.choices, dataset_id: datasets.choices }}
         initial={evaluation}
         run={async (values: EvalPatch) => updateEval(api, { eval_id: id, ...values })}
         stale={[
@@ -189,12 +193,7 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
       title: strings.evals.status,
       cell: run => (
         <Group gap={6}>
-          <Badge
-            variant="dot"
-            color={{ running: 'blue', completed: 'teal', failed: 'red' }[run.status as string] ?? 'gray'}
-          >
-            {strings.evals.statuses[run.status]}
-          </Badge>
+          <StatusBadge status={run.status} />
           <Verdict run={run} />
         </Group>
       ),

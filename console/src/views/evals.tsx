@@ -1,11 +1,11 @@
 import fields from 'fields:createEval'
 import { Anchor, Stack, Text } from '@mantine/core'
 import type { Eval, EvalInput } from '@muster/client'
-import { createEval, listAgents, listDatasets, listEvals } from '@muster/client/operations'
+import { createEval, listEvals } from '@muster/client/operations'
 import { IconChartBar, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
+import { useAgents, useDatasets } from '../choices.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -18,45 +18,6 @@ import { strings } from '../strings.ts'
 /** The fields of an evaluation that people edit. */
 export const EVAL_FIELDS = ['name', 'agent_id', 'dataset_id', 'scorers', 'pass_threshold', 'max_error_rate', 'group_by']
 
-type Choices = { value: string; label: string }[]
-
-/** Returns the agents and datasets that a form offers; none of a kind that the user may not list. */
-export function useEvalChoices(): { agents: Choices; datasets: Choices } {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const agents = useQuery({
-    queryKey: ['agents', projectId, 'choices'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data.map(({ id, name }) => ({
-        value: id,
-        label: visible(name ?? strings.agents.unnamed),
-      })),
-    enabled: isAllowed('agents:ListAgents') === true,
-    staleTime: 30_000,
-  })
-  return { agents: agents.data ?? [], datasets: useDatasetChoices(projectId) }
-}
-
-/** Returns the datasets that a form offers. */
-export function useDatasetChoices(projectId: string): Choices {
-  const isAllowed = usePermissions(projectId)
-  const { data = [] } = useQuery({
-    queryKey: ['datasets', projectId, 'choices'],
-    queryFn: async ({ signal }) =>
-      (await listDatasets(api, { project_id: projectId, limit: 100 }, { signal }).page()).data.map(({ id, name }) => ({
-        value: id,
-        label: visible(name),
-      })),
-    enabled: isAllowed('evaluations:ListDatasets') === true,
-    staleTime: 30_000,
-  })
-  return data
-}
-
-/** Returns the name of a choice; its ID where it is not among them. */
-export const nameOf = (choices: Choices, id: string): string =>
-  choices.find(({ value }) => value === id)?.label ?? visible(id)
-
 /** Returns a part of 1 as a percentage. */
 export const percentText = (part: number): string =>
   part.toLocaleString(undefined, { style: 'percent', maximumFractionDigits: 1 })
@@ -65,7 +26,8 @@ export const percentText = (part: number): string =>
 export function Evals() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(projectId)
+  const datasets = useDatasets(projectId)
   const list = useList<Eval>(['evals', projectId], async (_, bounds, signal) =>
     listEvals(api, { project_id: projectId, ...bounds }, { signal }).page(),
   )
@@ -75,8 +37,8 @@ export function Evals() {
       isWide: true,
       cell: ({ id, name }) => <RecordLink to={`/p/${projectId}/evals/${id}`}>{visible(name)}</RecordLink>,
     },
-    { title: strings.evals.agent, cell: ({ agent_id }) => nameOf(agents, agent_id) },
-    { title: strings.evals.dataset, cell: ({ dataset_id }) => nameOf(datasets, dataset_id) },
+    { title: strings.evals.agent, cell: ({ agent_id }) => agents.nameOf(agent_id) },
+    { title: strings.evals.dataset, cell: ({ dataset_id }) => datasets.nameOf(dataset_id) },
     {
       title: strings.evals.threshold,
       cell: ({ pass_threshold }) => (pass_threshold === null ? strings.none : percentText(pass_threshold)),
@@ -110,10 +72,11 @@ export function Evals() {
 function EvalForm({ onDone }: { onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const { agents, datasets } = useEvalChoices()
+  const agents = useAgents(projectId)
+  const datasets = useDatasets(projectId)
   return (
     <Stack gap="md">
-      {datasets.length === 0 && (
+      {datasets.rows?.length === 0 && (
         <Text size="sm">
           {strings.evals.noDataset}{' '}
           <Anchor component={Link} to={`/p/${projectId}/datasets`} underline="always">
@@ -125,7 +88,7 @@ function EvalForm({ onDone }: { onDone: () => void }) {
         label={strings.create}
         schema={fields}
         only={EVAL_FIELDS}
-        options={{ agent_id: agents, dataset_id: datasets }}
+        options={{ agent_id: agents.choices, dataset_id: datasets.choices }}
         start={{ scorers: [{ type: 'exact_match' }] }}
         run={async values => createEval(api, { ...(values as EvalInput), project_id: projectId })}
         stale={[['evals', projectId]]}

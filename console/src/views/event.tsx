@@ -3,19 +3,17 @@ import type { Event, EventWebhook } from '@muster/client'
 import { getEvent, listEventWebhooks, redeliverWebhookDelivery, redispatchEvent } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Refused } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
 
 /** An event: its data, and its outcome at each webhook. */
 export function EventView() {
@@ -98,7 +96,7 @@ function Outcomes({ eventId }: { eventId: string }) {
                         <RecordLink to={`/p/${projectId}/webhooks/${webhook_id}`}>{visible(name)}</RecordLink>
                       </Table.Td>
                       <Table.Td>
-                        <StateBadge state={outcome} label={strings.events.outcome[outcome]} />
+                        <StatusBadge status={outcome} label={strings.events.outcome[outcome]} />
                         <Text size="sm" c="dimmed">
                           {strings.events.reason[outcome]}
                         </Text>
@@ -138,7 +136,7 @@ function Outcomes({ eventId }: { eventId: string }) {
               </Table>
             </Card>
             <Text size="sm" c="dimmed">
-              {strings.events.judged}
+              {strings.events.derived}
             </Text>
           </>
         )

@@ -2,15 +2,13 @@ import { Text } from '@mantine/core'
 import type { Event } from '@muster/client'
 import { listEvents } from '@muster/client/operations'
 import { IconBolt } from '@tabler/icons-react'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
 
 /** Returns the patterns of what is typed: a name, the beginning of one to a dot, or a pattern. */
 function patternsOf(typed: string | undefined): string[] | undefined {

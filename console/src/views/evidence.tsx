@@ -1,10 +1,10 @@
-import { Button, FileInput, Group, Select, Stack, Textarea, TextInput } from '@mantine/core'
+import { FileInput, Select, Stack, Textarea, TextInput } from '@mantine/core'
 import type { Case, CaseEvidenceInput } from '@muster/client'
 import { addCaseEvidence, uploadFile } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
-import { FailureAlert } from '../components/states.tsx'
+import { SubmitRow } from '../components/schema-form.tsx'
 import { strings } from '../strings.ts'
 
 export type EvidenceKind = CaseEvidenceInput['kind']
@@ -98,15 +98,7 @@ export function EvidenceForm({ record, onDone }: { record: Case; onDone: () => v
           allowDeselect={false}
         />
         <EvidenceField label={labels[kind]} kind={kind} value={value} onChange={setValue} />
-        {add.error && <FailureAlert error={add.error} />}
-        <Group>
-          <Button type="submit" loading={add.isPending}>
-            {strings.cases.addEvidence}
-          </Button>
-          <Button variant="default" onClick={onDone}>
-            {strings.cancel}
-          </Button>
-        </Group>
+        <SubmitRow label={strings.cases.addEvidence} isPending={add.isPending} error={add.error} onCancel={onDone} />
       </Stack>
     </form>
   )

@@ -1,7 +1,7 @@
 import assigning from 'fields:assignPlaybookStep'
 import pausing from 'fields:pausePlaybookExecution'
 import skipping from 'fields:skipPlaybookStep'
-import { Alert, Anchor, Badge, Button, Group, Stack, Text, Textarea, ThemeIcon, Timeline } from '@mantine/core'
+import { Alert, Anchor, Badge, Button, Group, Stack, Text, Textarea, Timeline } from '@mantine/core'
 import type { PlaybookExecution, PlaybookStep, PlaybookStepRecord } from '@muster/client'
 import {
   assignPlaybookStep,
@@ -14,26 +14,18 @@ import {
   retryPlaybookExecution,
   skipPlaybookStep,
 } from '@muster/client/operations'
-import {
-  IconArrowForward,
-  IconBan,
-  IconCheck,
-  IconClock,
-  IconLoader2,
-  IconPlayerPause,
-  IconPoint,
-  IconX,
-} from '@tabler/icons-react'
+import { IconPlayerPause, IconX } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
 import { lazy, Suspense, useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every, POLL_MS } from '../api.ts'
 import { ActionButton, useAction } from '../components/actions.tsx'
 import { CommandButton } from '../components/command-form.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
+import { StatusBadge, StatusIcon, statusText } from '../components/status.tsx'
 import { costText, TextButton, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
@@ -43,30 +35,7 @@ import { Exports } from './exports.tsx'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const POLL_MS = 5000
-/** Interval while a step runs. */
-const BUSY_MS = 2000
 const { playbooks } = strings
-
-const COLORS: Record<string, string> = {
-  queued: 'blue',
-  running: 'blue',
-  waiting: 'orange',
-  completed: 'teal',
-  failed: 'red',
-  cancelled: 'gray',
-  skipped: 'gray',
-  pending: 'gray',
-}
-const ICONS = {
-  pending: IconPoint,
-  running: IconLoader2,
-  waiting: IconClock,
-  completed: IconCheck,
-  failed: IconX,
-  skipped: IconArrowForward,
-  cancelled: IconBan,
-}
 
 /** Who or what an execution waits for. */
 function waitText({ waiting_on }: Pick<PlaybookExecution, 'waiting_on'>): string | null {
@@ -86,9 +55,10 @@ export function ExecutionBadge({ execution }: { execution: PlaybookExecution }) 
   const waits = waitText(execution)
   return (
     <Group gap={6}>
-      <Badge variant="dot" color={COLORS[execution.status]}>
-        {execution.pause_requested_at ? strings.tasks.paused : playbooks.statuses[execution.status]}
-      </Badge>
+      <StatusBadge
+        status={execution.status}
+        label={execution.pause_requested_at ? strings.tasks.paused : statusText(execution.status)}
+      />
       {waits && <Text size="sm">{waits}</Text>}
     </Group>
   )
@@ -294,15 +264,10 @@ function Steps({ execution }: { execution: PlaybookExecution }) {
     <Section title={playbooks.steps}>
       <Timeline bulletSize={28} lineWidth={2} active={-1} aria-label={playbooks.steps}>
         {steps.map(step => {
-          const Icon = ICONS[step.status]
           return (
             <Timeline.Item
               key={step.key}
-              bullet={
-                <ThemeIcon size={28} radius="xl" variant="light" color={COLORS[step.status]}>
-                  <Icon size={18} aria-hidden />
-                </ThemeIcon>
-              }
+              bullet={<StatusIcon status={step.status} size={18} />}
               title={
                 <Group gap="xs">
                   <Text fw={600} component="span">
@@ -326,7 +291,7 @@ function StepDetails({ step }: { step: PlaybookStepRecord }) {
   const [open, setOpen] = useState<'input' | 'output' | null>(null)
   const { status, attempt, started_at, completed_at, completed_by, note, error, assignee, input, output } = step
   const parts = [
-    playbooks.statuses[status],
+    statusText(status),
     attempt > 1 && playbooks.attempt(attempt),
     assignee && visible(assignee),
     completed_by && `${playbooks.by} ${strings.tasks.kinds[completed_by.kind]}`,
@@ -363,7 +328,7 @@ function StepDetails({ step }: { step: PlaybookStepRecord }) {
   )
 }
 
-/** What the current step waits for, and how a person goes on with it. */
+/** What the current step waits for, and the forms that complete it. */
 function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: PlaybookStepRecord }) {
   const isAllowed = usePermissions(execution.project_id)
   const definitions = useDefinitions(execution)

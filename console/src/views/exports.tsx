@@ -3,19 +3,16 @@ import { Code, Group, Stack, Text } from '@mantine/core'
 import type { PlaybookExport } from '@muster/client'
 import { createExport, downloadFile, listExports } from '@muster/client/operations'
 import { IconFileExport } from '@tabler/icons-react'
-import { api } from '../api.ts'
+import { api, BUSY_MS, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
 import { saveAs } from '../components/save.ts'
 import { Notice } from '../components/states.tsx'
+import { statusText } from '../components/status.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-
-const POLL_MS = 5000
-/** Interval while an export is built. */
-const BUSY_MS = 2000
 
 /** Saves a file of the project. */
 export function DownloadButton({ fileId, label }: { fileId: string; label: string }) {
@@ -58,7 +55,7 @@ export function Exports({ subject, projectId }: { subject: Subject; projectId: s
       isWide: true,
       cell: ({ status, error, files, omitted }) => (
         <Stack gap={4}>
-          <Text>{strings.states[status] ?? status}</Text>
+          <Text>{statusText(status)}</Text>
           {error && <Text size="sm">{visible(error.message)}</Text>}
           <Group gap="xs">
             {files.map(({ file_id, format, size_bytes }) => (

@@ -19,7 +19,7 @@ import { api } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { FilePreview } from '../components/file-preview.tsx'
 import { Page } from '../components/page.tsx'
-import { Facts, Section } from '../components/record.tsx'
+import { Facts, IdLine, Section } from '../components/record.tsx'
 import { saveAs } from '../components/save.ts'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
@@ -32,7 +32,7 @@ import { strings } from '../strings.ts'
 const fileKey = (id: string) => ['file', id]
 
 /** Saves the content of a file. It is kept in parts: the browser moves large ones to the disk. */
-export async function saveFile(id: string, filename: string): Promise<void> {
+async function saveFile(id: string, filename: string): Promise<void> {
   const parts: BlobPart[] = []
   for await (const part of await downloadFile(api, { file_id: id })) parts.push(part as BlobPart)
   saveAs(parts, filename)
@@ -123,9 +123,7 @@ function FilePage({ file }: { file: FileRecord }) {
             [strings.files.updated, <When key="updated" at={file.updated_at} />],
           ]}
         />
-        <Text size="sm" c="dimmed">
-          {strings.agents.id} <span className="mono">{file.id}</span>
-        </Text>
+        <IdLine id={file.id} />
         {file.checksum_sha256 && (
           <Text size="sm" c="dimmed">
             SHA-256 <span className="mono">{file.checksum_sha256}</span>

@@ -3,18 +3,16 @@ import type { TriggerFiring } from '@muster/client'
 import { getTriggerFiring } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 import { Started } from './trigger.tsx'
-
-const POLL_MS = 2000
 
 /** A firing: its input, its outcome and what it started. */
 export function FiringView() {
@@ -39,7 +37,7 @@ export function FiringView() {
           <Section title={strings.triggers.firing}>
             <Facts
               facts={[
-                [strings.triggers.state, <StateBadge key="state" state={status} />],
+                [strings.triggers.state, <StatusBadge key="state" status={status} />],
                 [strings.triggers.time, <When key="time" at={record.created_at} />],
                 [strings.triggers.completed, record.completed_at && <When key="end" at={record.completed_at} />],
                 [strings.triggers.attempts, attempts],

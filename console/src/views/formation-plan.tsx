@@ -9,8 +9,8 @@ import { useAction } from '../components/actions.tsx'
 import { FieldChanges } from '../components/field-changes.tsx'
 import { Page } from '../components/page.tsx'
 import { Section } from '../components/record.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { FailureAlert } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -198,7 +198,7 @@ function Change({ change }: { change: FormationPlanChange }) {
     <Card withBorder padding="md" radius="md" component="article" aria-label={visible(logical_id)}>
       <Stack gap="sm">
         <Group gap="sm">
-          <StateBadge state={action} label={strings.formations.actions[action]} />
+          <StatusBadge status={action} label={strings.formations.actions[action]} />
           <Text fw={600}>{visible(logical_id)}</Text>
           <Text size="sm" c="dimmed" className="mono">
             {visible(resource_type)}

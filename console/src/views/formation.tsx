@@ -13,15 +13,15 @@ import { IconAlertTriangle, IconShield, IconStack2 } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import type { ReactNode } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { FieldChanges } from '../components/field-changes.tsx'
 import { RecordLink, TableHead } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
@@ -29,7 +29,6 @@ import { NAVIGATION } from '../shell/navigation.ts'
 import { strings } from '../strings.ts'
 import { Changes, FormationPlanner } from './formation-plan.tsx'
 
-const RUNNING_POLL_MS = 2000
 const POLL_MS = 15_000
 /** Latest operations that are shown. */
 const OPERATIONS = 20
@@ -41,8 +40,7 @@ export function FormationView() {
   const formation = useQuery<FormationWithResources>({
     queryKey: ['formation', formationId],
     queryFn: async ({ signal }) => getFormation(api, { formation_id: formationId }, { signal }),
-    refetchInterval: query =>
-      every(RUNNING.includes(query.state.data?.status ?? '') ? RUNNING_POLL_MS : POLL_MS)(query),
+    refetchInterval: query => every(RUNNING.includes(query.state.data?.status ?? '') ? BUSY_MS : POLL_MS)(query),
   })
   return (
     <Loaded query={formation} action="formations:GetFormation">
@@ -99,7 +97,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
       title={name}
       intro={
         <Group gap="sm">
-          <StateBadge state={status} />
+          <StatusBadge status={status} />
           {isProtected && <Badge variant="default">{strings.formations.protected}</Badge>}
         </Group>
       }
@@ -183,7 +181,7 @@ function Resources({ formation: { project_id, resources } }: { formation: Format
             </Table.Td>
             <Table.Td data-title={strings.formations.resourceType}>{visible(resource_type)}</Table.Td>
             <Table.Td>
-              <StateBadge state={status} />
+              <StatusBadge status={status} />
             </Table.Td>
             <Table.Td>
               {view ? (
@@ -238,7 +236,7 @@ function Drift({ id }: { id: string }) {
             >
               <Stack gap="sm">
                 <Group gap="sm">
-                  <StateBadge state={status} />
+                  <StatusBadge status={status} />
                   <Text fw={600}>{visible(logical_id)}</Text>
                   <Text size="sm" c="dimmed" className="mono">
                     {visible(resource_type)}
@@ -266,7 +264,7 @@ function Operations({ id, isRunning }: { id: string; isRunning: boolean }) {
       return (await listFormationEvents(api, latest, { signal }).page()).data.toReversed()
     },
     placeholderData: previous => previous,
-    refetchInterval: query => (isRunning ? every(RUNNING_POLL_MS)(query) : false),
+    refetchInterval: query => (isRunning ? every(BUSY_MS)(query) : false),
   })
   return (
     <Loaded query={operations} action="formations:ListFormationEvents">
@@ -288,7 +286,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
       title={strings.formations.operationTypes[operation_type]}
       actions={
         <Group gap="sm">
-          <StateBadge state={status} />
+          <StatusBadge status={status} />
           <Text size="sm" c="dimmed" component="div">
             <When at={created_at} />
           </Text>
@@ -311,7 +309,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
       )}
       {(events ?? []).map(event => (
         <Group gap="sm" key={`${event.timestamp} ${event.logical_id} ${event.action}`}>
-          <StateBadge state={event.status} />
+          <StatusBadge status={event.status} />
           <Text size="sm" className="mono">
             {event.action}
           </Text>

@@ -3,16 +3,15 @@ import type { Formation } from '@muster/client'
 import { listFormations } from '@muster/client/operations'
 import { IconPlus, IconStack2 } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Notice } from '../components/states.tsx'
+import { StatusBadge, statusText } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['creating', 'active', 'updating', 'failed', 'deleting', 'delete_failed'] as const
 
 /** Formations of a project. */
@@ -41,7 +40,7 @@ export function Formations() {
       title: strings.formations.state,
       cell: ({ status, termination_protection }) => (
         <Group gap={6}>
-          <StateBadge state={status} />
+          <StatusBadge status={status} />
           {termination_protection && <Badge variant="default">{strings.formations.protected}</Badge>}
         </Group>
       ),
@@ -70,7 +69,7 @@ export function Formations() {
             <ChoiceField
               name="status"
               label={strings.formations.state}
-              choices={STATUSES.map(value => ({ value, label: strings.states[value] }))}
+              choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
           </>
         }

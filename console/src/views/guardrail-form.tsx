@@ -1,14 +1,13 @@
 import guardrailFields from 'fields:createGuardrail'
 import documentFields from 'fields:createGuardrail.document'
 import type { Guardrail, GuardrailInput } from '@muster/client'
-import { createGuardrail, getGuardrail, listTools, updateGuardrail } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
+import { createGuardrail, getGuardrail, updateGuardrail } from '@muster/client/operations'
 import { api } from '../api.ts'
+import { useTools } from '../choices.ts'
 import { FormOrJson } from '../components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
-import { visible } from '../components/text.tsx'
-import { usePermissions, useProjectId } from '../projects.ts'
+import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
 const DOCUMENT = Object.keys(documentFields.properties ?? {})
@@ -60,13 +59,7 @@ export function GuardrailForm({
   onCancel: () => void
 }) {
   const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const tools = useQuery({
-    queryKey: ['tools', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listTools(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('tools:ListTools') === true,
-  })
+  const { choices } = useTools(projectId)
   const id = first?.record.id
   const {
     base: guardrail,
@@ -103,11 +96,7 @@ export function GuardrailForm({
             schema={schema}
             only={['name', 'description', ...DOCUMENT, 'context_tool_id', 'context_mode']}
             initial={guardrail && { ...guardrail, ...rules, class: classText(rules.class) }}
-            options={
-              tools.data
-                ? { context_tool_id: tools.data.map(({ id, name: tool }) => ({ value: id, label: visible(tool) })) }
-                : {}
-            }
+            options={{ context_tool_id: choices }}
             onSubmit={values => save(packed(values, guardrail))}
             {...common}
           />

@@ -21,12 +21,13 @@ import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useTools } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { Decision, Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section, type Tab } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -171,21 +172,13 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
           [strings.agents.updated, <When key="updated" at={guardrail.updated_at} />],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{guardrail.id}</span>
-      </Text>
+      <IdLine id={guardrail.id} />
     </Section>
   )
 }
 
 function Trial({ guardrail }: { guardrail: Guardrail }) {
-  const isAllowed = usePermissions(guardrail.project_id)
-  const tools = useQuery({
-    queryKey: ['tools', guardrail.project_id, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listTools(api, { project_id: guardrail.project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('tools:ListTools') === true,
-  })
+  const { choices } = useTools(guardrail.project_id)
   const evaluate = useAction({
     run: async (values: GuardrailEvaluateInput) => evaluateGuardrail(api, { ...values, guardrail_id: guardrail.id }),
   })
@@ -197,9 +190,7 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
         <SchemaForm
           schema={evaluateFields}
           start={{ args: {} }}
-          options={
-            tools.data ? { tool_id: tools.data.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}
-          }
+          options={{ tool_id: choices }}
           submitLabel={strings.guardrails.evaluate}
           isPending={evaluate.isPending}
           error={evaluate.error}
@@ -223,7 +214,7 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
               [
                 strings.guardrails.guard,
                 verdict.guard_result === null
-                  ? strings.guardrails.notJudged
+                  ? strings.guardrails.notEvaluated
                   : verdict.guard_result
                     ? strings.guardrails.held
                     : strings.guardrails.failed,

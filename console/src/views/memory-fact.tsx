@@ -13,10 +13,10 @@ import { IconEdit } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { api } from '../api.ts'
+import { useActors } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
-import { useActors } from '../components/actors.ts'
 import { Page } from '../components/page.tsx'
-import { Facts, Section } from '../components/record.tsx'
+import { Facts, IdLine, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -49,7 +49,7 @@ function FactPage({ memory }: { memory: Memory }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const navigate = useNavigate()
-  const { nameOf } = useActors()
+  const { nameOf } = useActors(memory.project_id)
   const { id, memory_store_id: storeId } = memory
   const stale = [memoryKey(id), ['memories', storeId], ['memory-entries'], ['memory-store', storeId]]
   const mayUpdate = isAllowed('memories:UpdateMemory')
@@ -101,9 +101,7 @@ function FactPage({ memory }: { memory: Memory }) {
             [strings.memory.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
           ]}
         />
-        <Text size="sm" c="dimmed">
-          {strings.agents.id} <span className="mono">{id}</span>
-        </Text>
+        <IdLine id={id} />
         {!memory.embedded && <Badge variant="default">{strings.documents.notEmbedded}</Badge>}
         {memory.metadata !== null && <Value value={memory.metadata} label={strings.files.metadata} />}
         <Group gap="sm">

@@ -20,7 +20,6 @@ import {
   deleteMemoryStore,
   exportMemoryStore,
   getMemoryStore,
-  listAgents,
   listMemories,
   listMemoryEntries,
   listMemoryRules,
@@ -34,12 +33,12 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useActors, useAgents } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
-import { useActors } from '../components/actors.ts'
 import { useFilters } from '../components/filters.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section } from '../components/record.tsx'
 import { saveAs } from '../components/save.ts'
 import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
@@ -126,7 +125,7 @@ type Verdict = Pick<MemoryEntry, 'action' | 'memory_id' | 'superseded_memory_id'
 
 /** Writes a fact, after it has shown what the write would do. */
 function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void }) {
-  const { actors } = useActors()
+  const { choices } = useActors(store.project_id)
   const [values, setValues] = useState<Values>()
   const [checked, setChecked] = useState<{ input: MemoryEntryInput; verdict: Verdict }>()
   const check = useAction({
@@ -171,7 +170,7 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
       schema={entryFields}
       only={['content', 'actor_id', 'supersedes', 'expires_at', 'metadata']}
       start={values}
-      options={actors ? { actor_id: actors.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}}
+      options={{ actor_id: choices }}
       submitLabel={strings.memory.check}
       isPending={check.isPending}
       error={check.error}
@@ -208,7 +207,7 @@ function Outcome({ verdict, storeId }: { verdict: Verdict; storeId: string }) {
 function FactList({ store }: { store: MemoryStore }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { actors, nameOf } = useActors()
+  const { choices: actors, nameOf } = useActors(store.project_id)
   const { filters, setFilters } = useFilters()
   const list = useList<Memory>(['memories', store.id], async ({ q, actor, all }, bounds, signal) => {
     const args = {
@@ -246,10 +245,7 @@ function FactList({ store }: { store: MemoryStore }) {
             <ChoiceField
               name="actor"
               label={strings.memory.actor}
-              choices={[
-                { value: 'none', label: strings.memory.everybody },
-                ...actors.map(({ id, name }) => ({ value: id, label: visible(name) })),
-              ]}
+              choices={[{ value: 'none', label: strings.memory.everybody }, ...actors]}
             />
           )}
           <Checkbox
@@ -276,7 +272,7 @@ function FactList({ store }: { store: MemoryStore }) {
 /** The writes of facts of a store, or of one memory. */
 export function Ledger({ storeId, memoryId }: { storeId: string; memoryId?: string }) {
   const projectId = useProjectId()
-  const { nameOf } = useActors()
+  const { nameOf } = useActors(useProjectId())
   const list = useList<MemoryEntry>(['memory-entries', storeId, memoryId], async (_, bounds, signal) => {
     const of = memoryId ? { memory_id: memoryId } : { memory_store_id: storeId }
     return listMemoryEntries(api, { project_id: projectId, ...of, ...bounds }, { signal }).page()
@@ -404,14 +400,7 @@ function Rules({ store }: { store: MemoryStore }) {
 }
 
 function RuleForm({ store, rule, onDone }: { store: MemoryStore; rule?: MemoryRule; onDone: () => void }) {
-  const isAllowed = usePermissions(store.project_id)
-  const agents = useQuery({
-    queryKey: ['agents', store.project_id, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: store.project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
-  })
-  const choices = agents.data?.map(({ id, name }) => ({ value: id, label: visible(name ?? id) }))
+  const { choices } = useAgents(store.project_id)
   const save = useAction({
     run: async (values: Partial<MemoryRuleInput>) =>
       rule
@@ -430,7 +419,7 @@ function RuleForm({ store, rule, onDone }: { store: MemoryStore; rule?: MemoryRu
       schema={ruleFields}
       omit={['project_id', 'memory_store_id']}
       initial={rule}
-      options={choices ? { agent_id: choices, source_agent_ids: choices } : {}}
+      options={{ agent_id: choices, source_agent_ids: choices }}
       submitLabel={rule ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}
@@ -523,9 +512,7 @@ function StoreRecord({ store }: { store: MemoryStore }) {
           [strings.memory.limit, store.actor_memory_limit ?? strings.agents.defaultValue],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{store.id}</span>
-      </Text>
+      <IdLine id={store.id} />
       <Group gap="sm">
         <Tags tags={store.tags} />
         {isAllowed('memories:UpdateMemoryStore') && (

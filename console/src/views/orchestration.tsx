@@ -16,7 +16,7 @@ import { IconEdit, IconPlayerPlay, IconPlayerTrackNext } from '@tabler/icons-rea
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useMemo } from 'react'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { Changes } from '../components/changes.tsx'
 import { useFilters } from '../components/filters.ts'
@@ -39,7 +39,6 @@ import { runColumns } from './runs.tsx'
 
 /** Versions that are listed. */
 const VERSIONS = 100
-const POLL_MS = 5000
 
 /** An orchestration: its graph, its versions and its runs. */
 export function OrchestrationView() {

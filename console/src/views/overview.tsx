@@ -18,6 +18,7 @@ import { Meter } from '../components/meter.tsx'
 import { Page } from '../components/page.tsx'
 import { PauseButton } from '../components/pause.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { costText, elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -209,7 +210,7 @@ export function Overview() {
                           </Text>
                         </Table.Td>
                         <Table.Td>
-                          <Badge variant="default">{strings.states[status] ?? status}</Badge>
+                          <StatusBadge status={status} />
                         </Table.Td>
                         <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
                         <Table.Td>

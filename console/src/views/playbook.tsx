@@ -14,7 +14,7 @@ import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { lazy, Suspense } from 'react'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { type Column, ListView, RecordLink, useList } from '../components/list.tsx'
@@ -30,8 +30,6 @@ import { ExecutionBadge } from './execution.tsx'
 import { PLAYBOOK_FIELDS } from './playbooks.tsx'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
-
-const POLL_MS = 5000
 
 /** A playbook: its steps, its executions and its versions. */
 export function PlaybookView() {

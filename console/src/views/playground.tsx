@@ -1,14 +1,12 @@
 import { Button, Card, Group, Select, SimpleGrid, Stack, Text, Textarea, VisuallyHidden } from '@mantine/core'
 import type { Agent } from '@muster/client'
-import { listAgents } from '@muster/client/operations'
 import { IconPlayerStop, IconRobot, IconSend } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { useEffect, useRef, useState } from 'react'
-import { api } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
-import { Loaded, Notice } from '../components/states.tsx'
+import { Loaded, Notice, Refused } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { useExchange } from '../playground/exchange.ts'
 import { TurnCard } from '../playground/turn-card.tsx'
@@ -25,11 +23,13 @@ export function Playground() {
   const projectId = useProjectId()
   const { filters, setFilters } = useFilters()
   const isAllowed = usePermissions(projectId)
-  const agents = useQuery({
-    queryKey: ['agents', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-  })
+  const { query: agents } = useAgents(projectId)
+  if (isAllowed('agents:ListAgents') === false)
+    return (
+      <Page title={strings.nav.playground} intro={words.intro}>
+        <Refused action="agents:ListAgents" />
+      </Page>
+    )
   return (
     <Page title={strings.nav.playground} intro={words.intro}>
       <Loaded query={agents} action="agents:ListAgents">

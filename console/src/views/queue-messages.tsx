@@ -3,7 +3,7 @@ import type { QueueMessage } from '@muster/client'
 import { deleteQueueMessage, listQueueMessages, replayQueueMessage } from '@muster/client/operations'
 import { IconStack2 } from '@tabler/icons-react'
 import { useParams } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ActionButton, RowActions } from '../components/actions.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
 import { ChoiceField, type Column, ListView, SearchField, useList } from '../components/list.tsx'
@@ -13,7 +13,6 @@ import { elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const texts = strings.queue
 
 const STATES = Object.entries(texts.states).map(([value, label]) => ({ value, label }))

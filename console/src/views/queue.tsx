@@ -3,7 +3,7 @@ import type { SystemProcess, SystemProject, SystemQueue } from '@muster/client'
 import { getOrchestrationQueueStats, getSystemStatus } from '@muster/client/operations'
 import { IconAlertTriangle, IconCircleCheck } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { FailingChecks } from '../components/failing-checks.tsx'
 import { Figures } from '../components/figures.tsx'
 import { useFilters } from '../components/filters.ts'
@@ -16,7 +16,6 @@ import { durationText, elapsedText, visible, When } from '../components/text.tsx
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const texts = strings.queue
 
 /** Queues, slots and processes of the deployment for admins; for others, the queue of the project. */

@@ -38,7 +38,7 @@ const OPTIONS = {
 }
 
 /** Returns an amount of a metric for people. */
-export const amountText = (metric: Quota['metric'] | UsageThreshold['metric'], amount: number): string => {
+const amountText = (metric: Quota['metric'] | UsageThreshold['metric'], amount: number): string => {
   if (metric === 'cost_usd') return costText(amount)
   if (metric === 'storage_bytes') return sizeText(amount)
   return amount.toLocaleString()

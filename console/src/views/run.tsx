@@ -15,7 +15,8 @@ import { IconAlertTriangle, IconPlayerPause, IconPlayerPlay, IconPlayerStop, Ico
 import { type QueryClient, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useEffect, useMemo, useState } from 'react'
-import { api } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
+import { useOrchestrations } from '../choices.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { RecordLink } from '../components/list.tsx'
@@ -23,11 +24,11 @@ import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
+import { Status, StatusIcon } from '../components/status.tsx'
 import { CopyText, costText, durationText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { GraphPanel } from '../graph/graph-panel.tsx'
 import { HumanForm, Question } from '../graph/human-form.tsx'
-import { useOrchestrationNames } from '../graph/names.ts'
 import { NodeTypeIcon } from '../graph/node-type.tsx'
 import {
   type Attempt,
@@ -42,7 +43,6 @@ import {
   waitText,
   withoutDefinition,
 } from '../graph/run-state.ts'
-import { Status, StatusIcon } from '../graph/status.tsx'
 import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -103,7 +103,7 @@ function RunPage({ run }: { run: LiveRun }) {
   const cache = useQueryClient()
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf } = useOrchestrationNames(project_id)
+  const { nameOf } = useOrchestrations(project_id)
   const isLive = useStream(id, {
     open: signal => streamOrchestrationRun(api, { orchestration_run_id: id }, { signal }),
     apply: event => apply(cache, id, event),
@@ -523,7 +523,7 @@ function NestedRuns({ run, nodeId }: { run: LiveRun; nodeId: string }) {
       return listRuns(api, args, { signal }).page()
     },
     enabled: isAllowed('orchestrations:ListRuns') === true,
-    refetchInterval: isEnded(run) ? false : 5000,
+    refetchInterval: isEnded(run) ? false : every(POLL_MS),
   })
   if (!nested.data) return null
   const { data, total } = nested.data

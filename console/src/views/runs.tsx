@@ -3,18 +3,17 @@ import type { OrchestrationRun } from '@muster/client'
 import { listRuns } from '@muster/client/operations'
 import { IconHierarchy, IconPlayerTrackNext } from '@tabler/icons-react'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
+import { useOrchestrations } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
+import { Status, statusText } from '../components/status.tsx'
 import { durationText, visible, When } from '../components/text.tsx'
-import { useOrchestrationNames } from '../graph/names.ts'
-import { Status, statusText } from '../graph/status.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
-export const RUN_STATUSES = [
+const RUN_STATUSES = [
   'queued',
   'running',
   'sleeping',
@@ -33,7 +32,7 @@ export function runColumns(projectId: string, nameOf: (id: string) => string): C
       isWide: true,
       cell: ({ id, orchestration_id, parent_node_id }) => (
         <>
-          <RecordLink to={`/p/${projectId}/runs/${id}`}>{visible(nameOf(orchestration_id))}</RecordLink>
+          <RecordLink to={`/p/${projectId}/runs/${id}`}>{nameOf(orchestration_id)}</RecordLink>
           <Text size="xs" c="dimmed">
             <span className="mono">{id}</span>
             {parent_node_id && ` · ${strings.runs.nestedIn(visible(parent_node_id))}`}
@@ -56,7 +55,7 @@ export function runColumns(projectId: string, nameOf: (id: string) => string): C
 export function Runs() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf, choices } = useOrchestrationNames(projectId)
+  const { nameOf, choices = [] } = useOrchestrations(projectId)
   const list = useList<OrchestrationRun>(
     ['runs', projectId],
     async ({ status, orchestration, nested }, bounds, signal) => {

@@ -11,8 +11,8 @@ import { IconAdjustments, IconColumns2, IconSearch } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useActors } from '../choices.ts'
 import { FormButton } from '../components/actions.tsx'
-import { useActors } from '../components/actors.ts'
 import { DatasetItemButton } from '../components/dataset-item.tsx'
 import { useFilters } from '../components/filters.ts'
 import { RecordLink } from '../components/list.tsx'
@@ -214,17 +214,16 @@ function SettingsForm({ settings, onDone }: { settings: Settings; onDone: (setti
       (await listMemoryStores(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     enabled: isAllowed('memories:ListMemoryStores') === true,
   })
-  const { actors } = useActors()
-  const named = (rows: { id: string; name: string }[] | undefined) =>
-    rows?.map(({ id, name }) => ({ value: id, label: visible(name) }))
-  const options = { memory_store_ids: named(stores.data), actor_id: named(actors) }
-  const known = Object.entries(options).filter((entry): entry is [string, NonNullable<(typeof entry)[1]>] => !!entry[1])
+  const actors = useActors(projectId)
   return (
     <SchemaForm
       schema={searchFields}
       only={FIELDS}
       initial={settings}
-      options={Object.fromEntries(known)}
+      options={{
+        memory_store_ids: stores.data?.map(({ id, name }) => ({ value: id, label: visible(name) })),
+        actor_id: actors.choices,
+      }}
       submitLabel={strings.search.apply}
       onSubmit={changed => {
         const kept = Object.entries({ ...settings, ...changed }).filter(([, value]) => value !== null)

@@ -9,8 +9,6 @@ import {
   deleteSession,
   forkSession,
   generateSessionReply,
-  listAgents,
-  listDatasets,
   listFeedback,
   listSessionForks,
   putMessageFeedback,
@@ -22,12 +20,13 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useAgents, useDatasets } from '../choices.ts'
 import { useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
 import { type DialogEntry, DialogMenu, Question } from '../components/dialog-menu.tsx'
 import { FeedbackForm, FeedbackList } from '../components/feedback.tsx'
 import { RecordLink } from '../components/list.tsx'
-import { Facts } from '../components/record.tsx'
+import { Facts, IdLine } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
@@ -147,9 +146,7 @@ function Details({ session }: { session: Session }) {
           ],
         ]}
       />
-      <Text size="sm" c="dimmed">
-        {strings.agents.id} <span className="mono">{id}</span> <CopyText text={id} />
-      </Text>
+      <IdLine id={id} />
       <Group gap="sm">
         <Tags tags={session.tags} />
         {isAllowed('sessions:UpdateSession') && (
@@ -212,13 +209,8 @@ function SettingsForm({ session, onDone }: { session: Session; onDone: () => voi
 
 function ForkForm({ session, position, onCancel }: { session: Session; position?: number; onCancel: () => void }) {
   const { project_id } = session
-  const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
-  const agents = useQuery({
-    queryKey: ['agents', project_id, 'all'],
-    queryFn: async ({ signal }) => (await listAgents(api, { project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
-  })
+  const { choices } = useAgents(project_id)
   const fork = useAction({
     run: async (values: SessionForkInput) =>
       forkSession(api, {
@@ -238,9 +230,7 @@ function ForkForm({ session, position, onCancel }: { session: Session; position?
       schema={forkFields}
       only={['name', 'agent_id']}
       start={{ name: strings.sessionMenu.forkOf(session.name ?? strings.sessions.unnamed) }}
-      options={
-        agents.data ? { agent_id: agents.data.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) } : {}
-      }
+      options={{ agent_id: choices }}
       submitLabel={strings.sessionMenu.fork}
       isPending={fork.isPending}
       error={fork.error}
@@ -322,11 +312,8 @@ function DatasetForm({ session, onDone }: { session: Session; onDone: () => void
   const { project_id } = session
   const [chosen, setChosen] = useState<string | null>(null)
   const [replies, setReplies] = useState<'last' | 'all'>('last')
-  const datasets = useQuery({
-    queryKey: ['datasets', project_id, 'all'],
-    queryFn: async ({ signal }) => (await listDatasets(api, { project_id, limit: 100 }, { signal }).page()).data,
-  })
-  const datasetId = chosen ?? datasets.data?.[0]?.id
+  const { choices, query } = useDatasets(project_id)
+  const datasetId = chosen ?? choices?.[0]?.value
   const save = useAction({
     run: async (id: string) => createDatasetItemsFromSession(api, { dataset_id: id, session_id: session.id, replies }),
     stale: [['datasets', project_id]],
@@ -343,7 +330,7 @@ function DatasetForm({ session, onDone }: { session: Session; onDone: () => void
       <Stack gap="md">
         <Select
           label={strings.datasetItem.dataset}
-          data={(datasets.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name) }))}
+          data={choices}
           value={datasetId ?? null}
           onChange={setChosen}
           allowDeselect={false}
@@ -360,7 +347,7 @@ function DatasetForm({ session, onDone }: { session: Session; onDone: () => void
           onChange={next => setReplies(next as 'last' | 'all')}
           allowDeselect={false}
         />
-        <SubmitRow isPending={save.isPending} error={save.error ?? datasets.error} onCancel={onDone} />
+        <SubmitRow isPending={save.isPending} error={save.error ?? query.error} onCancel={onDone} />
       </Stack>
     </form>
   )

@@ -1,15 +1,17 @@
 import { Badge, Button, Group, Modal, Select, Stack, Text, TextInput } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Session } from '@muster/client'
-import { createSession, listAgents, listSessions } from '@muster/client/operations'
+import { createSession, listSessions } from '@muster/client/operations'
 import { IconMessages, IconPlus } from '@tabler/icons-react'
-import { useMutation, useQuery } from '@tanstack/react-query'
+import { useMutation } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { FailureAlert, Notice } from '../components/states.tsx'
+import { SubmitRow } from '../components/schema-form.tsx'
+import { Notice, Refused } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -110,12 +112,9 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
   const projectId = useProjectId()
   const [agentId, setAgentId] = useState<string | null>(null)
   const [name, setName] = useState('')
-  const agents = useQuery({
-    queryKey: ['agents', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-  })
-  const chosen = agentId ?? agents.data?.[0]?.id ?? null
+  const { rows: agents, choices, query } = useAgents(projectId)
+  const isAllowed = usePermissions(projectId)
+  const chosen = agentId ?? agents?.[0]?.id ?? null
   const create = useMutation({
     mutationFn: async (agent_id: string) =>
       createSession(api, {
@@ -126,6 +125,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
       }),
     onSuccess: ({ id }) => onDone(id),
   })
+  if (isAllowed('agents:ListAgents') === false) return <Refused action="agents:ListAgents" />
   return (
     <form
       onSubmit={event => {
@@ -136,10 +136,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
       <Stack gap="md">
         <Select
           label={strings.sessions.agent}
-          data={(agents.data ?? []).map(({ id, name }) => ({
-            value: id,
-            label: visible(name ?? strings.agents.unnamed),
-          }))}
+          data={choices}
           value={chosen}
           onChange={setAgentId}
           allowDeselect={false}
@@ -152,10 +149,12 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
           onChange={event => setName(event.currentTarget.value)}
           data-autofocus
         />
-        {(create.error ?? agents.error) && <FailureAlert error={create.error ?? agents.error} />}
-        <Button type="submit" loading={create.isPending} disabled={!chosen}>
-          {strings.create}
-        </Button>
+        <SubmitRow
+          label={strings.create}
+          isPending={create.isPending}
+          error={create.error ?? query.error}
+          disabled={!chosen}
+        />
       </Stack>
     </form>
   )

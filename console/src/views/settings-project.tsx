@@ -1,16 +1,17 @@
 import fields from 'fields:updateProject'
-import { Box, Button, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
+import { Box, Group, Stack, Switch, Text, TextInput } from '@mantine/core'
 import type { Project } from '@muster/client'
-import { deleteProject, getProject, listGuardrails, listModelRoutes, updateProject } from '@muster/client/operations'
+import { deleteProject, getProject, listModelRoutes, updateProject } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { type Choice, useGuardrails } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import { PauseButton } from '../components/pause.tsx'
 import { Section } from '../components/record.tsx'
-import { SchemaForm, type Values } from '../components/schema-form.tsx'
-import { FailureAlert, Loaded } from '../components/states.tsx'
+import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.tsx'
+import { Loaded } from '../components/states.tsx'
 import { CopyText, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
@@ -57,17 +58,10 @@ export function ProjectSettings() {
       (await listModelRoutes(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
     enabled: isAllowed('model-routes:ListModelRoutes') === true,
   })
-  const guardrails = useQuery({
-    queryKey: ['guardrails', projectId, 'names'],
-    queryFn: async ({ signal }) =>
-      (await listGuardrails(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('guardrails:ListGuardrails') === true,
-  })
-  const choices = (records: { id: string; name: string | null }[]) =>
-    records.map(({ id, name }) => ({ value: id, label: visible(name ?? id) }))
+  const guardrails = useGuardrails(projectId)
   const options = {
-    ...(routes.data ? { default_model_route_id: choices(routes.data) } : {}),
-    ...(guardrails.data ? { guardrail_ids: choices(guardrails.data) } : {}),
+    default_model_route_id: routes.data?.map(({ id, name }) => ({ value: id, label: visible(name ?? id) })),
+    guardrail_ids: guardrails.choices,
   }
   return (
     <Loaded query={project} action="projects:GetProject">
@@ -121,7 +115,7 @@ function ProjectForm({
 }: {
   project: Project
   only: string[]
-  options?: Record<string, { value: string; label: string }[]>
+  options?: Record<string, Choice[] | undefined>
   isReadOnly: boolean
 }) {
   const save = useAction({
@@ -174,15 +168,14 @@ function DeleteForm({ project, onDone }: { project: Project; onDone: () => void 
           data-autofocus
         />
         <Switch label={texts.force} checked={isForced} onChange={event => setForced(event.currentTarget.checked)} />
-        {remove.error && <FailureAlert error={remove.error} />}
-        <Group>
-          <Button type="submit" color="red" disabled={name !== project.name} loading={remove.isPending}>
-            {texts.delete}
-          </Button>
-          <Button variant="default" onClick={onDone}>
-            {strings.cancel}
-          </Button>
-        </Group>
+        <SubmitRow
+          label={texts.delete}
+          isPending={remove.isPending}
+          error={remove.error}
+          onCancel={onDone}
+          color="red"
+          disabled={name !== project.name}
+        />
       </Stack>
     </form>
   )

@@ -14,7 +14,7 @@ import { IconCheck, IconCircle, IconConfetti } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { KeyForm } from '../components/key-form.tsx'
 import { Page } from '../components/page.tsx'
 import { ProviderForm } from '../components/provider-form.tsx'
@@ -25,7 +25,6 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const hidden = new Set<string>()
 
 type First = { data: unknown[] } | null

@@ -18,7 +18,7 @@ import {
 import { IconAlertTriangle } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
 import { Facts } from '../components/record.tsx'
@@ -29,7 +29,6 @@ import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const HISTORY_ROWS = 100
 const PAYLOAD = 'payload.'
 
@@ -154,7 +153,7 @@ export function TaskBadges({ task }: { task: Task }) {
   )
 }
 
-/** A task beside its board: fields, commands and history. */
+/** A task next to its board: fields, commands and history. */
 export function TaskDrawer({
   taskId,
   workflow,

@@ -3,15 +3,14 @@ import executeFields from 'fields:createTool.execute'
 import mcpFields from 'fields:createTool.mcp'
 import { Select, Stack } from '@mantine/core'
 import type { Tool, ToolInput } from '@muster/client'
-import { createTool, getTool, listGuardrails, updateTool } from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
+import { createTool, getTool, updateTool } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { type Choice, useGuardrails } from '../choices.ts'
 import { FormOrJson } from '../components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
-import { visible } from '../components/text.tsx'
-import { usePermissions, useProjectId } from '../projects.ts'
+import { useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
 export const TOOL_TYPES = ['http', 'mcp', 'platform', 'pipeline', 'client'] as const
@@ -88,14 +87,8 @@ export function ToolForm({
   onCancel: () => void
 }) {
   const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
   const [type, setType] = useState<ToolType>(first?.record.type ?? 'http')
-  const guardrails = useQuery({
-    queryKey: ['guardrails', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listGuardrails(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('guardrails:ListGuardrails') === true,
-  })
+  const guardrails = useGuardrails(projectId)
   const id = first?.record.id
   const {
     base: tool,
@@ -114,9 +107,7 @@ export function ToolForm({
     onDone,
   })
   const { request, fields } = FIELDS[type]
-  const options: Record<string, { value: string; label: string }[]> = guardrails.data
-    ? { guardrail_ids: guardrails.data.map(({ id, name }) => ({ value: id, label: visible(name) })) }
-    : {}
+  const options: Record<string, Choice[] | undefined> = { guardrail_ids: guardrails.choices }
   const common = {
     submitLabel: tool ? strings.save : strings.create,
     onCancel,

@@ -1,16 +1,17 @@
 import { Anchor, Badge, Group, Select, Stack, Text } from '@mantine/core'
 import { MusterError, type Tool, type ToolAction, type ToolProjection } from '@muster/client'
-import { callTool, deleteTool, listAgents, listGuardrails, listToolActions } from '@muster/client/operations'
+import { callTool, deleteTool, listAgents, listToolActions } from '@muster/client/operations'
 import { IconEdit } from '@tabler/icons-react'
 import { useMutation, useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import { useGuardrails } from '../choices.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, Section, type Tab } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, Section, type Tab } from '../components/record.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Shares } from '../components/shares.tsx'
 import { Loaded } from '../components/states.tsx'
@@ -126,9 +127,7 @@ function Record({ tool }: { tool: Tool }) {
             <span className="mono">{visible((execute ?? mcp)?.url ?? '')}</span>
           </Text>
         )}
-        <Text size="sm" c="dimmed">
-          {strings.agents.id} <span className="mono">{tool.id}</span>
-        </Text>
+        <IdLine id={tool.id} />
       </Section>
       {tool.parameters && (
         <Section title={strings.tools.parameters}>
@@ -188,19 +187,14 @@ function Actions({ tool }: { tool: Tool }) {
 
 /** The guardrails of a tool. */
 function Judges({ tool: { project_id, guardrail_ids } }: { tool: Tool }) {
-  const isAllowed = usePermissions(project_id)
-  const guardrails = useQuery({
-    queryKey: ['guardrails', project_id, 'all'],
-    queryFn: async ({ signal }) => (await listGuardrails(api, { project_id, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('guardrails:ListGuardrails') === true,
-  })
+  const { nameOf } = useGuardrails(project_id)
   if (!guardrail_ids?.length) return null
   return (
     <Section title={strings.agents.guardrails}>
       <Group gap="md">
         {guardrail_ids.map(id => (
           <Anchor key={id} component={Link} to={`/p/${project_id}/guardrails/${id}`} underline="always">
-            {visible(guardrails.data?.find(guardrail => guardrail.id === id)?.name ?? id)}
+            {nameOf(id)}
           </Anchor>
         ))}
       </Group>

@@ -25,23 +25,22 @@ import {
 import { useQueries, useQuery } from '@tanstack/react-query'
 import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, BUSY_MS, every } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { ActionButton, useAction } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
 import { FailureAlert, Loaded, Loading } from '../components/states.tsx'
+import { Status, StatusIcon, statusColor, statusText } from '../components/status.tsx'
 import { CopyText, costText, durationText, visible, When } from '../components/text.tsx'
 import { Tree, TreeToggle } from '../components/tree.tsx'
 import { Value } from '../components/value.tsx'
 import { isEnded, type LiveRun } from '../graph/run-state.ts'
-import { Status, StatusIcon, statusColor, statusText } from '../graph/status.tsx'
 import { isRunning, type Subject, turnsOf, type WaterfallRow, waterfallRows } from '../graph/waterfall.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
-import { useAgentNames } from './traces.tsx'
 
-const POLL_MS = 2000
 /** Turns whose steps are read. */
 const DETAILED = 50
 
@@ -67,12 +66,12 @@ export function TraceView() {
 function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf } = useAgentNames(projectId)
+  const { nameOf } = useAgents(projectId)
   const tree = useQuery<GenerationListed[]>({
     queryKey: ['trace', traceId],
     queryFn: async ({ signal }) =>
       turnsOf(await getTraceTree(api, { trace_id: traceId, include: 'generations' }, { signal })),
-    refetchInterval: query => (query.state.data?.some(isRunning) ? every(POLL_MS)(query) : false),
+    refetchInterval: query => (query.state.data?.some(isRunning) ? every(BUSY_MS)(query) : false),
   })
   const turns = tree.data ?? []
   const mayRead = isAllowed('generations:GetGeneration') && isAllowed('traces:GetTrace')
@@ -91,7 +90,7 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
     queryKey: ['run', runId],
     queryFn: async ({ signal }) => getRun(api, { orchestration_run_id: runId as string }, { signal }),
     enabled: Boolean(runId) && isAllowed('orchestrations:GetRun') === true,
-    refetchInterval: query => (query.state.data && !isEnded(query.state.data) ? every(POLL_MS)(query) : false),
+    refetchInterval: query => (query.state.data && !isEnded(query.state.data) ? every(BUSY_MS)(query) : false),
   })
   const isRunMissing = Boolean(runId) && isAllowed('orchestrations:GetRun') !== false && run.isPending
   const turn = turns.find(({ id }) => id === turnId) ?? turns[0]
@@ -240,7 +239,7 @@ const ICONS: Record<Subject['kind'], typeof IconRobot> = {
   tool: IconTool,
 }
 
-/** Widths of the columns beside the bars. */
+/** Widths of the columns next to the bars. */
 const NAME = '34%'
 const FIGURE = 78
 

@@ -1,38 +1,20 @@
 import { Button, Text } from '@mantine/core'
-import type { Agent, GenerationListed } from '@muster/client'
-import { listAgents, listGenerations } from '@muster/client/operations'
+import type { GenerationListed } from '@muster/client'
+import { listGenerations } from '@muster/client/operations'
 import { IconPlayerPlay, IconTimeline } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
+import { Status, statusText } from '../components/status.tsx'
 import { costText, durationText, visible, When } from '../components/text.tsx'
-import { Status, statusText } from '../graph/status.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 const SOURCES = ['eval', 'decider', 'memory_rule', 'ingestion']
-
-/** Returns a function that names the agents of a project; an id where the name is not known. */
-export function useAgentNames(projectId: string) {
-  const isAllowed = usePermissions(projectId)
-  const { data = [] } = useQuery<Agent[]>({
-    queryKey: ['agents', projectId, 'all'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('agents:ListAgents') === true,
-    staleTime: 30_000,
-  })
-  const names = new Map(data.map(({ id, name }) => [id, name ?? strings.agents.unnamed]))
-  return {
-    nameOf: (id: string): string => names.get(id) ?? id,
-    choices: data.map(({ id, name }) => ({ value: id, label: visible(name ?? strings.agents.unnamed) })),
-  }
-}
 
 const between = (from: string | null, to: string | null): number | null =>
   from && to ? Math.max(0, Date.parse(to) - Date.parse(from)) : null
@@ -41,7 +23,7 @@ const between = (from: string | null, to: string | null): number | null =>
 export function Traces() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
-  const { nameOf, choices } = useAgentNames(projectId)
+  const { nameOf, choices = [] } = useAgents(projectId)
   const list = useList<GenerationListed>(
     ['generations', projectId],
     async ({ status, agent, source, session }, bounds, signal) => {
@@ -63,7 +45,7 @@ export function Traces() {
       isWide: true,
       cell: ({ id, agent_id, source }) => (
         <>
-          <RecordLink to={`/p/${projectId}/traces/${id}`}>{visible(nameOf(agent_id))}</RecordLink>
+          <RecordLink to={`/p/${projectId}/traces/${id}`}>{nameOf(agent_id)}</RecordLink>
           <Text size="xs" c="dimmed">
             <span className="mono">{id}</span>
             {source && ` · ${visible(strings.traces.sources[source] ?? source)}`}

@@ -13,15 +13,15 @@ import {
 import { IconEdit, IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, IdLine, LabelledValues, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge, statusText } from '../components/status.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
@@ -29,7 +29,6 @@ import { strings } from '../strings.ts'
 import { TriggerForm } from './trigger-form.tsx'
 import { firedBy } from './triggers.tsx'
 
-const POLL_MS = 5000
 const STATUSES = ['pending', 'running', 'succeeded', 'failed', 'skipped'] as const
 const SOURCES = ['manual', 'webhook', 'schedule', 'event'] as const
 
@@ -85,7 +84,7 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
       title={name}
       intro={
         <Group gap="sm">
-          <StateBadge state={active ? 'active' : 'inactive'} />
+          <StatusBadge status={active ? 'active' : 'inactive'} />
           <Text span>
             {strings.triggers.types[trigger.type]} <span className="mono">{visible(firedBy(trigger))}</span>
           </Text>
@@ -175,7 +174,7 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
         </>
       ),
     },
-    { title: strings.triggers.state, cell: ({ status }) => <StateBadge state={status} /> },
+    { title: strings.triggers.state, cell: ({ status }) => <StatusBadge status={status} /> },
     { title: strings.triggers.started, cell: ({ result }) => <Started result={result} projectId={project_id} /> },
     { title: strings.triggers.time, cell: ({ created_at }) => <When at={created_at} /> },
   ]
@@ -191,7 +190,7 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
             <ChoiceField
               name="status"
               label={strings.triggers.state}
-              choices={STATUSES.map(value => ({ value, label: strings.states[value] }))}
+              choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             <ChoiceField
               name="source"

@@ -5,18 +5,17 @@ import { listTriggers } from '@muster/client/operations'
 import { IconBolt, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { lazy, Suspense } from 'react'
-import { api } from '../api.ts'
+import { api, POLL_MS } from '../api.ts'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Loading, Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
 const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
 
-const POLL_MS = 5000
 const TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 
 /** What fires a trigger, in a line. */
@@ -83,7 +82,7 @@ export function Triggers() {
     {
       title: strings.triggers.next,
       cell: ({ active, next_fire_at }) =>
-        active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StateBadge state="inactive" />,
+        active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StatusBadge status="inactive" />,
     },
   ]
   const create = isAllowed('triggers:CreateTrigger') && (
@@ -110,8 +109,8 @@ export function Triggers() {
               name="active"
               label={strings.triggers.state}
               choices={[
-                { value: 'true', label: strings.states.active },
-                { value: 'false', label: strings.states.inactive },
+                { value: 'true', label: strings.statuses.active },
+                { value: 'false', label: strings.statuses.inactive },
               ]}
             />
           </>

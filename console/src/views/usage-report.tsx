@@ -1,10 +1,11 @@
 import { Badge, Button, Group, Progress, SegmentedControl, Select, Stack, Table, Text } from '@mantine/core'
 import type { UsageAggregate, UsageTimeseries } from '@muster/client'
-import { aggregateUsage, exportUsageEvents, getUsageTimeseries, listAgents } from '@muster/client/operations'
+import { aggregateUsage, exportUsageEvents, getUsageTimeseries } from '@muster/client/operations'
 import { IconChartBar, IconDownload, IconReceipt } from '@tabler/icons-react'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
 import { lazy, Suspense } from 'react'
 import { api, every } from '../api.ts'
+import { useAgents } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
 import type { ChartSeries } from '../components/chart.tsx'
 import { Figures } from '../components/figures.tsx'
@@ -106,15 +107,9 @@ export function UsageReport() {
     placeholderData: keepPreviousData,
     refetchInterval: every(POLL_MS),
   })
-  const agents = useQuery({
-    queryKey: ['agents', projectId, 'names'],
-    queryFn: async ({ signal }) =>
-      (await listAgents(api, { project_id: projectId, limit: 100 }, { signal }).page()).data,
-    enabled: by === 'agent' && isAllowed('agents:ListAgents') === true,
-    staleTime: POLL_MS,
-  })
+  const agents = useAgents(projectId)
   const nameOf = (key: string | null) =>
-    key === null ? texts.without(texts.dimensions[by]) : (agents.data?.find(({ id }) => id === key)?.name ?? key)
+    key === null ? texts.without(texts.dimensions[by]) : by === 'agent' ? agents.nameOf(key) : key
   const exported = useAction({
     run: async () => {
       const from = new Date(daysOf(count)[0] * 1000).toISOString()

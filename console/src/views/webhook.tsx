@@ -18,22 +18,21 @@ import { IconAlertTriangle, IconCheck, IconEdit, IconSend } from '@tabler/icons-
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
-import { api, every } from '../api.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton, useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, SearchField, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { AddressTabs, Facts, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
+import { StatusBadge, statusText } from '../components/status.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
 import { strings } from '../strings.ts'
 import { usePassedEvents, WebhookForm } from './webhooks.tsx'
 
-const POLL_MS = 5000
 const STATUSES = ['queued', 'completed', 'failed'] as const
 /** Age of a signature from which receivers refuse it. */
 const TOLERANCE_SECONDS = 300
@@ -155,7 +154,7 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
         </>
       ),
     },
-    { title: strings.webhooks.state, cell: ({ status }) => <StateBadge state={status} /> },
+    { title: strings.webhooks.state, cell: ({ status }) => <StatusBadge status={status} /> },
     { title: strings.webhooks.answer, cell: ({ status_code }) => status_code ?? strings.none },
     { title: strings.webhooks.attempts, cell: ({ attempts }) => attempts },
     { title: strings.webhooks.created, cell: ({ created_at }) => <When at={created_at} /> },
@@ -185,7 +184,7 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
             <ChoiceField
               name="status"
               label={strings.webhooks.state}
-              choices={STATUSES.map(value => ({ value, label: strings.states[value] }))}
+              choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             {mayRedeliver && (
               <FormButton
@@ -269,7 +268,7 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
       >
         <Facts
           facts={[
-            [strings.webhooks.state, <StateBadge key="state" state={active ? 'active' : 'inactive'} />],
+            [strings.webhooks.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
             [strings.webhooks.policy, policy_id && <span className="mono">{policy_id}</span>],
             [strings.webhooks.created, <When key="created" at={created_at} />],
             [strings.webhooks.updated, <When key="updated" at={updated_at} />],
@@ -316,7 +315,7 @@ function RotateForm({ id, onDone }: { id: string; onDone: () => void }) {
 
 type Checked = { isValid: boolean; text: string }
 
-/** Returns whether a secret signed a body, in words; the age of the signature is judged apart. */
+/** Returns whether a secret signed a body, in words; its age is checked separately. */
 async function checkSignature(secret: string, rawBody: string, signature: string): Promise<Checked> {
   try {
     await verifyWebhook({

@@ -2,30 +2,23 @@ import fields from 'fields:createWebhook'
 import { Button, Modal, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Webhook, WebhookInput } from '@muster/client'
-import {
-  createWebhook,
-  listEventRegistry,
-  listEvents,
-  listPolicies,
-  listWebhooks,
-  updateWebhook,
-} from '@muster/client/operations'
+import { createWebhook, listEventRegistry, listEvents, listWebhooks, updateWebhook } from '@muster/client/operations'
 import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
-import { api, every } from '../api.ts'
+import { usePolicyNames } from '../access.ts'
+import { api, every, POLL_MS } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
-import { StateBadge } from '../components/state-badge.tsx'
 import { Notice } from '../components/states.tsx'
+import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { strings } from '../strings.ts'
 
-const POLL_MS = 5000
 const COUNT_POLL_MS = 60_000
 
 /** Webhooks of a project. */
@@ -69,7 +62,7 @@ export function Webhooks() {
       title: strings.webhooks.state,
       cell: webhook => (
         <>
-          <StateBadge state={webhook.active ? 'active' : 'inactive'} />
+          <StatusBadge status={webhook.active ? 'active' : 'inactive'} />
           {!webhook.active && <PassedCount webhook={webhook} />}
         </>
       ),
@@ -93,8 +86,8 @@ export function Webhooks() {
             name="active"
             label={strings.webhooks.state}
             choices={[
-              { value: 'true', label: strings.states.active },
-              { value: 'false', label: strings.states.inactive },
+              { value: 'true', label: strings.statuses.active },
+              { value: 'false', label: strings.statuses.inactive },
             ]}
           />
         }
@@ -138,17 +131,12 @@ function PassedCount({ webhook }: { webhook: Webhook }) {
 export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const isAllowed = usePermissions(projectId)
   const registry = useQuery({
     queryKey: ['event-registry'],
     queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
     staleTime: Number.POSITIVE_INFINITY,
   })
-  const policies = useQuery({
-    queryKey: ['policies', 'all'],
-    queryFn: async ({ signal }) => (await listPolicies(api, { limit: 100 }, { signal }).page()).data,
-    enabled: isAllowed('policies:ListPolicies') === true,
-  })
+  const { options } = usePolicyNames(projectId)
   const save = useAction<Values, Webhook & { secret?: string }>({
     run: async values =>
       webhook
@@ -176,11 +164,7 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
       initial={webhook}
       only={['name', 'url', 'events', 'description', 'policy_id', ...(webhook ? [] : ['active'])]}
       suggestions={{ events: ['*', ...new Set(patterns)] }}
-      options={
-        isAllowed('policies:ListPolicies')
-          ? { policy_id: (policies.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
-          : undefined
-      }
+      options={{ policy_id: options }}
       submitLabel={webhook ? strings.save : strings.create}
       isPending={save.isPending}
       error={save.error}
