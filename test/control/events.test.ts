@@ -154,21 +154,29 @@ describe('events', () => {
     }
     assert.equal((await outcomes('?limit=1&offset=1')).data[0].webhook_id, ids.policy_denied)
     const reader = await app.user(undefined, [
-      { effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] },
+      { statement: [{ effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] }] },
     ])
     const refused = await reader.get(`/events/${event.id}/webhooks`)
     assert.deepEqual([refused.status, refused.body.error.code], [403, 'FORBIDDEN'])
     const hidden = `srn:${project}:webhook:${ids.inactive}`
     const partial = await app.user(undefined, [
-      { effect: 'Allow', action: ['events:GetEvent', 'webhooks:ListWebhooks'], resource: [`srn:${project}:*:*`] },
-      { effect: 'Deny', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+      {
+        statement: [
+          { effect: 'Allow', action: ['events:GetEvent', 'webhooks:ListWebhooks'], resource: [`srn:${project}:*:*`] },
+          { effect: 'Deny', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+        ],
+      },
     ])
     const seen = await partial.get(`/events/${event.id}/webhooks`)
     assert.equal(seen.body.total, 4, JSON.stringify(seen.body))
     assert.ok(!JSON.stringify(seen.body).includes(ids.inactive))
     const narrow = await app.user(undefined, [
-      { effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] },
-      { effect: 'Allow', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+      {
+        statement: [
+          { effect: 'Allow', action: ['events:GetEvent'], resource: [`srn:${project}:*:*`] },
+          { effect: 'Allow', action: ['webhooks:ListWebhooks'], resource: [hidden] },
+        ],
+      },
     ])
     const own = (await narrow.get(`/events/${event.id}/webhooks`)).body.data
     assert.deepEqual(
@@ -189,7 +197,7 @@ describe('events', () => {
       'secrets.created',
     ])
     assert.deepEqual(await names('&pattern=secret.*'), [])
-    assert.deepEqual(await names(`${'&pattern=agents.*'.repeat(99)}&pattern=secrets.*`), ['secrets.created'])
+    assert.deepEqual(await names(`${'&pattern=actors.*'.repeat(99)}&pattern=secrets.*`), ['secrets.created'])
     for (const wrong of ['&pattern=*'.repeat(101), '&pattern=', '&pattern=A.*', '&pattern=a%00b', '&pattern=%25'])
       assert.equal((await events(wrong)).error?.code, 'VALIDATION_FAILED', wrong.slice(0, 20))
     assert.equal((await events('&pattern=*')).total, (await events('')).total)

@@ -126,19 +126,28 @@ describe('the system', () => {
       app.services.pool.oneFirst(sql.unsafe`
         select count(*) from pg_stat_activity where datname = current_database()
           and wait_event_type = 'Lock' and query like '%worker_heartbeats%'`)
+    const read = () => app.admin.get('/system/status')
+    const [locked, released] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
     await setTimeout(2100)
-    const { promise: first, resolve: started } = Promise.withResolvers<ReturnType<typeof app.admin.get>>()
-    const second = await app.services.pool.transaction(async tx => {
+    const lock = app.services.pool.transaction(async tx => {
       await tx.query(sql.unsafe`lock table worker_heartbeats in access exclusive mode`)
-      started(app.admin.get('/system/status'))
+      locked.resolve()
+      await released.promise
+    })
+    await locked.promise
+    const first = read()
+    let later: typeof first | undefined
+    try {
       await eventually(async () => Number(await waiting()) === 1)
       await setTimeout(2100)
-      const later = app.admin.get('/system/status')
+      later = read()
       await setTimeout(500)
       assert.equal(Number(await waiting()), 1)
-      return { later }
-    })
-    for (const { status } of [await first, await second.later]) assert.equal(status, 200)
+    } finally {
+      released.resolve()
+      await lock
+    }
+    for (const answer of [first, later]) assert.equal((await answer)?.status, 200)
   })
 
   it('takes as the record of a message only an ID, not a text that begins like one', () => {
