@@ -1,12 +1,8 @@
 import assert from 'node:assert/strict'
-import { execFileSync, spawnSync } from 'node:child_process'
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
-import { tmpdir } from 'node:os'
-import path from 'node:path'
-import { pathToFileURL } from 'node:url'
 import type { ExportFormat } from '../../src/automation/exports/model.ts'
 import { RENDERERS } from '../../src/automation/exports/render.ts'
 import type { CaseSnapshot } from '../../src/automation/exports/snapshot.ts'
+import { openPage, startChromium } from '../support/chromium.ts'
 
 const HOSTILE = [
   '<script>document.title="owned"</script>',
@@ -88,8 +84,6 @@ const snapshot = (): CaseSnapshot => ({
   omitted: [{ type: 'file', id: 'file_1', reason: 'not_found' }],
 })
 
-const chromium = ['chromium', 'chromium-browser', 'google-chrome'].find(name => spawnSync('which', [name]).status === 0)
-
 const rendered = (format: ExportFormat): string => [...RENDERERS[format].render(snapshot())].join('')
 
 describe('export rendering', () => {
@@ -164,30 +158,17 @@ describe('export rendering', () => {
     assert.equal(json.executions[0].definition.steps.length, 2)
   })
 
-  it('runs and loads nothing in a browser', function () {
+  it('runs and loads nothing in a browser', async function () {
+    const chromium = await startChromium()
     if (!chromium) return this.skip()
-    const folder = mkdtempSync(path.join(tmpdir(), 'export-'))
     try {
-      const page = path.join(folder, 'export.html')
-      writeFileSync(page, rendered('html'))
-      const flags = [
-        '--headless',
-        '--no-sandbox',
-        '--disable-gpu',
-        '--disable-quic',
-        '--no-first-run',
-        '--disable-background-networking',
-      ]
-      const more = ['--disable-component-update', '--disable-sync', `--user-data-dir=${folder}/profile`, '--dump-dom']
-      const dom = execFileSync(chromium, [...flags, ...more, pathToFileURL(page).href], {
-        encoding: 'utf8',
-        stdio: ['ignore', 'pipe', 'ignore'],
-        timeout: 60_000,
-      })
-      assert.match(dom, /<title>Case 7: /)
-      assert.doesNotMatch(dom, /<script|<img/i)
+      const { page, problems } = await openPage(chromium, ['null'])
+      await page.setContent(rendered('html'))
+      assert.match(await page.title(), /^Case 7: /)
+      assert.equal(await page.locator('script, img').count(), 0)
+      assert.deepEqual(problems, [])
     } finally {
-      rmSync(folder, { recursive: true, force: true })
+      await chromium.close()
     }
   }).timeout(90_000)
 })
