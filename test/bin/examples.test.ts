@@ -4,7 +4,7 @@ import { createHmac } from 'node:crypto'
 import { once } from 'node:events'
 import fs from 'node:fs'
 import http from 'node:http'
-import { type AddressInfo, createServer } from 'node:net'
+import type { AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
@@ -13,6 +13,7 @@ import { type Client, client, eventually } from '../support/app.ts'
 import { openPage, startChromium } from '../support/chromium.ts'
 import { launch, type Running } from '../support/commands.ts'
 import { pngHeader } from '../support/images.ts'
+import { quietPort } from '../support/postgres.ts'
 
 const MAILBOX_SECRET = 'a secret of mailboxes'
 
@@ -34,11 +35,13 @@ describe('the examples, against npm start', function () {
 
   before(async () => {
     fs.chmodSync(data, 0o755)
-    mailboxPort = await freePort()
+    mailboxPort = await quietPort()
     const types = path.join(data, 'resource-types.json')
     const config = fs.readFileSync(path.resolve(import.meta.dirname, '../../examples/resource-types.json'), 'utf8')
     fs.writeFileSync(types, config.replace('8091', String(mailboxPort)))
-    up = launch('bin/muster.ts', ['up', '--data', path.join(data, 'data'), '--port', '0', '--json'], {
+    // A port that no outgoing connection takes while the database is migrated.
+    const port = String(await quietPort())
+    up = launch('bin/muster.ts', ['up', '--data', path.join(data, 'data'), '--port', port, '--json'], {
       EGRESS_ALLOW_HOSTS: '127.0.0.1',
       FORMATION_RESOURCE_TYPES_CONFIG: types,
       MAILBOX_SECRET,
@@ -199,7 +202,7 @@ describe('the examples, against npm start', function () {
 
   it('a receiver of webhooks that verifies signatures and handles each event once', async () => {
     // The secret is known once the webhook exists, and the webhook needs the port of the receiver.
-    const port = await freePort()
+    const port = await quietPort()
     const address = `http://127.0.0.1:${port}/`
     const { body: webhook } = await caller.post('/webhooks', { name: 'example', url: address, events: ['agents.*'] })
     const { output } = start('webhook-receiver', [], { MUSTER_WEBHOOK_SECRET: webhook.secret, PORT: String(port) })
@@ -225,11 +228,3 @@ describe('the examples, against npm start', function () {
     assert.equal(output.stdout.match(/forged/g)?.length, 1)
   })
 })
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  const { port } = server.address() as AddressInfo
-  await new Promise(resolve => server.close(resolve))
-  return port
-}

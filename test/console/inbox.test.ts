@@ -82,7 +82,7 @@ describe('the inbox of the console', function () {
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
-    await question.getByRole('button', { name: 'Answer' }).focus()
+    await question.getByRole('button', { name: 'Submit' }).focus()
     await page.keyboard.press('Enter')
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)

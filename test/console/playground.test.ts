@@ -74,12 +74,13 @@ describe('the playground in the console', function () {
 
   const PIECES = 5000
   const talkative = async () => {
-    const chunks = Array.from({ length: PIECES }, (_, n) => (n % 20 === 19 ? `word ${n}.\n` : `word ${n} `))
+    const chunks = Array.from({ length: PIECES }, (_, n) => (n % 20 === 19 ? `w${n}.\n` : `w${n} `))
     await doubleClient(suite.app.double).put('pieces', { rules: [{ reply: { chunks, chunk_delay_ms: 1 } }] })
     return agent({ name: 'Talkative', model: 'pieces/m' })
   }
   /** Fails where the page was written more often than it was drawn, from now until the returned function is called. */
   const watchWrites = async (page: Page) => {
+    await page.locator('main').waitFor()
     await page.evaluate(`window.drawn = 0; window.written = 0
       ;(function note() { drawn++; requestAnimationFrame(note) })()
       new MutationObserver(() => { written++ }).observe(document.querySelector('main'), { subtree: true, childList: true, characterData: true })`)
@@ -90,7 +91,7 @@ describe('the playground in the console', function () {
     }
   }
   const checkText = async (shown: string, agentId: string) => {
-    const words = (text: string) => text.match(/word \d+/g)
+    const words = (text: string) => text.match(/w\d+/g)
     const { data } = (await suite.app.admin.get(`/generations?agent_id=${agentId}`)).body
     const { output } = (await suite.app.admin.get(`/generations/${data[0].id}`)).body
     assert.equal(words(output.content)?.length, PIECES)
@@ -105,7 +106,7 @@ describe('the playground in the console', function () {
     const turn = page.getByRole('article')
     await turn.getByText('Total').waitFor({ timeout: 120_000 })
     await checkWrites()
-    await eventually(async () => (await turn.innerText()).includes('word 4999'))
+    await eventually(async () => (await turn.innerText()).includes('w4999'))
     await checkText(await turn.innerText(), id)
     assert.deepEqual(problems, [])
   })
@@ -118,7 +119,7 @@ describe('the playground in the console', function () {
     const checkWrites = await watchWrites(page)
     await page.getByLabel('Message as the user').fill('Talk')
     await page.keyboard.press('Enter')
-    const reply = page.getByRole('log').locator('p').filter({ hasText: 'word 4999' })
+    const reply = page.getByRole('log').locator('p').filter({ hasText: 'w4999' })
     await reply.waitFor({ timeout: 120_000 })
     await checkWrites()
     await eventually(async () => (await suite.app.admin.get(`/sessions/${session.id}`)).body.generating_at === null)

@@ -48,6 +48,7 @@ export function HumanForm({
   runId,
   action,
   nodes = [],
+  submitLabel = strings.runs.answer,
   stale,
   onDone,
   onCancel,
@@ -55,6 +56,7 @@ export function HumanForm({
   runId: string
   action: RequiredAction
   nodes?: OrchestrationNode[]
+  submitLabel?: string
   stale: Stale
   onDone?: () => void
   onCancel?: () => void
@@ -85,7 +87,7 @@ export function HumanForm({
   return (
     <SchemaForm
       schema={schema}
-      submitLabel={strings.runs.answer}
+      submitLabel={submitLabel}
       isPending={answer.isPending}
       error={answer.error}
       onSubmit={values => answer.mutate(values)}

@@ -112,7 +112,16 @@ function InputCard({ form, run, action }: CardOf<'input'> & { run: Orchestration
         Object.keys(action.context).length > 0 && <Value value={action.context} label={strings.inbox.context} />
       }
     >
-      {close => <HumanForm runId={run.id} action={action} stale={STALE} onDone={close} onCancel={close} />}
+      {close => (
+        <HumanForm
+          submitLabel={strings.inbox.submit}
+          runId={run.id}
+          action={action}
+          stale={STALE}
+          onDone={close}
+          onCancel={close}
+        />
+      )}
     </FormFrame>
   )
 }
