@@ -9,10 +9,14 @@ export const pageOf = <T extends z.ZodType>(item: T) =>
 
 export type PageBody<T> = { data: T[]; total: number; limit: number; offset: number }
 
-/** Returns the values of a repeatable query parameter as a list. The query parser makes an object of more than 20. */
+/**
+ * Returns the values of a repeatable query parameter as a list. The query parser makes an object with the indexes as
+ * names of more than 20; an object with other names is none.
+ */
 export const queryValues = (value: unknown): unknown => {
   if (typeof value === 'string') return [value]
-  return typeof value === 'object' && value !== null ? Object.values(value) : value
+  if (typeof value !== 'object' || value === null) return value
+  return Object.keys(value).every((name, index) => name === String(index)) ? Object.values(value) : value
 }
 
 /** Returns the schema of a repeatable enum filter, whose values are ORed. Unknown and empty values are refused. */
