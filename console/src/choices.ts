@@ -12,7 +12,7 @@ import { useQuery } from '@tanstack/react-query'
 import { api } from './api.ts'
 import { visible } from './components/text.tsx'
 import { usePermissions } from './projects.ts'
-import { strings } from './strings.ts'
+import * as strings from './strings.ts'
 
 /** An option of a form or a filter. */
 export type Choice = { value: string; label: string }

@@ -13,7 +13,7 @@ import {
   Notification,
   Text,
 } from '@mantine/core'
-import { strings } from './strings.ts'
+import * as strings from './strings.ts'
 
 const closable = { closeButtonProps: { 'aria-label': strings.close } }
 

@@ -3,7 +3,7 @@ import type { Page } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { consoleSuite, go, HOSTILE, openConsole } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
@@ -29,7 +29,7 @@ describe('the console for automation', function () {
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   /** Moves the focus to a button or link and activates it with the keyboard. */
   const press = async (page: Page, name: string | RegExp, role: 'button' | 'link' = 'button') => {
-    await page.getByRole(role, { name, exact: true }).last().focus()
+    await focusOn(page.getByRole(role, { name, exact: true }).last())
     await page.keyboard.press('Enter')
   }
 
@@ -153,20 +153,20 @@ describe('the console for automation', function () {
       await page.getByText('No trigger yet').waitFor()
       await press(page, 'New trigger')
       const dialog = page.getByRole('dialog')
-      await dialog.getByLabel('Name').focus()
+      await focusOn(dialog.getByLabel('Name'))
       await page.keyboard.type('By keys')
       await page.keyboard.press('Tab')
       await page.keyboard.type('Nightly')
       await page.getByRole('option', { name: 'Nightly' }).waitFor()
       await page.keyboard.press('ArrowDown')
       await page.keyboard.press('Enter')
-      await dialog.getByLabel('Cron').focus()
+      await focusOn(dialog.getByLabel('Cron'))
       await page.keyboard.type('0 9 * * 1')
       await page.keyboard.press('Enter')
       await heading(page, 'By keys')
       await page.getByText('Next firing').waitFor()
       await press(page, 'Fire')
-      await dialog.getByLabel('Input').focus()
+      await focusOn(dialog.getByLabel('Input'))
       await page.keyboard.type('{"day": "monday"}')
       await press(page, 'Fire')
       const row = page.getByRole('row', { name: /By hand Succeeded Orchestration ?orch_run_/ })
@@ -177,7 +177,7 @@ describe('the console for automation', function () {
       await page.getByRole('link', { name: data[0].id }).waitFor()
       await press(page, 'All firings', 'link')
       await press(page, 'Disable')
-      await dialog.getByRole('button', { name: 'Disable' }).focus()
+      await focusOn(dialog.getByRole('button', { name: 'Disable' }))
       await page.keyboard.press('Enter')
       await page.getByText('Inactive').waitFor()
       assert.equal(await page.getByRole('button', { name: 'Fire' }).count(), 0)
@@ -230,7 +230,7 @@ describe('the console for automation', function () {
       await page.getByText('No formation yet').waitFor()
       await press(page, 'New formation', 'link')
       await heading(page, 'New formation')
-      await page.getByLabel('Name').focus()
+      await focusOn(page.getByLabel('Name'))
       await page.keyboard.type('Shop')
       await page.keyboard.press('Tab')
       await page.keyboard.press('Control+a')

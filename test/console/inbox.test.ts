@@ -3,7 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, go, HOSTILE, openConsole, violations } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions, violations } from './support.ts'
 
 describe('the inbox of the console', function () {
   this.timeout(180_000)
@@ -76,13 +76,13 @@ describe('the inbox of the console', function () {
     const card = (name: string) => page.getByRole('article', { name })
 
     const question = card('May this be refunded?')
-    await question.getByRole('button', { name: 'Answer' }).focus()
+    await focusOn(question.getByRole('button', { name: 'Answer' }))
     await page.keyboard.press('Enter')
-    await question.getByRole('combobox', { name: 'Choice' }).focus()
-    await page.keyboard.press('ArrowDown')
+    await focusOn(question.getByRole('combobox', { name: 'Choice' }))
+    await openOptions(page)
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
-    await question.getByRole('button', { name: 'Submit' }).focus()
+    await focusOn(question.getByRole('button', { name: 'Submit' }))
     await page.keyboard.press('Enter')
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)
@@ -146,7 +146,7 @@ describe('the inbox of the console', function () {
     const card = first.page.getByRole('article', { name: 'refund' })
     await card.getByRole('button', { name: 'Earlier decisions' }).click()
     await card.getByText('too small').waitFor()
-    await card.focus()
+    await focusOn(card)
     await first.page.keyboard.press('a')
     await second.page.getByText('Nothing waits for you').waitFor({ timeout: 5000 })
     assert.deepEqual(first.problems, [])

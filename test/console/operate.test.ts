@@ -9,7 +9,7 @@ import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
-import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, violations } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, PASSWORD, violations } from './support.ts'
 
 describe('views to operate a deployment', function () {
   this.timeout(180_000)
@@ -28,7 +28,7 @@ describe('views to operate a deployment', function () {
   const row = (page: Page, text: string) => page.getByRole('row').filter({ hasText: text })
   /** Presses a button by the keyboard. */
   const press = async (page: Page, name: string) => {
-    await button(page, name).first().focus()
+    await focusOn(button(page, name).first())
     await page.keyboard.press('Enter')
   }
   /** Fails if axe finds something in what is open now. */
@@ -173,7 +173,7 @@ describe('views to operate a deployment', function () {
       await press(page, 'Drop')
       await page.getByText('its work is never done').waitFor()
       await page.keyboard.press('Tab')
-      await page.getByRole('dialog').getByRole('button', { name: 'Drop' }).focus()
+      await focusOn(page.getByRole('dialog').getByRole('button', { name: 'Drop' }))
       await page.keyboard.press('Enter')
       await eventually(async () => (await count()) === 0)
       const { total } = (await suite.app.admin.get('/audit-log?action=system:ManageDeadLetters')).body
@@ -239,7 +239,7 @@ describe('views to operate a deployment', function () {
     await dialog.getByLabel('Limit').fill('40')
     await dialog.getByLabel('Limit').press('Enter')
     await row(page, 'Requests').getByText('0 of 40').waitFor()
-    await row(page, 'Requests').getByRole('button', { name: 'Edit' }).focus()
+    await focusOn(row(page, 'Requests').getByRole('button', { name: 'Edit' }))
     await page.keyboard.press('Enter')
     await dialog.getByLabel('Limit').fill('80')
     await dialog.getByLabel('Limit').press('Enter')
@@ -248,9 +248,9 @@ describe('views to operate a deployment', function () {
       (await quotas()).map(({ limit }) => limit),
       [80],
     )
-    await row(page, 'Requests').getByRole('button', { name: 'Delete' }).focus()
+    await focusOn(row(page, 'Requests').getByRole('button', { name: 'Delete' }))
     await page.keyboard.press('Enter')
-    await dialog.getByRole('button', { name: 'Delete' }).focus()
+    await focusOn(dialog.getByRole('button', { name: 'Delete' }))
     await page.keyboard.press('Enter')
     await eventually(async () => (await quotas()).length === 0)
     assert.deepEqual(problems, [])
@@ -418,7 +418,7 @@ describe('views to operate a deployment', function () {
     const { page, problems } = await open('settings')
     const general = page.getByRole('region', { name: 'General' })
     await general.getByLabel('Description').fill('Answers customers')
-    await general.getByRole('button', { name: 'Save' }).focus()
+    await focusOn(general.getByRole('button', { name: 'Save' }))
     await page.keyboard.press('Enter')
     await page.getByText('The settings are saved').waitFor()
     const { body } = await suite.app.admin.get(`/projects/${project()}`)

@@ -4,7 +4,7 @@ import { chain } from '../automation/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, go, HOSTILE, openConsole } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions } from './support.ts'
 
 describe('runs in the console', function () {
   this.timeout(180_000)
@@ -96,15 +96,15 @@ describe('runs in the console', function () {
     const run = await start((await asking()).id)
     const { page, problems } = await open(`runs/${run.id}`)
     const tree = page.getByRole('tree', { name: 'Nodes' })
-    await tree.getByRole('treeitem').first().focus()
+    await focusOn(tree.getByRole('treeitem').first())
     await page.keyboard.press('End')
     await page.keyboard.press('Home')
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
     const panel = page.getByRole('dialog', { name: 'ask' })
     await panel.getByText('Pay 240?', { exact: true }).waitFor()
-    await panel.getByLabel('Choice').focus()
-    await page.keyboard.press('Enter')
+    await focusOn(panel.getByLabel('Choice'))
+    await openOptions(page)
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
     await page.keyboard.press('Tab')
@@ -123,7 +123,7 @@ describe('runs in the console', function () {
   it('moves in the graph along edges, and opens a node by Enter or click', async () => {
     const run = await start((await asking()).id)
     const { page, problems } = await open(`runs/${run.id}`)
-    await node(page, 'first').focus()
+    await focusOn(node(page, 'first'))
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('ArrowUp')

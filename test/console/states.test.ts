@@ -153,8 +153,11 @@ describe('a view that streams', function () {
     }
     const log = page.getByRole('log')
     await log.getByText('word119').waitFor({ timeout: 60_000 })
-    const { data } = (await app.admin.get(`/sessions/${session.id}/messages`)).body
-    assert.equal(data.at(-1).content, words)
+    // The log shows the pieces before the message is written.
+    await eventually(async () => {
+      const { data } = (await app.admin.get(`/sessions/${session.id}/messages`)).body
+      return data.at(-1).content === words
+    })
     await eventually(async () => {
       const text = (await log.innerText()).replaceAll(/\s+/g, ' ')
       return text.split(words).length === 2

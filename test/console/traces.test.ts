@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, HOSTILE, openConsole, violations } from './support.ts'
+import { consoleSuite, focusOn, HOSTILE, openConsole, violations } from './support.ts'
 
 const call = (name: string, args: object = {}) => ({ name, args })
 const scripted = (replies: object[]) => `@double ${JSON.stringify(replies)}`
@@ -57,7 +57,7 @@ describe('traces in the console', function () {
       await tree.getByRole('treeitem').filter({ hasText: name }).first().waitFor()
     assert.equal(await tree.getByRole('treeitem').filter({ hasText: 'Researcher' }).getAttribute('aria-level'), '3')
     // Down to the step, close and open it, and open the tool.
-    await tree.getByRole('treeitem').first().focus()
+    await focusOn(tree.getByRole('treeitem').first())
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('ArrowLeft')
     await tree.getByText('orders').waitFor({ state: 'hidden' })
@@ -150,7 +150,7 @@ describe('traces in the console', function () {
     const items = page.getByRole('treeitem')
     await items.filter({ hasText: '1. Step with 10 tool calls' }).waitFor()
     assert.ok((await items.count()) < 100)
-    await items.first().focus()
+    await focusOn(items.first())
     await page.keyboard.press('End')
     await eventually(async () =>
       String(await page.evaluate('document.activeElement.textContent')).includes('21. double-1'),

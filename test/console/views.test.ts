@@ -7,7 +7,7 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, signIn, startConsoleApp } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, PASSWORD, signIn, startConsoleApp } from './support.ts'
 
 describe('the console in a browser', function () {
   this.timeout(180_000)
@@ -46,6 +46,19 @@ describe('the console in a browser', function () {
     await page.getByRole('link', { name: 'Helper' }).waitFor()
     assert.deepEqual(await stored(), [0, 0, ''])
     assert.deepEqual(problems, [])
+  })
+
+  it('makes at most 45 requests from the sign-in to the overview', async () => {
+    const watched = await openPage(suite.chromium, [suite.app.base])
+    closeLater(watched)
+    const { page } = watched
+    const requests: string[] = []
+    page.on('request', request => void requests.push(`${request.method()} ${new URL(request.url()).pathname}`))
+    await page.goto(`${suite.app.base}/app${at('overview')}`)
+    await signIn(page, 'ada')
+    await heading(page, 'Overview')
+    await page.waitForLoadState('networkidle')
+    assert.ok(requests.length <= 45, `${requests.length}: ${requests.join(', ')}`)
   })
 
   it('signs in with a link once, keeps it out of the address, and asks for the password after that', async () => {
@@ -196,10 +209,10 @@ describe('the console in a browser', function () {
     const rejected = find('pay_rejected', ids.rejected)
     const edited = find('pay_edited', ids.edited)
     await edited.card.waitFor()
-    await approved.card.focus()
+    await focusOn(approved.card)
     await page.keyboard.press('a')
     await eventually(async () => (await approved.state()).status === 'approved')
-    await rejected.card.focus()
+    await focusOn(rejected.card)
     await page.keyboard.press('r')
     await page.getByLabel('Reason').fill('too much')
     await page.keyboard.press('Enter')

@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises'
 import type { Locator } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, go, HOSTILE, openConsole, violations } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions, violations } from './support.ts'
 
 describe('work in the console', function () {
   this.timeout(180_000)
@@ -45,7 +45,7 @@ describe('work in the console', function () {
     await column('doing').getByRole('article', { name: 'Broken lamp' }).waitFor()
     await eventually(async () => (await state()) === 'doing', { what: 'the task is moved' })
     await page.getByText('Broken lamp is in doing now').waitFor()
-    await page.getByRole('button', { name: 'Actions of Broken lamp' }).focus()
+    await focusOn(page.getByRole('button', { name: 'Actions of Broken lamp' }))
     await page.keyboard.press('Enter')
     await page.getByRole('menuitem', { name: 'finish' }).waitFor()
     await page.keyboard.press('ArrowDown')
@@ -55,7 +55,7 @@ describe('work in the console', function () {
     await eventually(async () => (await page.evaluate('document.activeElement.id')) === `task-${id}`, {
       what: 'the keyboard goes on at the card',
     })
-    await page.getByRole('link', { name: 'Broken lamp' }).focus()
+    await focusOn(page.getByRole('link', { name: 'Broken lamp' }))
     await page.keyboard.press('Enter')
     const panel = page.getByRole('dialog', { name: 'Broken lamp' })
     await panel.getByText('finish: doing → done').waitFor()
@@ -171,30 +171,30 @@ describe('work in the console', function () {
   it('leads from a new case through a manual step to its outcome, by the keyboard alone', async () => {
     await playbook('Review', [MANUAL])
     const { page, problems } = await open('cases')
-    await page.getByRole('button', { name: 'New case' }).first().focus()
+    await focusOn(page.getByRole('button', { name: 'New case' }).first())
     await page.keyboard.press('Enter')
     await page.getByRole('dialog').getByLabel('Title').waitFor()
     await page.keyboard.type('Broken lamp')
     await page.keyboard.press('Enter')
-    await page.getByRole('button', { name: 'Start playbook' }).focus()
+    await focusOn(page.getByRole('button', { name: 'Start playbook' }))
     await page.keyboard.press('Enter')
     const start = page.getByRole('dialog')
-    await start.getByLabel('Playbook ID').focus()
-    await page.keyboard.press('ArrowDown')
+    await focusOn(start.getByLabel('Playbook ID'))
+    await openOptions(page)
     await page.getByRole('option', { name: 'Review' }).waitFor()
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
-    await start.getByRole('button', { name: 'Start', exact: true }).focus()
+    await focusOn(start.getByRole('button', { name: 'Start', exact: true }))
     await page.keyboard.press('Enter')
     await page.getByText('Compare the receipt.').waitFor()
     await page.getByText('Waits for a person').waitFor()
     // The service refuses the step without its evidence.
     await page.getByLabel('Amount paid').fill('20')
-    await page.getByRole('button', { name: 'Complete the step' }).focus()
+    await focusOn(page.getByRole('button', { name: 'Complete the step' }))
     await page.keyboard.press('Enter')
     await page.getByRole('alert').waitFor()
     await page.getByLabel('Receipt').fill('seen')
-    await page.getByRole('button', { name: 'Complete the step' }).focus()
+    await focusOn(page.getByRole('button', { name: 'Complete the step' }))
     await page.keyboard.press('Enter')
     await page.getByText('Step completed: check').waitFor()
     await page.getByText('Resolved', { exact: true }).first().waitFor()
@@ -263,7 +263,7 @@ describe('work in the console', function () {
     })
     const { page, problems } = await open(`evals/${evaluation.id}`)
     const press = async (locator: Locator) => {
-      await locator.focus()
+      await focusOn(locator)
       await page.keyboard.press('Enter')
     }
     const run = async () => {

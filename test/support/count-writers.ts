@@ -107,8 +107,9 @@ async function write(): Promise<never> {
     })
     while (!lost) {
       try {
+        const changed = await transaction(client)
         const before = done
-        done += await transaction(client)
+        done += changed
         if (Math.floor(before / 10) < Math.floor(done / 10)) console.log('ten')
       } catch (error) {
         const { code, message } = error as pg.DatabaseError

@@ -24,7 +24,7 @@ const TIMES_FILE = path.join(root, 'node_modules/.cache/test-times.jsonl')
 /** Concurrent files: two more than the cores of the smallest machine, because tests wait for half of their time. */
 const JOBS = 4
 /** More failed files than these are not the odd test that met a bad moment: nothing is run again. */
-const AGAIN_MAX = 6
+const AGAIN_MAX = 10
 
 /** Files that take longest, in this order before all others: started last, one would keep a core idle at the end. */
 const FIRST = [
@@ -86,10 +86,14 @@ let interrupted = false
 async function succeeds(
   program: string,
   args: string[],
-  { environment = env, print }: { environment?: NodeJS.ProcessEnv; print?: (text: string) => void } = {},
+  {
+    environment = env,
+    print,
+    shell = false,
+  }: { environment?: NodeJS.ProcessEnv; print?: (text: string) => void; shell?: boolean } = {},
 ): Promise<boolean> {
   if (interrupted) return false
-  const child = spawn(program, args, { cwd: root, env: environment, stdio: print ? 'pipe' : 'inherit' })
+  const child = spawn(program, args, { cwd: root, env: environment, stdio: print ? 'pipe' : 'inherit', shell })
   running.add(child)
   let printed = ''
   for (const stream of [child.stdout, child.stderr]) stream?.on('data', part => (printed += part))
@@ -113,9 +117,8 @@ async function bundlePrograms(): Promise<void> {
 /** Runs a script of package.json; returns the number of failures, 0 or 1. */
 async function check(script: string): Promise<number> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
-  const [program, ...args] = scripts[script].split(' ')
   const print = (text: string) => console.log(`${script}: ${scripts[script]}\n${text}`.trimEnd())
-  return (await succeeds(path.join(bin, program), args, { print })) ? 0 : 1
+  return (await succeeds(scripts[script], [], { print, shell: true })) ? 0 : 1
 }
 
 /** Every test file, slow ones first. */

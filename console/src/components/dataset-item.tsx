@@ -4,7 +4,7 @@ import { useState } from 'react'
 import { api } from '../api.ts'
 import { useDatasets } from '../choices.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { SubmitRow } from './schema-form.tsx'
 

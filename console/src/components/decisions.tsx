@@ -3,7 +3,7 @@ import type { GuardrailEvaluation, StoredGuardrailEvaluation } from '@muster/cli
 import { listGuardrailEvaluations } from '@muster/client/operations'
 import { api } from '../api.ts'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from './list.tsx'
 import { visible, When } from './text.tsx'
 import { Value } from './value.tsx'

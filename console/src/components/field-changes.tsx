@@ -1,5 +1,5 @@
 import { Code, Group, Stack, Text } from '@mantine/core'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { visible } from './text.tsx'
 import { Value } from './value.tsx'
 

@@ -3,7 +3,7 @@ import { useForm } from '@mantine/form'
 import { createProjectKey } from '@muster/client/operations'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { api } from '../api.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { SecretOnce } from './secret.tsx'
 import { FailureAlert } from './states.tsx'
 

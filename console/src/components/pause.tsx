@@ -3,7 +3,7 @@ import { pauseProject } from '@muster/client/operations'
 import { IconPlayerPause } from '@tabler/icons-react'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { FormButton, useAction } from './actions.tsx'
 import { SubmitRow } from './schema-form.tsx'
 

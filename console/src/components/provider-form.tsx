@@ -5,7 +5,7 @@ import type { AiProviderInput } from '@muster/client'
 import { checkAiProvider, createAiProvider, createSecret } from '@muster/client/operations'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { api } from '../api.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 

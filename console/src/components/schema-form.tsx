@@ -17,7 +17,7 @@ import {
 import { type ReactNode, useState } from 'react'
 import { failureOf } from '../api.ts'
 import type { Choice } from '../choices.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 

@@ -5,7 +5,7 @@ import { acceptShare, createShare, listShares, resumeShare, revokeShare, suspend
 import { IconShare } from '@tabler/icons-react'
 import { api } from '../api.ts'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { ActionButton, FormButton, useAction } from './actions.tsx'
 import { type Column, ListView, useList } from './list.tsx'
 import { SchemaForm } from './schema-form.tsx'

@@ -4,7 +4,7 @@ import { IconAlertTriangle, IconFilterOff, IconLock, IconSearchOff } from '@tabl
 import type { UseQueryResult } from '@tanstack/react-query'
 import { type ReactNode, useEffect, useState } from 'react'
 import { failureOf } from '../api.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { CopyText, visible } from './text.tsx'
 
 /** A centred explanation with an action: empty lists, refusals, missing records. */

@@ -1,6 +1,6 @@
 import { Code, Group, ScrollArea, Text } from '@mantine/core'
 import { lazy, Suspense, useState } from 'react'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { CopyText, sizeText, TextButton, visible } from './text.tsx'
 
 /** Size above which a value is folded, and the part that is shown. */

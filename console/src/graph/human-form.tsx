@@ -6,7 +6,7 @@ import { type Stale, useAction } from '../components/actions.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Returns the names that expressions read of the answer of a node. */
 function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {

@@ -6,7 +6,7 @@ import type {
   RequiredAction,
 } from '@muster/client'
 import { statusText } from '../components/status.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
 
 /** An attempt of a node; one that came by the stream has no input and output yet. */

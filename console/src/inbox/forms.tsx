@@ -21,7 +21,7 @@ import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { HumanForm } from '../graph/human-form.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import type { PendingForm } from './waiting.ts'
 
 const STALE = [['forms'], ['approvals']]

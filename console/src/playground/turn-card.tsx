@@ -22,12 +22,12 @@ import { meant } from '../graph/human-form.tsx'
 import { callsOf, type ToolCall } from '../graph/waterfall.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { type ClientCall, clientCalls, type Step, settledSteps, type Turn } from './turn.ts'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const { playground: words } = strings
+const words = strings.playground
 
 /** What the record of a turn adds to its stream: arguments, results, knowledge, and what guardrails decided. */
 function useRecord(turn: Turn): { transcript?: Transcript; verdicts: StoredGuardrailEvaluation[] } {

@@ -4,7 +4,7 @@ import { useNavigate } from '@tanstack/react-router'
 import { useEffect, useState } from 'react'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { maySee, NAVIGATION } from './navigation.ts'
 
 /** Opens a view or a project by its name. */

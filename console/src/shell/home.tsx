@@ -7,7 +7,7 @@ import { Navigate, useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
 import { useMe, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Leads to a project; to the form of the first one while there is none. */
 export function Home() {

@@ -34,7 +34,7 @@ import {
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 type NavigationEntry = {
   name: string
@@ -54,7 +54,7 @@ export function maySee(
   return [action, ...alsoActions].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(action)
 }
 
-const { nav } = strings
+const nav = strings.nav
 
 /** Views of a project, by what they are for. */
 export const GROUPS: { name: string; views: NavigationEntry[] }[] = [

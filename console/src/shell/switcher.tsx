@@ -5,7 +5,7 @@ import { useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { visible } from '../components/text.tsx'
 import { useMe, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { ProjectForm } from './home.tsx'
 
 /** Projects that were opened last in this tab come first. */

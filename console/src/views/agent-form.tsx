@@ -22,7 +22,7 @@ import { Conflict } from '../components/conflict.tsx'
 import { Page } from '../components/page.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Fields of an agent that the form shows; the others are edited as JSON. */
 type Fields = {

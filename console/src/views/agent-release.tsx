@@ -10,9 +10,9 @@ import { Facts, Section } from '../components/record.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
-const { release: words } = strings
+const words = strings.release
 
 const EVALS = 100
 

@@ -12,7 +12,7 @@ import { AddressTabs } from '../components/record.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { useMe, usePermissions, useProjectId, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.apps
 

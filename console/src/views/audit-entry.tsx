@@ -11,7 +11,7 @@ import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { StatusBadge } from './audit.tsx'
 
 const texts = strings.audit

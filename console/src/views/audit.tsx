@@ -14,7 +14,7 @@ import { saveAs } from '../components/save.ts'
 import { FailureAlert, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.audit
 const STATUSES: Record<string, string[]> = {

@@ -19,7 +19,7 @@ import { RecordLink } from '../components/list.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
 import { ageText, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { AssignForm, PauseForm, staleOf, TaskBadges, TaskDrawer } from './task.tsx'
 
 /** Cards of a column that are drawn at first, and with each request for more. */

@@ -13,7 +13,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 const PRIORITIES = ['urgent', 'high', 'normal', 'low'] as const

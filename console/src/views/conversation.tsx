@@ -41,7 +41,7 @@ import { Tags, TagsButton } from '../components/tags.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Messages that are drawn at first, and that each click adds. */
 const SHOWN = 100

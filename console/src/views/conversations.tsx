@@ -14,7 +14,7 @@ import { Notice } from '../components/states.tsx'
 import { Tags, tagFilter } from '../components/tags.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const STATUSES = ['open', 'closed'] as const
 

@@ -28,7 +28,7 @@ import { SubmitRow } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Length of a text that a form shows in several lines. */
 const LONG = 1_000_000

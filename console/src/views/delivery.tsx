@@ -12,7 +12,7 @@ import { StatusBadge } from '../components/status.tsx'
 import { When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** A delivery: its attempts, what was sent and what was answered. */
 export function DeliveryView() {

@@ -31,7 +31,7 @@ import { Tags, TagsButton } from '../components/tags.tsx'
 import { sizeText, TextButton, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { DocumentStatus, isIngesting } from './documents.tsx'
 
 const documentKey = (id: string) => ['document', id]

@@ -13,7 +13,7 @@ import { Notice } from '../components/states.tsx'
 import { tagFilter } from '../components/tags.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 

@@ -11,7 +11,7 @@ import { Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { TextDifference } from '../components/text-difference.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { inputText } from './dataset.tsx'
 import {
   aggregatesOf,

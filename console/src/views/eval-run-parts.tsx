@@ -6,7 +6,7 @@ import { api, BUSY_MS, every } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { percentText } from './evals.tsx'
 
 /** Runs that a form or a comparison offers. */

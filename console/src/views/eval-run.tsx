@@ -22,7 +22,7 @@ import { statusText } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { inputText } from './dataset.tsx'
 import {
   type Aggregates,

@@ -18,7 +18,7 @@ import { StatusBadge } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Comparison } from './eval-comparison.tsx'
 import {
   aggregatesOf,

@@ -13,7 +13,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** The fields of an evaluation that people edit. */
 export const EVAL_FIELDS = ['name', 'agent_id', 'dataset_id', 'scorers', 'pass_threshold', 'max_error_rate', 'group_by']

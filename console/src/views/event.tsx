@@ -13,7 +13,7 @@ import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** An event: its data, and its outcome at each webhook. */
 export function EventView() {

@@ -8,7 +8,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Returns the patterns of what is typed: a name, the beginning of one to a dot, or a pattern. */
 function patternsOf(typed: string | undefined): string[] | undefined {

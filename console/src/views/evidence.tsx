@@ -5,7 +5,7 @@ import { useState } from 'react'
 import { api } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { SubmitRow } from '../components/schema-form.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 export type EvidenceKind = CaseEvidenceInput['kind']
 /** A piece of evidence that is being entered. */

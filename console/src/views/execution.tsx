@@ -29,13 +29,13 @@ import { StatusBadge, StatusIcon, statusText } from '../components/status.tsx'
 import { costText, TextButton, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { type EnteredEvidence, EvidenceField, type EvidenceKind, evidenceOf } from './evidence.tsx'
 import { Exports } from './exports.tsx'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const { playbooks } = strings
+const playbooks = strings.playbooks
 
 /** Who or what an execution waits for. */
 function waitText({ waiting_on }: Pick<PlaybookExecution, 'waiting_on'>): string | null {

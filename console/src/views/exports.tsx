@@ -12,7 +12,7 @@ import { Notice } from '../components/states.tsx'
 import { statusText } from '../components/status.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Saves a file of the project. */
 export function DownloadButton({ fileId, label }: { fileId: string; label: string }) {

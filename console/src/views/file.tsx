@@ -27,7 +27,7 @@ import { Tags, TagsButton } from '../components/tags.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const fileKey = (id: string) => ['file', id]
 

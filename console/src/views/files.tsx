@@ -25,7 +25,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { type Upload, useUploads } from '../uploads.ts'
 
 /** Newest files below a folder that are read to show its subfolders. */

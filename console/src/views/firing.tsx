@@ -11,7 +11,7 @@ import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Started } from './trigger.tsx'
 
 /** A firing: its input, its outcome and what it started. */

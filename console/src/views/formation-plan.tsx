@@ -13,7 +13,7 @@ import { FailureAlert } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { parseObject } from './agent-form.tsx'
 
 const EXAMPLE = `parameters:

@@ -26,7 +26,7 @@ import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import { NAVIGATION } from '../shell/navigation.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Changes, FormationPlanner } from './formation-plan.tsx'
 
 const POLL_MS = 15_000

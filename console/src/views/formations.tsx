@@ -10,7 +10,7 @@ import { Notice } from '../components/states.tsx'
 import { StatusBadge, statusText } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const STATUSES = ['creating', 'active', 'updating', 'failed', 'deleting', 'delete_failed'] as const
 

@@ -8,7 +8,7 @@ import { FormOrJson } from '../components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const DOCUMENT = Object.keys(documentFields.properties ?? {})
 const schema = {

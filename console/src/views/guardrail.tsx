@@ -34,7 +34,7 @@ import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { Versions } from '../components/versions.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { GuardrailForm, readGuardrail } from './guardrail-form.tsx'
 
 const guardrailKey = (id: string) => ['guardrail', id]

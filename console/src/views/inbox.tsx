@@ -15,7 +15,7 @@ import { FormCard } from '../inbox/forms.tsx'
 import { InboxSection } from '../inbox/section.tsx'
 import { useApprovals, useAttention, useExceptions, useForms } from '../inbox/waiting.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const SEVERITIES = ['critical', 'warning', 'info']
 

@@ -23,7 +23,7 @@ import { SecretOnce } from '../components/secret.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.keys
 const FIELDS = ['name', 'policy_ids', 'allowed_ips', 'expires_at']

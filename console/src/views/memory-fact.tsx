@@ -23,7 +23,7 @@ import { Tags, TagsButton } from '../components/tags.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { isCurrent, Ledger, Validity } from './memory-store.tsx'
 
 const memoryKey = (id: string) => ['memory', id]

@@ -45,7 +45,7 @@ import { Loaded, Notice } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const storeKey = (id: string) => ['memory-store', id]
 

@@ -12,7 +12,7 @@ import { Notice } from '../components/states.tsx'
 import { tagFilter } from '../components/tags.tsx'
 import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Memory stores of a project. */
 export function Memory() {

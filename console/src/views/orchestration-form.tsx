@@ -15,7 +15,7 @@ import { GraphPanel } from '../graph/graph-panel.tsx'
 import type { Definition } from '../graph/run-state.ts'
 import { useFindings } from '../graph/validation.ts'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { parseObject } from './agent-form.tsx'
 
 /** Time without input after which a definition is validated. */

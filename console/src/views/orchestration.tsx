@@ -33,7 +33,7 @@ import { NodeTypeIcon } from '../graph/node-type.tsx'
 import type { Definition } from '../graph/run-state.ts'
 import { useFindings } from '../graph/validation.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { FindingList, OrchestrationForm } from './orchestration-form.tsx'
 import { runColumns } from './runs.tsx'
 

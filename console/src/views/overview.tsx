@@ -21,7 +21,7 @@ import { Loaded, Notice } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { costText, elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const POLL_MS = 10_000
 /** Turns of which the failures are counted, and those that are shown. */

@@ -11,9 +11,9 @@ import { visible } from '../components/text.tsx'
 import { useExchange } from '../playground/exchange.ts'
 import { TurnCard } from '../playground/turn-card.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
-const { playground: words } = strings
+const words = strings.playground
 
 const nameOf = ({ name, version }: Agent): string =>
   `${visible(name ?? strings.agents.unnamed)} · ${words.version.toLowerCase()} ${version}`

@@ -12,7 +12,7 @@ import { Simulation } from '../components/simulation.tsx'
 import { Notice } from '../components/states.tsx'
 import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.policies
 

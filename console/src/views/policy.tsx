@@ -27,7 +27,7 @@ import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { Versions } from '../components/versions.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.policies
 

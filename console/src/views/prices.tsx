@@ -19,7 +19,7 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.prices
 const PRICE = new Intl.NumberFormat(undefined, { style: 'currency', currency: 'USD', maximumFractionDigits: 9 })

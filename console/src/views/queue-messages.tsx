@@ -11,7 +11,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.queue
 

@@ -14,7 +14,7 @@ import { Section } from '../components/record.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { durationText, elapsedText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.queue
 

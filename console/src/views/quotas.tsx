@@ -24,7 +24,7 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { costText, sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const POLL_MS = 60_000
 const texts = strings.quotas

@@ -5,7 +5,7 @@ import { api } from '../api.ts'
 import { useAction } from '../components/actions.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { costText, visible } from '../components/text.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.usage
 

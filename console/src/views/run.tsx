@@ -45,7 +45,7 @@ import {
 } from '../graph/run-state.ts'
 import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Nested runs of a node that are listed. */
 const NESTED = 20

@@ -11,7 +11,7 @@ import { Notice } from '../components/states.tsx'
 import { Status, statusText } from '../components/status.tsx'
 import { durationText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const RUN_STATUSES = [
   'queued',

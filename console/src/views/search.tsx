@@ -21,7 +21,7 @@ import { fieldLabel, SchemaForm } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Chunk } from './document.tsx'
 
 type Hit = KnowledgeDocumentResult | KnowledgeMemoryResult

@@ -21,7 +21,7 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.secrets
 

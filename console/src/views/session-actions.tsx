@@ -33,7 +33,7 @@ import { Tags, TagsButton } from '../components/tags.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** What can be done with a session as a whole. */
 export function SessionMenu({ session }: { session: Session }) {

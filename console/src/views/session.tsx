@@ -23,7 +23,7 @@ import { StreamingText } from '../components/streaming-text.tsx'
 import { visible } from '../components/text.tsx'
 import { useStream } from '../live.ts'
 import { useMe, usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { MessageFeedback, MessageMenu, SessionMenu } from './session-actions.tsx'
 import { SessionBadges } from './sessions.tsx'
 

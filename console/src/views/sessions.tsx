@@ -14,7 +14,7 @@ import { SubmitRow } from '../components/schema-form.tsx'
 import { Notice, Refused } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const POLL_MS = 10_000
 const STATUSES = ['open', 'closed', 'expired'] as const

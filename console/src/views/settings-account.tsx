@@ -8,7 +8,7 @@ import { FailureAlert, Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { useMe } from '../projects.ts'
 import { signOut } from '../session/tokens.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.settings
 

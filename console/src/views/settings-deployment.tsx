@@ -6,7 +6,7 @@ import { useFilters } from '../components/filters.ts'
 import { SearchField } from '../components/list.tsx'
 import { Loaded, NothingMatches } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.settings
 

@@ -14,7 +14,7 @@ import { SchemaForm, SubmitRow, type Values } from '../components/schema-form.ts
 import { Loaded } from '../components/states.tsx'
 import { CopyText, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.settings
 

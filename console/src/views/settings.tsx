@@ -1,7 +1,7 @@
 import { Page } from '../components/page.tsx'
 import { AddressTabs } from '../components/record.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Account } from './settings-account.tsx'
 import { DeploymentSettings } from './settings-deployment.tsx'
 import { ProjectSettings } from './settings-project.tsx'

@@ -23,7 +23,7 @@ import { CopyText, TextButton, visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const hidden = new Set<string>()
 

@@ -27,7 +27,7 @@ import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const HISTORY_ROWS = 100
 const PAYLOAD = 'payload.'

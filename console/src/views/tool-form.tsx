@@ -11,7 +11,7 @@ import { FormOrJson } from '../components/form-or-json.tsx'
 import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { type ObjectSchema, SchemaForm, type Values } from '../components/schema-form.tsx'
 import { useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 export const TOOL_TYPES = ['http', 'mcp', 'platform', 'pipeline', 'client'] as const
 type ToolType = Tool['type']

@@ -18,7 +18,7 @@ import { Loaded } from '../components/states.tsx'
 import { durationText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { readTool, ToolForm } from './tool-form.tsx'
 
 const toolKey = (id: string) => ['tool', id]

@@ -12,7 +12,7 @@ import { Shares } from '../components/shares.tsx'
 import { Notice } from '../components/states.tsx'
 import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { TOOL_TYPES, ToolForm } from './tool-form.tsx'
 
 /** Tools of a project, and those that projects share. */

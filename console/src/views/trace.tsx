@@ -39,12 +39,12 @@ import { Value } from '../components/value.tsx'
 import { isEnded, type LiveRun } from '../graph/run-state.ts'
 import { isRunning, type Subject, turnsOf, type WaterfallRow, waterfallRows } from '../graph/waterfall.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Turns whose steps are read. */
 const DETAILED = 50
 
-const { traces: words } = strings
+const words = strings.traces
 
 /** The waterfall of a trace, by its id or that of one of its turns. */
 export function TraceView() {

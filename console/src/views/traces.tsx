@@ -11,7 +11,7 @@ import { Notice } from '../components/states.tsx'
 import { Status, statusText } from '../components/status.tsx'
 import { costText, durationText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 const SOURCES = ['eval', 'decider', 'memory_rule', 'ingestion']

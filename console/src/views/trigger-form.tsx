@@ -20,7 +20,7 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
 import { visible } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Records of a kind that are offered as the target. */
 const TARGETS = 100

@@ -25,7 +25,7 @@ import { StatusBadge, statusText } from '../components/status.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { TriggerForm } from './trigger-form.tsx'
 import { firedBy } from './triggers.tsx'
 

@@ -12,7 +12,7 @@ import { Loading, Notice } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
 

@@ -16,7 +16,7 @@ import { saveAs } from '../components/save.ts'
 import { FailureAlert, Loaded, Loading, Notice } from '../components/states.tsx'
 import { costText, visible } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { PriceForm } from './prices.tsx'
 import { Receipt } from './receipt.tsx'
 

@@ -1,7 +1,7 @@
 import { Page } from '../components/page.tsx'
 import { AddressTabs } from '../components/record.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { Prices } from './prices.tsx'
 import { Quotas } from './quotas.tsx'
 import { UsageReport } from './usage-report.tsx'

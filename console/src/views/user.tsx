@@ -28,7 +28,7 @@ import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { FailureAlert, Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const texts = strings.users
 

@@ -30,7 +30,7 @@ import { StatusBadge, statusText } from '../components/status.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 import { usePassedEvents, WebhookForm } from './webhooks.tsx'
 
 const STATUSES = ['queued', 'completed', 'failed'] as const

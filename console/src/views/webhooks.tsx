@@ -17,7 +17,7 @@ import { Notice } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 const COUNT_POLL_MS = 60_000
 

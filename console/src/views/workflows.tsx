@@ -11,7 +11,7 @@ import { Page } from '../components/page.tsx'
 import { Notice } from '../components/states.tsx'
 import { When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
-import { strings } from '../strings.ts'
+import * as strings from '../strings.ts'
 
 /** Workflows of a project. */
 export function Workflows() {

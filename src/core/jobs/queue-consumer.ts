@@ -493,7 +493,8 @@ export class QueueConsumer {
       return this.#onReturned(attempt)
     }
     if (error instanceof RequeueError || this.#hardStop.signal.aborted) {
-      this.#requeuedCount += await this.#requeue([attempt], this.#stopping.aborted ? 0 : (delay ?? REQUEUE_DELAY_MS))
+      const requeued = await this.#requeue([attempt], this.#stopping.aborted ? 0 : (delay ?? REQUEUE_DELAY_MS))
+      this.#requeuedCount += requeued
       return
     }
     if (attempt.lease !== 'held') return this.#stopExpired(attempt)

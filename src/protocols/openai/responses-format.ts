@@ -168,7 +168,7 @@ export const responseObject = (head: ResponseHead, end: ResponseEnd, visible: Vi
 })
 
 /** Returns a time in seconds; now without one. */
-const seconds = (time: string | null | undefined): number => Math.floor((time ? Date.parse(time) : Date.now()) / 1000)
+export const seconds = (time?: string | null): number => Math.floor((time ? Date.parse(time) : Date.now()) / 1000)
 
 export const statusOf = (finish_reason: string | null): 'completed' | 'incomplete' =>
   finish_reason === 'length' ? 'incomplete' : 'completed'
@@ -185,11 +185,21 @@ export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number
   ...answer.tool_calls.map(call => callItem(suffix, call)),
 ]
 
-/** Returns functions that format the events of a streamed response. Events up to `after` are omitted. */
+type EventOptions = {
+  failed(error: unknown): object | null
+  /** Events up to this one are omitted. */
+  after?: number
+  /** Steps before the request. */
+  afterStep?: number
+  /** Of a turn that ended before the stream began. Default now. */
+  completed_at?: string | null
+}
+
+/** Returns functions that format the events of a streamed response. */
 export function responseEvents(
   head: ResponseHead,
   visible: Visibility,
-  { failed, after = -1, afterStep = 0 }: { failed(error: unknown): object | null; after?: number; afterStep?: number },
+  { failed, after = -1, afterStep = 0, completed_at }: EventOptions,
 ) {
   const suffix = suffixOf(head.id)
   const output: object[] = []
@@ -258,7 +268,7 @@ export function responseEvents(
     *end(answer: Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'>): Generator<string> {
       const status = statusOf(answer.finish_reason)
       yield* chunks(opening(), closeText(status), ...answer.tool_calls.map(callEvents))
-      const response = responseObject(head, { status, output, usage: answer.usage }, visible)
+      const response = responseObject(head, { status, output, usage: answer.usage, completed_at }, visible)
       yield* chunks(event(`response.${status}`, { response }, true))
     },
     failed(error: unknown): string | null {

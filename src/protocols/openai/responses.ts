@@ -24,6 +24,7 @@ import {
   responseEvents,
   responseId,
   responseObject,
+  seconds,
   statusOf,
   suffixOf,
   usageOfTotals,
@@ -46,8 +47,6 @@ const notFound = (param: string, id: string): AppError =>
     message: `Item ${id.slice(0, 200)} not found`,
     meta: { id: id.slice(0, 200), param },
   })
-
-const now = (): number => Math.floor(Date.now() / 1000)
 
 /** Handles POST /responses. */
 export async function createResponse(session: OpenAiSession): Promise<void> {
@@ -90,7 +89,7 @@ const headOf = (
   model: string,
   { previous_response_id, store, background, echo }: Omit<ParsedResponse, 'items' | 'request'>,
   id: string,
-): ResponseHead => ({ id, created_at: now(), model, previous_response_id, store, background, ...echo })
+): ResponseHead => ({ id, created_at: seconds(), model, previous_response_id, store, background, ...echo })
 
 async function respondByAgent(
   session: OpenAiSession,
@@ -247,7 +246,7 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
         : STATUSES[status]
   const failure = status === 'failed' && error ? errorFrame(session, failureOf(error)).error : null
   return responseObject(
-    { ...headOfGeneration(generation), created_at: Math.floor(Date.parse(generation.created_at) / 1000) },
+    headOfGeneration(generation),
     {
       status: shown,
       output: items,
@@ -262,9 +261,9 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
 const failureOf = ({ code, message, meta }: RecordedFailure): AppError =>
   new AppError(code as AppError['code'], { message, meta })
 
-const headOfGeneration = ({ id, agent_id }: GenerationRow): ResponseHead => ({
+const headOfGeneration = ({ id, agent_id, created_at }: GenerationRow): ResponseHead => ({
   id: responseId(id),
-  created_at: now(),
+  created_at: seconds(created_at),
   model: agent_id,
   previous_response_id: null,
   store: true,
@@ -286,6 +285,7 @@ export async function getResponse(session: OpenAiSession, match: RegExpExecArray
           failed: error => errorFrame(session, error),
           after,
           afterStep,
+          completed_at: generation.completed_at,
         }),
     },
   })

@@ -1,0 +1,111 @@
+/** Texts of what several views share. */
+
+export const product = 'Muster'
+export const close = 'Close'
+export const cancel = 'Cancel'
+export const save = 'Save'
+export const create = 'Create'
+export const edit = 'Edit'
+export const remove = 'Delete'
+export const copy = 'Copy'
+export const copied = 'Copied'
+export const retry = 'Try again'
+export const open = 'Open'
+export const none = '—'
+export const more = 'Show more'
+export const less = 'Show less'
+export const loading = 'Loading'
+export const skip = 'Skip to content'
+export const failed = {
+  title: 'This could not be loaded',
+  action: 'This did not work',
+  offline: 'The service does not answer. Check the connection, then try again.',
+  requestId: 'Request ID',
+  docs: 'About this error',
+  copyReport: 'Copy details',
+  stale: 'The last refresh failed. What you see may be old.',
+  crashed: 'This view stopped with an error',
+} as const
+
+export const refused = {
+  title: 'You may not see this',
+  needs: (action: string) => `It needs the permission ${action}. An administrator of the deployment can grant it.`,
+  general: 'Your permissions do not include it. An administrator of the deployment can grant them.',
+} as const
+
+export const missing = {
+  title: 'Not found',
+  text: 'It does not exist, was deleted, or belongs to a project that you cannot see.',
+  back: 'Back to the start',
+} as const
+
+export const list = { search: 'Find by name', all: (what: string) => `${what}: all` } as const
+export const tags = {
+  title: 'Tags',
+  none: 'No tags',
+  edit: 'Edit tags',
+  help: 'Each as key=value. Enter adds one.',
+  filter: 'Tag, such as team=desk',
+} as const
+
+export const form = {
+  required: 'This field is required',
+  notJson: 'This is not JSON',
+  changed: 'Another person has changed this record',
+  clear: (field: string) => `Clear ${field}`,
+} as const
+
+export const value = {
+  text: 'Text',
+  open: 'Open whole',
+  search: 'Find in the text',
+  next: 'Next',
+  download: 'Download',
+  file: 'value.txt',
+  found: (line: number) => `Found in line ${line}. `,
+  cut: 'Only the first 5 MB are shown. The download has all of it.',
+} as const
+
+export const filtered = { title: 'Nothing matches the filters', clear: 'Clear filters' } as const
+export const newVersion = {
+  title: 'A new version is available',
+  text: 'Reload to use it. What you typed in this view is lost.',
+  reload: 'Reload',
+} as const
+
+export const fieldChanges = { title: 'Differences', same: 'No difference' } as const
+export const statuses = {
+  completed: 'Completed',
+  failed: 'Failed',
+  in_progress: 'Running',
+  queued: 'Queued',
+  requires_action: 'Awaiting an answer',
+  awaiting_input: 'Awaiting input',
+  sleeping: 'Sleeping',
+  waiting: 'Waiting',
+  cancelled: 'Cancelled',
+  canceled: 'Cancelled',
+  open: 'Open',
+  acknowledged: 'Acknowledged',
+  pending: 'Not started',
+  running: 'Running',
+  succeeded: 'Succeeded',
+  skipped: 'Skipped',
+  approved: 'Approved',
+  rejected: 'Rejected',
+  expired: 'Expired',
+  creating: 'Creating',
+  updating: 'Updating',
+  deleting: 'Deleting',
+  delete_failed: 'Delete failed',
+  created: 'Created',
+  updated: 'Updated',
+  in_sync: 'As declared',
+  drifted: 'Differs',
+  missing: 'Missing',
+  not_supported: 'Cannot be compared',
+  active: 'Active',
+  inactive: 'Inactive',
+} as Record<string, string>
+
+export const when = { now: 'just now' } as const
