@@ -3,7 +3,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions, violations } from './support.ts'
+import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, violations } from './support.ts'
 
 describe('the inbox of the console', function () {
   this.timeout(180_000)
@@ -79,16 +79,14 @@ describe('the inbox of the console', function () {
     await focusOn(question.getByRole('button', { name: 'Answer' }))
     await page.keyboard.press('Enter')
     await focusOn(question.getByRole('combobox', { name: 'Choice' }))
-    await openOptions(page)
-    await page.keyboard.press('ArrowDown')
-    await page.keyboard.press('Enter')
+    await choose(page, 'yes')
     await focusOn(question.getByRole('button', { name: 'Submit' }))
     await page.keyboard.press('Enter')
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)
       return now.status === 'succeeded' ? now : null
     })
-    assert.match(JSON.stringify(settled.artifacts), /"choice":"(yes|no)"/)
+    assert.match(JSON.stringify(settled.artifacts), /"choice":"yes"/)
 
     const step = card('Inspect the parcel')
     await step.getByText('Open it and look.').waitFor()

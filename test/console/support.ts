@@ -79,10 +79,16 @@ export async function focusOn(control: Locator): Promise<void> {
   await control.focus()
 }
 
-/** Opens the list of the control that has the focus and waits until its options are there. */
-export async function openOptions(page: Page): Promise<void> {
+/** Chooses an option, with the keyboard alone, of the control that has the focus. */
+export async function choose(page: Page, name: string): Promise<void> {
   await page.keyboard.press('ArrowDown')
-  await page.getByRole('option').first().waitFor()
+  const option = page.getByRole('option', { name, exact: true })
+  await option.waitFor()
+  for (let count = 0; (await option.getAttribute('data-combobox-selected')) === null; count++) {
+    assert.ok(count < 50, `no option ${name} is reached`)
+    await page.keyboard.press('ArrowDown')
+  }
+  await page.keyboard.press('Enter')
 }
 
 /** Moves the focus with the keyboard to the control of a name. */

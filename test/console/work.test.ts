@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises'
 import type { Locator } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions, violations } from './support.ts'
+import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, violations } from './support.ts'
 
 describe('work in the console', function () {
   this.timeout(180_000)
@@ -180,10 +180,7 @@ describe('work in the console', function () {
     await page.keyboard.press('Enter')
     const start = page.getByRole('dialog')
     await focusOn(start.getByLabel('Playbook ID'))
-    await openOptions(page)
-    await page.getByRole('option', { name: 'Review' }).waitFor()
-    await page.keyboard.press('ArrowDown')
-    await page.keyboard.press('Enter')
+    await choose(page, 'Review')
     await focusOn(start.getByRole('button', { name: 'Start', exact: true }))
     await page.keyboard.press('Enter')
     await page.getByText('Compare the receipt.').waitFor()
