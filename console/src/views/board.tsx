@@ -121,9 +121,11 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
     },
     onSettled: async (_, __, { task }) => {
       await Promise.all(staleOf(task).map(queryKey => cache.invalidateQueries({ queryKey })))
-      // The focused card is mounted again in another column: the focus follows it.
+      // The focused card is mounted again in another column: the focus follows it, also from the menu that closes.
       requestAnimationFrame(() => {
-        if (document.activeElement === document.body) document.getElementById(`task-${task.id}`)?.focus()
+        const focused = document.activeElement
+        if (focused === document.body || focused?.closest('[role=menu]'))
+          document.getElementById(`task-${task.id}`)?.focus()
       })
     },
   })
