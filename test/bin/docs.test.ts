@@ -7,6 +7,7 @@ import path from 'node:path'
 import { stopEmbedded } from '../../src/local/postgres.ts'
 import { client, eventually } from '../support/app.ts'
 import { launch, type Running } from '../support/commands.ts'
+import { createDatabase, dropDatabase, quietPort } from '../support/postgres.ts'
 
 type Report = {
   url: string
@@ -27,6 +28,22 @@ function commandsOf(page: string): Map<string, string> {
   return new Map(commands.filter(([, code]) => code !== '') as [string, string][])
 }
 
+/** What a page shows as the output of its commands, by the heading. */
+function shownBy(page: string): Map<string, string> {
+  const sections = fs.readFileSync(path.join(root, page), 'utf8').split(/^## /m)
+  return new Map(
+    sections.map(section => [
+      section.slice(0, section.indexOf('\n')),
+      [...section.matchAll(/^```sh\n.*?^```\n\n```\n(.*?)^```$/gms)]
+        .map(([, text]) => text)
+        .join('')
+        .trim(),
+    ]),
+  )
+}
+
+const QUICK_STARTS = fs.readdirSync(path.join(root, 'docs')).filter(name => name.startsWith('quick-start-'))
+
 /** Sections that install or start what the others run against; test/bin/up.test.ts and examples.test.ts do that. */
 const STARTING = [
   'CONTRIBUTING.md: Setting up',
@@ -36,23 +53,32 @@ const STARTING = [
 ]
 
 describe('the commands of the pages', function () {
-  this.timeout(90_000)
+  this.timeout(300_000)
 
   const base = fs.mkdtempSync(path.join(tmpdir(), 'muster-docs-'))
   const data = path.join(base, 'data')
   let running: Running
   let report: Report
   let token: string
+  /** Where the receiver of webhooks, and web and worker of a deployment, listen. */
+  let ports: string[]
+  /** The empty database of the deployment. */
+  let database: string
 
   before(async () => {
     fs.chmodSync(base, 0o755)
-    running = launch('bin/muster.ts', ['up', '--data', data, '--port', '0', '--json'])
+    ports = []
+    for (let count = 0; count < 3; count++) ports.push(String(await quietPort()))
+    database = await createDatabase()
+    running = launch('bin/muster.ts', ['up', '--data', data, '--port', '0', '--json'], {
+      EGRESS_ALLOW_HOSTS: `127.0.0.1:${ports[0]}`,
+    })
     report = await eventually<Report | null>(
       () => {
         assert.equal(running.child.exitCode, null, running.output.stderr)
         return running.output.stdout.endsWith('}\n') ? JSON.parse(running.output.stdout) : null
       },
-      { within: 60_000, what: 'the report of up' },
+      { within: 200_000, what: 'the report of up' },
     )
     token = (await client(report.url, null).post('/users/login', report.admin)).body.token
   })
@@ -60,6 +86,7 @@ describe('the commands of the pages', function () {
     await running?.stop()
     await stopEmbedded(path.join(data, 'postgres'))
     fs.rmSync(base, { recursive: true, force: true })
+    if (database) await dropDatabase(new URL(database).pathname.slice(1))
   })
 
   /** Puts in what a reader puts in: what `npm start` printed, and the token of the sign-in. */
@@ -67,6 +94,13 @@ describe('the commands of the pages', function () {
     const given: [string, string][] = [
       ['http://localhost:5047', report.url],
       ['http://127.0.0.1:5049/v1', report.model.url],
+      ['127.0.0.1:8090', `127.0.0.1:${ports[0]}`],
+      ['listen(8090', `listen(${ports[0]}`],
+      ['postgres://user:password@host:5432/muster', database],
+      [' PORT=8080', ` PORT=${ports[1]}`],
+      ['localhost:8080', `localhost:${ports[1]}`],
+      ['WORKER_HEALTH_PORT=8081', `WORKER_HEALTH_PORT=${ports[2]}`],
+      ['localhost:8081', `localhost:${ports[2]}`],
       ['KEY=sk_...', `KEY=${report.demo.key}`],
       ['TOKEN=...', `TOKEN=${token}`],
       ['PASSWORD=...', `PASSWORD=${report.admin.password}`],
@@ -78,14 +112,24 @@ describe('the commands of the pages', function () {
   const run: string[] = []
 
   /** Runs the commands of all sections in one shell that ends at the first that fails; what each section printed. */
-  async function answersOf(sections: Map<string, string>, cwd: string): Promise<Map<string, string>> {
+  async function answersOf(
+    sections: Map<string, string>,
+    cwd: string,
+    { env = process.env, notes = '' }: { env?: NodeJS.ProcessEnv; notes?: string } = {},
+  ): Promise<Map<string, string>> {
     const script = [...sections].map(([heading, code]) => `printf '\\n## ${heading}\\n'\n${filledIn(code)}`).join('')
-    const shell = spawn('sh', ['-eu', '-c', script], { cwd, stdio: ['ignore', 'pipe', 'pipe'] })
+    const shell = spawn('sh', ['-eu', '-c', script], { cwd, env, detached: true, stdio: ['ignore', 'pipe', 'pipe'] })
     const output = { stdout: '', stderr: '' }
     for (const name of ['stdout', 'stderr'] as const) shell[name].on('data', part => (output[name] += part))
     run.push(...sections.values())
-    const [code] = await once(shell, 'close')
-    assert.deepEqual([code, output.stderr], [0, ''], output.stdout.slice(-2000))
+    const closed = once(shell, 'close')
+    await once(shell, 'exit')
+    // What a page that failed has left running.
+    try {
+      process.kill(-(shell.pid as number), 'SIGKILL')
+    } catch {}
+    const [code] = await closed
+    assert.deepEqual([code, output.stderr], [0, notes], output.stdout.slice(-2000))
     const answers = output.stdout.split(/^## /m).slice(1)
     return new Map(answers.map(text => [text.slice(0, text.indexOf('\n')), text.slice(text.indexOf('\n') + 1).trim()]))
   }
@@ -243,11 +287,8 @@ describe('the commands of the pages', function () {
     const page = read('docs/formations.md')
     assert.ok(page.includes(`\`\`\`yaml\n${read('examples/templates/support-agent.yaml')}\`\`\``))
     assert.ok(page.includes(`\`\`\`json\n${read('examples/resource-types.json')}\`\`\``))
-    for (const section of page.split(/^## /m).slice(1)) {
-      const heading = section.slice(0, section.indexOf('\n'))
-      const shown = [...section.matchAll(/^```sh\n.*?^```\n\n```\n(.*?)^```$/gms)].map(([, text]) => text).join('')
-      assert.equal(answers.get(heading) ?? '', shown.trim(), heading)
-    }
+    for (const [heading, shown] of shownBy('docs/formations.md'))
+      assert.equal(answers.get(heading) ?? '', shown, heading)
   })
 
   it('of workflows.md run as they are written', async () => {
@@ -388,13 +429,19 @@ describe('the commands of the pages', function () {
     const sections = commandsOf('docs/guide.md')
     const answers = await answersOf(sections, base)
     assert.deepEqual([...answers.keys()], [...sections.keys()])
-    const page = fs.readFileSync(path.join(root, 'docs/guide.md'), 'utf8')
-    for (const section of page.split(/^## /m).slice(1)) {
-      const heading = section.slice(0, section.indexOf('\n'))
-      const shown = [...section.matchAll(/^```sh\n.*?^```\n\n```\n(.*?)^```$/gms)].map(([, text]) => text).join('')
-      assert.equal(answers.get(heading) ?? '', shown.trim(), heading)
-    }
+    for (const [heading, shown] of shownBy('docs/guide.md')) assert.equal(answers.get(heading) ?? '', shown, heading)
   })
+
+  for (const name of QUICK_STARTS)
+    it(`of ${name} run as they are written, with nothing of the machine but its programs`, async () => {
+      const home = fs.mkdtempSync(path.join(base, 'home-'))
+      const env = { PATH: process.env.PATH, HOME: home, TMPDIR: home }
+      const page = `docs/${name}`
+      const signIn = `signed in to ${report.url} (profile default)\nsigned out of ${report.url}\n`
+      const notes = name === 'quick-start-cli.md' ? signIn : ''
+      const answers = await answersOf(commandsOf(page), root, { env, notes })
+      for (const [heading, shown] of shownBy(page)) assert.equal(answers.get(heading) ?? '', shown, heading)
+    })
 
   it('of the README run as they are written', async () => {
     const commands = commandsOf('README.md')

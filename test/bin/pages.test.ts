@@ -51,6 +51,24 @@ describe('the pages', () => {
       }
   })
 
+  it('are all on the start page of the documentation', () => {
+    const start = read('docs/index.md')
+    const missing = fs
+      .readdirSync(path.join(root, 'docs'))
+      .filter(name => name.endsWith('.md') && name !== 'index.md' && !start.includes(`](${name})`))
+    assert.deepEqual(missing, [])
+  })
+
+  it('name every benchmark', () => {
+    const [, list] = /Arguments select some of them: ([^.]*)\./.exec(read('README.md')) ?? []
+    const names = [...(list ?? '').matchAll(/`([\w-]+)`/g)].map(([, name]) => name)
+    const [, ...keys] = /^const all = \{\n(.*?)^\}/ms.exec(read('test/bench/run.ts')) ?? []
+    assert.deepEqual(
+      names,
+      [...keys.join().matchAll(/^ {2}'?([\w-]+)'?: async/gm)].map(([, name]) => name),
+    )
+  })
+
   it('name every command', () => {
     const readme = read('README.md')
     for (const command of program().commands) assert.ok(readme.includes(`\`${command.name()}`), command.name())

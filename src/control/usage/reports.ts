@@ -290,8 +290,8 @@ const timeseries = operation({
   query: usageQuery({
     project_id: project,
     interval: z.enum(USAGE_INTERVALS).describe('Length of an interval, in UTC'),
-    from: time.describe('Usage at this time or later'),
-    to: time.describe('Usage at this time or earlier'),
+    from: time.describe('Usage at this time or later').meta({ example: '2026-03-01T00:00:00.000Z' }),
+    to: time.describe('Usage at this time or earlier').meta({ example: '2026-03-02T00:00:00.000Z' }),
     group_by: groupBy.optional(),
     ...filters,
   }),

@@ -23,8 +23,23 @@ type Argument = { name: string; in: 'path' | 'query' | 'body'; value: unknown; s
 
 let examples: Examples | undefined
 
-/** Values of path parameters that are no ids. */
-const PATH_VALUES: Record<string, string> = { version: '3', token: 'upt_4c1b0f7e2a9d', step_key: 'check', link_id: '1' }
+/** Values of path parameters that do not follow from their names. */
+const PATH_VALUES: Record<string, string> = {
+  version: '1',
+  token: 'upt_4c1b0f7e2a9d',
+  step_key: 'check',
+  link_id: '1',
+  queue: 'ingestion.process',
+  entry_id: 'audit_01k5p3vd7r9hj2x8m4qcw6tz0e',
+  operation_id: 'form_op_01k5p3vd7r9hj2x8m4qcw6tz0e',
+}
+
+/** Parameter of the example where an operation requires one of several optional parameters. */
+const REQUIRED_CHOICES: Record<string, string> = {
+  listMemories: 'memory_store_id',
+  listMemoryEntries: 'memory_store_id',
+  readUsageReceipt: 'generation_id',
+}
 
 /** Returns the example of a parameter, by its name. */
 function parameterExample(name: string, schema: Schema): unknown {
@@ -42,7 +57,8 @@ const flatNames = ({ operation }: Route): string[] => (operation['x-flat'] ?? []
 function argumentsOf(description: Description, route: Route): Argument[] {
   const { operation } = route
   const parameters = parametersOf(description, operation)
-    .filter(each => each.in === 'path' || (each.in === 'query' && each.required))
+    .filter(each => each.in === 'path' || each.required || each.name === REQUIRED_CHOICES[operation.operationId])
+    .filter(each => each.in === 'path' || each.in === 'query')
     .map(
       ({ name, in: part, schema }): Argument => ({
         name,

@@ -10,7 +10,12 @@ import { listExistingRuns, listResultsOfItems } from './store.ts'
 const MAX_RUNS = 5
 
 export const comparisonQuery = z.object({
-  runs: z.string().min(1).max(500).describe(`IDs of 1 to ${MAX_RUNS} runs of the eval, separated by commas`),
+  runs: z
+    .string()
+    .min(1)
+    .max(500)
+    .describe(`IDs of 1 to ${MAX_RUNS} runs of the eval, separated by commas`)
+    .meta({ example: 'evrun_01k5p3vd7r9hj2x8m4qcw6tz0e' }),
   changed: booleanQuery
     .optional()
     .describe(

@@ -45,6 +45,7 @@ export const DeciderInput = createBody(
   {
     name: 'Refunds',
     questions: [{ type: 'predicate', name: 'is_angry', instructions: 'Is the customer angry?' }],
+    agent_id: 'agent_01k5p3vd7r9hj2x8m4qcw6tz0e',
   },
 )
 

@@ -96,7 +96,7 @@ export const GuardrailInput = createBody(
   ['name', 'document'],
   {
     name: 'Refunds',
-    document: { class: {} },
+    document: { class: 'C' },
   },
 )
 

@@ -66,7 +66,14 @@ export const ShareInput = z
     cap: cap.optional(),
     expires_at: expires_at.optional(),
   })
-  .meta({ id: 'ShareInput' })
+  .meta({
+    id: 'ShareInput',
+    example: {
+      resource: 'srn:proj_01k5p3vd7r9hj2x8m4qcw6tz0e:tool:tool_01k5p3vd7r9hj2x8m4qcw6tz0e',
+      actions: ['tools:CallTool'],
+      grantee: 'proj_01k5p3vd7r9hj2x8m4qcw6tz0e',
+    },
+  })
 export type ShareInput = z.output<typeof ShareInput>
 
 export const SharePatch = z.strictObject({ cap, expires_at }).partial().meta({ id: 'SharePatch' })

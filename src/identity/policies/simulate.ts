@@ -38,7 +38,11 @@ export const SimulationInput = z
   })
   .meta({
     id: 'PolicySimulationInput',
-    example: { user_id: 'user_01k5p3vd7r9hj2x8m4qcw6tz0e', action: 'agents:GetAgent', resource: '*' },
+    example: {
+      user_id: 'user_01k5p3vd7r9hj2x8m4qcw6tz0e',
+      action: 'agents:GetAgent',
+      resource: 'srn:proj_01k5p3vd7r9hj2x8m4qcw6tz0e:agent:agent_01k5p3vd7r9hj2x8m4qcw6tz0e',
+    },
   })
 
 export const Simulation = z
