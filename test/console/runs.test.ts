@@ -219,6 +219,25 @@ describe('runs in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('lists the nodes of a graph whose layout does not end, and draws the next one', async () => {
+    const run = await start((await asking()).id)
+    const { page, problems } = await open('runs')
+    await page.clock.install()
+    await page.evaluate(`globalThis.post = Worker.prototype.postMessage; Worker.prototype.postMessage = () => {}`)
+    await go(page, at(`runs/${run.id}`))
+    await page.getByRole('tree', { name: 'Nodes' }).waitFor()
+    await eventually(() => page.workers().length === 1)
+    assert.equal(await page.getByText('This graph could not be drawn').count(), 0)
+    await page.clock.fastForward(10_000)
+    await page.getByText('This graph could not be drawn').waitFor()
+    assert.equal(await page.locator('.graph').count(), 0)
+    await page.evaluate(`Worker.prototype.postMessage = post`)
+    const other = await start((await orchestration('Other', [{ id: 'only', type: 'transform', expression: 1 }])).id)
+    await go(page, at(`runs/${other.id}`))
+    await node(page, 'only').waitFor()
+    assert.deepEqual(problems, [])
+  })
+
   it('starts no other script than the worker that lays out graphs', async () => {
     const { page } = await open('runs')
     const refused =
