@@ -400,6 +400,7 @@ function SchemaField({
       return (
         <JsonInput
           {...common}
+          validationError={strings.form.notJson}
           value={entry as string}
           onChange={onChange}
           autosize
