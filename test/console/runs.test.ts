@@ -4,7 +4,7 @@ import { chain } from '../automation/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, openOptions } from './support.ts'
+import { chooseOption, consoleSuite, focusOn, go, HOSTILE, openConsole } from './support.ts'
 
 describe('runs in the console', function () {
   this.timeout(180_000)
@@ -104,9 +104,7 @@ describe('runs in the console', function () {
     const panel = page.getByRole('dialog', { name: 'ask' })
     await panel.getByText('Pay 240?', { exact: true }).waitFor()
     await focusOn(panel.getByLabel('Choice'))
-    await openOptions(page)
-    await page.keyboard.press('ArrowDown')
-    await page.keyboard.press('Enter')
+    await chooseOption(page, 'yes')
     await page.keyboard.press('Tab')
     await page.keyboard.type('from the till')
     await page.keyboard.press('Enter')

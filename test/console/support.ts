@@ -85,6 +85,14 @@ export async function openOptions(page: Page): Promise<void> {
   await page.getByRole('option').first().waitFor()
 }
 
+/** Chooses an option of the control that has the focus with the keyboard; the list may open with its first one selected. */
+export async function chooseOption(page: Page, name: string): Promise<void> {
+  await openOptions(page)
+  const option = page.getByRole('option', { name, exact: true })
+  while ((await option.getAttribute('data-combobox-selected')) === null) await page.keyboard.press('ArrowDown')
+  await page.keyboard.press('Enter')
+}
+
 /** Moves the focus with the keyboard to the control of a name. */
 export async function tabTo(page: Page, name: string): Promise<void> {
   const focused = `(() => {
