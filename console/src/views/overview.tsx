@@ -3,7 +3,6 @@ import {
   aggregateUsage,
   getQuotaUsage,
   getSystemStatus,
-  listApprovals,
   listExceptions,
   listGenerations,
   listQuotas,
@@ -20,6 +19,7 @@ import { PauseButton } from '../components/pause.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { costText, elapsedText, visible, When } from '../components/text.tsx'
+import { useApprovals } from '../inbox/waiting.ts'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import * as strings from '../strings.ts'
 
@@ -46,13 +46,8 @@ export function Overview() {
     enabled: isAllowed('usage:GetAggregate') === true,
     refetchInterval,
   })
-  const approvals = useQuery({
-    queryKey: ['overview', 'approvals', projectId],
-    queryFn: async ({ signal }) =>
-      (await listApprovals(api, { project_id: projectId, status: ['pending'], limit: 1 }, { signal }).page()).total,
-    enabled: isAllowed('approvals:ListApprovals') === true,
-    refetchInterval,
-  })
+  // The query of the navigation's number.
+  const approvals = useApprovals(projectId, 1, 1).data?.total
   const exceptions = useQuery({
     queryKey: ['overview', 'exceptions', projectId],
     queryFn: async ({ signal }) =>
@@ -124,8 +119,8 @@ export function Overview() {
     { label: strings.queue.turns, value: perMinute.data?.toLocaleString() },
     {
       label: texts.approvals,
-      value: approvals.data?.toLocaleString(),
-      action: open(approvals.data),
+      value: approvals?.toLocaleString(),
+      action: open(approvals),
     },
     {
       label: texts.exceptions,
