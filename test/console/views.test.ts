@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import type { Request } from 'playwright-core'
 import { findFirstAdmin } from '../../src/cli/store.ts'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { issueSignInLink } from '../../src/identity/users/sign-in-link.ts'
@@ -53,11 +54,20 @@ describe('the console in a browser', function () {
     closeLater(watched)
     const { page } = watched
     const requests: string[] = []
-    page.on('request', request => void requests.push(`${request.method()} ${new URL(request.url()).pathname}`))
+    const pending = new Set<Request>()
+    page.on('request', request => {
+      requests.push(`${request.method()} ${new URL(request.url()).pathname}`)
+      // The stream of activity does not end.
+      if (!request.url().includes('/activity')) pending.add(request)
+    })
+    const settle = (request: Request) => void pending.delete(request)
+    page.on('requestfinished', settle)
+    page.on('requestfailed', settle)
     await page.goto(`${suite.app.base}/app${at('overview')}`)
     await signIn(page, 'ada')
     await heading(page, 'Overview')
-    await page.waitForLoadState('networkidle')
+    // The last requests begin once the permissions are known, all at the same time.
+    await eventually(() => requests.includes('GET /api/v1/approvals') && pending.size === 0)
     assert.ok(requests.length <= 45, `${requests.length}: ${requests.join(', ')}`)
   })
 
