@@ -13,6 +13,16 @@ export default defineConfig({
     target: 'es2023',
     reportCompressedSize: false,
     // What most views use is one file: a file a shared module would be 60 requests for the first view.
-    rolldownOptions: { output: { codeSplitting: { groups: [{ name: 'shared', minShareCount: 20 }] } } },
+    // The parts of the overview, which few others have, are one more: it is the view that most people open first.
+    rolldownOptions: {
+      output: {
+        codeSplitting: {
+          groups: [
+            { name: 'shared', minShareCount: 20, priority: 1 },
+            { name: 'parts', test: /components\/(failing-checks|meter|pause)\.tsx$/ },
+          ],
+        },
+      },
+    },
   },
 })

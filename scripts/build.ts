@@ -1,8 +1,8 @@
 import { execFile } from 'node:child_process'
-import { createHash } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
 import { promisify } from 'node:util'
+import { CONSOLE_INPUTS, hashFile, hashFiles } from '../src/local/build.ts'
 
 /**
  * `npm run build`: writes everything that is generated from the sources, without a database or a network. A step whose
@@ -56,45 +56,21 @@ const steps: Step[] = [
   },
   {
     name: 'console',
-    inputs: [
-      'client/dist/**/*.js',
-      'client/openapi.json',
-      'console/index.html',
-      'console/*.ts',
-      'console/package.json',
-      'console/src/**/*',
-      'scripts/compress.ts',
-      'package-lock.json',
-    ],
+    inputs: CONSOLE_INPUTS,
     outputs: ['console/dist'],
     programs: [['node_modules/vite/bin/vite.js', 'build', 'console'], ['scripts/compress.ts']],
   },
 ]
 
-/** Returns the hash of the names and contents of files. */
-function hashOf(patterns: readonly string[]): string {
-  const hash = createHash('sha256')
-  for (const file of fs.globSync([...patterns], { cwd: root }).sort()) {
-    if (fs.statSync(path.join(root, file)).isDirectory()) continue
-    hash
-      .update(`${file}\0`)
-      .update(fs.readFileSync(path.join(root, file)))
-      .update('\0')
-  }
-  return hash.digest('hex')
-}
-
-const hashFile = (name: string): string => path.join(root, 'client/.build', name)
-
 const storedHash = (name: string): string | null =>
-  fs.existsSync(hashFile(name)) ? fs.readFileSync(hashFile(name), 'utf8') : null
+  fs.existsSync(hashFile(root, name)) ? fs.readFileSync(hashFile(root, name), 'utf8') : null
 
 for (const { name, inputs, outputs, programs } of steps) {
-  const hash = hashOf(inputs)
+  const hash = hashFiles(root, inputs)
   const files = outputs.map(each => path.join(root, each))
   if (storedHash(name) === hash && files.every(file => fs.existsSync(file))) continue
   const start = Date.now()
-  for (const file of [hashFile(name), ...files]) fs.rmSync(file, { recursive: true, force: true })
+  for (const file of [hashFile(root, name), ...files]) fs.rmSync(file, { recursive: true, force: true })
   for (const program of programs)
     try {
       await run(process.execPath, program, { cwd: root, maxBuffer: 64 * 1024 * 1024 })
@@ -103,7 +79,7 @@ for (const { name, inputs, outputs, programs } of steps) {
       console.error(`${name}: ${program.join(' ')} failed\n${stdout}${stderr}`)
       process.exit(1)
     }
-  fs.mkdirSync(path.dirname(hashFile(name)), { recursive: true })
-  fs.writeFileSync(hashFile(name), hash)
+  fs.mkdirSync(path.dirname(hashFile(root, name)), { recursive: true })
+  fs.writeFileSync(hashFile(root, name), hash)
   console.log(`${name}: built in ${((Date.now() - start) / 1000).toFixed(1)} s`)
 }

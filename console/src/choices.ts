@@ -1,8 +1,23 @@
-import type { Actor, Agent, Dataset, Guardrail, Orchestration, Playbook, Tool } from '@muster/client'
+import type {
+  Actor,
+  Agent,
+  AiProvider,
+  Dataset,
+  Eval,
+  Formation,
+  Guardrail,
+  Orchestration,
+  Playbook,
+  Tool,
+} from '@muster/client'
 import {
   listActors,
   listAgents,
+  listAiProviders,
   listDatasets,
+  listEvals,
+  listEventRegistry,
+  listFormations,
   listGuardrails,
   listOrchestrations,
   listPlaybooks,
@@ -62,6 +77,12 @@ export const useAgents = choicesOf<Agent>('agents', 'agents:ListAgents', (args, 
 export const useDatasets = choicesOf<Dataset>('datasets', 'evaluations:ListDatasets', (args, options) =>
   listDatasets(api, args, options).page(),
 )
+export const useEvals = choicesOf<Eval>('evals', 'evaluations:ListEvals', (args, options) =>
+  listEvals(api, args, options).page(),
+)
+export const useFormations = choicesOf<Formation>('formations', 'formations:ListFormations', (args, options) =>
+  listFormations(api, args, options).page(),
+)
 export const useGuardrails = choicesOf<Guardrail>('guardrails', 'guardrails:ListGuardrails', (args, options) =>
   listGuardrails(api, args, options).page(),
 )
@@ -73,6 +94,20 @@ export const useOrchestrations = choicesOf<Orchestration>(
 export const usePlaybooks = choicesOf<Playbook>('playbooks', 'playbooks:ListPlaybooks', (args, options) =>
   listPlaybooks(api, args, options).page(),
 )
+export const useProviders = choicesOf<AiProvider>('ai-providers', 'ai-providers:ListAiProviders', (args, options) =>
+  listAiProviders(api, args, options).page(),
+)
 export const useTools = choicesOf<Tool>('tools', 'tools:ListTools', (args, options) =>
   listTools(api, args, options).page(),
 )
+
+/** Returns the patterns of events that webhooks and triggers may name. */
+export function useEventPatterns(isNeeded = true): string[] {
+  const { data = [] } = useQuery({
+    queryKey: ['event-registry'],
+    queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
+    staleTime: Number.POSITIVE_INFINITY,
+    enabled: isNeeded,
+  })
+  return data.flatMap(({ prefix, events }) => [`${prefix}*`, ...events.map(({ name }) => name)])
+}

@@ -10,14 +10,18 @@ import { portOf } from '../core/http/health.ts'
 import { createLog } from '../core/process/log.ts'
 import { loadSettings } from '../core/process/settings.ts'
 import { onShutdownSignal } from '../core/process/shutdown.ts'
+import { isConsoleOutdated } from '../local/build.ts'
 import type { Double } from '../local/double/server.ts'
 import { findEmbedded, startEmbedded, stopEmbedded } from '../local/postgres.ts'
 import type { Demo, SignIn } from './demo.ts'
 import { databaseDirectory, loadOrCreateSecrets, namesDatabase, withSecrets } from './environment.ts'
 import { CommandError, describeError, print, printJson, printProgress } from './output.ts'
+import { REFUSED_PORTS } from './ports.ts'
 import { tryLockData } from './store.ts'
 
 export type UpOptions = { data: string; port?: string; demo?: boolean; json?: boolean }
+
+const CHECKOUT = path.resolve(import.meta.dirname, '../..')
 
 /** Preferred port of the test model, so that the address of the demo provider is stable across starts. */
 const DOUBLE_PORT = 5049
@@ -90,7 +94,9 @@ async function startParts(
   if (options.port !== undefined) env.PORT = options.port
   // The health of this process is served by web; a fixed port of the worker could only conflict.
   env.WORKER_HEALTH_PORT ||= '0'
-  const { PORT, HOST, production } = loadSettings(env)
+  const { PORT, HOST, CONSOLE_ENABLED, production } = loadSettings(env)
+  if (CONSOLE_ENABLED && isConsoleOutdated(CHECKOUT))
+    printProgress('the console was built from other sources than this checkout has: run npm run build')
   env.PORT = String(await findFreePort(PORT, HOST))
 
   // The modules load while the database starts.
@@ -183,9 +189,11 @@ function reachableHost(host: string): string {
 
 /**
  * Returns the port for web: `port`, or a free one for 0.
- * @throws CommandError if it is in use
+ * @throws CommandError if it is in use, or browsers refuse it
  */
 async function findFreePort(port: number, host: string): Promise<number> {
+  if (REFUSED_PORTS.has(port))
+    throw new CommandError(`port ${port} is refused by browsers`, 'Choose another port with --port or PORT.')
   const server = createServer().listen(port, host)
   try {
     await once(server, 'listening')

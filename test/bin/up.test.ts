@@ -6,10 +6,14 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { REFUSED_PORTS } from '../../src/cli/ports.ts'
+import { CONSOLE_INPUTS, hashFile, hashFiles } from '../../src/local/build.ts'
 import { stopEmbedded } from '../../src/local/postgres.ts'
 import { client, eventually } from '../support/app.ts'
 import { launch, type Running } from '../support/commands.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
 
 type Report = {
   url: string
@@ -132,6 +136,37 @@ describe('muster up', function () {
     assert.match(clash.output.stderr, new RegExp(`port ${port} is in use`))
     assert.equal(fs.existsSync(path.join(base, 'other/postgres')), false)
     await running.stop()
+  })
+
+  it('refuses a port to which browsers send nothing', async () => {
+    const refused = launch('bin/muster.ts', ['up', '--data', path.join(base, 'refused'), '--port', '6000'])
+    assert.equal(await refused.ended, 1)
+    assert.match(refused.output.stderr, /port 6000 is refused by browsers\n.*--port/)
+    for (const port of REFUSED_PORTS)
+      await assert.rejects(
+        fetch(`http://127.0.0.1:${port}`),
+        ({ cause }: Error) => (cause as Error).message === 'bad port',
+      )
+  })
+
+  it('says that the console was built from other sources', async () => {
+    const copy = path.join(base, 'checkout')
+    for (const name of ['bin', 'src', 'package.json', 'console/src'])
+      fs.cpSync(path.join(root, name), path.join(copy, name), { recursive: true })
+    fs.mkdirSync(path.dirname(hashFile(copy, 'console')), { recursive: true })
+    fs.writeFileSync(hashFile(copy, 'console'), hashFiles(copy, CONSOLE_INPUTS))
+    fs.symlinkSync(path.join(root, 'node_modules'), path.join(copy, 'node_modules'))
+    const stderr = async () => {
+      const program = path.relative(root, path.join(copy, 'bin/muster.ts'))
+      const running = launch(program, ['up', '--data', path.join(base, 'stale'), '--port', '6000'])
+      assert.equal(await running.ended, 1)
+      return running.output.stderr
+    }
+    assert.doesNotMatch(await stderr(), /other sources/)
+    fs.appendFileSync(path.join(copy, 'console/src/main.tsx'), '\n')
+    assert.match(await stderr(), /the console was built from other sources.*npm run build/)
+    fs.rmSync(path.join(copy, 'console/src'), { recursive: true })
+    assert.doesNotMatch(await stderr(), /other sources/)
   })
 
   it('a second signal ends it at once, and its database with it', async () => {

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
+import { voidStatement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
@@ -111,9 +112,26 @@ describe('the console for automation', function () {
       await page.getByText('This webhook is inactive').waitFor()
       for (let made = 0; made < 3; made++) await secret()
       await go(page, at('webhooks?active=false'))
-      await page.getByRole('row', { name: /Resting .* Inactive 3 events passed/ }).waitFor()
+      await page.getByRole('row', { name: /Resting .* Inactive 3 matching events passed/ }).waitFor()
       await page.getByRole('link', { name: 'Resting' }).click()
       await page.getByText(/3 matching events passed it by/).waitFor()
+
+      await suite.app.services.pool.query(voidStatement`
+        insert into events (id, project_id, name, resource_type, resource_id, envelope, packed, dispatched_at, created_at)
+        select left(id, -4) || lpad(n::text, 4, '0'), project_id, name, resource_type, resource_id, envelope, packed,
+          dispatched_at, created_at
+        from (select * from events where name = 'secrets.created' order by created_at desc limit 1) event,
+          generate_series(1, 1000) n`)
+      await page.reload()
+      await page.getByText(/1,000\+ matching events passed it by/).waitFor()
+      const since = encodeURIComponent((await read(`/webhooks/${id}`)).updated_at)
+      const counted: string[] = []
+      page.on('request', request => request.url().includes(`from=${since}`) && counted.push(request.url()))
+      await go(page, at('webhooks?active=false'))
+      await page.getByRole('row', { name: /Resting .* Inactive 1,000\+ matching events passed/ }).waitFor()
+      await page.getByRole('link', { name: 'Resting' }).click()
+      await page.getByText(/1,000\+ matching events/).waitFor()
+      assert.deepEqual(counted, [])
       await page.getByRole('button', { name: 'Activate' }).click()
       await page.getByText('This webhook is inactive').waitFor({ state: 'detached' })
       await page.getByRole('button', { name: 'Redeliver several' }).click()

@@ -88,6 +88,11 @@ describe('tools and conversations in the console', function () {
     const json = form.getByRole('textbox', { name: 'JSON' })
     await json.waitFor()
     const record = JSON.parse(await json.inputValue())
+    for (const text of ['[1]', 'null']) {
+      await json.fill(text)
+      await form.getByRole('button', { name: 'Save' }).click()
+      await form.getByText('This is not a JSON object').waitFor()
+    }
     await json.fill(JSON.stringify({ ...record, description: 'new' }))
     const [request] = await Promise.all([
       page.waitForRequest(each => each.method() === 'PATCH'),

@@ -25,11 +25,11 @@ describe('the system', () => {
   const send = (project_id: string, ...ids: string[]) =>
     app.services.queues.send(ids.map(generation_id => queueMessage(turnQueue, { generation_id, project_id })))
   const generation = (n: number) => `gen_01k5p3vd7r9hj2x8m4qcw6tz${String(n).padStart(2, '0')}`
-  const worker = (slots: number, share: number, ageSeconds = 0) =>
+  const worker = (slots: number, share: number, ageSeconds = 0, more: object = {}) =>
     app.services.pool.query(voidStatement`
       insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, version, queues)
       values (${`w${slots}`}, '{generation}', now(), now() - ${ageSeconds} * interval '1 s', '1.2.3',
-        ${JSON.stringify({ [turnQueue.name]: { slots, share } })}::jsonb)`)
+        ${JSON.stringify({ [turnQueue.name]: { slots, share, ...more } })}::jsonb)`)
   const claim = async (limit: number) => {
     const request = { limit, last: '', held: new Map(), share: 9, borrow: 9 }
     return (await claimMessages(app.services.queues.db, turnQueue, request))?.jobs ?? []
@@ -94,7 +94,7 @@ describe('the system', () => {
 
   it('shows queues with the slots of live workers, and projects with their share', async () => {
     const project = await app.project()
-    await worker(4, 2)
+    await worker(4, 2, 0, { written_by: 'a later release' })
     await worker(3, 3, 3600)
     await send(project.id, generation(1), generation(2))
     await claim(1)

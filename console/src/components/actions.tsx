@@ -4,7 +4,7 @@ import { notifications } from '@mantine/notifications'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import type { ReactNode } from 'react'
 import * as strings from '../strings.ts'
-import { FailureAlert } from './states.tsx'
+import { SubmitRow } from './schema-form.tsx'
 
 /** Keys of the queries that an action makes stale. */
 export type Stale = readonly unknown[][]
@@ -32,65 +32,99 @@ export function useAction<Input = void, Result = unknown>({
   })
 }
 
-/**
- * A button that runs an action, after a question where `question` is given. A failure is explained in a dialog, which
- * offers to try again.
- */
-export function ActionButton({
-  label,
-  run,
-  stale,
-  message,
-  question,
-  onDone,
-  ...props
+/** The form of a dialog that asks whether an action runs. Its focus begins on the button that cancels. */
+function Confirmation({
+  text,
+  action,
+  onCancel,
+  ...row
 }: {
+  text?: ReactNode
+  label: string
+  action: { mutate: () => void; isPending: boolean; error: unknown }
+  onCancel: () => void
+} & Pick<ButtonProps, 'color' | 'disabled'>) {
+  return (
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        action.mutate()
+      }}
+    >
+      <Stack gap="md">
+        {text && <Text component="div">{text}</Text>}
+        <SubmitRow
+          {...row}
+          isPending={action.isPending}
+          error={action.error}
+          onCancel={onCancel}
+          cancelProps={{ 'data-autofocus': true }}
+        />
+      </Stack>
+    </form>
+  )
+}
+
+type Action = {
   label: string
   run: () => Promise<unknown>
   stale?: Stale
   message?: string
-  /** What the action does, for what cannot be undone. */
-  question?: ReactNode
   onDone?: () => void
-} & ButtonProps) {
-  const [isOpen, dialog] = useDisclosure()
+}
+
+/** The content of a dialog that asks before an action runs. */
+export function Question({
+  text,
+  label,
+  close,
+  color,
+  disabled,
+  onDone,
+  ...options
+}: Action & { text: ReactNode; close: () => void } & Pick<ButtonProps, 'color' | 'disabled'>) {
   const action = useAction({
-    run,
-    stale,
-    message,
+    ...options,
     onDone: () => {
-      dialog.close()
+      close()
       onDone?.()
     },
   })
-  const close = () => {
-    dialog.close()
-    action.reset()
-  }
+  return <Confirmation {...{ text, label, action, color, disabled }} onCancel={close} />
+}
+
+/** A button that runs an action, after a question where `question` is given: what the action does. */
+export function ActionButton({ question, ...props }: Action & { question?: ReactNode } & ButtonProps) {
+  if (!question) return <PlainActionButton {...props} />
+  const { run, stale, message, onDone, ...button } = props
+  return (
+    <FormButton
+      size="xs"
+      variant="default"
+      modalSize="md"
+      {...button}
+      form={close => (
+        <Question
+          {...{ run, stale, message, onDone, close }}
+          text={question}
+          label={button.label}
+          color={button.color}
+        />
+      )}
+    />
+  )
+}
+
+/** A failure is explained in a dialog, which offers to try again. */
+function PlainActionButton({ label, run, stale, message, onDone, ...button }: Action & ButtonProps) {
+  const action = useAction({ run, stale, message, onDone })
   return (
     <>
-      <Button
-        size="xs"
-        variant="default"
-        {...props}
-        loading={action.isPending && !question}
-        onClick={() => (question ? dialog.open() : action.mutate())}
-      >
+      <Button size="xs" variant="default" {...button} loading={action.isPending} onClick={() => action.mutate()}>
         {label}
       </Button>
-      <Modal opened={isOpen || (!question && action.isError)} onClose={close} title={label}>
-        <Stack gap="md">
-          {question && <Text component="div">{question}</Text>}
-          {action.error && <FailureAlert error={action.error} />}
-          <Group>
-            <Button color={props.color} loading={action.isPending} onClick={() => action.mutate()}>
-              {question ? label : strings.retry}
-            </Button>
-            <Button variant="default" onClick={close} data-autofocus>
-              {strings.cancel}
-            </Button>
-          </Group>
-        </Stack>
+      <Modal opened={action.isError} onClose={action.reset} title={label}>
+        <Confirmation label={strings.retry} action={action} color={button.color} onCancel={action.reset} />
       </Modal>
     </>
   )

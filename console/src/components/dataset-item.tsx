@@ -1,11 +1,11 @@
-import { Select, Stack, Textarea, TextInput } from '@mantine/core'
-import { createDataset, createDatasetItem } from '@muster/client/operations'
+import { Stack, Textarea } from '@mantine/core'
+import { createDatasetItem } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { useDatasets } from '../choices.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { FormButton, useAction } from './actions.tsx'
+import { useDatasetSelect } from './dataset-select.tsx'
 import { SubmitRow } from './schema-form.tsx'
 
 /** What becomes an item of a dataset. */
@@ -27,23 +27,17 @@ export function DatasetItemButton({ item }: { item: Item }) {
 
 function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
   const projectId = useProjectId()
-  const { rows, choices, query } = useDatasets(projectId)
-  const [chosen, setChosen] = useState<string | null>(null)
-  const [name, setName] = useState('')
+  const dataset = useDatasetSelect(projectId)
   const [input, setInput] = useState(item.input)
   const [expected, setExpected] = useState(item.expected)
-  const datasetId = chosen ?? rows?.[0]?.id
-  const isNew = rows?.length === 0
   const save = useAction({
-    run: async () => {
-      const id = isNew ? (await createDataset(api, { project_id: projectId, name: name.trim() })).id : datasetId
-      return createDatasetItem(api, {
-        dataset_id: id as string,
+    run: async () =>
+      createDatasetItem(api, {
+        dataset_id: await dataset.datasetId(),
         input: [{ role: 'user', content: input }],
         ...(expected.trim() ? { expected_output: expected } : {}),
         ...(item.metadata ? { metadata: item.metadata } : {}),
-      })
-    },
+      }),
     stale: [['datasets', projectId]],
     message: strings.datasetItem.saved,
     onDone,
@@ -52,29 +46,11 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
     <form
       onSubmit={event => {
         event.preventDefault()
-        if (isNew ? name.trim() : datasetId) save.mutate()
+        if (dataset.isReady) save.mutate()
       }}
     >
       <Stack gap="md">
-        {isNew ? (
-          <TextInput
-            label={strings.datasetItem.newDataset}
-            value={name}
-            onChange={event => setName(event.currentTarget.value)}
-            required
-            data-autofocus
-          />
-        ) : (
-          <Select
-            label={strings.datasetItem.dataset}
-            data={choices}
-            value={datasetId ?? null}
-            onChange={setChosen}
-            allowDeselect={false}
-            searchable
-            data-autofocus
-          />
-        )}
+        {dataset.field}
         <Textarea
           label={strings.datasetItem.input}
           value={input}
@@ -90,7 +66,7 @@ function DatasetItemForm({ item, onDone }: { item: Item; onDone: () => void }) {
           autosize
           maxRows={12}
         />
-        <SubmitRow isPending={save.isPending} error={save.error ?? query.error} onCancel={onDone} />
+        <SubmitRow isPending={save.isPending} error={save.error ?? dataset.error} onCancel={onDone} />
       </Stack>
     </form>
   )

@@ -1,8 +1,6 @@
-import { ActionIcon, Menu, Modal, Stack, Text } from '@mantine/core'
+import { ActionIcon, Menu, Modal } from '@mantine/core'
 import { IconDots } from '@tabler/icons-react'
 import { type ReactNode, useState } from 'react'
-import { type Stale, useAction } from './actions.tsx'
-import { SubmitRow } from './schema-form.tsx'
 
 /** An entry of a menu that opens a dialog; `content` receives a function that closes it. */
 export type DialogEntry = { title: string; content: (close: () => void) => ReactNode }
@@ -33,44 +31,5 @@ export function DialogMenu({ label, entries }: { label: string; entries: DialogE
         {open?.content(close)}
       </Modal>
     </>
-  )
-}
-
-/** The content of a dialog that asks before an action runs. */
-export function Question({
-  text,
-  label,
-  run,
-  stale = [],
-  onDone,
-  close,
-}: {
-  text: string
-  label: string
-  run: () => Promise<unknown>
-  stale?: Stale
-  onDone?: () => void
-  close: () => void
-}) {
-  const action = useAction({
-    run,
-    stale,
-    onDone: () => {
-      close()
-      onDone?.()
-    },
-  })
-  return (
-    <form
-      onSubmit={event => {
-        event.preventDefault()
-        action.mutate()
-      }}
-    >
-      <Stack gap="md">
-        <Text>{text}</Text>
-        <SubmitRow label={label} isPending={action.isPending} error={action.error} onCancel={close} />
-      </Stack>
-    </form>
   )
 }

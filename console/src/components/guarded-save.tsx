@@ -22,12 +22,15 @@ const differenceOf = (record: object, other: object | undefined): Values =>
  * user chooses. `base` is the record that the form begins with; `formKey` changes with it.
  */
 export function useGuardedSave<Row extends object>({
+  title = strings.form.changed,
   first,
   read,
   write,
   stale,
   onDone,
 }: {
+  /** Says that another person has changed the record. */
+  title?: string
   /** Undefined for a new record. */
   first?: Read<Row>
   read: () => Promise<Read<Row>>
@@ -41,15 +44,17 @@ export function useGuardedSave<Row extends object>({
   const save = useMutation({
     mutationFn: async ({ change, etag }: { change: Values; etag?: string | null }) =>
       write(change, etag ? { ifMatch: etag } : {}),
-    onSuccess: ({ id }) => onDone(id),
+    onSuccess: ({ id }) => {
+      onDone(id)
+      return Promise.all(stale.map(queryKey => cache.invalidateQueries({ queryKey })))
+    },
     onError: async (error, { change }) => {
       if (base && isMusterError(error, 'PRECONDITION_FAILED')) setConflict({ ...(await read()), change })
     },
-    onSettled: () => Promise.all(stale.map(queryKey => cache.invalidateQueries({ queryKey }))),
   })
   const dialog: ReactNode = conflict && (
     <Conflict
-      title={strings.form.changed}
+      title={title}
       theirs={differenceOf(conflict.record, base?.record)}
       yours={conflict.change}
       onOverwrite={() => {

@@ -9,6 +9,8 @@ import * as strings from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
 
+const texts = strings.provider
+
 const VENDORS: AiProviderInput['provider'][] = [
   'openai',
   'anthropic',
@@ -29,8 +31,8 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   const form = useForm({
     initialValues: { name: '', provider: 'openai' as AiProviderInput['provider'], model: '', key: '', url: '' },
     validate: {
-      name: value => (value.trim() ? null : strings.provider.name),
-      model: value => (value.trim() ? null : strings.provider.modelHelp),
+      name: value => (value.trim() ? null : texts.name),
+      model: value => (value.trim() ? null : texts.modelHelp),
     },
   })
   const connect = useMutation({
@@ -52,8 +54,8 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
       void cache.invalidateQueries()
       notifications.show(
         ok
-          ? { title: strings.provider.ok, message: strings.start.checkOk(model, latency_ms), color: 'teal' }
-          : { title: strings.provider.notOk, message: visible(error?.message ?? ''), color: 'red', autoClose: false },
+          ? { title: texts.ok, message: strings.start.checkOk(model, latency_ms), color: 'teal' }
+          : { title: texts.notOk, message: visible(error?.message ?? ''), color: 'red', autoClose: false },
       )
       form.reset()
       onDone()
@@ -62,29 +64,19 @@ export function ProviderForm({ projectId, onDone }: { projectId: string; onDone:
   return (
     <form onSubmit={form.onSubmit(values => connect.mutate(values))}>
       <Stack gap="md">
-        <TextInput label={strings.provider.name} required data-autofocus {...form.getInputProps('name')} />
-        <Select
-          label={strings.provider.provider}
-          data={VENDORS}
-          allowDeselect={false}
-          {...form.getInputProps('provider')}
-        />
-        <TextInput
-          label={strings.provider.model}
-          description={strings.provider.modelHelp}
-          required
-          {...form.getInputProps('model')}
-        />
+        <TextInput label={texts.name} required data-autofocus {...form.getInputProps('name')} />
+        <Select label={texts.provider} data={VENDORS} allowDeselect={false} {...form.getInputProps('provider')} />
+        <TextInput label={texts.model} description={texts.modelHelp} required {...form.getInputProps('model')} />
         <PasswordInput
-          label={strings.provider.key}
-          description={strings.provider.keyHelp}
+          label={texts.key}
+          description={texts.keyHelp}
           autoComplete="off"
           {...form.getInputProps('key')}
         />
-        <TextInput label={strings.provider.url} description={strings.provider.urlHelp} {...form.getInputProps('url')} />
+        <TextInput label={texts.url} description={texts.urlHelp} {...form.getInputProps('url')} />
         {connect.error && <FailureAlert error={connect.error} />}
         <Button type="submit" loading={connect.isPending}>
-          {strings.provider.button}
+          {texts.button}
         </Button>
       </Stack>
     </form>

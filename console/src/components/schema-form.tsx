@@ -99,6 +99,19 @@ const localTime = (at: string): string => {
   return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
 }
 
+const isObject = (value: unknown): value is Values =>
+  typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/** Returns the object of a JSON text; null if it is none. */
+export function parseObject(text: string): Values | null {
+  try {
+    const value: unknown = JSON.parse(text)
+    return isObject(value) ? value : null
+  } catch {
+    return null
+  }
+}
+
 /** What a field holds while it is edited. */
 const entryOf = (input: Input, value: unknown): unknown => {
   if (input === 'json') return jsonText(value)
@@ -190,10 +203,11 @@ export function SchemaForm({
   const submit = () => {
     const values: Values = {}
     const problems: Record<string, string> = {}
-    for (const { name, input, isRequired } of fields) {
+    for (const { name, input, field, isRequired } of fields) {
       try {
         if (initial && input === 'time' && entries[name] === entryOf(input, initial[name])) continue
         const value = enteredOf(input, entries[name])
+        if (field.type === 'object' && value !== undefined && !isObject(value)) problems[name] = strings.form.notObject
         if (initial) {
           if (JSON.stringify(value ?? null) !== JSON.stringify(initial[name] ?? null)) values[name] = value ?? null
         } else if (value !== undefined) values[name] = value
@@ -254,6 +268,7 @@ export function SchemaForm({
 export function SubmitRow({
   label = strings.save,
   cancelLabel = strings.cancel,
+  cancelProps,
   isPending,
   error,
   onCancel,
@@ -261,6 +276,7 @@ export function SubmitRow({
 }: {
   label?: string
   cancelLabel?: string
+  cancelProps?: { 'data-autofocus': true }
   isPending?: boolean
   error?: unknown
   onCancel?: () => void
@@ -273,7 +289,7 @@ export function SubmitRow({
           {label}
         </Button>
         {onCancel && (
-          <Button variant="default" onClick={onCancel}>
+          <Button variant="default" onClick={onCancel} {...cancelProps}>
             {cancelLabel}
           </Button>
         )}
@@ -384,6 +400,7 @@ function SchemaField({
       return (
         <JsonInput
           {...common}
+          validationError={strings.form.notJson}
           value={entry as string}
           onChange={onChange}
           autosize

@@ -12,10 +12,12 @@ import { SchemaForm } from './schema-form.tsx'
 import { Notice } from './states.tsx'
 import { visible, When } from './text.tsx'
 
+const texts = strings.shares
+
 const stateOf = ({ revoked_at, suspended_at, acceptance }: Share): string => {
-  if (revoked_at) return strings.shares.states.revoked
-  if (suspended_at) return strings.shares.states.suspended
-  return acceptance ? strings.shares.states.accepted : strings.shares.states.offered
+  if (revoked_at) return texts.states.revoked
+  if (suspended_at) return texts.states.suspended
+  return acceptance ? texts.states.accepted : texts.states.offered
 }
 
 /** Shares that the project has made or may accept; of one resource where it is given. */
@@ -25,14 +27,14 @@ export function Shares({ resource }: { resource?: string }) {
   const { data: projects } = useProjects()
   const stale = [['shares', projectId]]
   const nameOf = (id: string) =>
-    id === '*' ? strings.shares.everybody : visible(projects?.data.find(project => project.id === id)?.name ?? id)
+    id === '*' ? texts.everybody : visible(projects?.data.find(project => project.id === id)?.name ?? id)
   const list = useList<Share>(['shares', projectId, resource], async (_, bounds, signal) => {
     const of = resource ? { resource, role: 'publisher' as const } : {}
     return listShares(api, { project_id: projectId, ...of, ...bounds }, { signal }).page()
   })
   const columns: Column<Share>[] = [
     {
-      title: strings.shares.resource,
+      title: texts.resource,
       isWide: true,
       cell: ({ resource: name, projection, actions }) => (
         <Stack gap={0}>
@@ -44,9 +46,9 @@ export function Shares({ resource }: { resource?: string }) {
       ),
     },
     {
-      title: strings.shares.direction,
+      title: texts.direction,
       cell: ({ project_id, grantee }) =>
-        project_id === projectId ? strings.shares.to(nameOf(grantee)) : strings.shares.from(nameOf(project_id)),
+        project_id === projectId ? texts.to(nameOf(grantee)) : texts.from(nameOf(project_id)),
     },
     { title: strings.documents.state, cell: share => <Badge variant="default">{stateOf(share)}</Badge> },
     { title: strings.memory.expires, cell: ({ expires_at }) => <When at={expires_at} /> },
@@ -60,7 +62,7 @@ export function Shares({ resource }: { resource?: string }) {
             strings.none
           ) : (
             <ActionButton
-              label={strings.shares.accept}
+              label={texts.accept}
               run={async () => acceptShare(api, { share_id: id, project_id: projectId })}
               stale={stale}
             />
@@ -68,11 +70,7 @@ export function Shares({ resource }: { resource?: string }) {
         return (
           <Group gap="xs">
             {!suspended_at && isAllowed('shares:SuspendShare') && (
-              <ActionButton
-                label={strings.shares.suspend}
-                run={async () => suspendShare(api, { share_id: id })}
-                stale={stale}
-              />
+              <ActionButton label={texts.suspend} run={async () => suspendShare(api, { share_id: id })} stale={stale} />
             )}
             {suspended_at && isAllowed('shares:ResumeShare') && (
               <ActionButton
@@ -83,9 +81,9 @@ export function Shares({ resource }: { resource?: string }) {
             )}
             {isAllowed('shares:RevokeShare') && (
               <ActionButton
-                label={strings.shares.revoke}
+                label={texts.revoke}
                 color="red"
-                question={strings.shares.revokeText}
+                question={texts.revokeText}
                 run={async () => revokeShare(api, { share_id: id })}
                 stale={stale}
               />
@@ -97,7 +95,7 @@ export function Shares({ resource }: { resource?: string }) {
   ]
   const create = resource && isAllowed('shares:CreateShare') && (
     <FormButton
-      label={strings.shares.create}
+      label={texts.create}
       size="xs"
       leftSection={<IconShare size={16} />}
       form={close => <ShareForm resource={resource} onDone={close} />}
@@ -106,13 +104,13 @@ export function Shares({ resource }: { resource?: string }) {
   return (
     <Stack gap="md">
       <ListView
-        label={strings.shares.title}
+        label={texts.title}
         list={list}
         action="shares:ListShares"
         columns={columns}
         empty={
-          <Notice icon={<IconShare />} title={strings.shares.empty} action={create} color="indigo">
-            {strings.shares.emptyText}
+          <Notice icon={<IconShare />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />
@@ -138,7 +136,7 @@ function ShareForm({ resource, onDone }: { resource: string; onDone: () => void 
       options={
         others.length > 0 ? { grantee: others.map(({ id, name }) => ({ value: id, label: visible(name) })) } : {}
       }
-      submitLabel={strings.shares.create}
+      submitLabel={texts.create}
       isPending={create.isPending}
       error={create.error}
       onSubmit={create.mutate}

@@ -17,6 +17,7 @@ export function Versions<Row extends Version>({
   current,
   list,
   compare,
+  onCompare,
   restore,
   stale,
   actions,
@@ -28,7 +29,10 @@ export function Versions<Row extends Version>({
   /** Number of the version in use. */
   current: number
   list: (signal: AbortSignal) => Promise<Row[]>
-  compare: (from: number, to: number, signal: AbortSignal) => Promise<Compared>
+  /** Reads the differences of two versions, which a dialog shows. */
+  compare?: (from: number, to: number, signal: AbortSignal) => Promise<Compared>
+  /** Shows the differences in another way than the dialog. */
+  onCompare?: (from: number, to: number) => void
   /** Makes a version current again; undefined if the user may not. */
   restore?: (version: number) => Promise<unknown>
   /** What a restored version makes stale. */
@@ -71,7 +75,13 @@ export function Versions<Row extends Version>({
                     <Table.Td>
                       <Group gap="xs" justify="flex-end">
                         {row.version > 1 && (
-                          <Button variant="default" size="xs" onClick={() => setCompared(row.version)}>
+                          <Button
+                            variant="default"
+                            size="xs"
+                            onClick={() =>
+                              onCompare ? onCompare(row.version - 1, row.version) : setCompared(row.version)
+                            }
+                          >
                             {strings.agents.compare}
                           </Button>
                         )}
@@ -97,7 +107,7 @@ export function Versions<Row extends Version>({
             title={compared !== null && strings.agents.differences(compared - 1, compared)}
             size="xl"
           >
-            {compared !== null && (
+            {compared !== null && compare && (
               <Comparison
                 queryKey={[...queryKey, 'compare', compared]}
                 read={signal => compare(compared - 1, compared, signal)}

@@ -6,6 +6,7 @@ import { visible } from '../components/text.tsx'
 import { Tree } from '../components/tree.tsx'
 import * as strings from '../strings.ts'
 import type { GraphEdge, GraphNode } from './graph.tsx'
+import { useLayout } from './layout.ts'
 import { MarkIcon } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
 
@@ -18,8 +19,8 @@ const DRAWN_NODES = 500
 const ROW_PX = 50
 
 /**
- * A graph beside the list of its nodes, which says the same for keyboard and screen reader. On a phone, and where there
- * are too many nodes, the list alone; with `isBare` the graph alone where it can be drawn.
+ * A graph beside the list of its nodes, which says the same for keyboard and screen reader. On a phone, where there are
+ * too many nodes, and where the layout fails, the list alone; with `isBare` the graph alone where it can be drawn.
  */
 export function GraphPanel({
   label,
@@ -37,13 +38,24 @@ export function GraphPanel({
   isBare?: boolean
 }) {
   const isNarrow = useMediaQuery('(max-width: 47.99em)', undefined, { getInitialValueInEffect: false })
-  const isDrawn = !isNarrow && nodes.length <= DRAWN_NODES && nodes.length > 0
+  const isDrawable = !isNarrow && nodes.length <= DRAWN_NODES && nodes.length > 0
+  const shape = {
+    ids: nodes.map(({ id }) => id),
+    edges: edges.map(({ from, to, label }) => ({ from, to, label })),
+  }
+  const { key, layout, isError } = useLayout(shape, isDrawable)
+  const isDrawn = isDrawable && !isError
+  const skeleton = <Skeleton h={height} radius="lg" />
   return (
     <Group align="flex-start" gap="lg" wrap={isDrawn ? 'nowrap' : 'wrap'}>
       {isDrawn && (
         <Box flex={1} miw={0}>
-          <Suspense fallback={<Skeleton h={height} radius="lg" />}>
-            <Graph label={label} nodes={nodes} edges={edges} selected={selected} onSelect={onSelect} height={height} />
+          <Suspense fallback={skeleton}>
+            {layout ? (
+              <Graph {...{ label, nodes, edges, selected, onSelect, height, layout }} shapeKey={key} />
+            ) : (
+              skeleton
+            )}
           </Suspense>
         </Box>
       )}
@@ -52,6 +64,11 @@ export function GraphPanel({
           <Text fw={600} component="h2" size="md" p="md" pb="xs">
             {strings.runs.nodes}
           </Text>
+          {isDrawable && isError && (
+            <Text size="sm" c="dimmed" px="md" pb="xs">
+              {strings.graph.notDrawn}
+            </Text>
+          )}
           <Tree
             label={strings.runs.nodes}
             rowPx={ROW_PX}

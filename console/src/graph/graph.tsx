@@ -1,7 +1,6 @@
 import '@xyflow/react/dist/base.css'
-import { ActionIcon, Box, Group, Skeleton, Text, UnstyledButton, VisuallyHidden } from '@mantine/core'
+import { ActionIcon, Box, Group, Text, UnstyledButton, VisuallyHidden } from '@mantine/core'
 import { IconMaximize, IconMinus, IconPlus } from '@tabler/icons-react'
-import { useQuery } from '@tanstack/react-query'
 import {
   BaseEdge,
   type Edge,
@@ -18,11 +17,9 @@ import {
   useReactFlow,
 } from '@xyflow/react'
 import { type KeyboardEvent, type MouseEvent, useMemo, useRef } from 'react'
-import { FailureAlert } from '../components/states.tsx'
 import { StatusIcon, statusColor } from '../components/status.tsx'
 import { visible } from '../components/text.tsx'
 import * as strings from '../strings.ts'
-import { layoutOf } from './layout.ts'
 import { type Mark, MarkIcon, markColor } from './marks.tsx'
 import { NodeTypeIcon } from './node-type.tsx'
 import { type Layout, NODE_HEIGHT, NODE_WIDTH } from './shape.ts'
@@ -305,23 +302,11 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
 }
 
 /** A directed graph, drawn from top to bottom. A node is chosen by click, or by arrow keys and Enter. */
-export default function Graph(props: GraphProps) {
-  const shape = {
-    ids: props.nodes.map(({ id }) => id),
-    edges: props.edges.map(({ from, to, label }) => ({ from, to, label })),
-  }
-  const key = JSON.stringify(shape)
-  const layout = useQuery({
-    queryKey: ['layout', key],
-    queryFn: () => layoutOf(shape),
-    staleTime: Number.POSITIVE_INFINITY,
-  })
-  if (layout.error) return <FailureAlert error={layout.error} title={strings.failed.title} />
-  if (!layout.data) return <Skeleton h={props.height} radius="lg" />
+export default function Graph({ shapeKey, ...props }: GraphProps & { layout: Layout; shapeKey: string }) {
   // Another shape is mounted again: its initial view depends on its size.
   return (
-    <ReactFlowProvider key={key}>
-      <Drawing {...props} layout={layout.data} />
+    <ReactFlowProvider key={shapeKey}>
+      <Drawing {...props} />
     </ReactFlowProvider>
   )
 }

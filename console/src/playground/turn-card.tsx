@@ -1,5 +1,5 @@
 import itemFields from 'fields:createDatasetItemFromGeneration'
-import { Badge, Button, Card, Group, Select, Stack, Text } from '@mantine/core'
+import { Badge, Button, Card, Group, Stack, Text } from '@mantine/core'
 import type { StoredGuardrailEvaluation, Transcript } from '@muster/client'
 import {
   createDatasetItemFromGeneration,
@@ -11,10 +11,10 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { lazy, memo, Suspense, useState } from 'react'
 import { api } from '../api.ts'
-import { useDatasets } from '../choices.ts'
 import { FormButton, useAction } from '../components/actions.tsx'
+import { useDatasetSelect } from '../components/dataset-select.tsx'
 import { SchemaForm } from '../components/schema-form.tsx'
-import { FailureAlert, Notice } from '../components/states.tsx'
+import { FailureAlert } from '../components/states.tsx'
 import { StreamingText } from '../components/streaming-text.tsx'
 import { CopyText, costText, durationText, TextButton, visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
@@ -27,7 +27,7 @@ import { type ClientCall, clientCalls, type Step, settledSteps, type Turn } from
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const words = strings.playground
+const texts = strings.playground
 
 /** What the record of a turn adds to its stream: arguments, results, knowledge, and what guardrails decided. */
 function useRecord(turn: Turn): { transcript?: Transcript; verdicts: StoredGuardrailEvaluation[] } {
@@ -78,11 +78,11 @@ export const TurnCard = memo(
           <Group gap="xs" mb={4}>
             <IconUser size={16} aria-hidden />
             <Text size="sm" fw={600}>
-              {words.you}
+              {texts.you}
             </Text>
             {endedMs !== undefined && (
               <Group ml="auto">
-                <TextButton onClick={onFork}>{words.fork}</TextButton>
+                <TextButton onClick={onFork}>{texts.fork}</TextButton>
               </Group>
             )}
           </Group>
@@ -103,22 +103,22 @@ export const TurnCard = memo(
             ))}
             {steps.length === 0 && endedMs === undefined && (
               <Text c="dimmed" size="sm">
-                {words.running} …
+                {texts.running} …
               </Text>
             )}
             {verdicts.length > 0 && <Verdicts verdicts={verdicts} />}
             {error !== undefined && <FailureAlert error={error} title={strings.sessions.turnFailed} />}
             {isStopped && (
               <Text size="sm" c="dimmed">
-                {words.stopped}
+                {texts.stopped}
               </Text>
             )}
             {waiting.length > 0 && <ClientTools calls={waiting} onAnswer={onAnswer} />}
             {result?.status === 'requires_action' && waiting.length === 0 && (
               <Group gap="sm">
-                <Text size="sm">{words.paused}</Text>
+                <Text size="sm">{texts.paused}</Text>
                 <Button component={Link} to={`/p/${projectId}/inbox`} variant="default" size="xs">
-                  {words.inbox}
+                  {texts.inbox}
                 </Button>
               </Group>
             )}
@@ -140,13 +140,13 @@ function Given({ transcript: { knowledge, input } }: { transcript: Transcript })
     <Stack gap={6}>
       <Group gap="sm">
         <IconSearch size={16} aria-hidden />
-        <Text size="sm">{knowledge ? words.knowledge(knowledge.results.length) : words.noKnowledge}</Text>
-        <TextButton onClick={() => setOpen(!isOpen)}>{isOpen ? strings.less : words.asSent}</TextButton>
+        <Text size="sm">{knowledge ? texts.knowledge(knowledge.results.length) : texts.noKnowledge}</Text>
+        <TextButton onClick={() => setOpen(!isOpen)}>{isOpen ? strings.less : texts.asSent}</TextButton>
       </Group>
       {isOpen && (
         <>
           {knowledge && <Value value={knowledge.error ?? knowledge.results} label={strings.traces.knowledge} />}
-          {input && <Value value={input} label={words.asSent} />}
+          {input && <Value value={input} label={texts.asSent} />}
         </>
       )}
     </Stack>
@@ -160,13 +160,13 @@ function Verdicts({ verdicts }: { verdicts: StoredGuardrailEvaluation[] }) {
         <Group gap="sm" key={index}>
           <IconShieldCheck size={16} aria-hidden />
           <Text size="sm">
-            {words.guardrail(scope)} <span className="mono">{visible(tool ?? guardrail_id)}</span>
+            {texts.guardrail(scope)} <span className="mono">{visible(tool ?? guardrail_id)}</span>
           </Text>
           <Badge variant={decision === 'execute' ? 'default' : 'filled'} color="red.9" size="sm">
-            {words.decisions[decision]}
+            {texts.decisions[decision]}
           </Badge>
           <Text size="xs" c="dimmed">
-            {words.rule(rule)}
+            {texts.rule(rule)}
           </Text>
         </Group>
       ))}
@@ -186,12 +186,12 @@ function ClientTools({
     <Card withBorder radius="md" padding="md">
       <Stack gap="md">
         <Text size="sm" fw={600}>
-          {words.clientTools}
+          {texts.clientTools}
         </Text>
         {calls.map(({ tool_call_id, tool_name, args }) => (
           <Stack gap={4} key={tool_call_id}>
             <Text size="sm">
-              {words.toolCall} <span className="mono">{visible(tool_name)}</span>
+              {texts.toolCall} <span className="mono">{visible(tool_name)}</span>
             </Text>
             <Value value={args} label={`${strings.traces.arguments} ${tool_name}`} />
           </Stack>
@@ -201,12 +201,12 @@ function ClientTools({
             properties: Object.fromEntries(
               calls.map(({ tool_call_id, tool_name }) => [
                 tool_call_id,
-                { type: 'string', maxLength: 100_000, title: words.resultOf(tool_name), description: words.resultHelp },
+                { type: 'string', maxLength: 100_000, title: texts.resultOf(tool_name), description: texts.resultHelp },
               ]),
             ),
             required: calls.map(({ tool_call_id }) => tool_call_id),
           }}
-          submitLabel={words.submitResults}
+          submitLabel={texts.submitResults}
           onSubmit={values =>
             onAnswer(Object.fromEntries(Object.entries(values).map(([id, text]) => [id, meant(text)])))
           }
@@ -240,18 +240,18 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
   return (
     <Stack gap="sm" pt="sm" style={{ borderTop: '1px solid var(--mantine-color-default-border)' }}>
       <Group gap="lg">
-        {firstMs !== undefined && <Figure label={words.first} value={durationText(firstMs)} />}
-        <Figure label={words.total} value={durationText(endedMs)} />
+        {firstMs !== undefined && <Figure label={texts.first} value={durationText(firstMs)} />}
+        <Figure label={texts.total} value={durationText(endedMs)} />
         {result?.usage && (
           <>
             <Figure
-              label={words.tokens}
+              label={texts.tokens}
               value={`${result.usage.input_tokens.toLocaleString()} + ${result.usage.output_tokens.toLocaleString()}`}
             />
-            <Figure label={words.cost} value={costText(result.usage.cost_usd)} />
+            <Figure label={texts.cost} value={costText(result.usage.cost_usd)} />
           </>
         )}
-        {result && <Figure label={words.version} value={String(result.agent_version)} />}
+        {result && <Figure label={texts.version} value={String(result.agent_version)} />}
       </Group>
       <Group gap="sm">
         {generationId && isAllowed('traces:GetTraceTree') && (
@@ -259,16 +259,19 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
             {strings.runs.trace}
           </Button>
         )}
-        {generationId && result?.status === 'completed' && isAllowed('evaluations:CreateDataset') && (
-          <FormButton
-            label={words.saveItem}
-            variant="default"
-            size="xs"
-            form={close => <ItemForm generationId={generationId} onDone={close} />}
-          />
-        )}
+        {generationId &&
+          result?.status === 'completed' &&
+          isAllowed('evaluations:CreateDataset') &&
+          isAllowed('evaluations:ListDatasets') && (
+            <FormButton
+              label={texts.saveItem}
+              variant="default"
+              size="xs"
+              form={close => <ItemForm generationId={generationId} onDone={close} />}
+            />
+          )}
         <Group gap="sm" ml="auto">
-          <CopyText text={curl} label={`${words.copyAs} curl`} />
+          <CopyText text={curl} label={`${texts.copyAs} curl`} />
           <CopyText text={command} label="CLI" />
           <CopyText text={code} label="TypeScript" />
         </Group>
@@ -280,39 +283,27 @@ for await (const piece of turn.text()) process.stdout.write(piece)`
 /** Saves a turn as an item of a dataset. */
 function ItemForm({ generationId, onDone }: { generationId: string; onDone: () => void }) {
   const projectId = useProjectId()
-  const [chosen, setChosen] = useState<string | null>(null)
-  const { rows, choices, query } = useDatasets(projectId)
-  const dataset = chosen ?? choices?.[0]?.value ?? null
+  const dataset = useDatasetSelect(projectId)
   const save = useAction({
     run: async (values: object) =>
-      createDatasetItemFromGeneration(api, { dataset_id: dataset as string, generation_id: generationId, ...values }),
+      createDatasetItemFromGeneration(api, {
+        dataset_id: await dataset.datasetId(),
+        generation_id: generationId,
+        ...values,
+      }),
     stale: [['datasets'], ['dataset']],
-    message: words.savedItem,
+    message: texts.savedItem,
     onDone,
   })
-  if (query.error) return <FailureAlert error={query.error} title={strings.failed.title} />
-  if (rows?.length === 0)
-    return (
-      <Notice icon={<IconRobot />} title={words.noDataset}>
-        {words.noDatasetText}
-      </Notice>
-    )
   return (
     <Stack gap="md">
-      <Select
-        label={words.dataset}
-        data={choices}
-        value={dataset}
-        onChange={setChosen}
-        allowDeselect={false}
-        data-autofocus
-      />
+      {dataset.field}
       <SchemaForm
         schema={itemFields}
         omit={['generation_id']}
-        isPending={save.isPending || !dataset}
-        error={save.error}
-        onSubmit={values => save.mutate(values)}
+        isPending={save.isPending}
+        error={save.error ?? dataset.error}
+        onSubmit={values => dataset.isReady && save.mutate(values)}
         onCancel={onDone}
       />
     </Stack>
@@ -336,7 +327,7 @@ function StepView({ step, isRunning, call }: { step: Step; isRunning: boolean; c
   if (step.kind === 'restarted')
     return (
       <Text size="sm" c="dimmed">
-        {words.restarted(step.number)}
+        {texts.restarted(step.number)}
       </Text>
     )
   if (step.kind === 'tool') return <ToolView step={step} call={call} />
@@ -347,11 +338,11 @@ function StepView({ step, isRunning, call }: { step: Step; isRunning: boolean; c
       <Group gap="sm">
         <IconRobot size={16} aria-hidden />
         <Text size="sm" fw={600}>
-          {words.modelCall(number)}
+          {texts.modelCall(number)}
         </Text>
         {tokens !== undefined && (
           <Text size="sm" c="dimmed">
-            {tokens.toLocaleString()} {words.tokens.toLowerCase()}
+            {tokens.toLocaleString()} {texts.tokens.toLowerCase()}
             {/* A step is priced with its turn. */}
             {cost != null && `, ${costText(cost)}`}
           </Text>
@@ -377,13 +368,13 @@ function StepView({ step, isRunning, call }: { step: Step; isRunning: boolean; c
 
 function ToolView({ step: { name, ok, ms }, call }: { step: Extract<Step, { kind: 'tool' }>; call?: ToolCall }) {
   const [isOpen, setOpen] = useState(false)
-  const state = ok === undefined ? words.running : ok ? words.succeeded : words.failedCall
+  const state = ok === undefined ? texts.running : ok ? texts.succeeded : texts.failedCall
   return (
     <Stack gap={6}>
       <Group gap="sm" align="center">
         <IconTool size={16} aria-hidden />
         <Text size="sm">
-          {words.toolCall} <span className="mono">{visible(name)}</span>
+          {texts.toolCall} <span className="mono">{visible(name)}</span>
         </Text>
         <Badge variant="default" size="sm">
           {state}
@@ -393,7 +384,7 @@ function ToolView({ step: { name, ok, ms }, call }: { step: Extract<Step, { kind
             {durationText(ms)}
           </Text>
         )}
-        {call && <TextButton onClick={() => setOpen(!isOpen)}>{isOpen ? strings.less : words.callDetails}</TextButton>}
+        {call && <TextButton onClick={() => setOpen(!isOpen)}>{isOpen ? strings.less : texts.callDetails}</TextButton>}
       </Group>
       {isOpen && call && (
         <>

@@ -54,17 +54,17 @@ export function maySee(
   return [action, ...alsoActions].map(isAllowed).find(allowed => allowed !== false) ?? isAllowed(action)
 }
 
-const nav = strings.nav
+const texts = strings.nav
 
 /** Views of a project, by what they are for. */
 export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
   {
-    name: nav.groups.project,
+    name: texts.groups.project,
     views: [
-      { name: nav.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
-      { name: nav.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
+      { name: texts.start, path: 'start', icon: IconRocket, action: 'projects:GetProject' },
+      { name: texts.overview, path: 'overview', icon: IconLayoutDashboard, action: 'generations:ListGenerations' },
       {
-        name: nav.inbox,
+        name: texts.inbox,
         path: 'inbox',
         icon: IconInbox,
         action: 'approvals:ListApprovals',
@@ -78,69 +78,74 @@ export const GROUPS: { name: string; views: NavigationEntry[] }[] = [
     ],
   },
   {
-    name: nav.groups.build,
+    name: texts.groups.build,
     views: [
-      { name: nav.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
-      { name: nav.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
-      { name: nav.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
-      { name: nav.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
-      { name: nav.datasets, path: 'datasets', icon: IconDatabase, action: 'evaluations:ListDatasets' },
-      { name: nav.evals, path: 'evals', icon: IconTestPipe, action: 'evaluations:ListEvals' },
+      { name: texts.agents, path: 'agents', icon: IconRobot, action: 'agents:ListAgents' },
+      { name: texts.playground, path: 'playground', icon: IconPlayerPlay, action: 'agents:CreateAgentGeneration' },
+      { name: texts.tools, path: 'tools', icon: IconTool, action: 'tools:ListTools' },
+      { name: texts.guardrails, path: 'guardrails', icon: IconShieldCheck, action: 'guardrails:ListGuardrails' },
+      { name: texts.datasets, path: 'datasets', icon: IconDatabase, action: 'evaluations:ListDatasets' },
+      { name: texts.evals, path: 'evals', icon: IconTestPipe, action: 'evaluations:ListEvals' },
     ],
   },
   {
-    name: nav.groups.knowledge,
+    name: texts.groups.knowledge,
     views: [
-      { name: nav.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
-      { name: nav.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
-      { name: nav.search, path: 'search', icon: IconZoomQuestion, action: 'knowledge:SearchKnowledge' },
-      { name: nav.memory, path: 'memory', icon: IconBrain, action: 'memories:ListMemoryStores' },
+      { name: texts.files, path: 'files', icon: IconFolder, action: 'files:GetFile' },
+      { name: texts.documents, path: 'documents', icon: IconFileText, action: 'documents:ListDocuments' },
+      { name: texts.search, path: 'search', icon: IconZoomQuestion, action: 'knowledge:SearchKnowledge' },
+      { name: texts.memory, path: 'memory', icon: IconBrain, action: 'memories:ListMemoryStores' },
     ],
   },
   {
-    name: nav.groups.conversations,
+    name: texts.groups.conversations,
     views: [
-      { name: nav.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
-      { name: nav.conversations, path: 'conversations', icon: IconMessage2, action: 'conversations:ListConversations' },
-      { name: nav.traces, path: 'traces', icon: IconTimeline, action: 'generations:ListGenerations' },
+      { name: texts.sessions, path: 'sessions', icon: IconMessages, action: 'sessions:ListSessions' },
+      {
+        name: texts.conversations,
+        path: 'conversations',
+        icon: IconMessage2,
+        action: 'conversations:ListConversations',
+      },
+      { name: texts.traces, path: 'traces', icon: IconTimeline, action: 'generations:ListGenerations' },
     ],
   },
   {
-    name: nav.groups.automate,
+    name: texts.groups.automate,
     views: [
       {
-        name: nav.orchestrations,
+        name: texts.orchestrations,
         path: 'orchestrations',
         icon: IconHierarchy2,
         action: 'orchestrations:ListOrchestrations',
       },
-      { name: nav.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
-      { name: nav.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
-      { name: nav.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
-      { name: nav.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
-      { name: nav.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
+      { name: texts.runs, path: 'runs', icon: IconPlayerTrackNext, action: 'orchestrations:ListRuns' },
+      { name: texts.workflows, path: 'workflows', icon: IconLayoutKanban, action: 'workflows:ListWorkflows' },
+      { name: texts.cases, path: 'cases', icon: IconBriefcase, action: 'cases:ListCases' },
+      { name: texts.playbooks, path: 'playbooks', icon: IconListCheck, action: 'playbooks:ListPlaybooks' },
+      { name: texts.triggers, path: 'triggers', icon: IconAlarm, action: 'triggers:ListTriggers' },
     ],
   },
   {
-    name: nav.groups.operate,
+    name: texts.groups.operate,
     views: [
-      { name: nav.usage, path: 'usage', icon: IconChartBar, action: 'usage:GetAggregate' },
-      { name: nav.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
-      { name: nav.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
-      { name: nav.formations, path: 'formations', icon: IconPackages, action: 'formations:ListFormations' },
-      { name: nav.queue, path: 'queue', icon: IconStack2, action: 'orchestrations:GetQueueStats' },
-      { name: nav.audit, path: 'audit', icon: IconHistory, action: 'audit:ListAuditEntries' },
-      { name: nav.settings, path: 'settings', icon: IconSettings, action: 'projects:GetProject' },
+      { name: texts.usage, path: 'usage', icon: IconChartBar, action: 'usage:GetAggregate' },
+      { name: texts.webhooks, path: 'webhooks', icon: IconWebhook, action: 'webhooks:ListWebhooks' },
+      { name: texts.events, path: 'events', icon: IconBolt, action: 'events:ListEvents' },
+      { name: texts.formations, path: 'formations', icon: IconPackages, action: 'formations:ListFormations' },
+      { name: texts.queue, path: 'queue', icon: IconStack2, action: 'orchestrations:GetQueueStats' },
+      { name: texts.audit, path: 'audit', icon: IconHistory, action: 'audit:ListAuditEntries' },
+      { name: texts.settings, path: 'settings', icon: IconSettings, action: 'projects:GetProject' },
     ],
   },
   {
-    name: nav.groups.access,
+    name: texts.groups.access,
     views: [
-      { name: nav.keys, path: 'keys', icon: IconKey, action: 'project-keys:ListProjectKeys' },
-      { name: nav.secrets, path: 'secrets', icon: IconLock, action: 'secrets:ListSecrets' },
-      { name: nav.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
-      { name: nav.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
-      { name: nav.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
+      { name: texts.keys, path: 'keys', icon: IconKey, action: 'project-keys:ListProjectKeys' },
+      { name: texts.secrets, path: 'secrets', icon: IconLock, action: 'secrets:ListSecrets' },
+      { name: texts.policies, path: 'policies', icon: IconShieldCheck, action: 'policies:ListPolicies' },
+      { name: texts.users, path: 'users', icon: IconUsers, action: 'users:ListUsers' },
+      { name: texts.apps, path: 'apps', icon: IconPlugConnected, action: 'oauth:ListGrants' },
     ],
   },
 ]

@@ -44,10 +44,12 @@ import { CommandPalette } from './commands.tsx'
 import { GROUPS, maySee, NAVIGATION } from './navigation.ts'
 import { ProjectSwitcher } from './switcher.tsx'
 
+const texts = strings.shell
+
 const SCHEMES = [
-  ['light', strings.shell.light, IconSun],
-  ['dark', strings.shell.dark, IconMoon],
-  ['auto', strings.shell.auto, IconDeviceDesktop],
+  ['light', texts.light, IconSun],
+  ['dark', texts.dark, IconMoon],
+  ['auto', texts.auto, IconDeviceDesktop],
 ] as const
 
 /** Frame of all views: header, navigation, and the view. */
@@ -84,7 +86,7 @@ export function Shell() {
               onClick={toggle}
               hiddenFrom="sm"
               size="sm"
-              aria-label={strings.shell.menu}
+              aria-label={texts.menu}
               aria-expanded={isOpen}
             />
           )}
@@ -105,16 +107,16 @@ export function Shell() {
               onClick={palette.open}
               visibleFrom="sm"
             >
-              {strings.shell.commands}
+              {texts.commands}
             </Button>
-            <ActionIcon onClick={palette.open} hiddenFrom="sm" aria-label={strings.shell.commands}>
+            <ActionIcon onClick={palette.open} hiddenFrom="sm" aria-label={texts.commands}>
               <IconSearch size={20} />
             </ActionIcon>
             <AccountMenu />
           </Group>
         </Group>
       </AppShell.Header>
-      <AppShell.Navbar aria-label={strings.shell.navigation}>
+      <AppShell.Navbar aria-label={texts.navigation}>
         <AppShell.Section grow component={ScrollArea} p="sm">
           {projectId && <Navigation projectId={projectId} pathname={pathname} />}
         </AppShell.Section>
@@ -194,17 +196,17 @@ function AccountMenu() {
   return (
     <Menu position="bottom-end" width={220}>
       <Menu.Target>
-        <ActionIcon aria-label={strings.shell.account}>
+        <ActionIcon aria-label={texts.account}>
           <IconUser size={20} />
         </ActionIcon>
       </Menu.Target>
       <Menu.Dropdown>
         {me && <Menu.Label>{visible(me.display_name ?? me.username)}</Menu.Label>}
         <Menu.Item component="a" href={docs_url} target="_blank" rel="noopener noreferrer">
-          {strings.shell.docs}
+          {texts.docs}
         </Menu.Item>
         <Menu.Divider />
-        <Menu.Label>{strings.shell.theme}</Menu.Label>
+        <Menu.Label>{texts.theme}</Menu.Label>
         {SCHEMES.map(([scheme, name, Icon]) => (
           <Menu.Item
             key={scheme}
@@ -218,7 +220,7 @@ function AccountMenu() {
         ))}
         <Menu.Divider />
         <Menu.Item leftSection={<IconLogout size={16} />} onClick={() => void signOut('chosen')}>
-          {strings.shell.signOut}
+          {texts.signOut}
         </Menu.Item>
       </Menu.Dropdown>
     </Menu>
@@ -238,10 +240,10 @@ function PausedBanner({ projectId }: { projectId: string }) {
   return (
     <Alert icon={<IconPlayerPause />} color="yellow" role="status">
       <Group justify="space-between">
-        <Text size="sm">{strings.shell.paused(project.pause_reason && visible(project.pause_reason))}</Text>
+        <Text size="sm">{texts.paused(project.pause_reason && visible(project.pause_reason))}</Text>
         {isAllowed('projects:ResumeProject') && (
           <Button size="xs" variant="default" loading={resume.isPending} onClick={() => resume.mutate()}>
-            {strings.shell.resume}
+            {texts.resume}
           </Button>
         )}
       </Group>

@@ -147,9 +147,9 @@ export const webhooks = {
   deactivateText: 'Events that occur while it is inactive are not delivered later. Queued deliveries are still sent.',
   inactive: 'This webhook is inactive',
   inactiveText: 'It receives no events. Last change:',
-  passed: (count: number) => `${count} ${count === 1 ? 'event' : 'events'} passed`,
-  passedSince: (count: number) =>
-    `${count} matching ${count === 1 ? 'event' : 'events'} passed it by since its last change,`,
+  passed: (count: number, isMore: boolean) =>
+    `${count.toLocaleString()}${isMore ? '+' : ''} matching ${count === 1 ? 'event' : 'events'} passed`,
+  passedSince: (passed: string) => `${passed} it by since its last change,`,
   answer: 'HTTP status',
   attempts: 'Attempts',
   lastAttempt: 'Last attempt',

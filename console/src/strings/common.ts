@@ -51,6 +51,7 @@ export const tags = {
 export const form = {
   required: 'This field is required',
   notJson: 'This is not JSON',
+  notObject: 'This is not a JSON object',
   changed: 'Another person has changed this record',
   clear: (field: string) => `Clear ${field}`,
 } as const

@@ -4,6 +4,7 @@ export const graph = {
   whole: 'Show the whole graph',
   zoomIn: 'Larger',
   zoomOut: 'Smaller',
+  notDrawn: 'This graph could not be drawn.',
   marks: {
     problem: 'Problem',
     warning: 'Warning',

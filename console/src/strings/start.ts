@@ -44,8 +44,6 @@ export const provider = {
 
 export const key = {
   title: 'Create a project key',
-  name: 'Name',
-  nameHelp: 'Where the key is used, such as production web',
   once: 'Copy the key now. It is not shown again.',
   done: 'I have copied it',
   policy: 'The key may do what you may do in this project. Narrow it with policies before you use it in production.',

@@ -12,7 +12,7 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
 
-const words = strings.release
+const texts = strings.release
 
 const EVALS = 100
 
@@ -34,33 +34,33 @@ export function Release({ agent, versions }: { agent: Agent; versions: AgentVers
     return mayRelease && versions.length > 1 ? (
       <Group justify="space-between" gap="sm">
         <Text size="sm" c="dimmed" flex="1 1 260px">
-          {words.none}
+          {texts.none}
         </Text>
-        <FormButton label={words.start} variant="default" leftSection={<IconGitBranch size={16} />} form={form} />
+        <FormButton label={texts.start} variant="default" leftSection={<IconGitBranch size={16} />} form={form} />
       </Group>
     ) : null
   const { stable_version, canary_version, canary_percent, promotion_gate, started_at } = release
   const gate = gates.find(({ id }) => id === promotion_gate)
   return (
     <Section
-      title={words.title}
+      title={texts.title}
       actions={
         mayRelease && (
           <>
-            <FormButton label={words.change} variant="default" size="xs" form={form} />
+            <FormButton label={texts.change} variant="default" size="xs" form={form} />
             <ActionButton
-              label={words.abort}
-              question={words.abortText(stable_version)}
+              label={texts.abort}
+              question={texts.abortText(stable_version)}
               stale={stale}
-              message={words.aborted}
+              message={texts.aborted}
               run={async () => abortAgentRelease(api, { agent_id: agent.id })}
             />
             <ActionButton
-              label={words.promote}
+              label={texts.promote}
               variant="filled"
-              question={words.promoteText(canary_version)}
+              question={texts.promoteText(canary_version)}
               stale={stale}
-              message={words.promoted}
+              message={texts.promoted}
               run={async () => promoteAgentRelease(api, { agent_id: agent.id })}
             />
           </>
@@ -72,16 +72,16 @@ export function Release({ agent, versions }: { agent: Agent; versions: AgentVers
           value={canary_percent}
           size="lg"
           radius="md"
-          aria-label={words.share(canary_percent, canary_version)}
+          aria-label={texts.share(canary_percent, canary_version)}
         />
-        <Text size="sm">{words.share(canary_percent, canary_version)}</Text>
+        <Text size="sm">{texts.share(canary_percent, canary_version)}</Text>
       </Stack>
       <Facts
         facts={[
-          [words.stable, stable_version],
-          [words.canary, canary_version],
-          [words.gate, promotion_gate && visible(gate?.name ?? promotion_gate)],
-          [words.since, started_at && <When at={started_at} />],
+          [texts.stable, stable_version],
+          [texts.canary, canary_version],
+          [texts.gate, promotion_gate && visible(gate?.name ?? promotion_gate)],
+          [texts.since, started_at && <When at={started_at} />],
         ]}
       />
     </Section>
@@ -114,7 +114,7 @@ function ReleaseForm({
         canary_version: Number(canary_version),
       } as Parameters<typeof setAgentRelease>[1]),
     stale: [['agent', agent.id], ['agents']],
-    message: words.started,
+    message: texts.started,
     onDone,
   })
   return (

@@ -22,6 +22,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { AssignForm, PauseForm, staleOf, TaskBadges, TaskDrawer } from './task.tsx'
 
+const texts = strings.tasks
+
 /** Cards of a column that are drawn at first, and with each request for more. */
 const CARDS = 50
 
@@ -114,9 +116,7 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
     },
     onError: (_, __, context) => cache.setQueryData(boardKey, context?.before),
     onSuccess: ({ title, state, pending_transition }) => {
-      const message = pending_transition
-        ? strings.tasks.gated(visible(title))
-        : strings.tasks.moved(visible(title), visible(state))
+      const message = pending_transition ? texts.gated(visible(title)) : texts.moved(visible(title), visible(state))
       notifications.show({ message, color: 'teal' })
     },
     onSettled: async (_, __, { task }) => {
@@ -138,9 +138,9 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed" visibleFrom="sm">
-        {strings.tasks.boardHelp}
+        {texts.boardHelp}
       </Text>
-      {move.error && <FailureAlert error={move.error} title={strings.tasks.notMoved} />}
+      {move.error && <FailureAlert error={move.error} title={texts.notMoved} />}
       <Box style={{ overflowX: 'auto' }} tabIndex={0} role="region" aria-label={strings.workflows.board} pb="xs">
         <Flex direction={{ base: 'column', sm: 'row' }} gap="sm" align="stretch">
           {board.states.map(column => (
@@ -161,16 +161,16 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
           ))}
         </Flex>
       </Box>
-      <Modal opened={dialog?.kind === 'assign'} onClose={close} title={strings.tasks.assign}>
+      <Modal opened={dialog?.kind === 'assign'} onClose={close} title={texts.assign}>
         {dialog?.kind === 'assign' && <AssignForm task={dialog.task} onDone={close} />}
       </Modal>
-      <Modal opened={dialog?.kind === 'pause'} onClose={close} title={strings.tasks.pause}>
+      <Modal opened={dialog?.kind === 'pause'} onClose={close} title={texts.pause}>
         {dialog?.kind === 'pause' && <PauseForm task={dialog.task} onDone={close} />}
       </Modal>
       <Modal
         opened={dialog?.kind === 'choose'}
         onClose={close}
-        title={dialog?.kind === 'choose' && strings.tasks.choose(visible(dialog.state))}
+        title={dialog?.kind === 'choose' && texts.choose(visible(dialog.state))}
       >
         {dialog?.kind === 'choose' && (
           <Group>
@@ -261,11 +261,8 @@ function Column({
         </Group>
         <Text size="xs" c="dimmed">
           {isTarget
-            ? strings.tasks.dropHere(accepts.map(({ name }) => visible(name)).join(', '))
-            : [
-                !declared && strings.tasks.undeclared,
-                oldest_at ? strings.tasks.oldest(ageText(oldest_at)) : strings.tasks.none,
-              ]
+            ? texts.dropHere(accepts.map(({ name }) => visible(name)).join(', '))
+            : [!declared && texts.undeclared, oldest_at ? texts.oldest(ageText(oldest_at)) : texts.none]
                 .filter(Boolean)
                 .join(', ')}
         </Text>
@@ -276,7 +273,7 @@ function Column({
       {more.error && <FailureAlert error={more.error} title={strings.failed.title} />}
       {count > cards.length && (
         <Button variant="default" size="xs" loading={more.isFetching} onClick={() => setShown(shown + CARDS)}>
-          {strings.tasks.more(Math.min(CARDS, count - cards.length))}
+          {texts.more(Math.min(CARDS, count - cards.length))}
         </Button>
       )}
     </Stack>
@@ -313,8 +310,8 @@ function TaskCard({ task, transitionsOf, onDrag, onMove, onDialog }: { task: Tas
         </Group>
         <Text size="xs" c="dimmed">
           {created_at === entered_state_at
-            ? strings.tasks.age(ageText(created_at))
-            : strings.tasks.ages(ageText(created_at), ageText(entered_state_at))}
+            ? texts.age(ageText(created_at))
+            : texts.ages(ageText(created_at), ageText(entered_state_at))}
         </Text>
         <TaskBadges task={task} />
       </Stack>
@@ -333,29 +330,29 @@ function TaskMenu({
   const command = useAction({
     run: async (run: () => Promise<unknown>) => run(),
     stale: staleOf(task),
-    message: strings.tasks.done,
+    message: texts.done,
   })
   const isOpen = task.status === 'open'
   const mayRetry = isOpen && ['failed', 'unrouted'].includes(task.automation_status ?? '')
   const items = [
     isAllowed('tasks:UpdateTask') && (
       <Menu.Item key="assign" onClick={() => onDialog({ kind: 'assign', task })}>
-        {strings.tasks.assign}
+        {texts.assign}
       </Menu.Item>
     ),
     isOpen && !task.pause_requested_at && isAllowed('tasks:PauseTask') && (
       <Menu.Item key="pause" onClick={() => onDialog({ kind: 'pause', task })}>
-        {strings.tasks.pause}
+        {texts.pause}
       </Menu.Item>
     ),
     isOpen && task.pause_requested_at && isAllowed('tasks:ResumeTask') && (
       <Menu.Item key="resume" onClick={() => command.mutate(async () => resumeTask(api, { task_id: task.id }))}>
-        {strings.tasks.resume}
+        {texts.resume}
       </Menu.Item>
     ),
     mayRetry && isAllowed('tasks:RetryTask') && (
       <Menu.Item key="retry" onClick={() => command.mutate(async () => retryTask(api, { task_id: task.id }))}>
-        {strings.tasks.retry}
+        {texts.retry}
       </Menu.Item>
     ),
   ].filter(Boolean)
@@ -364,12 +361,12 @@ function TaskMenu({
     <>
       <Menu position="bottom-end">
         <Menu.Target>
-          <ActionIcon size={28} aria-label={strings.tasks.actions(visible(task.title))}>
+          <ActionIcon size={28} aria-label={texts.actions(visible(task.title))}>
             <IconDots size={18} />
           </ActionIcon>
         </Menu.Target>
         <Menu.Dropdown>
-          {transitions.length > 0 && <Menu.Label>{strings.tasks.move}</Menu.Label>}
+          {transitions.length > 0 && <Menu.Label>{texts.move}</Menu.Label>}
           {transitions.map(transition => (
             <Menu.Item
               key={transition.name}

@@ -45,6 +45,8 @@ import { EvidenceForm } from './evidence.tsx'
 import { ActiveExecution, ExecutionBadge } from './execution.tsx'
 import { DownloadButton, Exports } from './exports.tsx'
 
+const texts = strings.cases
+
 /** Entries of a timeline that are shown at first, and with each request for more. */
 const ENTRIES = 100
 
@@ -84,18 +86,18 @@ function CasePage({ record }: { record: Case }) {
       }
       actions={<CaseActions record={record} />}
     >
-      <Section title={strings.cases.details}>
+      <Section title={texts.details}>
         <Facts
           facts={[
-            [strings.cases.assignee, record.assignee && visible(record.assignee)],
-            [strings.cases.due, record.due_at && <When key="due" at={record.due_at} />],
+            [texts.assignee, record.assignee && visible(record.assignee)],
+            [texts.due, record.due_at && <When key="due" at={record.due_at} />],
             [
-              strings.cases.subject,
+              texts.subject,
               record.subject && visible(`${record.subject.type} ${record.subject.label ?? record.subject.id}`),
             ],
-            [strings.cases.externalId, record.external_id && visible(record.external_id)],
-            [strings.cases.endUser, record.actor_id && <span className="mono">{record.actor_id}</span>],
-            [strings.cases.outcome, record.outcome && visible(record.outcome)],
+            [texts.externalId, record.external_id && visible(record.external_id)],
+            [texts.endUser, record.actor_id && <span className="mono">{record.actor_id}</span>],
+            [texts.outcome, record.outcome && visible(record.outcome)],
             [strings.tasks.note, record.outcome_note && visible(record.outcome_note)],
             [strings.agents.created, <When key="created" at={record.created_at} />],
           ]}
@@ -106,37 +108,37 @@ function CasePage({ record }: { record: Case }) {
       )}
       <AddressTabs
         tabs={[
-          { value: 'timeline', title: strings.cases.timeline, content: () => <CaseTimeline record={record} /> },
+          { value: 'timeline', title: texts.timeline, content: () => <CaseTimeline record={record} /> },
           {
             value: 'evidence',
-            title: `${strings.cases.evidence} (${evidence_count})`,
+            title: `${texts.evidence} (${evidence_count})`,
             content: () => <Evidence record={record} />,
           },
-          { value: 'links', title: strings.cases.links, content: () => <Links record={record} /> },
+          { value: 'links', title: texts.links, content: () => <Links record={record} /> },
           ...(isAllowed('playbooks:ListExecutions') !== false
             ? [
                 {
                   value: 'executions',
-                  title: `${strings.cases.executions} (${execution_count})`,
+                  title: `${texts.executions} (${execution_count})`,
                   content: () => <Executions record={record} />,
                 },
               ]
             : []),
           {
             value: 'fields',
-            title: strings.cases.fields,
+            title: texts.fields,
             content: () =>
               Object.keys(record.fields).length === 0 ? (
-                <Text c="dimmed">{strings.cases.noFields}</Text>
+                <Text c="dimmed">{texts.noFields}</Text>
               ) : (
-                <Value value={record.fields} label={strings.cases.fields} />
+                <Value value={record.fields} label={texts.fields} />
               ),
           },
           ...(isAllowed('cases:ListExports') !== false
             ? [
                 {
                   value: 'exports',
-                  title: strings.cases.exports,
+                  title: texts.exports,
                   content: () => (
                     <Exports subject={{ subject_type: 'case', subject_id: id }} projectId={record.project_id} />
                   ),
@@ -162,7 +164,7 @@ function CaseActions({ record }: { record: Case }) {
         <ActionButton
           size="sm"
           label={strings.remove}
-          question={strings.cases.deleteText}
+          question={texts.deleteText}
           run={async () => deleteCase(api, { case_id: id })}
           stale={[['cases', record.project_id]]}
           onDone={() => void navigate({ to: `/p/${record.project_id}/cases` })}
@@ -170,7 +172,7 @@ function CaseActions({ record }: { record: Case }) {
       )}
       {isAllowed('cases:UpdateCase') && status !== 'closed' && (
         <FormButton
-          label={strings.cases.edit}
+          label={texts.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           form={close => <CaseEditForm record={record} onDone={close} />}
@@ -178,7 +180,7 @@ function CaseActions({ record }: { record: Case }) {
       )}
       {isAllowed('cases:ReopenCase') && ['resolved', 'closed'].includes(status) && (
         <CommandButton
-          label={strings.cases.reopen}
+          label={texts.reopen}
           schema={reopening}
           run={async values => reopenCase(api, { case_id: id, ...(values as { reason: string }) })}
           stale={stale}
@@ -186,7 +188,7 @@ function CaseActions({ record }: { record: Case }) {
       )}
       {isAllowed('cases:CloseCase') && isIdle && ['open', 'resolved'].includes(status) && (
         <CommandButton
-          label={strings.cases.close}
+          label={texts.close}
           schema={closing}
           run={async values => closeCase(api, { case_id: id, ...values })}
           stale={stale}
@@ -194,7 +196,7 @@ function CaseActions({ record }: { record: Case }) {
       )}
       {isAllowed('cases:ResolveCase') && isIdle && status === 'open' && (
         <CommandButton
-          label={strings.cases.resolve}
+          label={texts.resolve}
           schema={resolving}
           run={async values => resolveCase(api, { case_id: id, ...(values as { outcome: string }) })}
           stale={stale}
@@ -202,7 +204,7 @@ function CaseActions({ record }: { record: Case }) {
       )}
       {isAllowed('playbooks:StartExecution') && isIdle && ['open', 'resolved'].includes(status) && (
         <FormButton
-          label={strings.cases.startExecution}
+          label={texts.startExecution}
           leftSection={<IconPlayerPlay size={16} />}
           form={close => <StartForm record={record} onDone={close} />}
         />
@@ -268,7 +270,7 @@ function CaseTimeline({ record }: { record: Case }) {
       <Loaded query={timeline} action="cases:GetCase">
         {({ entries, total }) => (
           <Card withBorder padding="lg" radius="lg">
-            <Timeline bulletSize={14} lineWidth={2} active={entries.length} aria-label={strings.cases.timeline}>
+            <Timeline bulletSize={14} lineWidth={2} active={entries.length} aria-label={texts.timeline}>
               {entries.map(entry => (
                 <Timeline.Item key={entry.id} title={<EntryTitle entry={entry} />}>
                   <Text size="sm" c="dimmed" component="div">
@@ -286,7 +288,7 @@ function CaseTimeline({ record }: { record: Case }) {
                 loading={timeline.isFetching}
                 onClick={() => setShown(shown + ENTRIES)}
               >
-                {strings.cases.earlier}
+                {texts.earlier}
               </Button>
             )}
           </Card>
@@ -312,7 +314,7 @@ function CommentForm({ record }: { record: Case }) {
     >
       <Stack gap="xs">
         <Textarea
-          label={strings.cases.comment}
+          label={texts.comment}
           autosize
           minRows={2}
           maxRows={12}
@@ -322,7 +324,7 @@ function CommentForm({ record }: { record: Case }) {
         {comment.error && <FailureAlert error={comment.error} />}
         <Group>
           <Button type="submit" variant="default" disabled={!body.trim()} loading={comment.isPending}>
-            {strings.cases.send}
+            {texts.send}
           </Button>
         </Group>
       </Stack>
@@ -334,7 +336,7 @@ function EntryTitle({ entry: { kind, data, step_key } }: { entry: CaseTimelineEn
   const about = kind.startsWith('step') ? (data.title ?? step_key) : (data.name ?? data.playbook_name)
   return (
     <Text fw={600} component="span">
-      {strings.cases.kinds[kind]}
+      {texts.kinds[kind]}
       {typeof about === 'string' && `: ${visible(about)}`}
     </Text>
   )
@@ -352,14 +354,14 @@ function EntryDetails({ entry: { kind, data } }: { entry: CaseTimelineEntry }) {
   const lines: string[] = []
   if (kind === 'comment') lines.push(inline(data.body))
   if (kind === 'status_changed') {
-    const name = (status: unknown) => strings.cases.statuses[String(status)] ?? inline(status)
+    const name = (status: unknown) => texts.statuses[String(status)] ?? inline(status)
     lines.push(data.from ? `${name(data.from)} → ${name(data.to)}` : name(data.to))
   }
   for (const [name, { from, to }] of Object.entries((data.changes ?? {}) as Changes))
     lines.push(`${visible(name)}: ${inline(from)} → ${inline(to)}`)
   for (const name of ['outcome', 'outcome_note', 'reason', 'note', 'decision'])
     if (data[name]) lines.push(inline(data[name]))
-  if (kind.startsWith('link_')) lines.push(`${strings.cases.linkTypes[String(data.type)]} ${inline(data.target_id)}`)
+  if (kind.startsWith('link_')) lines.push(`${texts.linkTypes[String(data.type)]} ${inline(data.target_id)}`)
   const { error } = data as { error?: { message?: string } }
   if (error?.message) lines.push(visible(error.message))
   return lines.map(line => (
@@ -377,18 +379,18 @@ function Evidence({ record }: { record: Case }) {
   )
   const add = isOpen && isAllowed('cases:AddEvidence') && (
     <FormButton
-      label={strings.cases.addEvidence}
+      label={texts.addEvidence}
       variant="default"
       form={close => <EvidenceForm record={record} onDone={close} />}
     />
   )
   const columns: Column<CaseEvidence>[] = [
     {
-      title: strings.cases.name,
+      title: texts.name,
       isWide: true,
       cell: each => <EvidenceContent evidence={each} />,
     },
-    { title: strings.cases.evidenceKind, cell: ({ kind }) => strings.cases.evidenceKinds[kind] },
+    { title: texts.evidenceKind, cell: ({ kind }) => texts.evidenceKinds[kind] },
     { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
     {
       title: '',
@@ -398,7 +400,7 @@ function Evidence({ record }: { record: Case }) {
         isAllowed('cases:WithdrawEvidence') && (
           <CommandButton
             size="xs"
-            label={strings.cases.withdraw}
+            label={texts.withdraw}
             schema={withdrawing}
             run={async values =>
               withdrawCaseEvidence(api, {
@@ -416,13 +418,13 @@ function Evidence({ record }: { record: Case }) {
     <Stack gap="md">
       {add && <Group>{add}</Group>}
       <ListView
-        label={strings.cases.evidence}
+        label={texts.evidence}
         list={list}
         action="cases:GetCase"
         columns={columns}
         empty={
-          <Notice icon={<IconPaperclip />} title={strings.cases.noEvidence}>
-            {strings.cases.noEvidenceText}
+          <Notice icon={<IconPaperclip />} title={texts.noEvidence}>
+            {texts.noEvidenceText}
           </Notice>
         }
       />
@@ -438,15 +440,15 @@ function EvidenceContent({ evidence }: { evidence: CaseEvidence }) {
         <Text fw={600} td={withdrawn_at ? 'line-through' : undefined}>
           {visible(name)}
         </Text>
-        {withdrawn_at && <Badge variant="default">{strings.cases.withdrawn}</Badge>}
+        {withdrawn_at && <Badge variant="default">{texts.withdrawn}</Badge>}
       </Group>
       {withdrawn_reason && <Text size="sm">{visible(withdrawn_reason)}</Text>}
       {content !== null && <Value value={content} label={visible(name)} />}
-      {content === null && !file_id && !url && <Text size="sm">{strings.cases.purged}</Text>}
+      {content === null && !file_id && !url && <Text size="sm">{texts.purged}</Text>}
       {url && <Text size="sm">{visible(url)}</Text>}
       {kind === 'file' && file_id && <DownloadButton fileId={file_id} label={strings.value.download} />}
       <Text size="xs" c="dimmed">
-        {strings.cases.hash} <span className="mono">{sha256}</span>
+        {texts.hash} <span className="mono">{sha256}</span>
       </Text>
     </Stack>
   )
@@ -463,7 +465,7 @@ function Links({ record }: { record: Case }) {
     listCaseLinks(api, { case_id: record.id, ...bounds }, { signal }).page(),
   )
   const columns: Column<CaseLink>[] = [
-    { title: strings.cases.evidenceKind, cell: ({ type }) => strings.cases.linkTypes[type] },
+    { title: texts.evidenceKind, cell: ({ type }) => texts.linkTypes[type] },
     {
       title: strings.agents.id,
       isWide: true,
@@ -478,7 +480,7 @@ function Links({ record }: { record: Case }) {
                 target_id
               )}
             </Text>
-            {!target_exists && <Badge variant="default">{strings.cases.gone}</Badge>}
+            {!target_exists && <Badge variant="default">{texts.gone}</Badge>}
           </Group>
         )
       },
@@ -501,7 +503,7 @@ function Links({ record }: { record: Case }) {
       {mayLink && (
         <Group>
           <CommandButton
-            label={strings.cases.addLink}
+            label={texts.addLink}
             schema={linking}
             run={async values =>
               linkCase(api, { case_id: record.id, ...(values as { type: CaseLink['type']; target_id: string }) })
@@ -511,13 +513,13 @@ function Links({ record }: { record: Case }) {
         </Group>
       )}
       <ListView
-        label={strings.cases.links}
+        label={texts.links}
         list={list}
         action="cases:GetCase"
         columns={columns}
         empty={
-          <Notice icon={<IconLink />} title={strings.cases.noLinks}>
-            {strings.cases.noLinksText}
+          <Notice icon={<IconLink />} title={texts.noLinks}>
+            {texts.noLinksText}
           </Notice>
         }
       />
@@ -544,18 +546,18 @@ function Executions({ record }: { record: Case }) {
       ),
     },
     { title: strings.playbooks.status, cell: execution => <ExecutionBadge execution={execution} /> },
-    { title: strings.cases.outcome, cell: ({ outcome }) => (outcome ? visible(outcome) : strings.none) },
+    { title: texts.outcome, cell: ({ outcome }) => (outcome ? visible(outcome) : strings.none) },
     { title: strings.playbooks.started, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <ListView
-      label={strings.cases.executions}
+      label={texts.executions}
       list={list}
       action="playbooks:ListExecutions"
       columns={columns}
       empty={
-        <Notice icon={<IconPlayerPlay />} title={strings.cases.noExecutions}>
-          {strings.cases.noExecutionsText}
+        <Notice icon={<IconPlayerPlay />} title={texts.noExecutions}>
+          {texts.noExecutionsText}
         </Notice>
       }
     />

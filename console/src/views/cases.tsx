@@ -15,6 +15,8 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.cases
+
 const STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 const PRIORITIES = ['urgent', 'high', 'normal', 'low'] as const
 const STATUS_COLORS = { open: 'blue', in_progress: 'indigo', waiting: 'orange', resolved: 'teal', closed: 'gray' }
@@ -24,11 +26,11 @@ export function CaseBadges({ record: { status, priority } }: { record: Pick<Case
   return (
     <Group gap={6}>
       <Badge variant="dot" color={STATUS_COLORS[status]}>
-        {strings.cases.statuses[status]}
+        {texts.statuses[status]}
       </Badge>
       {priority !== 'normal' && (
         <Badge variant={priority === 'urgent' ? 'filled' : 'default'} color="red.9">
-          {strings.cases.priorities[priority]}
+          {texts.priorities[priority]}
         </Badge>
       )}
     </Group>
@@ -57,7 +59,7 @@ export function Cases() {
   )
   const columns: Column<Case>[] = [
     {
-      title: strings.cases.title,
+      title: texts.title,
       isWide: true,
       cell: ({ id, number, title, subject }) => (
         <>
@@ -72,20 +74,16 @@ export function Cases() {
         </>
       ),
     },
-    { title: strings.cases.status, cell: record => <CaseBadges record={record} /> },
-    { title: strings.cases.assignee, cell: ({ assignee }) => (assignee ? visible(assignee) : strings.none) },
-    { title: strings.cases.due, cell: ({ due_at }) => <When at={due_at} /> },
+    { title: texts.status, cell: record => <CaseBadges record={record} /> },
+    { title: texts.assignee, cell: ({ assignee }) => (assignee ? visible(assignee) : strings.none) },
+    { title: texts.due, cell: ({ due_at }) => <When at={due_at} /> },
     { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
   const create = isAllowed('cases:CreateCase') && (
-    <FormButton
-      label={strings.cases.create}
-      leftSection={<IconPlus size={16} />}
-      form={close => <CaseForm onDone={close} />}
-    />
+    <FormButton label={texts.create} leftSection={<IconPlus size={16} />} form={close => <CaseForm onDone={close} />} />
   )
   return (
-    <Page title={strings.nav.cases} intro={strings.cases.intro} actions={create}>
+    <Page title={strings.nav.cases} intro={texts.intro} actions={create}>
       <ListView
         label={strings.nav.cases}
         list={list}
@@ -93,22 +91,22 @@ export function Cases() {
         columns={columns}
         fields={
           <>
-            <SearchField label={strings.cases.search} />
+            <SearchField label={texts.search} />
             <ChoiceField
               name="status"
-              label={strings.cases.status}
-              choices={STATUSES.map(value => ({ value, label: strings.cases.statuses[value] }))}
+              label={texts.status}
+              choices={STATUSES.map(value => ({ value, label: texts.statuses[value] }))}
             />
             <ChoiceField
               name="priority"
-              label={strings.cases.priority}
-              choices={PRIORITIES.map(value => ({ value, label: strings.cases.priorities[value] }))}
+              label={texts.priority}
+              choices={PRIORITIES.map(value => ({ value, label: texts.priorities[value] }))}
             />
           </>
         }
         empty={
-          <Notice icon={<IconBriefcase />} title={strings.cases.empty} action={create} color="indigo">
-            {strings.cases.emptyText}
+          <Notice icon={<IconBriefcase />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />

@@ -29,9 +29,9 @@ import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api, every, POLL_MS } from '../api.ts'
 import { useAgents } from '../choices.ts'
-import { FormButton, useAction } from '../components/actions.tsx'
+import { FormButton, Question, useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
-import { DialogMenu, Question } from '../components/dialog-menu.tsx'
+import { DialogMenu } from '../components/dialog-menu.tsx'
 import { FeedbackForm, FeedbackList } from '../components/feedback.tsx'
 import { MessageCard } from '../components/message.tsx'
 import { Page } from '../components/page.tsx'
@@ -42,6 +42,8 @@ import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
+
+const texts = strings.conversations
 
 /** Messages that are drawn at first, and that each click adds. */
 const SHOWN = 100
@@ -70,10 +72,10 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
   const mayUpdate = isAllowed('conversations:UpdateConversation') === true
   const entries = [
     mayUpdate && {
-      title: strings.conversations.rename,
+      title: texts.rename,
       content: (close: () => void) => <SettingsForm conversation={conversation} onDone={close} />,
     },
-    { title: strings.conversations.summary, content: () => <Summary conversation={conversation} /> },
+    { title: texts.summary, content: () => <Summary conversation={conversation} /> },
     {
       title: strings.sessionMenu.export,
       content: (close: () => void) => (
@@ -89,7 +91,7 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
       title: strings.remove,
       content: (close: () => void) => (
         <Question
-          text={strings.conversations.deleteText}
+          text={texts.deleteText}
           label={strings.remove}
           run={async () => deleteConversation(api, { conversation_id: id })}
           stale={stale.slice(1)}
@@ -101,10 +103,10 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
   ]
   return (
     <Page
-      title={conversation.name ?? strings.conversations.unnamed}
+      title={conversation.name ?? texts.unnamed}
       intro={
         <Group gap="sm">
-          <Badge variant="default">{status && strings.conversations.status[status]}</Badge>
+          <Badge variant="default">{status && texts.status[status]}</Badge>
           <Tags tags={conversation.tags} />
           {mayUpdate && (
             <TagsButton
@@ -119,12 +121,12 @@ function ConversationPage({ conversation }: { conversation: Conversation }) {
         <>
           {session_id && (
             <Button component={Link} to={`/p/${project_id}/sessions/${session_id}`}>
-              {strings.conversations.openSession}
+              {texts.openSession}
             </Button>
           )}
           {status === 'open' && isAllowed('conversations:GenerateConversationMessage') && (
             <FormButton
-              label={strings.conversations.generate}
+              label={texts.generate}
               variant="default"
               form={close => <GenerateForm conversation={conversation} onDone={close} />}
             />
@@ -217,12 +219,12 @@ function Summary({ conversation: { id } }: { conversation: Conversation }) {
         found ? (
           <Stack gap="sm">
             <Text size="sm" c="dimmed">
-              {strings.conversations.summaryOf(found.up_to_position)}
+              {texts.summaryOf(found.up_to_position)}
             </Text>
             <Text className="wrap">{visible(found.text)}</Text>
           </Stack>
         ) : (
-          <Text c="dimmed">{strings.conversations.noSummary}</Text>
+          <Text c="dimmed">{texts.noSummary}</Text>
         )
       }
     </Loaded>
@@ -247,8 +249,8 @@ function Messages({ conversation }: { conversation: Conversation }) {
     <Loaded query={messages} action="conversations:GetConversation">
       {({ rows, total }) =>
         rows.length === 0 ? (
-          <Notice icon={<IconMessage2 />} title={strings.conversations.noMessages}>
-            {strings.conversations.noMessagesText}
+          <Notice icon={<IconMessage2 />} title={texts.noMessages}>
+            {texts.noMessagesText}
           </Notice>
         ) : (
           <Stack gap="md" role="log" aria-label={strings.sessions.transcript} aria-live="polite">
@@ -298,7 +300,7 @@ function MessageMenu({
         ),
       },
     mayUpdate && {
-      title: strings.conversations.metadata,
+      title: texts.metadata,
       content: (close: () => void) => <MetadataForm message={message} onDone={close} />,
     },
     mayUpdate && {
@@ -398,7 +400,7 @@ function Composer({ conversation: { id, project_id } }: { conversation: Conversa
       >
         <Stack gap="sm">
           <Textarea
-            label={strings.conversations.add}
+            label={texts.add}
             autosize
             minRows={2}
             maxRows={8}
@@ -408,16 +410,16 @@ function Composer({ conversation: { id, project_id } }: { conversation: Conversa
           {add.error && <FailureAlert error={add.error} />}
           <Group justify="space-between" gap="sm">
             <SegmentedControl
-              aria-label={strings.conversations.role}
+              aria-label={texts.role}
               value={role}
               onChange={next => setRole(next as 'user' | 'assistant')}
               data={[
-                { value: 'user', label: strings.conversations.roles.user },
-                { value: 'assistant', label: strings.conversations.roles.assistant },
+                { value: 'user', label: texts.roles.user },
+                { value: 'assistant', label: texts.roles.assistant },
               ]}
             />
             <Button type="submit" loading={add.isPending} disabled={!text.trim()}>
-              {strings.conversations.add}
+              {texts.add}
             </Button>
           </Group>
         </Stack>

@@ -30,6 +30,8 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.datasets
+
 /** Length of a text that a form shows in several lines. */
 const LONG = 1_000_000
 
@@ -71,7 +73,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
   )
   const columns: Column<DatasetItem>[] = [
     {
-      title: strings.datasets.item,
+      title: texts.item,
       isWide: true,
       cell: ({ input }) => (
         <Text lineClamp={3} className="wrap">
@@ -80,7 +82,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
       ),
     },
     {
-      title: strings.datasets.expected,
+      title: texts.expected,
       cell: ({ expected_output }) => (
         <Text size="sm" lineClamp={3} className="wrap">
           {expected_output === null ? strings.none : visible(expected_output)}
@@ -96,12 +98,12 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
             <FormButton
               size="xs"
               variant="default"
-              label={strings.datasets.edit}
+              label={texts.edit}
               form={close => <ItemEditForm item={item} onDone={close} />}
             />
             <ActionButton
               label={strings.remove}
-              question={strings.datasets.deleteItem}
+              question={texts.deleteItem}
               run={async () => deleteDatasetItem(api, { dataset_id: id, item_id: item.id })}
               stale={[['dataset', id]]}
             />
@@ -111,17 +113,13 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
   ]
   const add = mayChange && (
     <FormButton
-      label={strings.datasets.add}
+      label={texts.add}
       leftSection={<IconPlus size={16} />}
       form={close => <ItemForm datasetId={id} onDone={close} />}
     />
   )
   const upload = mayChange && (
-    <FormButton
-      label={strings.datasets.import}
-      variant="default"
-      form={close => <ImportForm datasetId={id} onDone={close} />}
-    />
+    <FormButton label={texts.import} variant="default" form={close => <ImportForm datasetId={id} onDone={close} />} />
   )
   return (
     <Page
@@ -133,7 +131,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
             <ActionButton
               size="sm"
               label={strings.remove}
-              question={strings.datasets.deleteText}
+              question={texts.deleteText}
               run={async () => deleteDataset(api, { dataset_id: id })}
               stale={[
                 ['datasets', project_id],
@@ -144,7 +142,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
           )}
           {mayChange && (
             <FormButton
-              label={strings.datasets.edit}
+              label={texts.edit}
               variant="default"
               leftSection={<IconEdit size={16} />}
               form={close => (
@@ -173,8 +171,8 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
         action="evaluations:ListDatasets"
         columns={columns}
         empty={
-          <Notice icon={<IconDatabase />} title={strings.datasets.noItems} color="indigo">
-            {strings.datasets.noItemsText}
+          <Notice icon={<IconDatabase />} title={texts.noItems} color="indigo">
+            {texts.noItemsText}
           </Notice>
         }
       />
@@ -183,7 +181,7 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
           {(['csv', 'jsonl'] as const).map(format => (
             <ActionButton
               key={format}
-              label={strings.datasets.export(format)}
+              label={texts.export(format)}
               run={async () => {
                 const file = await exportDatasetItems(api, { dataset_id: id, format })
                 saveAs([await file.bytes()], `${name}.${format}`)
@@ -196,12 +194,12 @@ function DatasetPage({ dataset }: { dataset: Dataset }) {
   )
 }
 
-const expected = { type: 'string', maxLength: LONG, title: strings.datasets.expected }
+const expected = { type: 'string', maxLength: LONG, title: texts.expected }
 const { metadata } = creation.properties ?? {}
 /** The fields of an item with one message. */
 const itemFields: ObjectSchema = {
   properties: {
-    message: { type: 'string', maxLength: LONG, title: strings.datasets.message },
+    message: { type: 'string', maxLength: LONG, title: texts.message },
     expected_output: expected,
     metadata,
   },
@@ -212,7 +210,7 @@ const itemEditFields: ObjectSchema = { properties: { ...creation.properties, exp
 function ItemForm({ datasetId, onDone }: { datasetId: string; onDone: () => void }) {
   return (
     <CommandForm
-      label={strings.datasets.add}
+      label={texts.add}
       schema={itemFields}
       run={async ({ message, ...values }) =>
         createDatasetItem(api, {
@@ -263,7 +261,7 @@ function ImportForm({ datasetId, onDone }: { datasetId: string; onDone: () => vo
       <Stack gap="md">
         <FileInput
           label={strings.cases.file}
-          description={`${strings.datasets.importHelp} ${strings.datasets.more}`}
+          description={`${texts.importHelp} ${texts.more}`}
           accept=".csv,.jsonl,.ndjson"
           required
           value={file}
@@ -271,7 +269,7 @@ function ImportForm({ datasetId, onDone }: { datasetId: string; onDone: () => vo
           data-autofocus
         />
         <SubmitRow
-          label={strings.datasets.import}
+          label={texts.import}
           isPending={send.isPending}
           error={send.error}
           onCancel={onDone}

@@ -14,6 +14,8 @@ import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.webhooks
+
 /** A delivery: its attempts, what was sent and what was answered. */
 export function DeliveryView() {
   const projectId = useProjectId()
@@ -34,35 +36,35 @@ export function DeliveryView() {
           title={event_type}
           intro={
             <Anchor component={Link} to={`/p/${projectId}/webhooks/${webhookId}`} size="sm" underline="always">
-              {strings.webhooks.all}
+              {texts.all}
             </Anchor>
           }
           actions={
             isAllowed('webhooks:RedeliverWebhookDelivery') && (
               <ActionButton
                 size="sm"
-                label={strings.webhooks.redeliver}
+                label={texts.redeliver}
                 run={async () => {
                   const made = await redeliverWebhookDelivery(api, { delivery_id: id })
                   await navigate({ to: open(made.id) })
                 }}
-                message={strings.webhooks.queued(1)}
+                message={texts.queued(1)}
                 stale={[['deliveries', webhookId]]}
               />
             )
           }
         >
-          <Section title={strings.webhooks.delivery}>
+          <Section title={texts.delivery}>
             <Facts
               facts={[
-                [strings.webhooks.state, <StatusBadge key="state" status={status} />],
-                [strings.webhooks.answer, status_code],
-                [strings.webhooks.attempts, attempts],
-                [strings.webhooks.created, <When key="created" at={times.created_at} />],
-                [strings.webhooks.lastAttempt, times.last_attempt_at && <When key="last" at={times.last_attempt_at} />],
-                [strings.webhooks.nextAttempt, times.next_attempt_at && <When key="next" at={times.next_attempt_at} />],
+                [texts.state, <StatusBadge key="state" status={status} />],
+                [texts.answer, status_code],
+                [texts.attempts, attempts],
+                [texts.created, <When key="created" at={times.created_at} />],
+                [texts.lastAttempt, times.last_attempt_at && <When key="last" at={times.last_attempt_at} />],
+                [texts.nextAttempt, times.next_attempt_at && <When key="next" at={times.next_attempt_at} />],
                 [
-                  strings.webhooks.event,
+                  texts.event,
                   isAllowed('events:GetEvent') && event_type !== 'webhooks.test' && (
                     <Anchor
                       key="event"
@@ -76,7 +78,7 @@ export function DeliveryView() {
                   ),
                 ],
                 [
-                  strings.webhooks.original,
+                  texts.original,
                   redelivery_of && (
                     <Anchor
                       key="original"
@@ -92,17 +94,15 @@ export function DeliveryView() {
               ]}
             />
           </Section>
-          <Section title={strings.webhooks.response}>
+          <Section title={texts.response}>
             {response_body ? (
-              <Value value={response_body} label={strings.webhooks.response} />
+              <Value value={response_body} label={texts.response} />
             ) : (
-              <Text c="dimmed">
-                {status === 'queued' ? strings.webhooks.noResponseYet : strings.webhooks.noResponse}
-              </Text>
+              <Text c="dimmed">{status === 'queued' ? texts.noResponseYet : texts.noResponse}</Text>
             )}
           </Section>
-          <Section title={strings.webhooks.sent}>
-            <Value value={payload} label={strings.webhooks.sent} />
+          <Section title={texts.sent}>
+            <Value value={payload} label={texts.sent} />
           </Section>
         </Page>
       )}

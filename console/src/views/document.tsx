@@ -34,6 +34,8 @@ import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { DocumentStatus, isIngesting } from './documents.tsx'
 
+const texts = strings.documents
+
 const documentKey = (id: string) => ['document', id]
 const CHUNK_FIELDS = ['chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overlap']
 
@@ -62,7 +64,7 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
     <>
       {status !== 'withdrawn' && isAllowed('documents:IngestDocument') && (
         <FormButton
-          label={strings.documents.reingest}
+          label={texts.reingest}
           variant="default"
           leftSection={<IconRefresh size={16} />}
           form={close => <ReingestForm document={document} stale={stale} onDone={close} />}
@@ -91,10 +93,10 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
       <Ingestion document={document} />
       <AddressTabs
         tabs={[
-          { value: 'text', title: strings.documents.text, content: () => <DocumentText document={document} /> },
+          { value: 'text', title: texts.text, content: () => <DocumentText document={document} /> },
           {
             value: 'chunks',
-            title: strings.documents.chunksOf(document.chunk_count),
+            title: texts.chunksOf(document.chunk_count),
             content: () => <Chunks document={document} />,
           },
           {
@@ -112,8 +114,8 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
                   <>
                     {mayUpdate && (
                       <ActionButton
-                        label={strings.documents.withdraw}
-                        question={strings.documents.withdrawText}
+                        label={texts.withdraw}
+                        question={texts.withdrawText}
                         run={async () => withdrawDocument(api, { document_id: id })}
                         stale={stale}
                       />
@@ -122,7 +124,7 @@ function DocumentPage({ document }: { document: DocumentWithContent }) {
                       <ActionButton
                         label={strings.remove}
                         color="red"
-                        question={strings.documents.deleteText}
+                        question={texts.deleteText}
                         run={async () => deleteDocument(api, { document_id: id })}
                         stale={stale.slice(1)}
                         onDone={() => void navigate({ to: `/p/${project_id}/documents` })}
@@ -159,16 +161,16 @@ function DocumentFacts({ document }: { document: DocumentWithContent }) {
       <Facts
         facts={[
           [strings.agents.version, document.version],
-          [strings.documents.chunks, document.chunk_count.toLocaleString()],
-          [strings.documents.strategy, chunk_strategy],
-          [strings.documents.chunkSize, chunk_size && `${chunk_size} ${chunk_unit ?? ''}`],
-          [strings.documents.overlap, chunk_overlap],
+          [texts.chunks, document.chunk_count.toLocaleString()],
+          [texts.strategy, chunk_strategy],
+          [texts.chunkSize, chunk_size && `${chunk_size} ${chunk_unit ?? ''}`],
+          [texts.overlap, chunk_overlap],
           [strings.files.size, sizeText(document.size)],
           [strings.files.type, document.content_type && visible(document.content_type)],
           [strings.agents.created, <When key="created" at={document.created_at} />],
           [strings.files.updated, <When key="updated" at={document.updated_at} />],
           [
-            strings.documents.file,
+            texts.file,
             <Anchor
               key="file"
               component={Link}
@@ -195,27 +197,25 @@ function Ingestion({ document: { id, status, error } }: { document: DocumentWith
   })
   if (status === 'failed' && error)
     return (
-      <Alert icon={<IconAlertTriangle />} color="red" title={strings.documents.failed} role="alert">
+      <Alert icon={<IconAlertTriangle />} color="red" title={texts.failed} role="alert">
         <Text size="sm">{visible(error.message)}</Text>
         <Text size="sm" className="mono">
           {error.code}
         </Text>
-        {error.meta && Object.keys(error.meta).length > 0 && (
-          <Value value={error.meta} label={strings.documents.failed} />
-        )}
+        {error.meta && Object.keys(error.meta).length > 0 && <Value value={error.meta} label={texts.failed} />}
       </Alert>
     )
-  if (status === 'withdrawn') return <Alert>{strings.documents.withdrawn}</Alert>
+  if (status === 'withdrawn') return <Alert>{texts.withdrawn}</Alert>
   if (!isIngesting(status)) return null
   const { total_pages: pages, total_chunks: total, chunk_count: done = 0 } = progress.data ?? {}
   return (
-    <Alert title={strings.documents.ingesting} role="status">
+    <Alert title={texts.ingesting} role="status">
       <Stack gap="xs">
         <Text size="sm">
-          {total ? strings.documents.progress(done, total) : strings.documents.steps[status]}
-          {pages ? ` ${strings.documents.pages(pages)}` : ''}
+          {total ? texts.progress(done, total) : texts.steps[status]}
+          {pages ? ` ${texts.pages(pages)}` : ''}
         </Text>
-        <Progress value={progress.data?.progress ?? 0} aria-label={strings.documents.ingesting} animated={!total} />
+        <Progress value={progress.data?.progress ?? 0} aria-label={texts.ingesting} animated={!total} />
       </Stack>
     </Alert>
   )
@@ -223,11 +223,11 @@ function Ingestion({ document: { id, status, error } }: { document: DocumentWith
 
 function DocumentText({ document: { content, status } }: { document: DocumentWithContent }) {
   return (
-    <Section title={strings.documents.text}>
+    <Section title={texts.text}>
       {content ? (
-        <Value value={content} label={strings.documents.text} />
+        <Value value={content} label={texts.text} />
       ) : (
-        <Text c="dimmed">{content === '' ? strings.documents.emptyContent : strings.documents.noText[status]}</Text>
+        <Text c="dimmed">{content === '' ? texts.emptyContent : texts.noText[status]}</Text>
       )}
     </Section>
   )
@@ -238,18 +238,18 @@ export function Chunk({ chunk, isMarked = false }: { chunk: DocumentChunk; isMar
   return (
     <Stack gap={4}>
       <Group gap="sm">
-        <Badge variant={isMarked ? 'filled' : 'default'}>{strings.documents.chunk(chunk.chunk_index)}</Badge>
+        <Badge variant={isMarked ? 'filled' : 'default'}>{texts.chunk(chunk.chunk_index)}</Badge>
         {chunk.page_number !== null && (
           <Text size="sm" c="dimmed">
-            {strings.documents.page(chunk.page_number)}
+            {texts.page(chunk.page_number)}
           </Text>
         )}
         <Text size="sm" c="dimmed">
-          {strings.documents.characters(chunk.char_start, chunk.char_end)}
+          {texts.characters(chunk.char_start, chunk.char_end)}
         </Text>
-        {!chunk.embedded && <Badge variant="default">{strings.documents.notEmbedded}</Badge>}
+        {!chunk.embedded && <Badge variant="default">{texts.notEmbedded}</Badge>}
       </Group>
-      <Value value={chunk.content} label={strings.documents.chunk(chunk.chunk_index)} />
+      <Value value={chunk.content} label={texts.chunk(chunk.chunk_index)} />
     </Stack>
   )
 }
@@ -269,7 +269,7 @@ function Chunks({ document: { id, status, version } }: { document: DocumentWithC
     <Loaded query={chunks} action="documents:GetDocument">
       {({ data, total }) =>
         total === 0 ? (
-          <Text c="dimmed">{strings.documents.noChunks}</Text>
+          <Text c="dimmed">{texts.noChunks}</Text>
         ) : (
           <Stack gap="md">
             {data.map(chunk => (
@@ -310,8 +310,8 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
             <Text fw={600}>
               {strings.agents.version} {version}
             </Text>
-            {version === current && <Badge variant="default">{strings.documents.current}</Badge>}
-            {tombstone && <Badge variant="default">{strings.documents.status.withdrawn}</Badge>}
+            {version === current && <Badge variant="default">{texts.current}</Badge>}
+            {tombstone && <Badge variant="default">{texts.status.withdrawn}</Badge>}
           </Group>
           <Text size="sm" c="dimmed">
             {visible([title, path].filter(Boolean).join(', '))}
@@ -319,13 +319,13 @@ function Versions({ document, stale }: { document: DocumentWithContent; stale: s
         </>
       ),
     },
-    { title: strings.documents.strategy, cell: ({ chunk_strategy }) => chunk_strategy },
+    { title: texts.strategy, cell: ({ chunk_strategy }) => chunk_strategy },
     { title: strings.agents.created, cell: ({ created_at }) => <When at={created_at} /> },
     {
-      title: strings.documents.actions,
+      title: texts.actions,
       cell: ({ version, tombstone }) => (
         <Group gap="sm">
-          {!tombstone && <TextButton onClick={() => setShown(version)}>{strings.documents.show}</TextButton>}
+          {!tombstone && <TextButton onClick={() => setShown(version)}>{texts.show}</TextButton>}
           {!tombstone && (version !== current || status === 'withdrawn') && isAllowed('documents:UpdateDocument') && (
             <ActionButton
               label={strings.agents.restore}
@@ -422,7 +422,7 @@ function ReingestForm({
       schema={reingestFields}
       only={CHUNK_FIELDS}
       initial={document}
-      submitLabel={strings.documents.reingest}
+      submitLabel={texts.reingest}
       isPending={ingest.isPending}
       error={ingest.error}
       onSubmit={ingest.mutate}

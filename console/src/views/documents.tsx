@@ -15,6 +15,8 @@ import { sizeText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.documents
+
 const STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
 /** Whether the state of a document is about to change. */
@@ -30,7 +32,7 @@ const COLORS: Partial<Record<Document['status'], BadgeProps>> = {
 export function DocumentStatus({ status }: { status: Document['status'] }) {
   return (
     <Badge variant="default" {...COLORS[status]}>
-      {strings.documents.status[status]}
+      {texts.status[status]}
     </Badge>
   )
 }
@@ -56,7 +58,7 @@ export function Documents() {
   )
   const columns: Column<Document>[] = [
     {
-      title: strings.documents.title,
+      title: texts.title,
       isWide: true,
       cell: ({ id, title, filename, path }) => (
         <>
@@ -69,20 +71,20 @@ export function Documents() {
         </>
       ),
     },
-    { title: strings.documents.state, cell: ({ status }) => <DocumentStatus status={status} /> },
-    { title: strings.documents.chunks, cell: ({ chunk_count }) => chunk_count.toLocaleString() },
+    { title: texts.state, cell: ({ status }) => <DocumentStatus status={status} /> },
+    { title: texts.chunks, cell: ({ chunk_count }) => chunk_count.toLocaleString() },
     { title: strings.files.size, cell: ({ size }) => sizeText(size) },
     { title: strings.files.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
   const create = isAllowed('documents:CreateDocument') && (
     <FormButton
-      label={strings.documents.create}
+      label={texts.create}
       leftSection={<IconPlus size={16} />}
       form={close => <DocumentForm onCancel={close} />}
     />
   )
   return (
-    <Page title={strings.nav.documents} intro={strings.documents.intro} actions={create}>
+    <Page title={strings.nav.documents} intro={texts.intro} actions={create}>
       <ListView
         label={strings.nav.documents}
         list={list}
@@ -90,32 +92,32 @@ export function Documents() {
         columns={columns}
         fields={
           <>
-            <SearchField name="folder" label={strings.documents.folder} />
+            <SearchField name="folder" label={texts.folder} />
             <SearchField name="tag" label={strings.tags.filter} />
             <ChoiceField
               name="status"
-              label={strings.documents.state}
-              choices={STATUSES.map(value => ({ value, label: strings.documents.status[value] }))}
+              label={texts.state}
+              choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
             />
           </>
         }
         empty={
           <Notice
             icon={<IconFileText />}
-            title={strings.documents.empty}
+            title={texts.empty}
             color="indigo"
             action={
               <Group gap="sm">
                 {create}
                 {isAllowed('files:UploadFile') && (
                   <Button component={Link} to={`/p/${projectId}/files`} variant="default">
-                    {strings.documents.fromFile}
+                    {texts.fromFile}
                   </Button>
                 )}
               </Group>
             }
           >
-            {strings.documents.emptyText}
+            {texts.emptyText}
           </Notice>
         }
       />

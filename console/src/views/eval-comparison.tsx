@@ -25,6 +25,8 @@ import {
 } from './eval-run-parts.tsx'
 import { percentText } from './evals.tsx'
 
+const texts = strings.evals
+
 /** Items with another outcome that are read, to be ordered. */
 const CHANGED_MAX = 500
 /** Items that are drawn at first, and with each request for more. */
@@ -41,8 +43,8 @@ export function Comparison({ evaluation: { id } }: { evaluation: Eval }) {
         const after = all.find(run => run.id === filters.after) ?? all[0]
         if (!before || !after)
           return (
-            <Notice icon={<IconChartBar />} title={strings.evals.chooseTwo}>
-              {strings.evals.chooseTwoText}
+            <Notice icon={<IconChartBar />} title={texts.chooseTwo}>
+              {texts.chooseTwoText}
             </Notice>
           )
         const choices = all.map(run => ({ value: run.id, label: runName(run) }))
@@ -50,7 +52,7 @@ export function Comparison({ evaluation: { id } }: { evaluation: Eval }) {
           <Stack gap="lg">
             <Group align="flex-end" gap="sm">
               <Select
-                label={strings.evals.before}
+                label={texts.before}
                 data={choices}
                 value={before.id}
                 allowDeselect={false}
@@ -58,7 +60,7 @@ export function Comparison({ evaluation: { id } }: { evaluation: Eval }) {
                 w={{ base: '100%', xs: 280 }}
               />
               <Select
-                label={strings.evals.after}
+                label={texts.after}
                 data={choices}
                 value={after.id}
                 allowDeselect={false}
@@ -70,7 +72,7 @@ export function Comparison({ evaluation: { id } }: { evaluation: Eval }) {
                 leftSection={<IconArrowsLeftRight size={16} />}
                 onClick={() => setFilters({ before: after.id, after: before.id })}
               >
-                {strings.evals.swap}
+                {texts.swap}
               </Button>
             </Group>
             <Figures before={before} after={after} />
@@ -87,9 +89,9 @@ function Figures({ before, after }: { before: EvalRun; after: EvalRun }) {
   const [left, right] = [aggregatesOf(before), aggregatesOf(after)]
   const names = [...new Set([...Object.keys(left?.scorers ?? {}), ...Object.keys(right?.scorers ?? {})])]
   const rows: [name: string, before: number | null | undefined, after: number | null | undefined][] = [
-    [strings.evals.passRate, left?.pass_rate, right?.pass_rate],
+    [texts.passRate, left?.pass_rate, right?.pass_rate],
     ...names.map((name): (typeof rows)[number] => [
-      `${visible(name)} (${strings.evals.mean})`,
+      `${visible(name)} (${texts.mean})`,
       left?.scorers[name]?.mean,
       right?.scorers[name]?.mean,
     ]),
@@ -98,17 +100,17 @@ function Figures({ before, after }: { before: EvalRun; after: EvalRun }) {
   const shown = (part: number | null | undefined) => (part == null ? strings.none : percentText(part))
   return (
     <Card withBorder padding={0} radius="lg">
-      <Table className="rows" verticalSpacing="sm" horizontalSpacing="md" aria-label={strings.evals.compare}>
-        <TableHead titles={['', strings.evals.before, strings.evals.after, strings.evals.delta]} />
+      <Table className="rows" verticalSpacing="sm" horizontalSpacing="md" aria-label={texts.compare}>
+        <TableHead titles={['', texts.before, texts.after, texts.delta]} />
         <Table.Tbody>
           {rows.map(([name, one, other]) => (
             <Table.Tr key={name}>
               <Table.Td>
                 <Text fw={600}>{name}</Text>
               </Table.Td>
-              <Table.Td data-title={strings.evals.before}>{shown(one)}</Table.Td>
-              <Table.Td data-title={strings.evals.after}>{shown(other)}</Table.Td>
-              <Table.Td data-title={strings.evals.delta}>
+              <Table.Td data-title={texts.before}>{shown(one)}</Table.Td>
+              <Table.Td data-title={texts.after}>{shown(other)}</Table.Td>
+              <Table.Td data-title={texts.delta}>
                 {one == null || other == null ? strings.none : deltaText(other - one)}
               </Table.Td>
             </Table.Tr>
@@ -117,7 +119,7 @@ function Figures({ before, after }: { before: EvalRun; after: EvalRun }) {
       </Table>
       {baseline?.run_id === before.id && baseline.p_value !== null && (
         <Text size="sm" c="dimmed" p="md">
-          {strings.evals.chance}: {percentText(baseline.p_value)}
+          {texts.chance}: {percentText(baseline.p_value)}
         </Text>
       )}
     </Card>
@@ -167,13 +169,11 @@ function Items({ before, after }: { before: EvalRun; after: EvalRun }) {
         return (
           <Stack gap="md">
             <Text fw={600} role="status">
-              {items.length === 0
-                ? strings.evals.noChange
-                : strings.evals.counts(count('regressed'), count('improved'))}
+              {items.length === 0 ? texts.noChange : texts.counts(count('regressed'), count('improved'))}
             </Text>
             {total > items.length && (
               <Text size="sm" c="dimmed">
-                {strings.evals.cut(items.length, total)}
+                {texts.cut(items.length, total)}
               </Text>
             )}
             {items.slice(0, shown).map(({ item, change }, index) => (
@@ -188,7 +188,7 @@ function Items({ before, after }: { before: EvalRun; after: EvalRun }) {
             )}
             {others.data && (
               <Text fw={600} component="h2" size="md">
-                {strings.evals.equal}
+                {texts.equal}
               </Text>
             )}
             {others.data?.items.map((item, index) => (
@@ -197,7 +197,7 @@ function Items({ before, after }: { before: EvalRun; after: EvalRun }) {
             {(!others.data || others.data.items.length < others.data.total) && (
               <Group>
                 <Button variant="default" loading={others.isFetching} onClick={() => setEqual(equal + ITEMS)}>
-                  {equal === 0 ? strings.evals.equal : strings.more}
+                  {equal === 0 ? texts.equal : strings.more}
                 </Button>
               </Group>
             )}
@@ -213,7 +213,7 @@ const CHANGE_COLORS: Record<Change, string> = { regressed: 'red', improved: 'tea
 function ComparedItem({ item, change }: { item: EvalComparedItem; change: Change }) {
   const [before, after] = item.results
   const text = visible(inputText(item.input))
-  const labels: [string, string] = [strings.evals.before, strings.evals.after]
+  const labels: [string, string] = [texts.before, texts.after]
   return (
     <Section
       title={text.length > 120 ? `${text.slice(0, 120)}…` : text}
@@ -221,7 +221,7 @@ function ComparedItem({ item, change }: { item: EvalComparedItem; change: Change
         <>
           {change !== 'equal' && (
             <Badge variant="dot" color={CHANGE_COLORS[change]}>
-              {strings.evals[change]}
+              {texts[change]}
             </Badge>
           )}
           <OutcomeBadge outcome={outcomeOf(before)} />
@@ -240,7 +240,7 @@ function ComparedItem({ item, change }: { item: EvalComparedItem; change: Change
       {item.expected_output !== null && (
         <Stack gap={2}>
           <Text size="sm" c="dimmed">
-            {strings.evals.expected}
+            {texts.expected}
           </Text>
           <Text size="sm" className="wrap" lineClamp={8}>
             {visible(item.expected_output)}

@@ -9,6 +9,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { percentText } from './evals.tsx'
 
+const texts = strings.evals
+
 /** Runs that a form or a comparison offers. */
 const OFFERED_RUNS = 50
 const IDLE_MS = 10_000
@@ -30,7 +32,7 @@ const DATE = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle
 
 /** Returns a name of a run for people. */
 export const runName = ({ agent_version, created_at }: EvalRun): string =>
-  strings.evals.runName(agent_version, DATE.format(new Date(created_at)))
+  texts.runName(agent_version, DATE.format(new Date(created_at)))
 
 type ScorerFigures = { mean: number | null; pass_rate: number | null }
 type Figures = {
@@ -74,7 +76,7 @@ const OUTCOME_COLORS: Record<Outcome, string> = { passed: 'teal', failed: 'red',
 /** How an item ended. */
 export const OutcomeBadge = ({ outcome }: { outcome: Outcome }) => (
   <Badge variant="dot" color={OUTCOME_COLORS[outcome]}>
-    {strings.evals.outcomes[outcome]}
+    {texts.outcomes[outcome]}
   </Badge>
 )
 
@@ -83,7 +85,7 @@ export function Verdict({ run: { passed } }: { run: EvalRun }) {
   if (passed === null) return null
   return (
     <Badge variant={passed ? 'default' : 'filled'} color="red.9">
-      {passed ? strings.evals.passed : strings.evals.notPassed}
+      {passed ? texts.passed : texts.notPassed}
     </Badge>
   )
 }
@@ -93,9 +95,9 @@ export function RunProgress({ run: { item_count, completed_count, errored_count 
   const done = completed_count + errored_count
   return (
     <>
-      <Progress value={item_count > 0 ? (100 * done) / item_count : 0} aria-label={strings.evals.progress} />
+      <Progress value={item_count > 0 ? (100 * done) / item_count : 0} aria-label={texts.progress} />
       <Text size="sm" c="dimmed">
-        {strings.evals.of(done, item_count)}
+        {texts.of(done, item_count)}
       </Text>
     </>
   )
@@ -107,7 +109,7 @@ export function CancelRunButton({ run }: { run: EvalRun }) {
   if (!isActive(run) || !isAllowed('evaluations:RunEval')) return null
   return (
     <ActionButton
-      label={strings.evals.cancel}
+      label={texts.cancel}
       run={async () => cancelEvalRun(api, { eval_id: run.eval_id, eval_run_id: run.id })}
       stale={[['eval', run.eval_id]]}
     />
@@ -120,14 +122,14 @@ export function Scores({ results }: { results: { label: string; scores: EvalResu
   if (names.length === 0) return null
   const reasons = results.flatMap(({ scores }) => scores.flatMap(({ reasoning }) => (reasoning ? [reasoning] : [])))
   return (
-    <Table className="rows" verticalSpacing={4} aria-label={strings.evals.scorers} layout="fixed">
+    <Table className="rows" verticalSpacing={4} aria-label={texts.scorers} layout="fixed">
       <Table.Thead>
         <Table.Tr>
-          <Table.Th>{strings.evals.scorers}</Table.Th>
+          <Table.Th>{texts.scorers}</Table.Th>
           {results.map(({ label }) => (
             <Table.Th key={label}>{label}</Table.Th>
           ))}
-          {reasons.length > 0 && <Table.Th>{strings.evals.reasoning}</Table.Th>}
+          {reasons.length > 0 && <Table.Th>{texts.reasoning}</Table.Th>}
         </Table.Tr>
       </Table.Thead>
       <Table.Tbody>
@@ -143,7 +145,7 @@ export function Scores({ results }: { results: { label: string; scores: EvalResu
                 <Table.Td key={label} data-title={label}>
                   {score
                     ? `${score.score.toLocaleString(undefined, { maximumFractionDigits: 2 })} ${
-                        score.passed ? strings.evals.passed : strings.evals.notPassed
+                        score.passed ? texts.passed : texts.notPassed
                       }`
                     : strings.none}
                 </Table.Td>

@@ -40,6 +40,8 @@ import {
 } from './eval-run-parts.tsx'
 import { percentText } from './evals.tsx'
 
+const texts = strings.evals
+
 const FILTERS = { passed: { passed: true }, failed: { passed: false, errored: false }, error: { errored: true } }
 
 /** A run of an evaluation: its figures and the result of each item. */
@@ -73,7 +75,7 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
         <>
           <CancelRunButton run={run} />
           <Button component={Link} to={`/p/${projectId}/evals/${run.eval_id}`} variant="default">
-            {strings.evals.runs}
+            {texts.runs}
           </Button>
         </>
       }
@@ -83,13 +85,13 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
           {visible(run.error.message)}
         </Alert>
       )}
-      <Section title={strings.evals.score} actions={<Verdict run={run} />}>
+      <Section title={texts.score} actions={<Verdict run={run} />}>
         {isActive(run) && <RunProgress run={run} />}
         <Facts
           facts={[
-            [strings.evals.status, statusText(run.status)],
+            [texts.status, statusText(run.status)],
             [
-              strings.evals.passRate,
+              texts.passRate,
               figures?.pass_rate != null && (
                 <>
                   <Text fw={650} size="xl" component="div">
@@ -97,16 +99,16 @@ function RunPage({ run, evaluation }: { run: EvalRun; evaluation: Eval | undefin
                   </Text>
                   {interval && (
                     <Text size="sm" c="dimmed">
-                      {strings.evals.interval(percentText(interval.low), percentText(interval.high))}
+                      {texts.interval(percentText(interval.low), percentText(interval.high))}
                     </Text>
                   )}
                 </>
               ),
             ],
-            [strings.evals.items, strings.evals.of(run.completed_count, run.item_count)],
-            [strings.evals.outcomes.error, run.errored_count > 0 && run.errored_count],
-            [strings.evals.version, run.agent_version],
-            [strings.evals.started, <When key="started" at={run.started_at ?? run.created_at} />],
+            [texts.items, texts.of(run.completed_count, run.item_count)],
+            [texts.outcomes.error, run.errored_count > 0 && run.errored_count],
+            [texts.version, run.agent_version],
+            [texts.started, <When key="started" at={run.started_at ?? run.created_at} />],
           ]}
         />
         {figures?.baseline && <Baseline run={run} baseline={figures.baseline} />}
@@ -124,15 +126,15 @@ function Baseline({ run, baseline }: { run: EvalRun; baseline: NonNullable<Aggre
     <Stack gap="xs">
       <Facts
         facts={[
-          [strings.evals.baseline, pass_rate_delta !== null && deltaText(pass_rate_delta)],
-          [strings.evals.regressed, flipped.regressed],
-          [strings.evals.improved, flipped.improved],
-          [strings.evals.chance, p_value !== null && percentText(p_value)],
+          [texts.baseline, pass_rate_delta !== null && deltaText(pass_rate_delta)],
+          [texts.regressed, flipped.regressed],
+          [texts.improved, flipped.improved],
+          [texts.chance, p_value !== null && percentText(p_value)],
         ]}
       />
       <Group>
         <Button component={Link} to={to} size="xs" variant="default">
-          {strings.evals.openBaseline}
+          {texts.openBaseline}
         </Button>
       </Group>
     </Stack>
@@ -167,28 +169,16 @@ function FiguresTable({ figures }: { figures: Aggregates }) {
       ))}
     </Table.Tbody>
   )
-  const scorerTitles = [strings.evals.scorers, strings.evals.mean, strings.evals.passRate]
-  const groupTitles = [strings.evals.group, strings.evals.items, strings.evals.passRate]
+  const scorerTitles = [texts.scorers, texts.mean, texts.passRate]
+  const groupTitles = [texts.group, texts.items, texts.passRate]
   return (
     <Card withBorder padding={0} radius="lg">
-      <Table
-        className="rows"
-        verticalSpacing="sm"
-        horizontalSpacing="md"
-        layout="fixed"
-        aria-label={strings.evals.scorers}
-      >
+      <Table className="rows" verticalSpacing="sm" horizontalSpacing="md" layout="fixed" aria-label={texts.scorers}>
         {head(scorerTitles)}
         {body(scorerTitles, rows)}
       </Table>
       {groups.length > 0 && (
-        <Table
-          className="rows"
-          verticalSpacing="sm"
-          horizontalSpacing="md"
-          layout="fixed"
-          aria-label={strings.evals.groups}
-        >
+        <Table className="rows" verticalSpacing="sm" horizontalSpacing="md" layout="fixed" aria-label={texts.groups}>
           {head(groupTitles)}
           {body(
             groupTitles,
@@ -218,32 +208,32 @@ function Results({ run, datasetId }: { run: EvalRun; datasetId: string | undefin
   )
   const columns: Column<EvalResult>[] = [
     {
-      title: strings.evals.items,
+      title: texts.items,
       isWide: true,
       cell: result => <ResultContent result={result} />,
     },
     {
-      title: strings.evals.status,
+      title: texts.status,
       cell: result => <OutcomeBadge outcome={outcomeOf(result)} />,
     },
     { title: '', cell: result => <Promotion result={result} datasetId={datasetId} /> },
   ]
   return (
     <ListView
-      label={strings.evals.results}
+      label={texts.results}
       list={list}
       action="evaluations:ListEvals"
       columns={columns}
       fields={
         <ChoiceField
           name="outcome"
-          label={strings.evals.filter}
-          choices={Object.keys(FILTERS).map(value => ({ value, label: strings.evals.outcomes[value] }))}
+          label={texts.filter}
+          choices={Object.keys(FILTERS).map(value => ({ value, label: texts.outcomes[value] }))}
         />
       }
       empty={
-        <Notice icon={<IconChartBar />} title={strings.evals.noResults}>
-          {strings.evals.noResultsText}
+        <Notice icon={<IconChartBar />} title={texts.noResults}>
+          {texts.noResultsText}
         </Notice>
       }
     />
@@ -261,14 +251,14 @@ function ResultContent({ result: { input, expected_output, output, error, scores
           <span className="mono">{visible(error.code)}</span> {visible(error.message)}
         </Text>
       ) : (
-        <Value value={output ?? strings.evals.noOutput} label={strings.evals.output} />
+        <Value value={output ?? texts.noOutput} label={texts.output} />
       )}
       {expected_output !== null && (
         <Text size="sm" className="wrap" lineClamp={4}>
-          {strings.evals.expected}: {visible(expected_output)}
+          {texts.expected}: {visible(expected_output)}
         </Text>
       )}
-      <Scores results={[{ label: strings.evals.score, scores }]} />
+      <Scores results={[{ label: texts.score, scores }]} />
     </Stack>
   )
 }
@@ -284,9 +274,9 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
     <Stack gap="xs" align="flex-start">
       {datasetId && dataset_item_id && (
         <ActionButton
-          label={strings.evals.promote}
-          question={strings.evals.promoteText}
-          message={strings.evals.promoted}
+          label={texts.promote}
+          question={texts.promoteText}
+          message={texts.promoted}
           run={async () =>
             updateDatasetItem(api, { dataset_id: datasetId, item_id: dataset_item_id, expected_output: output })
           }
@@ -296,9 +286,9 @@ function Promotion({ result, datasetId }: { result: EvalResult; datasetId: strin
       {generation_id && isAllowed('generations:GetGeneration') && (
         <CommandButton
           size="xs"
-          label={strings.evals.copyItem}
+          label={texts.copyItem}
           schema={{
-            properties: { dataset_id: { type: 'string', title: strings.evals.dataset } },
+            properties: { dataset_id: { type: 'string', title: texts.dataset } },
             required: ['dataset_id'],
           }}
           options={{ dataset_id: choices }}

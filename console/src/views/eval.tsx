@@ -32,6 +32,8 @@ import {
 } from './eval-run-parts.tsx'
 import { EVAL_FIELDS, percentText } from './evals.tsx'
 
+const texts = strings.evals
+
 /** An evaluation: its runs, and two of them next to each other. */
 export function EvalView() {
   const { evalId } = useParams({ strict: false }) as { evalId: string }
@@ -58,7 +60,7 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
         <ActionButton
           size="sm"
           label={strings.remove}
-          question={strings.evals.deleteText}
+          question={texts.deleteText}
           run={async () => deleteEval(api, { eval_id: id })}
           stale={[['evals', project_id]]}
           onDone={() => void navigate({ to: `/p/${project_id}/evals` })}
@@ -66,7 +68,7 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
       )}
       {isAllowed('evaluations:CreateEval') && (
         <FormButton
-          label={strings.evals.edit}
+          label={texts.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           form={close => <EditForm evaluation={evaluation} onDone={close} />}
@@ -74,7 +76,7 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
       )}
       {isAllowed('evaluations:RunEval') && (
         <FormButton
-          label={strings.evals.run}
+          label={texts.run}
           leftSection={<IconPlayerPlay size={16} />}
           form={close => <RunForm evaluation={evaluation} onDone={close} />}
         />
@@ -87,32 +89,32 @@ function EvalPage({ evaluation }: { evaluation: Eval }) {
         <Facts
           facts={[
             [
-              strings.evals.agent,
+              texts.agent,
               <RecordLink key="agent" to={`/p/${project_id}/agents/${agent_id}`}>
                 {agents.nameOf(agent_id)}
               </RecordLink>,
             ],
             [
-              strings.evals.dataset,
+              texts.dataset,
               <RecordLink key="dataset" to={`/p/${project_id}/datasets/${dataset_id}`}>
                 {datasets.nameOf(dataset_id)}
               </RecordLink>,
             ],
-            [strings.evals.threshold, pass_threshold !== null && percentText(pass_threshold)],
-            [strings.evals.errorRate, max_error_rate !== null && percentText(max_error_rate)],
-            [strings.evals.groupBy, group_by && visible(group_by)],
-            [strings.evals.revision, evaluation.revision],
+            [texts.threshold, pass_threshold !== null && percentText(pass_threshold)],
+            [texts.errorRate, max_error_rate !== null && percentText(max_error_rate)],
+            [texts.groupBy, group_by && visible(group_by)],
+            [texts.revision, evaluation.revision],
           ]}
         />
       </Section>
       <AddressTabs
         tabs={[
-          { value: 'runs', title: strings.evals.runs, content: () => <Runs evaluation={evaluation} /> },
-          { value: 'compare', title: strings.evals.compare, content: () => <Comparison evaluation={evaluation} /> },
+          { value: 'runs', title: texts.runs, content: () => <Runs evaluation={evaluation} /> },
+          { value: 'compare', title: texts.compare, content: () => <Comparison evaluation={evaluation} /> },
           {
             value: 'scorers',
-            title: strings.evals.scorers,
-            content: () => <Value value={evaluation.scorers} label={strings.evals.scorers} />,
+            title: texts.scorers,
+            content: () => <Value value={evaluation.scorers} label={texts.scorers} />,
           },
         ]}
       />
@@ -127,7 +129,7 @@ function EditForm({ evaluation, onDone }: { evaluation: Eval; onDone: () => void
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
-        {strings.evals.editText}
+        {texts.editText}
       </Text>
       <CommandForm
         label={strings.save}
@@ -151,10 +153,10 @@ function RunForm({ evaluation: { id }, onDone }: { evaluation: Eval; onDone: () 
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
-        {strings.evals.runText}
+        {texts.runText}
       </Text>
       <CommandForm
-        label={strings.evals.run}
+        label={texts.run}
         schema={running}
         only={['agent_version', 'baseline_run_id']}
         options={{ baseline_run_id: data.map(run => ({ value: run.id, label: runName(run) })) }}
@@ -175,7 +177,7 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
   )
   const columns: Column<EvalRun>[] = [
     {
-      title: strings.evals.started,
+      title: texts.started,
       isWide: true,
       cell: run => (
         <Stack gap={2}>
@@ -183,14 +185,14 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
           {isActive(run) && <RunProgress run={run} />}
           {run.errored_count > 0 && (
             <Text size="sm" c="dimmed">
-              {strings.evals.errored(run.errored_count)}
+              {texts.errored(run.errored_count)}
             </Text>
           )}
         </Stack>
       ),
     },
     {
-      title: strings.evals.status,
+      title: texts.status,
       cell: run => (
         <Group gap={6}>
           <StatusBadge status={run.status} />
@@ -199,7 +201,7 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
       ),
     },
     {
-      title: strings.evals.passRate,
+      title: texts.passRate,
       cell: run => {
         const rate = aggregatesOf(run)?.pass_rate
         return rate === undefined || rate === null ? strings.none : percentText(rate)
@@ -217,7 +219,7 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
               variant="default"
               to={`/p/${projectId}/evals/${id}?tab=compare&before=${run.baseline_run_id}&after=${run.id}`}
             >
-              {strings.evals.compare}
+              {texts.compare}
             </Button>
           )}
         </Group>
@@ -226,13 +228,13 @@ function Runs({ evaluation: { id } }: { evaluation: Eval }) {
   ]
   return (
     <ListView
-      label={strings.evals.runs}
+      label={texts.runs}
       list={list}
       action="evaluations:ListEvals"
       columns={columns}
       empty={
-        <Notice icon={<IconPlayerPlay />} title={strings.evals.noRuns} color="indigo">
-          {strings.evals.noRunsText}
+        <Notice icon={<IconPlayerPlay />} title={texts.noRuns} color="indigo">
+          {texts.noRunsText}
         </Notice>
       }
     />

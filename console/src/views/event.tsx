@@ -15,6 +15,8 @@ import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.events
+
 /** An event: its data, and its outcome at each webhook. */
 export function EventView() {
   const projectId = useProjectId()
@@ -32,37 +34,34 @@ export function EventView() {
           title={envelope.event}
           intro={
             <Anchor component={Link} to={`/p/${projectId}/events`} size="sm" underline="always">
-              {strings.events.all}
+              {texts.all}
             </Anchor>
           }
         >
-          <Section title={strings.events.event}>
+          <Section title={texts.event}>
             <Facts
               facts={[
-                [strings.events.resource, visible(envelope.resource_type)],
+                [texts.resource, visible(envelope.resource_type)],
                 [
-                  strings.events.resourceId,
+                  texts.resourceId,
                   <span key="id" className="mono">
                     {visible(envelope.resource_id)}
                   </span>,
                 ],
-                [strings.events.time, <When key="time" at={envelope.timestamp} />],
-                [
-                  strings.events.dispatched,
-                  dispatched_at ? <When key="dispatched" at={dispatched_at} /> : strings.events.notDispatched,
-                ],
+                [texts.time, <When key="time" at={envelope.timestamp} />],
+                [texts.dispatched, dispatched_at ? <When key="dispatched" at={dispatched_at} /> : texts.notDispatched],
               ]}
             />
           </Section>
-          <Section title={strings.events.outcomes}>
+          <Section title={texts.outcomes}>
             {isAllowed('webhooks:ListWebhooks') === false ? (
               <Refused action="webhooks:ListWebhooks" />
             ) : (
               <Outcomes eventId={eventId} />
             )}
           </Section>
-          <Section title={strings.events.envelope}>
-            <Value value={envelope} label={strings.events.envelope} />
+          <Section title={texts.envelope}>
+            <Value value={envelope} label={texts.envelope} />
           </Section>
         </Page>
       )}
@@ -84,11 +83,11 @@ function Outcomes({ eventId }: { eventId: string }) {
     <Loaded query={outcomes} action="webhooks:ListWebhooks">
       {rows =>
         rows.length === 0 ? (
-          <Text c="dimmed">{strings.events.noWebhooks}</Text>
+          <Text c="dimmed">{texts.noWebhooks}</Text>
         ) : (
           <>
             <Card padding={0} withBorder radius="md">
-              <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.events.outcomes}>
+              <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={texts.outcomes}>
                 <Table.Tbody>
                   {rows.map(({ webhook_id, name, outcome, delivery_id }) => (
                     <Table.Tr key={webhook_id}>
@@ -96,9 +95,9 @@ function Outcomes({ eventId }: { eventId: string }) {
                         <RecordLink to={`/p/${projectId}/webhooks/${webhook_id}`}>{visible(name)}</RecordLink>
                       </Table.Td>
                       <Table.Td>
-                        <StatusBadge status={outcome} label={strings.events.outcome[outcome]} />
+                        <StatusBadge status={outcome} label={texts.outcome[outcome]} />
                         <Text size="sm" c="dimmed">
-                          {strings.events.reason[outcome]}
+                          {texts.reason[outcome]}
                         </Text>
                       </Table.Td>
                       <Table.Td>
@@ -123,8 +122,8 @@ function Outcomes({ eventId }: { eventId: string }) {
                         )}
                         {!delivery_id && isAllowed('events:RedispatchEvent') && (
                           <ActionButton
-                            label={strings.events.send}
-                            question={strings.events.sendText(visible(name))}
+                            label={texts.send}
+                            question={texts.sendText(visible(name))}
                             run={async () => redispatchEvent(api, { event_id: eventId, webhook_id })}
                             stale={stale}
                           />
@@ -136,7 +135,7 @@ function Outcomes({ eventId }: { eventId: string }) {
               </Table>
             </Card>
             <Text size="sm" c="dimmed">
-              {strings.events.derived}
+              {texts.derived}
             </Text>
           </>
         )

@@ -35,18 +35,18 @@ import { Exports } from './exports.tsx'
 
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
-const playbooks = strings.playbooks
+const texts = strings.playbooks
 
 /** Who or what an execution waits for. */
 function waitText({ waiting_on }: Pick<PlaybookExecution, 'waiting_on'>): string | null {
   if (!waiting_on) return null
   switch (waiting_on.type) {
     case 'manual':
-      return playbooks.waitsFor.manual(waiting_on.assignee ? visible(waiting_on.assignee) : playbooks.anybody)
+      return texts.waitsFor.manual(waiting_on.assignee ? visible(waiting_on.assignee) : texts.anybody)
     case 'event':
-      return playbooks.waitsFor.event(visible(waiting_on.event_pattern ?? '*'))
+      return texts.waitsFor.event(visible(waiting_on.event_pattern ?? '*'))
     default:
-      return playbooks.waitsFor[waiting_on.type]
+      return texts.waitsFor[waiting_on.type]
   }
 }
 
@@ -118,13 +118,13 @@ export function ActiveExecution({ executionId, caseId }: { executionId: string; 
                   size="xs"
                   variant="default"
                 >
-                  {playbooks.openExecution}
+                  {texts.openExecution}
                 </Button>
               </>
             }
           >
             <Text size="sm" c="dimmed">
-              {playbooks.of(done, steps.length)}
+              {texts.of(done, steps.length)}
             </Text>
             {current && (
               <Stack gap="sm">
@@ -163,7 +163,7 @@ function ExecutionPage({ execution }: { execution: PlaybookExecution }) {
     >
       {execution.pause_requested_at && (
         <Alert icon={<IconPlayerPause />} color="yellow" role="status">
-          {playbooks.paused} {execution.pause_reason && visible(execution.pause_reason)}
+          {texts.paused} {execution.pause_reason && visible(execution.pause_reason)}
         </Alert>
       )}
       {error && (
@@ -175,25 +175,25 @@ function ExecutionPage({ execution }: { execution: PlaybookExecution }) {
         <Facts
           facts={[
             [
-              playbooks.case,
+              texts.case,
               <Anchor component={Link} key="case" to={`/p/${project_id}/cases/${case_id}`} underline="always">
-                {playbooks.openCase}
+                {texts.openCase}
               </Anchor>,
             ],
-            [playbooks.outcome, outcome && visible(outcome)],
-            [playbooks.started, <When key="started" at={execution.started_at ?? execution.created_at} />],
-            [playbooks.completed, execution.completed_at && <When key="completed" at={execution.completed_at} />],
+            [texts.outcome, outcome && visible(outcome)],
+            [texts.started, <When key="started" at={execution.started_at ?? execution.created_at} />],
+            [texts.completed, execution.completed_at && <When key="completed" at={execution.completed_at} />],
             [strings.playground.cost, usage && usage.cost_usd !== null && costText(Number(usage.cost_usd))],
           ]}
         />
       </Section>
       <AddressTabs
         tabs={[
-          { value: 'steps', title: playbooks.steps, content: () => <Steps execution={execution} /> },
+          { value: 'steps', title: texts.steps, content: () => <Steps execution={execution} /> },
           {
             value: 'input',
-            title: playbooks.input,
-            content: () => <Value value={execution.input} label={playbooks.input} />,
+            title: texts.input,
+            content: () => <Value value={execution.input} label={texts.input} />,
           },
           ...(isAllowed('cases:ListExports') !== false
             ? [
@@ -223,33 +223,28 @@ function ExecutionActions({ execution }: { execution: PlaybookExecution }) {
       {isActive && isAllowed('playbooks:CancelExecution') && (
         <ActionButton
           size="sm"
-          label={playbooks.cancel}
-          question={playbooks.cancelText}
+          label={texts.cancel}
+          question={texts.cancelText}
           run={async () => cancelPlaybookExecution(api, at)}
           stale={stale}
         />
       )}
       {isActive && !pause_requested_at && isAllowed('playbooks:PauseExecution') && (
         <CommandButton
-          label={playbooks.pause}
+          label={texts.pause}
           schema={pausing}
           run={async values => pausePlaybookExecution(api, { ...at, ...values })}
           stale={stale}
         />
       )}
       {isActive && pause_requested_at && isAllowed('playbooks:ResumeExecution') && (
-        <ActionButton
-          size="sm"
-          label={playbooks.resume}
-          run={async () => resumePlaybookExecution(api, at)}
-          stale={stale}
-        />
+        <ActionButton size="sm" label={texts.resume} run={async () => resumePlaybookExecution(api, at)} stale={stale} />
       )}
       {status === 'failed' && isAllowed('playbooks:RetryExecution') && (
         <ActionButton
           size="sm"
           variant="filled"
-          label={playbooks.retry}
+          label={texts.retry}
           run={async () => retryPlaybookExecution(api, at)}
           stale={stale}
         />
@@ -261,8 +256,8 @@ function ExecutionActions({ execution }: { execution: PlaybookExecution }) {
 function Steps({ execution }: { execution: PlaybookExecution }) {
   const steps = execution.steps ?? []
   return (
-    <Section title={playbooks.steps}>
-      <Timeline bulletSize={28} lineWidth={2} active={-1} aria-label={playbooks.steps}>
+    <Section title={texts.steps}>
+      <Timeline bulletSize={28} lineWidth={2} active={-1} aria-label={texts.steps}>
         {steps.map(step => {
           return (
             <Timeline.Item
@@ -273,7 +268,7 @@ function Steps({ execution }: { execution: PlaybookExecution }) {
                   <Text fw={600} component="span">
                     {step.position + 1}. {visible(step.title)}
                   </Text>
-                  <Badge variant="default">{playbooks.types[step.type]}</Badge>
+                  <Badge variant="default">{texts.types[step.type]}</Badge>
                 </Group>
               }
             >
@@ -292,9 +287,9 @@ function StepDetails({ step }: { step: PlaybookStepRecord }) {
   const { status, attempt, started_at, completed_at, completed_by, note, error, assignee, input, output } = step
   const parts = [
     statusText(status),
-    attempt > 1 && playbooks.attempt(attempt),
+    attempt > 1 && texts.attempt(attempt),
     assignee && visible(assignee),
-    completed_by && `${playbooks.by} ${strings.tasks.kinds[completed_by.kind]}`,
+    completed_by && `${texts.by} ${strings.tasks.kinds[completed_by.kind]}`,
   ].filter(Boolean)
   return (
     <Stack gap={4} mb="xs">
@@ -318,12 +313,12 @@ function StepDetails({ step }: { step: PlaybookStepRecord }) {
         </Text>
       )}
       <Group gap="md">
-        {input && <TextButton onClick={() => setOpen(open === 'input' ? null : 'input')}>{playbooks.input}</TextButton>}
+        {input && <TextButton onClick={() => setOpen(open === 'input' ? null : 'input')}>{texts.input}</TextButton>}
         {output !== null && output !== undefined && (
-          <TextButton onClick={() => setOpen(open === 'output' ? null : 'output')}>{playbooks.output}</TextButton>
+          <TextButton onClick={() => setOpen(open === 'output' ? null : 'output')}>{texts.output}</TextButton>
         )}
       </Group>
-      {open && <Value value={open === 'input' ? input : output} label={playbooks[open]} />}
+      {open && <Value value={open === 'input' ? input : output} label={texts[open]} />}
     </Stack>
   )
 }
@@ -351,18 +346,18 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
           {step.due_at && (
             <Group gap="xs">
               <Text size="sm" component="div">
-                {playbooks.due} <When at={step.due_at} />
+                {texts.due} <When at={step.due_at} />
               </Text>
               {step.overdue && (
                 <Badge color="red.9" variant="filled">
-                  {playbooks.overdue}
+                  {texts.overdue}
                 </Badge>
               )}
             </Group>
           )}
           {resumes && (
             <Text size="sm" component="div">
-              {playbooks.resumes} <When at={resumes} />
+              {texts.resumes} <When at={resumes} />
             </Text>
           )}
         </Stack>
@@ -370,7 +365,7 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
       {waiting_on.approval_id && (
         <Group>
           <Button component={Link} to={`/p/${execution.project_id}/inbox`} size="xs">
-            {playbooks.open}
+            {texts.open}
           </Button>
         </Group>
       )}
@@ -382,7 +377,7 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
           {isAllowed('playbooks:CompleteStep') && (
             <CommandButton
               size="xs"
-              label={playbooks.assign}
+              label={texts.assign}
               schema={assigning}
               start={{ assignee: step.assignee }}
               run={async ({ assignee }) => assignPlaybookStep(api, { ...at, assignee: (assignee as string) ?? null })}
@@ -392,7 +387,7 @@ function CurrentStep({ execution, step }: { execution: PlaybookExecution; step: 
           {definition?.skippable === true && isAllowed('playbooks:SkipStep') && (
             <CommandButton
               size="xs"
-              label={playbooks.skip}
+              label={texts.skip}
               schema={skipping}
               run={async values => skipPlaybookStep(api, { ...at, ...(values as { reason: string }) })}
               stale={stale}
@@ -440,7 +435,7 @@ function StepForm({
     <SchemaForm
       schema={schema}
       at="result"
-      submitLabel={playbooks.answer}
+      submitLabel={texts.answer}
       isPending={complete.isPending}
       error={complete.error}
       onSubmit={result => complete.mutate(result)}
@@ -455,7 +450,7 @@ function StepForm({
         />
       ))}
       <Textarea
-        label={playbooks.note}
+        label={texts.note}
         autosize
         minRows={2}
         maxRows={12}

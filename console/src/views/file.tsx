@@ -29,6 +29,8 @@ import { Value } from '../components/value.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.files
+
 const fileKey = (id: string) => ['file', id]
 
 /** Saves the content of a file. It is kept in parts: the browser moves large ones to the disk. */
@@ -64,7 +66,7 @@ function FilePage({ file }: { file: FileRecord }) {
       {mayDownload && (
         <ActionButton
           size="sm"
-          label={strings.files.download}
+          label={texts.download}
           leftSection={<IconDownload size={16} />}
           run={() => saveFile(file.id, file.filename)}
         />
@@ -75,12 +77,12 @@ function FilePage({ file }: { file: FileRecord }) {
           to={`/p/${projectId}/documents/${document_id}`}
           leftSection={<IconFileText size={16} />}
         >
-          {strings.files.openDocument}
+          {texts.openDocument}
         </Button>
       )}
       {!document_id && file.has_content && isAllowed('documents:IngestDocument') && (
         <FormButton
-          label={strings.files.ingest}
+          label={texts.ingest}
           leftSection={<IconFileText size={16} />}
           form={close => <IngestForm file={file} onCancel={close} />}
         />
@@ -96,7 +98,7 @@ function FilePage({ file }: { file: FileRecord }) {
             {isAllowed('files:UploadFile') && !document_id && <ReplaceButton file={file} />}
             {isAllowed('files:UpdateFileMetadata') && (
               <FormButton
-                label={strings.files.change}
+                label={texts.change}
                 variant="default"
                 size="xs"
                 form={close => <FileForm file={file} onDone={close} />}
@@ -106,7 +108,7 @@ function FilePage({ file }: { file: FileRecord }) {
               <ActionButton
                 label={strings.remove}
                 color="red"
-                question={strings.files.deleteText}
+                question={texts.deleteText}
                 run={async () => deleteFile(api, { file_id: file.id })}
                 stale={[['files', projectId]]}
                 onDone={() => void navigate({ to: `/p/${projectId}/files` })}
@@ -117,10 +119,10 @@ function FilePage({ file }: { file: FileRecord }) {
       >
         <Facts
           facts={[
-            [strings.files.type, file.content_type && <span className="mono">{visible(file.content_type)}</span>],
-            [strings.files.size, file.size !== null && sizeText(file.size)],
+            [texts.type, file.content_type && <span className="mono">{visible(file.content_type)}</span>],
+            [texts.size, file.size !== null && sizeText(file.size)],
             [strings.agents.created, <When key="created" at={file.created_at} />],
-            [strings.files.updated, <When key="updated" at={file.updated_at} />],
+            [texts.updated, <When key="updated" at={file.updated_at} />],
           ]}
         />
         <IdLine id={file.id} />
@@ -129,7 +131,7 @@ function FilePage({ file }: { file: FileRecord }) {
             SHA-256 <span className="mono">{file.checksum_sha256}</span>
           </Text>
         )}
-        {file.metadata !== null && <Value value={file.metadata} label={strings.files.metadata} />}
+        {file.metadata !== null && <Value value={file.metadata} label={texts.metadata} />}
         <Group gap="sm">
           <Tags tags={file.tags} />
           {isAllowed('files:UpdateFileMetadata') && (
@@ -142,7 +144,7 @@ function FilePage({ file }: { file: FileRecord }) {
         </Group>
       </Section>
       {mayDownload && (
-        <Section title={strings.files.preview}>
+        <Section title={texts.preview}>
           <FilePreview file={file} />
         </Section>
       )}
@@ -156,18 +158,18 @@ function ReplaceButton({ file }: { file: FileRecord }) {
   const replace = useAction({
     run: async (content: File) => replaceFileContent(api, { file_id: file.id, file: content }),
     stale: [fileKey(file.id), ['files', file.project_id]],
-    message: strings.files.replaced,
+    message: texts.replaced,
   })
   return (
     <>
       <FileButton onChange={chosen => chosen && replace.mutate(chosen)}>
         {props => (
           <Button {...props} size="xs" variant="default" loading={replace.isPending}>
-            {strings.files.replace}
+            {texts.replace}
           </Button>
         )}
       </FileButton>
-      <Modal opened={replace.isError} onClose={replace.reset} title={strings.files.replace}>
+      <Modal opened={replace.isError} onClose={replace.reset} title={texts.replace}>
         <FailureAlert error={replace.error} />
       </Modal>
     </>
@@ -206,7 +208,7 @@ function IngestForm({ file, onCancel }: { file: FileRecord; onCancel: () => void
     <SchemaForm
       schema={ingestFields}
       only={['title', 'chunk_strategy', 'chunk_unit', 'chunk_size', 'chunk_overlap', 'metadata']}
-      submitLabel={strings.files.ingest}
+      submitLabel={texts.ingest}
       isPending={ingest.isPending}
       error={ingest.error}
       onSubmit={ingest.mutate}
@@ -225,7 +227,7 @@ function Dependents({ fileId }: { fileId: string }) {
   const rows = dependents.data ?? []
   if (rows.length === 0) return null
   return (
-    <Section title={strings.files.dependents}>
+    <Section title={texts.dependents}>
       <Stack gap={4}>
         {rows.map(({ resource_type, resource_id }) => (
           <Text key={resource_id} component="div">

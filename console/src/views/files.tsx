@@ -28,6 +28,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { type Upload, useUploads } from '../uploads.ts'
 
+const texts = strings.files
+
 /** Newest files below a folder that are read to show its subfolders. */
 const READ_MAX = 1000
 
@@ -79,7 +81,7 @@ export function Files() {
   const view = `/p/${projectId}/files`
   const columns: Column<Row>[] = [
     {
-      title: strings.files.name,
+      title: texts.name,
       isWide: true,
       cell: row => {
         if ('folder' in row)
@@ -108,39 +110,39 @@ export function Files() {
       },
     },
     {
-      title: strings.files.type,
+      title: texts.type,
       cell: row =>
         'folder' in row ? (
-          strings.files.count(row.folder.count)
+          texts.count(row.folder.count)
         ) : (
           <span className="mono">{visible(row.file.content_type ?? strings.none)}</span>
         ),
     },
     {
-      title: strings.files.size,
+      title: texts.size,
       cell: row => {
         const size = 'folder' in row ? row.folder.size : row.file.size
         return size === null ? strings.none : sizeText(size)
       },
     },
     {
-      title: strings.files.document,
+      title: texts.document,
       cell: row =>
         'file' in row && row.file.document_id ? (
           <Anchor component={Link} to={`/p/${projectId}/documents/${row.file.document_id}`} underline="always" fz="sm">
-            {strings.files.openDocument}
+            {texts.openDocument}
           </Anchor>
         ) : (
           strings.none
         ),
     },
     {
-      title: strings.files.updated,
+      title: texts.updated,
       cell: row => <When at={'folder' in row ? row.folder.updated_at : row.file.updated_at} />,
     },
   ]
   return (
-    <Page title={strings.nav.files} intro={strings.files.intro}>
+    <Page title={strings.nav.files} intro={texts.intro}>
       {isAllowed('files:UploadFile') && <UploadArea projectId={projectId} prefix={prefix} />}
       <ListView
         label={strings.nav.files}
@@ -150,19 +152,19 @@ export function Files() {
         keyOf={row => ('folder' in row ? row.folder.path : row.file.id)}
         fields={
           <>
-            <SearchField label={strings.files.search} />
+            <SearchField label={texts.search} />
             {prefix && <FolderPath prefix={prefix} view={view} />}
           </>
         }
         empty={
-          <Notice icon={<IconFile />} title={strings.files.empty} color="indigo">
-            {strings.files.emptyText}
+          <Notice icon={<IconFile />} title={texts.empty} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />
       {below && below.total > below.files.length && (
         <Text size="sm" c="dimmed">
-          {strings.files.newest(below.files.length, below.total)}
+          {texts.newest(below.files.length, below.total)}
         </Text>
       )}
     </Page>
@@ -181,9 +183,9 @@ async function readBelow(projectId: string, prefix: string, signal: AbortSignal)
 function FolderPath({ prefix, view }: { prefix: string; view: string }) {
   const names = prefix.split('/').slice(1)
   return (
-    <Breadcrumbs component="nav" aria-label={strings.files.folder} separatorMargin={6}>
+    <Breadcrumbs component="nav" aria-label={texts.folder} separatorMargin={6}>
       <Anchor component={Link} to={view} underline="always">
-        {strings.files.root}
+        {texts.root}
       </Anchor>
       {names.map((name, index) =>
         index === names.length - 1 ? (
@@ -227,7 +229,7 @@ function UploadArea({ projectId, prefix }: { projectId: string; prefix: string }
         padding="lg"
         radius="lg"
         component="section"
-        aria-label={strings.files.upload}
+        aria-label={texts.upload}
         onDragEnter={onDrag(true)}
         onDragOver={onDrag(true)}
         onDragLeave={onDrag(false)}
@@ -242,11 +244,11 @@ function UploadArea({ projectId, prefix }: { projectId: string; prefix: string }
       >
         <Group justify="space-between" gap="md">
           <Stack gap={6} flex="1 1 240px">
-            <Text fw={600}>{prefix ? strings.files.dropInto(visible(prefix)) : strings.files.drop}</Text>
+            <Text fw={600}>{prefix ? texts.dropInto(visible(prefix)) : texts.drop}</Text>
             {mayIngest && (
               <Checkbox
-                label={strings.files.ingestToo}
-                description={strings.files.ingestHelp}
+                label={texts.ingestToo}
+                description={texts.ingestHelp}
                 checked={isIngested}
                 onChange={event => setIngested(event.currentTarget.checked)}
               />
@@ -255,21 +257,21 @@ function UploadArea({ projectId, prefix }: { projectId: string; prefix: string }
           <FileButton multiple onChange={add}>
             {props => (
               <Button {...props} leftSection={<IconUpload size={16} />}>
-                {strings.files.choose}
+                {texts.choose}
               </Button>
             )}
           </FileButton>
         </Group>
       </Card>
       {uploads.length > 0 && (
-        <Card withBorder padding="md" radius="lg" component="section" aria-label={strings.files.uploads}>
+        <Card withBorder padding="md" radius="lg" component="section" aria-label={texts.uploads}>
           <Stack gap="sm">
             {uploads.map(each => (
               <UploadRow key={each.id} upload={each} onStop={() => stop(each.id)} onRetry={() => retry(each.id)} />
             ))}
             {hasEnded && (
               <Button variant="default" size="xs" onClick={clear} style={{ alignSelf: 'flex-start' }}>
-                {strings.files.clear}
+                {texts.clear}
               </Button>
             )}
           </Stack>
@@ -303,15 +305,15 @@ function UploadRow({
         </Stack>
         <Group gap="xs" wrap="nowrap" style={{ flexShrink: 0 }}>
           <Badge variant="default" miw="max-content" role={status === 'sending' ? undefined : 'status'}>
-            {status === 'sending' ? `${percent} %` : strings.files.uploadStates[status]}
+            {status === 'sending' ? `${percent} %` : texts.uploadStates[status]}
           </Badge>
           {isOpen && (
-            <ActionIcon aria-label={strings.files.stop(shown)} onClick={onStop}>
+            <ActionIcon aria-label={texts.stop(shown)} onClick={onStop}>
               <IconX size={18} />
             </ActionIcon>
           )}
           {(status === 'failed' || status === 'stopped') && (
-            <ActionIcon aria-label={strings.files.retry(shown)} onClick={onRetry}>
+            <ActionIcon aria-label={texts.retry(shown)} onClick={onRetry}>
               <IconRefresh size={18} />
             </ActionIcon>
           )}

@@ -14,6 +14,8 @@ import { useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { Started } from './trigger.tsx'
 
+const texts = strings.triggers
+
 /** A firing: its input, its outcome and what it started. */
 export function FiringView() {
   const projectId = useProjectId()
@@ -27,21 +29,21 @@ export function FiringView() {
     <Loaded query={firing} action="triggers:GetTriggerFiring">
       {({ source, status, attempts, input, result, error, event_id, scheduled_for, fired_by, ...record }) => (
         <Page
-          title={`${strings.triggers.firing}: ${strings.triggers.sources[source]}`}
+          title={`${texts.firing}: ${texts.sources[source]}`}
           intro={
             <Anchor component={Link} to={`/p/${projectId}/triggers/${triggerId}`} size="sm" underline="always">
-              {strings.triggers.allFirings}
+              {texts.allFirings}
             </Anchor>
           }
         >
-          <Section title={strings.triggers.firing}>
+          <Section title={texts.firing}>
             <Facts
               facts={[
-                [strings.triggers.state, <StatusBadge key="state" status={status} />],
-                [strings.triggers.time, <When key="time" at={record.created_at} />],
-                [strings.triggers.completed, record.completed_at && <When key="end" at={record.completed_at} />],
-                [strings.triggers.attempts, attempts],
-                [strings.triggers.scheduled, scheduled_for && <When key="due" at={scheduled_for} />],
+                [texts.state, <StatusBadge key="state" status={status} />],
+                [texts.time, <When key="time" at={record.created_at} />],
+                [texts.completed, record.completed_at && <When key="end" at={record.completed_at} />],
+                [texts.attempts, attempts],
+                [texts.scheduled, scheduled_for && <When key="due" at={scheduled_for} />],
                 [
                   strings.events.event,
                   event_id && (
@@ -57,30 +59,30 @@ export function FiringView() {
                   ),
                 ],
                 [
-                  strings.triggers.by,
+                  texts.by,
                   fired_by && (
                     <span key="by" className="mono">
                       {fired_by.id}
                     </span>
                   ),
                 ],
-                [strings.triggers.started, result && <Started key="started" result={result} projectId={projectId} />],
+                [texts.started, result && <Started key="started" result={result} projectId={projectId} />],
               ]}
             />
           </Section>
           {error && (
-            <Section title={strings.triggers.error}>
+            <Section title={texts.error}>
               <Text>{visible(error.message)}</Text>
-              <Value value={error} label={strings.triggers.error} />
+              <Value value={error} label={texts.error} />
             </Section>
           )}
           {result?.output != null && (
-            <Section title={strings.triggers.output}>
-              <Value value={result.output} label={strings.triggers.output} />
+            <Section title={texts.output}>
+              <Value value={result.output} label={texts.output} />
             </Section>
           )}
-          <Section title={strings.triggers.input}>
-            <Value value={input} label={strings.triggers.input} />
+          <Section title={texts.input}>
+            <Value value={input} label={texts.input} />
           </Section>
         </Page>
       )}

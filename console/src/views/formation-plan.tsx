@@ -9,12 +9,14 @@ import { useAction } from '../components/actions.tsx'
 import { FieldChanges } from '../components/field-changes.tsx'
 import { Page } from '../components/page.tsx'
 import { Section } from '../components/record.tsx'
+import { parseObject } from '../components/schema-form.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
-import { parseObject } from './agent-form.tsx'
+
+const texts = strings.formations
 
 const EXAMPLE = `parameters:
   Model:
@@ -34,7 +36,7 @@ outputs:
 export function NewFormation() {
   const projectId = useProjectId()
   return (
-    <Page title={strings.formations.create} intro={strings.formations.emptyText}>
+    <Page title={texts.create} intro={texts.emptyText}>
       <FormationPlanner projectId={projectId} />
     </Page>
   )
@@ -90,7 +92,7 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
   const mayApply = isAllowed(formation ? 'formations:UpdateFormation' : 'formations:CreateFormation')
   return (
     <Stack gap="lg">
-      <Section title={strings.formations.template}>
+      <Section title={texts.template}>
         <form
           onSubmit={event => {
             event.preventDefault()
@@ -100,8 +102,8 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
           <Stack gap="md">
             {!formation && (
               <TextInput
-                label={strings.formations.name}
-                description={strings.formations.nameHelp}
+                label={texts.name}
+                description={texts.nameHelp}
                 value={name}
                 onChange={event => setName(event.currentTarget.value)}
                 required
@@ -109,8 +111,8 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
               />
             )}
             <Textarea
-              label={strings.formations.template}
-              description={formation ? strings.formations.templateEdit : strings.formations.templateHelp}
+              label={texts.template}
+              description={formation ? texts.templateEdit : texts.templateHelp}
               value={template}
               onChange={event => setTemplate(event.currentTarget.value)}
               classNames={{ input: 'mono' }}
@@ -121,8 +123,8 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
               required
             />
             <JsonInput
-              label={strings.formations.parameters}
-              description={strings.formations.parametersHelp}
+              label={texts.parameters}
+              description={texts.parametersHelp}
               value={parameters}
               onChange={setParameters}
               error={parsed ? null : strings.inbox.wrongJson}
@@ -133,8 +135,8 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
             />
             {!formation && (
               <Checkbox
-                label={strings.formations.protect}
-                description={strings.formations.protectText}
+                label={texts.protect}
+                description={texts.protectText}
                 checked={isProtected}
                 onChange={event => setProtected(event.currentTarget.checked)}
               />
@@ -147,20 +149,20 @@ export function FormationPlanner({ projectId, formation }: { projectId: string; 
                 loading={plan.isPending}
                 disabled={!parsed || !template.trim()}
               >
-                {isChanged ? strings.formations.plan : strings.formations.planStored}
+                {isChanged ? texts.plan : texts.planStored}
               </Button>
             </Group>
           </Stack>
         </form>
       </Section>
       {isCurrent && plan.data && (
-        <Section title={strings.formations.planned}>
+        <Section title={texts.planned}>
           <Changes plan={plan.data} />
           {apply.error && <FailureAlert error={apply.error} />}
           {mayApply && (
             <Group>
               <Button loading={apply.isPending} disabled={!formation && !name.trim()} onClick={() => apply.mutate()}>
-                {formation ? strings.formations.apply : strings.create}
+                {formation ? texts.apply : strings.create}
               </Button>
             </Group>
           )}
@@ -176,7 +178,7 @@ export function Changes({ plan: { changes, unauthorized_actions = [] } }: { plan
   return (
     <Stack gap="md">
       {unauthorized_actions.length > 0 && (
-        <Alert color="red" icon={<IconAlertTriangle />} title={strings.formations.unauthorized}>
+        <Alert color="red" icon={<IconAlertTriangle />} title={texts.unauthorized}>
           {unauthorized_actions.map(({ logical_id, action }) => (
             <Text size="sm" key={`${logical_id} ${action}`}>
               {visible(logical_id)}: <span className="mono">{action}</span>
@@ -184,7 +186,7 @@ export function Changes({ plan: { changes, unauthorized_actions = [] } }: { plan
           ))}
         </Alert>
       )}
-      <Text role="status">{strings.formations.summary(shown.length, changes.length - shown.length)}</Text>
+      <Text role="status">{texts.summary(shown.length, changes.length - shown.length)}</Text>
       {shown.map(change => (
         <Change key={change.logical_id} change={change} />
       ))}
@@ -198,17 +200,17 @@ function Change({ change }: { change: FormationPlanChange }) {
     <Card withBorder padding="md" radius="md" component="article" aria-label={visible(logical_id)}>
       <Stack gap="sm">
         <Group gap="sm">
-          <StatusBadge status={action} label={strings.formations.actions[action]} />
+          <StatusBadge status={action} label={texts.actions[action]} />
           <Text fw={600}>{visible(logical_id)}</Text>
           <Text size="sm" c="dimmed" className="mono">
             {visible(resource_type)}
           </Text>
-          {replaces && <Badge variant="default">{strings.formations.replaces}</Badge>}
+          {replaces && <Badge variant="default">{texts.replaces}</Badge>}
         </Group>
         {diff && <FieldChanges before={diff.current ?? {}} after={diff.desired} />}
         {overwrites.map(({ field, changed_by, changed_at }) => (
           <Text size="sm" key={field}>
-            {strings.formations.overwrites(visible(field), changed_by)} <When at={changed_at} />
+            {texts.overwrites(visible(field), changed_by)} <When at={changed_at} />
           </Text>
         ))}
       </Stack>

@@ -29,6 +29,8 @@ import { NAVIGATION } from '../shell/navigation.ts'
 import * as strings from '../strings.ts'
 import { Changes, FormationPlanner } from './formation-plan.tsx'
 
+const texts = strings.formations
+
 const POLL_MS = 15_000
 /** Latest operations that are shown. */
 const OPERATIONS = 20
@@ -61,15 +63,15 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
       {mayUpdate && (
         <>
           <FormButton
-            label={strings.formations.adopt}
+            label={texts.adopt}
             variant="default"
             form={close => <AdoptForm formation={formation} onDone={close} />}
           />
           <ActionButton
             size="sm"
             leftSection={<IconShield size={16} />}
-            label={isProtected ? strings.formations.unprotect : strings.formations.protect}
-            question={isProtected && strings.formations.unprotectText}
+            label={isProtected ? texts.unprotect : texts.protect}
+            question={isProtected && texts.unprotectText}
             run={async () =>
               updateFormation(api, { formation_id: id, termination_protection: !isProtected, wait: false })
             }
@@ -82,7 +84,7 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
           size="sm"
           color="red"
           label={strings.remove}
-          question={strings.formations.deleteText(visible(name))}
+          question={texts.deleteText(visible(name))}
           run={async () => {
             await deleteFormation(api, { formation_id: id })
             await navigate({ to: `/p/${project_id}/formations`, replace: true })
@@ -98,43 +100,43 @@ function FormationPage({ formation }: { formation: FormationWithResources }) {
       intro={
         <Group gap="sm">
           <StatusBadge status={status} />
-          {isProtected && <Badge variant="default">{strings.formations.protected}</Badge>}
+          {isProtected && <Badge variant="default">{texts.protected}</Badge>}
         </Group>
       }
       actions={actions}
     >
       {error && (
-        <Alert color="red" icon={<IconAlertTriangle />} title={strings.formations.failed}>
+        <Alert color="red" icon={<IconAlertTriangle />} title={texts.failed}>
           <Text size="sm">{visible(error.message)}</Text>
           <Text size="sm" className="mono">
             {error.code}
           </Text>
-          {error.meta && <Value value={error.meta} label={strings.formations.failed} />}
+          {error.meta && <Value value={error.meta} label={texts.failed} />}
         </Alert>
       )}
       <AddressTabs
         tabs={[
           {
             value: 'resources',
-            title: strings.formations.resources,
+            title: texts.resources,
             content: () => <Resources formation={formation} />,
           },
           ...(isAllowed('formations:PlanFormation')
             ? [
                 {
                   value: 'plan',
-                  title: strings.formations.planTab,
+                  title: texts.planTab,
                   content: () => <FormationPlanner projectId={project_id} formation={formation} />,
                 },
-                { value: 'drift', title: strings.formations.drift, content: () => <Drift id={id} /> },
+                { value: 'drift', title: texts.drift, content: () => <Drift id={id} /> },
               ]
             : []),
           {
             value: 'operations',
-            title: strings.formations.operations,
+            title: texts.operations,
             content: () => <Operations id={id} isRunning={isRunning} />,
           },
-          { value: 'record', title: strings.formations.record, content: () => <Record formation={formation} /> },
+          { value: 'record', title: texts.record, content: () => <Record formation={formation} /> },
         ]}
       />
     </Page>
@@ -161,17 +163,9 @@ function viewOf(projectId: string, type: string, id: string): string | null {
 
 function Resources({ formation: { project_id, resources } }: { formation: FormationWithResources }) {
   const tracked = resources.filter(({ status }) => status !== 'deleted')
-  if (tracked.length === 0) return <Notice icon={<IconStack2 />} title={strings.formations.noResources} />
+  if (tracked.length === 0) return <Notice icon={<IconStack2 />} title={texts.noResources} />
   return (
-    <Rows
-      label={strings.formations.resources}
-      titles={[
-        strings.formations.logicalId,
-        strings.formations.resourceType,
-        strings.formations.state,
-        strings.formations.physicalId,
-      ]}
-    >
+    <Rows label={texts.resources} titles={[texts.logicalId, texts.resourceType, texts.state, texts.physicalId]}>
       {tracked.map(({ id, logical_id, resource_type, physical_resource_id, status }) => {
         const view = physical_resource_id && viewOf(project_id, resource_type, physical_resource_id)
         return (
@@ -179,7 +173,7 @@ function Resources({ formation: { project_id, resources } }: { formation: Format
             <Table.Td>
               <Text fw={600}>{visible(logical_id)}</Text>
             </Table.Td>
-            <Table.Td data-title={strings.formations.resourceType}>{visible(resource_type)}</Table.Td>
+            <Table.Td data-title={texts.resourceType}>{visible(resource_type)}</Table.Td>
             <Table.Td>
               <StatusBadge status={status} />
             </Table.Td>
@@ -213,10 +207,10 @@ function Drift({ id }: { id: string }) {
     <Loaded query={drift} action="formations:PlanFormation">
       {({ drifted, resources }) => (
         <Section
-          title={drifted ? strings.formations.drifted : strings.formations.inSync}
+          title={drifted ? texts.drifted : texts.inSync}
           actions={
             <ActionButton
-              label={strings.formations.checkAgain}
+              label={texts.checkAgain}
               run={async () => {
                 const { error } = await drift.refetch()
                 if (error) throw error
@@ -224,7 +218,7 @@ function Drift({ id }: { id: string }) {
             />
           }
         >
-          <Text c="dimmed">{strings.formations.driftText}</Text>
+          <Text c="dimmed">{texts.driftText}</Text>
           {resources.map(({ logical_id, resource_type, status, diff }) => (
             <Card
               key={logical_id}
@@ -283,7 +277,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
   const { operation_type, status, plan, events, error, created_at } = operation
   return (
     <Section
-      title={strings.formations.operationTypes[operation_type]}
+      title={texts.operationTypes[operation_type]}
       actions={
         <Group gap="sm">
           <StatusBadge status={status} />
@@ -292,7 +286,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
           </Text>
           {plan && (
             <FormButton
-              label={strings.formations.showPlan}
+              label={texts.showPlan}
               size="xs"
               variant="default"
               modalSize="xl"
@@ -322,7 +316,7 @@ function Operation({ operation }: { operation: FormationOperation }) {
           {event.error && <Text size="sm">{visible(event.error.message)}</Text>}
         </Group>
       ))}
-      {status === 'running' && (events ?? []).length === 0 && <Text c="dimmed">{strings.formations.starting}</Text>}
+      {status === 'running' && (events ?? []).length === 0 && <Text c="dimmed">{texts.starting}</Text>}
     </Section>
   )
 }
@@ -338,16 +332,16 @@ function AdoptForm({ formation, onDone }: { formation: FormationWithResources; o
         formation_id: id,
       }),
     stale: [['formation', id]],
-    message: strings.formations.adopted,
+    message: texts.adopted,
     onDone,
   })
   return (
     <Stack gap="md">
-      <Text c="dimmed">{strings.formations.adoptText}</Text>
+      <Text c="dimmed">{texts.adoptText}</Text>
       <SchemaForm
         schema={importFields}
         options={free.length > 0 ? { logical_id: free.map(value => ({ value, label: visible(value) })) } : undefined}
-        submitLabel={strings.formations.adopt}
+        submitLabel={texts.adopt}
         isPending={adopt.isPending}
         error={adopt.error}
         onSubmit={values => adopt.mutate(values)}
@@ -360,17 +354,17 @@ function AdoptForm({ formation, onDone }: { formation: FormationWithResources; o
 function Record({ formation }: { formation: FormationWithResources }) {
   const { id, template, outputs, resolved_parameters, resolved_metadata, created_at, updated_at } = formation
   const values: [string, unknown][] = [
-    [strings.formations.outputs, outputs],
-    [strings.formations.parameters, resolved_parameters],
-    [strings.formations.metadata, resolved_metadata],
-    [strings.formations.template, template],
+    [texts.outputs, outputs],
+    [texts.parameters, resolved_parameters],
+    [texts.metadata, resolved_metadata],
+    [texts.template, template],
   ]
   return (
-    <Section title={strings.formations.record}>
+    <Section title={texts.record}>
       <Facts
         facts={[
-          [strings.formations.created, <When key="created" at={created_at} />],
-          [strings.formations.updated, <When key="updated" at={updated_at} />],
+          [texts.created, <When key="created" at={created_at} />],
+          [texts.updated, <When key="updated" at={updated_at} />],
         ]}
       />
       <LabelledValues values={values} />

@@ -27,7 +27,7 @@ import { Decision, Decisions } from '../components/decisions.tsx'
 import type { Read } from '../components/guarded-save.tsx'
 import { RecordLink } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
-import { AddressTabs, Facts, IdLine, Section, type Tab } from '../components/record.tsx'
+import { AddressTabs, Facts, IdLine, LabelledValues, Section, type Tab } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
@@ -36,6 +36,8 @@ import { Versions } from '../components/versions.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { GuardrailForm, readGuardrail } from './guardrail-form.tsx'
+
+const texts = strings.guardrails
 
 const guardrailKey = (id: string) => ['guardrail', id]
 
@@ -61,20 +63,18 @@ function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string
   const isAllowed = usePermissions(project_id)
   const navigate = useNavigate()
   const stale = [guardrailKey(id), ['guardrails', project_id]]
-  const tabs: Tab[] = [
-    { value: 'rules', title: strings.guardrails.rules, content: () => <Rules guardrail={guardrail} /> },
-  ]
+  const tabs: Tab[] = [{ value: 'rules', title: texts.rules, content: () => <Rules guardrail={guardrail} /> }]
   if (isAllowed('guardrails:EvaluateGuardrail'))
-    tabs.push({ value: 'try', title: strings.guardrails.try, content: () => <Trial guardrail={guardrail} /> })
+    tabs.push({ value: 'try', title: texts.try, content: () => <Trial guardrail={guardrail} /> })
   tabs.push({
     value: 'attached',
-    title: strings.guardrails.attached,
+    title: texts.attached,
     content: () => <Attachments guardrail={guardrail} />,
   })
   if (isAllowed('guardrails:ListGuardrailEvaluations'))
     tabs.push({
       value: 'decisions',
-      title: strings.guardrails.decisionsTab,
+      title: texts.decisionsTab,
       content: () => <Decisions of={{ guardrail_id: id }} />,
     })
   if (isAllowed('guardrails:ListGuardrailVersions'))
@@ -112,7 +112,7 @@ function GuardrailPage({ guardrail, etag }: { guardrail: Guardrail; etag: string
               size="sm"
               label={strings.remove}
               color="red"
-              question={strings.guardrails.deleteText}
+              question={texts.deleteText}
               run={async () => deleteGuardrail(api, { guardrail_id: id })}
               stale={stale.slice(1)}
               onDone={() => void navigate({ to: `/p/${project_id}/guardrails` })}
@@ -144,7 +144,7 @@ function Rule({ title, value }: { title: string; value: unknown }) {
       </Text>
       {typeof value === 'string' ? (
         <Text>
-          {visible(value)} {strings.guardrails.classes[value] ?? ''}
+          {visible(value)} {texts.classes[value] ?? ''}
         </Text>
       ) : (
         <Value value={value} label={title} />
@@ -158,16 +158,16 @@ function Rules({ guardrail }: { guardrail: Guardrail }) {
   const { class: own, guard, default_class, escalate, expires_in, forbid_self_approval, approver } = rules
   const flag = (value: unknown) => value !== undefined && (value ? strings.tools.yes : strings.tools.no)
   return (
-    <Section title={strings.guardrails.rules}>
-      <Rule title={strings.guardrails.class} value={own} />
-      <Rule title={strings.guardrails.guard} value={guard} />
-      <Rule title={strings.guardrails.defaultClass} value={default_class} />
+    <Section title={texts.rules}>
+      <Rule title={texts.class} value={own} />
+      <Rule title={texts.guard} value={guard} />
+      <Rule title={texts.defaultClass} value={default_class} />
       <Facts
         facts={[
-          [strings.guardrails.escalate, flag(escalate)],
-          [strings.guardrails.expiresIn, expires_in !== undefined && strings.guardrails.seconds(Number(expires_in))],
-          [strings.guardrails.noSelf, flag(forbid_self_approval)],
-          [strings.guardrails.approver, approver ? visible(String(approver)) : undefined],
+          [texts.escalate, flag(escalate)],
+          [texts.expiresIn, expires_in !== undefined && texts.seconds(Number(expires_in))],
+          [texts.noSelf, flag(forbid_self_approval)],
+          [texts.approver, approver ? visible(String(approver)) : undefined],
           [strings.agents.version, guardrail.version],
           [strings.agents.updated, <When key="updated" at={guardrail.updated_at} />],
         ]}
@@ -185,51 +185,40 @@ function Trial({ guardrail }: { guardrail: Guardrail }) {
   const verdict = evaluate.data
   return (
     <Stack gap="lg">
-      <Section title={strings.guardrails.try}>
-        <Text c="dimmed">{strings.guardrails.tryText}</Text>
+      <Section title={texts.try}>
+        <Text c="dimmed">{texts.tryText}</Text>
         <SchemaForm
           schema={evaluateFields}
           start={{ args: {} }}
           options={{ tool_id: choices }}
-          submitLabel={strings.guardrails.evaluate}
+          submitLabel={texts.evaluate}
           isPending={evaluate.isPending}
           error={evaluate.error}
           onSubmit={evaluate.mutate}
         />
       </Section>
       {verdict && (
-        <Section title={strings.guardrails.verdict}>
+        <Section title={texts.verdict}>
           <Group gap="sm" role="status">
             <Decision decision={verdict.decision} />
-            <Text>{strings.guardrails.decisionText[verdict.decision]}</Text>
+            <Text>{texts.decisionText[verdict.decision]}</Text>
           </Group>
           <Facts
             facts={[
               [
-                strings.guardrails.class,
+                texts.class,
                 <span key="class">
-                  {verdict.class} {strings.guardrails.classes[verdict.class]}
+                  {verdict.class} {texts.classes[verdict.class]}
                 </span>,
               ],
               [
-                strings.guardrails.guard,
-                verdict.guard_result === null
-                  ? strings.guardrails.notEvaluated
-                  : verdict.guard_result
-                    ? strings.guardrails.held
-                    : strings.guardrails.failed,
+                texts.guard,
+                verdict.guard_result === null ? texts.notEvaluated : verdict.guard_result ? texts.held : texts.failed,
               ],
-              [strings.guardrails.contextFrom, strings.guardrails.contextSources[verdict.context_source]],
+              [texts.contextFrom, texts.contextSources[verdict.context_source]],
             ]}
           />
-          {Object.keys(verdict.context_snapshot ?? {}).length > 0 && (
-            <Stack gap={4}>
-              <Text size="sm" c="dimmed">
-                {strings.guardrails.snapshot}
-              </Text>
-              <Value value={verdict.context_snapshot} label={strings.guardrails.snapshot} />
-            </Stack>
-          )}
+          <LabelledValues values={[[texts.snapshot, verdict.context_snapshot]]} />
         </Section>
       )}
     </Stack>
@@ -304,22 +293,22 @@ function Attachments({ guardrail: { id, project_id } }: { guardrail: Guardrail }
         const free = all.filter(({ kind, guardrail_ids }) => mayChange[kind] && !guardrail_ids.includes(id))
         return (
           <Section
-            title={strings.guardrails.attached}
+            title={texts.attached}
             actions={
               free.length > 0 && (
                 <FormButton
-                  label={strings.guardrails.attach}
+                  label={texts.attach}
                   size="xs"
                   form={close => <AttachForm id={id} free={free} stale={stale} onDone={close} />}
                 />
               )
             }
           >
-            {attached.length === 0 && <Text c="dimmed">{strings.guardrails.nowhere}</Text>}
+            {attached.length === 0 && <Text c="dimmed">{texts.nowhere}</Text>}
             {attached.map(target => (
               <Group key={target.id} justify="space-between" gap="sm">
                 <Group gap="sm">
-                  <Badge variant="default">{strings.guardrails.kinds[target.kind]}</Badge>
+                  <Badge variant="default">{texts.kinds[target.kind]}</Badge>
                   {target.kind === 'project' ? (
                     <Text fw={600}>{visible(target.name)}</Text>
                   ) : (
@@ -328,8 +317,8 @@ function Attachments({ guardrail: { id, project_id } }: { guardrail: Guardrail }
                 </Group>
                 {mayChange[target.kind] && isAllowed('guardrails:DetachGuardrail') && (
                   <ActionButton
-                    label={strings.guardrails.detach}
-                    question={strings.guardrails.detachText(visible(target.name))}
+                    label={texts.detach}
+                    question={texts.detachText(visible(target.name))}
                     run={() => changeGuardrails(target, ids => ids.filter(each => each !== id))}
                     stale={stale}
                   />
@@ -370,11 +359,11 @@ function AttachForm({
     >
       <Stack gap="md">
         <Select
-          label={strings.guardrails.attachTo}
-          description={strings.guardrails.attachHelp}
+          label={texts.attachTo}
+          description={texts.attachHelp}
           data={free.map(({ kind, id: value, name }) => ({
             value,
-            label: `${strings.guardrails.kinds[kind]}: ${visible(name)}`,
+            label: `${texts.kinds[kind]}: ${visible(name)}`,
           }))}
           value={chosen}
           onChange={setChosen}
@@ -383,12 +372,7 @@ function AttachForm({
           nothingFoundMessage={strings.shell.noCommand}
           data-autofocus
         />
-        <SubmitRow
-          label={strings.guardrails.attach}
-          isPending={attach.isPending}
-          error={attach.error}
-          onCancel={onDone}
-        />
+        <SubmitRow label={texts.attach} isPending={attach.isPending} error={attach.error} onCancel={onDone} />
       </Stack>
     </form>
   )

@@ -1,21 +1,14 @@
-import createFields from 'fields:createProjectKey'
 import rotateFields from 'fields:rotateProjectKey'
-import { Alert, Badge, Button, Group, Modal, Stack, Text } from '@mantine/core'
+import { Badge, Button, Group, Modal, Stack, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { ProjectKey } from '@muster/client'
-import {
-  createProjectKey,
-  deleteProjectKey,
-  getProjectKeyUsage,
-  listProjectKeys,
-  rotateProjectKey,
-  updateProjectKey,
-} from '@muster/client/operations'
-import { IconInfoCircle, IconKey, IconPlus } from '@tabler/icons-react'
+import { deleteProjectKey, getProjectKeyUsage, listProjectKeys, rotateProjectKey } from '@muster/client/operations'
+import { IconKey, IconPlus } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { usePolicyNames } from '../access.ts'
 import { api } from '../api.ts'
 import { ActionButton, FormButton, RowActions, useAction } from '../components/actions.tsx'
+import { KeyForm } from '../components/key-form.tsx'
 import { type Column, ListView, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
@@ -26,8 +19,6 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
 const texts = strings.keys
-const FIELDS = ['name', 'policy_ids', 'allowed_ips', 'expires_at']
-const DAY_MS = 86_400_000
 
 /** Keys with which applications call the API for a project. */
 export function Keys() {
@@ -104,7 +95,7 @@ export function Keys() {
               label={strings.agents.edit}
               size="xs"
               variant="default"
-              form={close => <KeyEdit record={row} onDone={close} />}
+              form={close => <KeyForm record={row} onDone={close} />}
             />
           )}
           {isAllowed('project-keys:RotateProjectKey') && (
@@ -148,75 +139,9 @@ export function Keys() {
       />
       {/* Outside of the list: with the first key the notice of the empty one goes, and would take the secret with it. */}
       <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
-        {isCreating && <Create onDone={creating.close} />}
+        {isCreating && <KeyForm onDone={creating.close} />}
       </Modal>
     </Page>
-  )
-}
-
-/** Choices of an expiry, with the one that a key has. */
-const expiryChoices = (current?: string | null) => [
-  ...(current ? [{ value: current, label: new Date(current).toLocaleDateString() }] : []),
-  ...[30, 90, 365].map(days => ({
-    value: new Date(Math.floor(Date.now() / DAY_MS + days) * DAY_MS).toISOString(),
-    label: texts.inDays(days),
-  })),
-]
-
-function Create({ onDone }: { onDone: () => void }) {
-  const projectId = useProjectId()
-  const { options } = usePolicyNames(projectId)
-  const create = useAction({
-    run: async (values: Values) => createProjectKey(api, { project_id: projectId, ...values }),
-    stale: [
-      ['keys', projectId],
-      ['start', 'keys'],
-    ],
-  })
-  if (create.data) return <SecretOnce secret={create.data.key} notice={strings.key.once} onDone={onDone} />
-  return (
-    <SchemaForm
-      schema={createFields}
-      only={FIELDS}
-      options={{ ...(options ? { policy_ids: options } : {}), expires_at: expiryChoices() }}
-      submitLabel={strings.create}
-      isPending={create.isPending}
-      error={create.error}
-      onSubmit={values => create.mutate(values)}
-      onCancel={onDone}
-    >
-      <Alert icon={<IconInfoCircle />} p="xs">
-        <Text size="sm">{strings.key.policy}</Text>
-      </Alert>
-    </SchemaForm>
-  )
-}
-
-function KeyEdit({ record, onDone }: { record: ProjectKey; onDone: () => void }) {
-  const projectId = useProjectId()
-  const { options } = usePolicyNames(projectId)
-  const save = useAction({
-    run: async (values: Values) =>
-      updateProjectKey(api, {
-        key_id: record.id,
-        ...values,
-        // No policies are an empty list, which is never null.
-        ...('policy_ids' in values ? { policy_ids: (values.policy_ids ?? []) as string[] } : {}),
-      }),
-    stale: [['keys', projectId]],
-    onDone,
-  })
-  return (
-    <SchemaForm
-      schema={createFields}
-      initial={record as Values}
-      only={FIELDS}
-      options={{ ...(options ? { policy_ids: options } : {}), expires_at: expiryChoices(record.expires_at) }}
-      isPending={save.isPending}
-      error={save.error}
-      onSubmit={values => save.mutate(values)}
-      onCancel={onDone}
-    />
   )
 }
 

@@ -26,6 +26,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { isCurrent, Ledger, Validity } from './memory-store.tsx'
 
+const texts = strings.memory
+
 const memoryKey = (id: string) => ['memory', id]
 
 /** Facts before and after one that are read. */
@@ -55,7 +57,7 @@ function FactPage({ memory }: { memory: Memory }) {
   const mayUpdate = isAllowed('memories:UpdateMemory')
   return (
     <Page
-      title={strings.memory.fact}
+      title={texts.fact}
       intro={<Validity memory={memory} />}
       actions={
         mayUpdate &&
@@ -63,13 +65,13 @@ function FactPage({ memory }: { memory: Memory }) {
           <>
             <ActionButton
               size="sm"
-              label={strings.memory.invalidate}
-              question={strings.memory.invalidateText}
+              label={texts.invalidate}
+              question={texts.invalidateText}
               run={async () => retractMemory(api, { memory_id: id })}
               stale={stale}
             />
             <FormButton
-              label={strings.memory.correct}
+              label={texts.correct}
               leftSection={<IconEdit size={16} />}
               form={close => <CorrectForm memory={memory} stale={stale} onDone={close} />}
             />
@@ -84,7 +86,7 @@ function FactPage({ memory }: { memory: Memory }) {
             <ActionButton
               label={strings.remove}
               color="red"
-              question={strings.memory.deleteText}
+              question={texts.deleteText}
               run={async () => deleteMemory(api, { memory_id: id })}
               stale={stale.slice(1)}
               onDone={() => void navigate({ to: `/p/${projectId}/memory/${storeId}` })}
@@ -95,10 +97,10 @@ function FactPage({ memory }: { memory: Memory }) {
         <Text className="wrap">{visible(memory.content)}</Text>
         <Facts
           facts={[
-            [strings.memory.actor, memory.actor_id ? nameOf(memory.actor_id) : strings.memory.everybody],
-            [strings.memory.source, strings.memory.sources[memory.source_type]],
+            [texts.actor, memory.actor_id ? nameOf(memory.actor_id) : texts.everybody],
+            [texts.source, texts.sources[memory.source_type]],
             [strings.agents.created, <When key="created" at={memory.created_at} />],
-            [strings.memory.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
+            [texts.expires, memory.expires_at && <When key="expires" at={memory.expires_at} />],
           ]}
         />
         <IdLine id={id} />
@@ -118,7 +120,7 @@ function FactPage({ memory }: { memory: Memory }) {
       {isAllowed('memories:ListMemoryEntries') && (
         <>
           <History memory={memory} />
-          <Section title={strings.memory.ledger}>
+          <Section title={texts.ledger}>
             <Ledger storeId={storeId} memoryId={id} />
           </Section>
         </>
@@ -163,11 +165,11 @@ function History({ memory }: { memory: Memory }) {
     queryFn: ({ signal }) => readChain(memory, signal),
   })
   return (
-    <Section title={strings.memory.history}>
+    <Section title={texts.history}>
       <Loaded query={chain} action="memories:ListMemoryEntries" rows={1}>
         {facts =>
           facts.length === 1 ? (
-            <Text c="dimmed">{strings.memory.noHistory}</Text>
+            <Text c="dimmed">{texts.noHistory}</Text>
           ) : (
             <Timeline bulletSize={16} lineWidth={2} active={facts.findIndex(({ id }) => id === memory.id)}>
               {facts.map(fact => (
@@ -206,7 +208,7 @@ function CorrectForm({ memory, stale, onDone }: { memory: Memory; stale: string[
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
-        {strings.memory.correctText}
+        {texts.correctText}
       </Text>
       <SchemaForm
         schema={patchFields}

@@ -47,6 +47,8 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.memory
+
 const storeKey = (id: string) => ['memory-store', id]
 
 /** Whether a fact holds. */
@@ -58,11 +60,7 @@ export function Validity({ memory }: { memory: Memory }) {
   return (
     <Group gap={6}>
       <Badge variant="default">
-        {isCurrent(memory)
-          ? strings.memory.holds
-          : memory.superseded_by_memory_id
-            ? strings.memory.superseded
-            : strings.memory.invalid}
+        {isCurrent(memory) ? texts.holds : memory.superseded_by_memory_id ? texts.superseded : texts.invalid}
       </Badge>
       <Text size="sm" component="div">
         <When at={memory.created_at} />
@@ -101,9 +99,9 @@ function StorePage({ store }: { store: MemoryStore }) {
     >
       <AddressTabs
         tabs={[
-          { value: 'facts', title: strings.memory.facts, content: () => <FactList store={store} /> },
-          { value: 'ledger', title: strings.memory.ledger, content: () => <Ledger storeId={store.id} /> },
-          { value: 'rules', title: strings.memory.rules, content: () => <Rules store={store} /> },
+          { value: 'facts', title: texts.facts, content: () => <FactList store={store} /> },
+          { value: 'ledger', title: texts.ledger, content: () => <Ledger storeId={store.id} /> },
+          { value: 'rules', title: texts.rules, content: () => <Rules store={store} /> },
           { value: 'record', title: strings.agents.record, content: () => <StoreRecord store={store} /> },
         ]}
       />
@@ -114,7 +112,7 @@ function StorePage({ store }: { store: MemoryStore }) {
 function AddButton({ store }: { store: MemoryStore }) {
   return (
     <FormButton
-      label={strings.memory.add}
+      label={texts.add}
       leftSection={<IconPlus size={16} />}
       form={close => <FactForm store={store} onDone={close} />}
     />
@@ -139,7 +137,7 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
   const write = useAction({
     run: async (input: MemoryEntryInput) => createMemoryEntry(api, input),
     stale: [['memories', store.id], ['memory-entries'], storeKey(store.id), ['memory-stores', store.project_id]],
-    message: strings.memory.written,
+    message: texts.written,
     onDone,
   })
   if (checked) {
@@ -155,10 +153,10 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
           <Text className="wrap">{visible(input.content)}</Text>
           <Outcome verdict={verdict} storeId={store.id} />
           <SubmitRow
-            label={strings.memory.write}
+            label={texts.write}
             isPending={write.isPending}
             error={write.error}
-            cancelLabel={strings.memory.back}
+            cancelLabel={texts.back}
             onCancel={() => setChecked(undefined)}
           />
         </Stack>
@@ -171,7 +169,7 @@ function FactForm({ store, onDone }: { store: MemoryStore; onDone: () => void })
       only={['content', 'actor_id', 'supersedes', 'expires_at', 'metadata']}
       start={values}
       options={{ actor_id: choices }}
-      submitLabel={strings.memory.check}
+      submitLabel={texts.check}
       isPending={check.isPending}
       error={check.error}
       onSubmit={entered => {
@@ -190,10 +188,10 @@ function Outcome({ verdict, storeId }: { verdict: Verdict; storeId: string }) {
   const other = superseded_memory_id ?? (action === 'skipped' ? memory_id : null)
   return (
     <Stack gap={4} role="status">
-      <Text fw={600}>{strings.memory.outcomes[action]}</Text>
+      <Text fw={600}>{texts.outcomes[action]}</Text>
       {other && (
         <Text size="sm" component="div">
-          {strings.memory.compared}{' '}
+          {texts.compared}{' '}
           <Anchor component={Link} to={`/p/${projectId}/memory/${storeId}/${other}`} underline="always">
             {other}
           </Anchor>
@@ -223,33 +221,33 @@ function FactList({ store }: { store: MemoryStore }) {
   })
   const columns: Column<Memory>[] = [
     {
-      title: strings.memory.fact,
+      title: texts.fact,
       isWide: true,
       cell: ({ id, content }) => (
         <RecordLink to={`/p/${projectId}/memory/${store.id}/${id}`}>{visible(content.slice(0, 400))}</RecordLink>
       ),
     },
-    { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.memory.everybody) },
-    { title: strings.memory.validity, cell: memory => <Validity memory={memory} /> },
+    { title: texts.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : texts.everybody) },
+    { title: texts.validity, cell: memory => <Validity memory={memory} /> },
   ]
   return (
     <ListView
-      label={strings.memory.facts}
+      label={texts.facts}
       list={list}
       action="memories:ListMemories"
       columns={columns}
       fields={
         <>
-          <SearchField label={strings.memory.search} />
+          <SearchField label={texts.search} />
           {actors && (
             <ChoiceField
               name="actor"
-              label={strings.memory.actor}
-              choices={[{ value: 'none', label: strings.memory.everybody }, ...actors]}
+              label={texts.actor}
+              choices={[{ value: 'none', label: texts.everybody }, ...actors]}
             />
           )}
           <Checkbox
-            label={strings.memory.showInvalid}
+            label={texts.showInvalid}
             checked={filters.all === 'true'}
             onChange={event => setFilters({ all: event.currentTarget.checked ? 'true' : undefined })}
           />
@@ -258,11 +256,11 @@ function FactList({ store }: { store: MemoryStore }) {
       empty={
         <Notice
           icon={<IconBulb />}
-          title={strings.memory.emptyFacts}
+          title={texts.emptyFacts}
           color="indigo"
           action={isAllowed('memories:CreateMemoryEntry') && <AddButton store={store} />}
         >
-          {strings.memory.emptyFactsText}
+          {texts.emptyFactsText}
         </Notice>
       }
     />
@@ -279,7 +277,7 @@ export function Ledger({ storeId, memoryId }: { storeId: string; memoryId?: stri
   })
   const columns: Column<MemoryEntry>[] = [
     {
-      title: strings.memory.fact,
+      title: texts.fact,
       isWide: true,
       cell: ({ memory_id, content }) => {
         const text = visible(content.slice(0, 400))
@@ -288,20 +286,20 @@ export function Ledger({ storeId, memoryId }: { storeId: string; memoryId?: stri
       },
     },
     {
-      title: strings.memory.outcome,
-      cell: ({ action }) => <Badge variant="default">{strings.memory.did[action]}</Badge>,
+      title: texts.outcome,
+      cell: ({ action }) => <Badge variant="default">{texts.did[action]}</Badge>,
     },
-    { title: strings.memory.by, cell: ({ mechanism }) => strings.memory.mechanisms[mechanism] },
-    { title: strings.memory.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.none) },
-    { title: strings.memory.at, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: texts.by, cell: ({ mechanism }) => texts.mechanisms[mechanism] },
+    { title: texts.actor, cell: ({ actor_id }) => (actor_id ? nameOf(actor_id) : strings.none) },
+    { title: texts.at, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <ListView
-      label={strings.memory.ledger}
+      label={texts.ledger}
       list={list}
       action="memories:ListMemoryEntries"
       columns={columns}
-      empty={<Text c="dimmed">{strings.memory.emptyLedger}</Text>}
+      empty={<Text c="dimmed">{texts.emptyLedger}</Text>}
     />
   )
 }
@@ -319,26 +317,26 @@ function Rules({ store }: { store: MemoryStore }) {
   const mayUpdate = isAllowed('memories:UpdateMemoryRule')
   const columns: Column<MemoryRule>[] = [
     {
-      title: strings.memory.rule,
+      title: texts.rule,
       isWide: true,
       cell: rule => (
         <Stack gap={2}>
-          <Text fw={600}>{strings.memory.ruleOf(rule.tool_id !== null, rule.agent_id !== null)}</Text>
+          <Text fw={600}>{texts.ruleOf(rule.tool_id !== null, rule.agent_id !== null)}</Text>
           <Text size="sm" c="dimmed" lineClamp={2}>
-            {visible(rule.prompt ?? strings.memory.defaultPrompt)}
+            {visible(rule.prompt ?? texts.defaultPrompt)}
           </Text>
           {rule.disabled_reason && <Text size="sm">{visible(rule.disabled_reason)}</Text>}
         </Stack>
       ),
     },
-    { title: strings.memory.on, cell: ({ on }) => strings.memory.triggers[on] },
+    { title: texts.on, cell: ({ on }) => texts.triggers[on] },
     {
-      title: strings.memory.enabled,
+      title: texts.enabled,
       cell: rule => (
         <Switch
           checked={rule.enabled}
           disabled={!mayUpdate || toggle.isPending}
-          aria-label={strings.memory.enableRule(rule.id)}
+          aria-label={texts.enableRule(rule.id)}
           onChange={() => toggle.mutate(rule)}
         />
       ),
@@ -348,7 +346,7 @@ function Rules({ store }: { store: MemoryStore }) {
       cell: rule => (
         <Group gap="xs">
           <FormButton
-            label={strings.memory.test}
+            label={texts.test}
             variant="default"
             size="xs"
             form={close => <RuleTest rule={rule} onCancel={close} />}
@@ -365,7 +363,7 @@ function Rules({ store }: { store: MemoryStore }) {
             <ActionButton
               label={strings.remove}
               color="red"
-              question={strings.memory.deleteRuleText}
+              question={texts.deleteRuleText}
               run={async () => deleteMemoryRule(api, { memory_rule_id: rule.id })}
               stale={stale}
             />
@@ -376,7 +374,7 @@ function Rules({ store }: { store: MemoryStore }) {
   ]
   const create = isAllowed('memories:CreateMemoryRule') && (
     <FormButton
-      label={strings.memory.createRule}
+      label={texts.createRule}
       leftSection={<IconPlus size={16} />}
       form={close => <RuleForm store={store} onDone={close} />}
     />
@@ -384,13 +382,13 @@ function Rules({ store }: { store: MemoryStore }) {
   return (
     <Stack gap="md">
       <ListView
-        label={strings.memory.rules}
+        label={texts.rules}
         list={list}
         action="memories:ListMemoryRules"
         columns={columns}
         empty={
-          <Notice icon={<IconBulb />} title={strings.memory.emptyRules} action={create} color="indigo">
-            {strings.memory.emptyRulesText}
+          <Notice icon={<IconBulb />} title={texts.emptyRules} action={create} color="indigo">
+            {texts.emptyRulesText}
           </Notice>
         }
       />
@@ -439,7 +437,7 @@ function RuleTest({ rule, onCancel }: { rule: MemoryRule; onCancel: () => void }
     <Stack gap="md">
       <SchemaForm
         schema={testFields}
-        submitLabel={strings.memory.test}
+        submitLabel={texts.test}
         isPending={test.isPending}
         error={test.error}
         onSubmit={test.mutate}
@@ -447,12 +445,12 @@ function RuleTest({ rule, onCancel }: { rule: MemoryRule; onCancel: () => void }
       />
       {test.data && (
         <Stack gap="sm" role="status">
-          <Text fw={600}>{strings.memory.found(test.data.facts.length)}</Text>
+          <Text fw={600}>{texts.found(test.data.facts.length)}</Text>
           {test.data.facts.map(({ content, action, similarity }, index) => (
             <Text key={index} size="sm">
               {visible(content)}{' '}
               {[
-                action && strings.memory.outcomes[action as Verdict['action']],
+                action && texts.outcomes[action as Verdict['action']],
                 similarity !== null && strings.search.similarity(similarity),
               ]
                 .filter(Boolean)
@@ -476,7 +474,7 @@ function StoreRecord({ store }: { store: MemoryStore }) {
         <>
           {isAllowed('memories:ListMemories') && (
             <ActionButton
-              label={strings.memory.exportStore}
+              label={texts.exportStore}
               run={async () => {
                 const args = { memory_store_id: store.id, include_invalidated: true }
                 saveAs([await (await exportMemoryStore(api, args)).bytes()], `${store.name}.ndjson`)
@@ -495,7 +493,7 @@ function StoreRecord({ store }: { store: MemoryStore }) {
             <ActionButton
               label={strings.remove}
               color="red"
-              question={strings.memory.deleteStoreText}
+              question={texts.deleteStoreText}
               run={async () => deleteMemoryStore(api, { memory_store_id: store.id })}
               stale={stale.slice(1)}
               onDone={() => void navigate({ to: `/p/${store.project_id}/memory` })}
@@ -506,10 +504,10 @@ function StoreRecord({ store }: { store: MemoryStore }) {
     >
       <Facts
         facts={[
-          [strings.memory.current, store.memory_count.toLocaleString()],
-          [strings.memory.duplicate, store.duplicate_threshold ?? strings.agents.defaultValue],
-          [strings.memory.supersede, store.supersede_threshold ?? strings.agents.defaultValue],
-          [strings.memory.limit, store.actor_memory_limit ?? strings.agents.defaultValue],
+          [texts.current, store.memory_count.toLocaleString()],
+          [texts.duplicate, store.duplicate_threshold ?? strings.agents.defaultValue],
+          [texts.supersede, store.supersede_threshold ?? strings.agents.defaultValue],
+          [texts.limit, store.actor_memory_limit ?? strings.agents.defaultValue],
         ]}
       />
       <IdLine id={store.id} />

@@ -1,13 +1,13 @@
 import { Alert, Badge, Button, Card, Group, JsonInput, SimpleGrid, Stack, Text, TextInput } from '@mantine/core'
 import { useDebouncedValue } from '@mantine/hooks'
-import { type Finding, isMusterError, type Orchestration } from '@muster/client'
+import type { Finding, Orchestration, OrchestrationInput } from '@muster/client'
 import { createOrchestration, getOrchestration, updateOrchestration } from '@muster/client/operations'
-import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { useMemo, useState } from 'react'
 import { api } from '../api.ts'
-import { Conflict } from '../components/conflict.tsx'
+import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { Page } from '../components/page.tsx'
+import { parseObject, SubmitRow, type Values } from '../components/schema-form.tsx'
 import { FailureAlert } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { definitionGraph, type Findings, nodeOf } from '../graph/definition.ts'
@@ -16,7 +16,6 @@ import type { Definition } from '../graph/run-state.ts'
 import { useFindings } from '../graph/validation.ts'
 import { useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
-import { parseObject } from './agent-form.tsx'
 
 /** Time without input after which a definition is validated. */
 const PAUSE_MS = 400
@@ -45,7 +44,7 @@ const EXAMPLE = {
 const FIELDS = ['nodes', 'edges', 'input_schema', 'state_schema'] as const
 
 /** Returns the part of an orchestration that is edited as JSON. */
-const definitionOf = (record: Orchestration): Record<string, unknown> =>
+const definitionOf = (record: Orchestration): Values =>
   Object.fromEntries(FIELDS.map(name => [name, record[name]]).filter(([, value]) => value !== null))
 
 /** Longest line of a value that is written in one line. */
@@ -117,24 +116,58 @@ export function FindingList({
   )
 }
 
-type Change = Record<string, unknown>
+/** Reads an orchestration, and what a later write of it names. */
+export async function readOrchestration(id: string, signal?: AbortSignal): Promise<Read<Orchestration>> {
+  const { data, etag } = await getOrchestration(api, { orchestration_id: id }, { signal }).withResponse()
+  return { record: data, etag }
+}
 
-/** Creates or changes an orchestration: its graph as JSON beside the drawing, checked while it is written. */
+/** Creates or changes an orchestration. */
 export function OrchestrationForm({
-  record,
-  etag,
+  first,
   onDone,
   onCancel,
 }: {
-  record?: Orchestration
-  etag?: string | null
+  first?: Read<Orchestration>
   onDone: (id: string) => void
   onCancel: () => void
 }) {
   const projectId = useProjectId()
-  const cache = useQueryClient()
-  const [base, setBase] = useState({ record, etag })
-  const [conflict, setConflict] = useState<{ theirs: Orchestration; etag: string | null; change: Change } | null>(null)
+  const id = first?.record.id
+  const { base, formKey, save, dialog, ...state } = useGuardedSave<Orchestration>({
+    title: strings.orchestrations.changed,
+    first,
+    read: () => readOrchestration(id as string),
+    write: async (change, options) =>
+      id
+        ? updateOrchestration(api, { ...change, orchestration_id: id }, options)
+        : createOrchestration(api, { ...(change as OrchestrationInput), project_id: projectId }),
+    stale: [['orchestrations'], ...(id ? [['orchestration', id]] : [])],
+    onDone,
+  })
+  return (
+    <Card withBorder padding="lg" radius="lg">
+      <Editor key={formKey} record={base} onSubmit={save} onCancel={onCancel} {...state} />
+      {dialog}
+    </Card>
+  )
+}
+
+/** The graph as JSON beside the drawing, checked while it is written. */
+function Editor({
+  record,
+  isPending,
+  error,
+  onSubmit,
+  onCancel,
+}: {
+  record?: Orchestration
+  isPending: boolean
+  error: unknown
+  onSubmit: (change: Values) => void
+  onCancel: () => void
+}) {
+  const projectId = useProjectId()
   const [name, setName] = useState(record?.name ?? '')
   const [description, setDescription] = useState(record?.description ?? '')
   const [label, setLabel] = useState('')
@@ -147,33 +180,16 @@ export function OrchestrationForm({
   if (parsed && parsed !== drawn && textOf(parsed) !== textOf(drawn)) setDrawn(parsed as Partial<Definition>)
   const { findings, error: invalid } = useFindings(projectId, parseObject(settled))
   const graph = useMemo(() => definitionGraph(drawn, findings), [drawn, findings])
-  const save = useMutation({
-    mutationFn: async ({ change, ifMatch }: { change: Change; ifMatch?: string | null }) =>
-      base.record
-        ? updateOrchestration(api, { ...change, orchestration_id: base.record.id }, { ifMatch: ifMatch ?? undefined })
-        : createOrchestration(api, { ...change, project_id: projectId } as Parameters<typeof createOrchestration>[1]),
-    onSuccess: async ({ id }) => {
-      await Promise.all(
-        [['orchestrations'], ['orchestration', id]].map(queryKey => cache.invalidateQueries({ queryKey })),
-      )
-      onDone(id)
-    },
-    onError: async (error, { change }) => {
-      if (!isMusterError(error, 'PRECONDITION_FAILED') || !base.record) return
-      const { data, etag } = await getOrchestration(api, { orchestration_id: base.record.id }).withResponse()
-      setConflict({ theirs: data, etag, change })
-    },
-  })
   const submit = () => {
-    if (!parsed || save.isPending) return
-    const given: Change = { name: name.trim(), description: description.trim() || null, ...parsed }
-    const before = (base.record ?? {}) as Change
+    if (!parsed || isPending) return
+    const given: Values = { name: name.trim(), description: description.trim() || null, ...parsed }
+    const before = (record ?? {}) as Values
     // A field that was taken out of the JSON is emptied.
     for (const field of FIELDS) if (before[field] != null && !(field in parsed)) given[field] = null
     const change = Object.fromEntries(
       Object.entries(given).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(before[key] ?? null)),
     )
-    save.mutate({ change: { ...change, ...(label.trim() ? { version_label: label.trim() } : {}) }, ifMatch: base.etag })
+    onSubmit({ ...change, ...(label.trim() ? { version_label: label.trim() } : {}) })
   }
   /** Chooses a node, and selects its text. */
   const select = (id: string) => {
@@ -188,95 +204,71 @@ export function OrchestrationForm({
     input.scrollTop = (input.scrollHeight * line) / json.split('\n').length - input.clientHeight / 2
   }
   return (
-    <Card withBorder padding="lg" radius="lg">
-      <form
-        onSubmit={event => {
-          event.preventDefault()
-          submit()
-        }}
-      >
-        <Stack gap="md">
-          <SimpleGrid cols={{ base: 1, sm: record ? 3 : 2 }}>
+    <form
+      onSubmit={event => {
+        event.preventDefault()
+        submit()
+      }}
+    >
+      <Stack gap="md">
+        <SimpleGrid cols={{ base: 1, sm: record ? 3 : 2 }}>
+          <TextInput
+            label={strings.orchestrations.name}
+            value={name}
+            onChange={event => setName(event.currentTarget.value)}
+            required
+            data-autofocus
+          />
+          <TextInput
+            label={strings.agents.description}
+            value={description}
+            onChange={event => setDescription(event.currentTarget.value)}
+          />
+          {record && (
             <TextInput
-              label={strings.orchestrations.name}
-              value={name}
-              onChange={event => setName(event.currentTarget.value)}
-              required
-              data-autofocus
+              label={strings.orchestrations.label}
+              value={label}
+              onChange={event => setLabel(event.currentTarget.value)}
             />
-            <TextInput
-              label={strings.agents.description}
-              value={description}
-              onChange={event => setDescription(event.currentTarget.value)}
+          )}
+        </SimpleGrid>
+        <SimpleGrid cols={{ base: 1, lg: 2 }}>
+          <JsonInput
+            id="definition"
+            label={strings.orchestrations.json}
+            description={strings.orchestrations.jsonHelp}
+            error={parsed ? null : strings.form.notObject}
+            value={json}
+            onChange={setJson}
+            rows={28}
+            classNames={{ input: 'mono' }}
+          />
+          <Stack gap="sm">
+            <Group gap="sm" role="status" mih={24}>
+              <Text size="sm" fw={600}>
+                {strings.orchestrations.found(findings.problems.length, findings.warnings.length)}
+              </Text>
+            </Group>
+            <GraphPanel
+              label={strings.runs.graph}
+              graph={graph}
+              selected={selected}
+              onSelect={select}
+              isBare
+              height={findings.problems.length + findings.warnings.length > 0 ? 400 : 560}
             />
-            {record && (
-              <TextInput
-                label={strings.orchestrations.label}
-                value={label}
-                onChange={event => setLabel(event.currentTarget.value)}
-              />
-            )}
-          </SimpleGrid>
-          <SimpleGrid cols={{ base: 1, lg: 2 }}>
-            <JsonInput
-              id="definition"
-              label={strings.orchestrations.json}
-              description={strings.orchestrations.jsonHelp}
-              error={parsed ? null : strings.agents.jsonWrong}
-              value={json}
-              onChange={setJson}
-              rows={28}
-              classNames={{ input: 'mono' }}
-            />
-            <Stack gap="sm">
-              <Group gap="sm" role="status" mih={24}>
-                <Text size="sm" fw={600}>
-                  {strings.orchestrations.found(findings.problems.length, findings.warnings.length)}
-                </Text>
-              </Group>
-              <GraphPanel
-                label={strings.runs.graph}
-                graph={graph}
-                selected={selected}
-                onSelect={select}
-                isBare
-                height={findings.problems.length + findings.warnings.length > 0 ? 400 : 560}
-              />
-              {Boolean(invalid) && <FailureAlert error={invalid} />}
-              <FindingList findings={findings} definition={drawn} onSelect={select} />
-            </Stack>
-          </SimpleGrid>
-          {save.error && !conflict && <FailureAlert error={save.error} />}
-          <Group>
-            <Button type="submit" loading={save.isPending} disabled={!parsed || !name.trim()}>
-              {record ? strings.save : strings.create}
-            </Button>
-            <Button variant="default" onClick={onCancel}>
-              {strings.cancel}
-            </Button>
-          </Group>
-        </Stack>
-      </form>
-      <Conflict
-        title={strings.orchestrations.changed}
-        theirs={conflict && definitionOf(conflict.theirs)}
-        yours={conflict?.change}
-        onClose={() => setConflict(null)}
-        onOverwrite={() => {
-          if (!conflict) return
-          setConflict(null)
-          save.mutate({ change: conflict.change, ifMatch: conflict.etag })
-        }}
-        onTake={() => {
-          if (!conflict) return
-          setBase({ record: conflict.theirs, etag: conflict.etag })
-          setName(conflict.theirs.name)
-          setDescription(conflict.theirs.description ?? '')
-          setJson(textOf(definitionOf(conflict.theirs)))
-          save.reset()
-          setConflict(null)
-        }}
-      />
-    </Card>
+            {Boolean(invalid) && <FailureAlert error={invalid} />}
+            <FindingList findings={findings} definition={drawn} onSelect={select} />
+          </Stack>
+        </SimpleGrid>
+        <SubmitRow
+          label={record ? strings.save : strings.create}
+          isPending={isPending}
+          error={error}
+          disabled={!parsed || !name.trim()}
+          onCancel={onCancel}
+        />
+      </Stack>
+    </form>
   )
 }

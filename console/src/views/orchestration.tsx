@@ -1,11 +1,10 @@
 import startFields from 'fields:startRun'
-import { Badge, Button, Card, Drawer, Group, Select, Stack, Table, Text } from '@mantine/core'
+import { Button, Drawer, Group, Select, Stack, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Orchestration, OrchestrationRun, OrchestrationVersion } from '@muster/client'
 import {
   compareOrchestrationVersions,
   deleteOrchestration,
-  getOrchestration,
   getOrchestrationVersion,
   listOrchestrationVersions,
   listRuns,
@@ -25,8 +24,9 @@ import { Page } from '../components/page.tsx'
 import { AddressTabs, Section } from '../components/record.tsx'
 import { type ObjectSchema, SchemaForm } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
-import { visible, When } from '../components/text.tsx'
+import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
+import { Versions } from '../components/versions.tsx'
 import { comparedGraph, definitionGraph, nodeOf } from '../graph/definition.ts'
 import { GraphPanel } from '../graph/graph-panel.tsx'
 import { NodeTypeIcon } from '../graph/node-type.tsx'
@@ -34,7 +34,7 @@ import type { Definition } from '../graph/run-state.ts'
 import { useFindings } from '../graph/validation.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
-import { FindingList, OrchestrationForm } from './orchestration-form.tsx'
+import { FindingList, OrchestrationForm, readOrchestration } from './orchestration-form.tsx'
 import { runColumns } from './runs.tsx'
 
 /** Versions that are listed. */
@@ -49,21 +49,19 @@ export function OrchestrationView() {
   const [isEditing, editing] = useDisclosure()
   const query = useQuery({
     queryKey: ['orchestration', id],
-    queryFn: async ({ signal }) => {
-      const { data, etag } = await getOrchestration(api, { orchestration_id: id }, { signal }).withResponse()
-      return { record: data, etag }
-    },
+    queryFn: ({ signal }) => readOrchestration(id, signal),
     // Never replaces what is being edited.
     enabled: !isEditing,
   })
   return (
     <Loaded query={query} action="orchestrations:GetOrchestration">
-      {({ record, etag }) => {
+      {first => {
+        const { record } = first
         const name = visible(record.name)
         if (isEditing)
           return (
             <Page title={name}>
-              <OrchestrationForm record={record} etag={etag} onDone={editing.close} onCancel={editing.close} />
+              <OrchestrationForm first={first} onDone={editing.close} onCancel={editing.close} />
             </Page>
           )
         const actions = (
@@ -96,7 +94,11 @@ export function OrchestrationView() {
                   title: strings.runs.graph,
                   content: () => <CurrentGraph record={record} />,
                 },
-                { value: 'versions', title: strings.agents.versions, content: () => <Versions record={record} /> },
+                {
+                  value: 'versions',
+                  title: strings.agents.versions,
+                  content: () => <OrchestrationVersions record={record} />,
+                },
                 ...(isAllowed('orchestrations:ListRuns')
                   ? [{ value: 'runs', title: strings.nav.runs, content: () => <Runs record={record} /> }]
                   : []),
@@ -202,73 +204,28 @@ function CurrentGraph({ record }: { record: Orchestration }) {
   )
 }
 
-function Versions({ record }: { record: Orchestration }) {
-  const { id, version: current } = record
+function OrchestrationVersions({ record: { id, version } }: { record: Orchestration }) {
   const isAllowed = usePermissions(useProjectId())
   const { filters, setFilters } = useFilters()
-  const versions = useQuery<OrchestrationVersion[]>({
-    queryKey: ['orchestration', id, 'versions', current],
-    queryFn: async ({ signal }) => {
-      const args = { orchestration_id: id, limit: VERSIONS }
-      return (await listOrchestrationVersions(api, args, { signal }).page()).data
-    },
-  })
   const isComparing = filters.from !== undefined && filters.to !== undefined
   return (
-    <Loaded query={versions} action="orchestrations:ListOrchestrationVersions">
-      {rows => (
-        <Stack gap="lg">
-          {isComparing && <Comparison id={id} versions={rows} />}
-          <Card withBorder padding={0} radius="lg">
-            <Table verticalSpacing="sm" horizontalSpacing="md" className="rows" aria-label={strings.agents.versions}>
-              <Table.Tbody>
-                {rows.map(({ id: key, version, label, created_at }) => (
-                  <Table.Tr key={key}>
-                    <Table.Td>
-                      <Group gap="sm">
-                        <Text fw={600}>
-                          {strings.runs.version} {version}
-                        </Text>
-                        {version === current && <Badge variant="default">{strings.agents.live}</Badge>}
-                      </Group>
-                      {label && <Text size="sm">{visible(label)}</Text>}
-                    </Table.Td>
-                    <Table.Td>
-                      <Text size="sm" c="dimmed" component="div">
-                        <When at={created_at} />
-                      </Text>
-                    </Table.Td>
-                    <Table.Td>
-                      <Group gap="xs" justify="flex-end">
-                        {version > 1 && (
-                          <Button
-                            variant="default"
-                            size="xs"
-                            onClick={() => setFilters({ from: String(version - 1), to: String(version) })}
-                          >
-                            {strings.agents.compare}
-                          </Button>
-                        )}
-                        {version !== current && isAllowed('orchestrations:RestoreOrchestrationVersion') && (
-                          <ActionButton
-                            label={strings.agents.restore}
-                            stale={[['orchestration', id], ['orchestrations']]}
-                            message={strings.agents.restored(version)}
-                            run={async () =>
-                              restoreOrchestrationVersion(api, { orchestration_id: id, version: String(version) })
-                            }
-                          />
-                        )}
-                      </Group>
-                    </Table.Td>
-                  </Table.Tr>
-                ))}
-              </Table.Tbody>
-            </Table>
-          </Card>
-        </Stack>
-      )}
-    </Loaded>
+    <Versions
+      queryKey={['orchestration', id]}
+      current={version}
+      list={async signal => {
+        const args = { orchestration_id: id, limit: VERSIONS }
+        return (await listOrchestrationVersions(api, args, { signal }).page()).data
+      }}
+      onCompare={(from, to) => setFilters({ from: String(from), to: String(to) })}
+      restore={
+        isAllowed('orchestrations:RestoreOrchestrationVersion')
+          ? async number => restoreOrchestrationVersion(api, { orchestration_id: id, version: String(number) })
+          : undefined
+      }
+      stale={[['orchestration', id], ['orchestrations']]}
+      actions={{ list: 'orchestrations:ListOrchestrationVersions', get: 'orchestrations:GetOrchestrationVersion' }}
+      above={rows => isComparing && <Comparison id={id} versions={rows} />}
+    />
   )
 }
 

@@ -23,6 +23,8 @@ import { useApprovals } from '../inbox/waiting.ts'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.overview
+
 const POLL_MS = 10_000
 /** Turns of which the failures are counted, and those that are shown. */
 const SAMPLE = 100
@@ -44,7 +46,8 @@ export function Overview() {
     enabled: isAllowed('usage:GetAggregate') === true,
     refetchInterval,
   })
-  const approvals = useApprovals(projectId, 1, 1)
+  // The query of the navigation's number.
+  const approvals = useApprovals(projectId, 1, 1).data?.total
   const exceptions = useQuery({
     queryKey: ['overview', 'exceptions', projectId],
     queryFn: async ({ signal }) =>
@@ -99,34 +102,34 @@ export function Overview() {
   const limit = quota.data
   const figures: Figure[] = [
     {
-      label: strings.overview.cost,
+      label: texts.cost,
       value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd),
       note: limit && limit.usage.observed_value !== null && (
         <>
-          {strings.overview.quota(
+          {texts.quota(
             costText(limit.usage.observed_value),
             costText(limit.limit),
             strings.quotas.windows[limit.window],
           )}
-          <Meter used={limit.usage.observed_value} limit={limit.limit} label={strings.overview.quotaLabel} />
+          <Meter used={limit.usage.observed_value} limit={limit.limit} label={texts.quotaLabel} />
         </>
       ),
     },
-    { label: strings.overview.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
+    { label: texts.tokens, value: totals && (totals.input_tokens + totals.output_tokens).toLocaleString() },
     { label: strings.queue.turns, value: perMinute.data?.toLocaleString() },
     {
-      label: strings.overview.approvals,
-      value: approvals.data?.total.toLocaleString(),
-      action: open(approvals.data?.total),
+      label: texts.approvals,
+      value: approvals?.toLocaleString(),
+      action: open(approvals),
     },
     {
-      label: strings.overview.exceptions,
+      label: texts.exceptions,
       value: exceptions.data?.toLocaleString(),
       action: open(exceptions.data),
     },
     {
-      label: strings.overview.oldest,
-      value: oldest === undefined ? undefined : oldest < 1 ? strings.overview.nothing : elapsedText(oldest),
+      label: texts.oldest,
+      value: oldest === undefined ? undefined : oldest < 1 ? texts.nothing : elapsedText(oldest),
       action: Boolean(oldest && oldest >= 1) && (
         <Button component={Link} to={`/p/${projectId}/queue`} size="compact-xs" variant="default">
           {strings.open}
@@ -137,7 +140,7 @@ export function Overview() {
   return (
     <Page
       title={strings.nav.overview}
-      intro={strings.overview.intro}
+      intro={texts.intro}
       actions={!isPaused && isAllowed('projects:PauseProject') && <PauseButton projectId={projectId} />}
     >
       {system.data && <FailingChecks checks={system.data.checks} />}
@@ -148,7 +151,7 @@ export function Overview() {
             return (
               <Notice
                 icon={<IconPlayerPlay />}
-                title={strings.overview.noTurns}
+                title={texts.noTurns}
                 color="indigo"
                 action={
                   isAllowed('agents:CreateAgentGeneration') && (
@@ -158,7 +161,7 @@ export function Overview() {
                   )
                 }
               >
-                {strings.overview.noTurnsText}
+                {texts.noTurnsText}
               </Notice>
             )
           const causes = Object.entries(
@@ -171,10 +174,10 @@ export function Overview() {
             <>
               <Card withBorder padding="lg" radius="lg">
                 <Title order={2} size="h4" mb="sm">
-                  {strings.overview.failures}
+                  {texts.failures}
                 </Title>
                 {causes.length === 0 ? (
-                  <Text c="dimmed">{strings.overview.noFailures}</Text>
+                  <Text c="dimmed">{texts.noFailures}</Text>
                 ) : (
                   <Stack gap={6}>
                     {causes
@@ -192,9 +195,9 @@ export function Overview() {
               </Card>
               <Card withBorder padding="lg" radius="lg">
                 <Title order={2} size="h4" mb="sm">
-                  {strings.overview.recent}
+                  {texts.recent}
                 </Title>
-                <Table className="rows" aria-label={strings.overview.recent} verticalSpacing="xs">
+                <Table className="rows" aria-label={texts.recent} verticalSpacing="xs">
                   <Table.Tbody>
                     {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
                       <Table.Tr key={id}>

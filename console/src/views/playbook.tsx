@@ -29,6 +29,8 @@ import * as strings from '../strings.ts'
 import { ExecutionBadge } from './execution.tsx'
 import { PLAYBOOK_FIELDS } from './playbooks.tsx'
 
+const texts = strings.playbooks
+
 const Markdown = lazy(() => import('../components/markdown.tsx'))
 
 /** A playbook: its steps, its executions and its versions. */
@@ -55,7 +57,7 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
         <ActionButton
           size="sm"
           label={strings.remove}
-          question={strings.playbooks.deleteText}
+          question={texts.deleteText}
           run={async () => deletePlaybook(api, { playbook_id: id })}
           stale={[['playbooks', project_id]]}
           onDone={() => void navigate({ to: `/p/${project_id}/playbooks` })}
@@ -63,7 +65,7 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
       )}
       {isAllowed('playbooks:UpdatePlaybook') && (
         <FormButton
-          label={strings.playbooks.edit}
+          label={texts.edit}
           leftSection={<IconEdit size={16} />}
           modalSize="xl"
           form={close => <EditForm playbook={playbook} onDone={close} />}
@@ -85,12 +87,12 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
     >
       <AddressTabs
         tabs={[
-          { value: 'steps', title: strings.playbooks.steps, content: () => <Steps steps={playbook.steps} /> },
+          { value: 'steps', title: texts.steps, content: () => <Steps steps={playbook.steps} /> },
           ...(isAllowed('playbooks:ListExecutions') !== false
             ? [
                 {
                   value: 'executions',
-                  title: strings.playbooks.executions,
+                  title: texts.executions,
                   content: () => <Executions playbookId={id} />,
                 },
               ]
@@ -120,8 +122,8 @@ function PlaybookPage({ playbook }: { playbook: Playbook }) {
           },
           {
             value: 'json',
-            title: strings.playbooks.json,
-            content: () => <Value value={playbook} label={strings.playbooks.json} />,
+            title: texts.json,
+            content: () => <Value value={playbook} label={texts.json} />,
           },
         ]}
       />
@@ -134,7 +136,7 @@ function EditForm({ playbook, onDone }: { playbook: Playbook; onDone: () => void
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
-        {strings.playbooks.editText}
+        {texts.editText}
       </Text>
       <CommandForm
         label={strings.save}
@@ -165,8 +167,8 @@ function routesOf({ type, rules, otherwise, next, on_failure, on_rejected }: Pla
 /** The steps as people read them. */
 function Steps({ steps }: { steps: PlaybookStep[] }) {
   return (
-    <Section title={strings.playbooks.steps}>
-      <Timeline bulletSize={28} lineWidth={2} active={-1} aria-label={strings.playbooks.steps}>
+    <Section title={texts.steps}>
+      <Timeline bulletSize={28} lineWidth={2} active={-1} aria-label={texts.steps}>
         {steps.map((step, index) => (
           <Timeline.Item
             key={step.key}
@@ -180,10 +182,8 @@ function Steps({ steps }: { steps: PlaybookStep[] }) {
                 <Text fw={600} component="span">
                   {visible(step.title)}
                 </Text>
-                <Badge variant="default">{strings.playbooks.types[step.type] ?? visible(step.type)}</Badge>
-                {step.when !== undefined && step.when !== null && (
-                  <Badge variant="default">{strings.playbooks.conditional}</Badge>
-                )}
+                <Badge variant="default">{texts.types[step.type] ?? visible(step.type)}</Badge>
+                {step.when !== undefined && step.when !== null && <Badge variant="default">{texts.conditional}</Badge>}
               </Group>
             }
           >
@@ -197,7 +197,7 @@ function Steps({ steps }: { steps: PlaybookStep[] }) {
             )}
             {routesOf(step).length > 0 && (
               <Text size="sm" c="dimmed">
-                {strings.playbooks.to(routesOf(step).map(visible).join(', '))}
+                {texts.to(routesOf(step).map(visible).join(', '))}
               </Text>
             )}
           </Timeline.Item>
@@ -217,7 +217,7 @@ function Executions({ playbookId }: { playbookId: string }) {
   )
   const columns: Column<PlaybookExecution>[] = [
     {
-      title: strings.playbooks.case,
+      title: texts.case,
       isWide: true,
       cell: ({ id, case_id }) => (
         <RecordLink to={`/p/${projectId}/cases/${case_id}/executions/${id}`}>
@@ -225,19 +225,19 @@ function Executions({ playbookId }: { playbookId: string }) {
         </RecordLink>
       ),
     },
-    { title: strings.playbooks.status, cell: execution => <ExecutionBadge execution={execution} /> },
+    { title: texts.status, cell: execution => <ExecutionBadge execution={execution} /> },
     { title: strings.agents.version, cell: ({ playbook_version }) => playbook_version },
-    { title: strings.playbooks.started, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: texts.started, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <ListView
-      label={strings.playbooks.executions}
+      label={texts.executions}
       list={list}
       action="playbooks:ListExecutions"
       columns={columns}
       empty={
-        <Notice icon={<IconPlayerPlay />} title={strings.playbooks.noExecutions}>
-          {strings.playbooks.noExecutionsText}
+        <Notice icon={<IconPlayerPlay />} title={texts.noExecutions}>
+          {texts.noExecutionsText}
         </Notice>
       }
     />

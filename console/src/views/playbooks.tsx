@@ -1,17 +1,16 @@
 import fields from 'fields:createPlaybook'
-import type { Playbook, PlaybookInput } from '@muster/client'
+import type { PlaybookInput } from '@muster/client'
 import { createPlaybook, listPlaybooks } from '@muster/client/operations'
 import { IconListCheck, IconPlus } from '@tabler/icons-react'
 import { useNavigate } from '@tanstack/react-router'
 import { api } from '../api.ts'
 import { FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
-import { type Column, ListView, NameCell, SearchField, useList } from '../components/list.tsx'
-import { Page } from '../components/page.tsx'
-import { Notice } from '../components/states.tsx'
-import { When } from '../components/text.tsx'
-import { usePermissions, useProjectId } from '../projects.ts'
+import { DefinitionList } from '../components/definition-list.tsx'
+import { useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
+
+const texts = strings.playbooks
 
 /** The fields of a playbook that people edit. */
 export const PLAYBOOK_FIELDS = [
@@ -44,46 +43,23 @@ const EXAMPLE = {
 
 /** Playbooks of a project. */
 export function Playbooks() {
-  const projectId = useProjectId()
-  const isAllowed = usePermissions(projectId)
-  const list = useList<Playbook>(['playbooks', projectId], async ({ q }, bounds, signal) =>
-    listPlaybooks(api, { project_id: projectId, name: q, ...bounds }, { signal }).page(),
-  )
-  const columns: Column<Playbook>[] = [
-    {
-      title: strings.playbooks.name,
-      isWide: true,
-      cell: ({ id, name, description }) => (
-        <NameCell to={`/p/${projectId}/playbooks/${id}`} name={name} description={description} />
-      ),
-    },
-    { title: strings.playbooks.steps, cell: ({ steps }) => steps.length },
-    { title: strings.agents.version, cell: ({ version }) => version },
-    { title: strings.agents.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
-  ]
-  const create = isAllowed('playbooks:CreatePlaybook') && (
-    <FormButton
-      label={strings.playbooks.create}
-      leftSection={<IconPlus size={16} />}
-      modalSize="xl"
-      form={close => <PlaybookForm onDone={close} />}
-    />
-  )
   return (
-    <Page title={strings.nav.playbooks} intro={strings.playbooks.intro} actions={create}>
-      <ListView
-        label={strings.nav.playbooks}
-        list={list}
-        action="playbooks:ListPlaybooks"
-        columns={columns}
-        fields={<SearchField />}
-        empty={
-          <Notice icon={<IconListCheck />} title={strings.playbooks.empty} action={create} color="indigo">
-            {strings.playbooks.emptyText}
-          </Notice>
-        }
-      />
-    </Page>
+    <DefinitionList
+      kind="playbooks"
+      texts={texts}
+      icon={<IconListCheck />}
+      actions={{ list: 'playbooks:ListPlaybooks', create: 'playbooks:CreatePlaybook' }}
+      read={async (args, options) => listPlaybooks(api, args, options).page()}
+      column={{ title: texts.steps, cell: ({ steps }) => steps.length }}
+      create={
+        <FormButton
+          label={texts.create}
+          leftSection={<IconPlus size={16} />}
+          modalSize="xl"
+          form={close => <PlaybookForm onDone={close} />}
+        />
+      }
+    />
   )
 }
 

@@ -13,10 +13,10 @@ import { TurnCard } from '../playground/turn-card.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
-const words = strings.playground
+const texts = strings.playground
 
 const nameOf = ({ name, version }: Agent): string =>
-  `${visible(name ?? strings.agents.unnamed)} · ${words.version.toLowerCase()} ${version}`
+  `${visible(name ?? strings.agents.unnamed)} · ${texts.version.toLowerCase()} ${version}`
 
 /** Streams turns of an agent with each of their steps; of two agents side by side. */
 export function Playground() {
@@ -26,12 +26,12 @@ export function Playground() {
   const { query: agents } = useAgents(projectId)
   if (isAllowed('agents:ListAgents') === false)
     return (
-      <Page title={strings.nav.playground} intro={words.intro}>
+      <Page title={strings.nav.playground} intro={texts.intro}>
         <Refused action="agents:ListAgents" />
       </Page>
     )
   return (
-    <Page title={strings.nav.playground} intro={words.intro}>
+    <Page title={strings.nav.playground} intro={texts.intro}>
       <Loaded query={agents} action="agents:ListAgents">
         {rows => {
           if (rows.length === 0)
@@ -48,7 +48,7 @@ export function Playground() {
                   )
                 }
               >
-                {words.noAgents}
+                {texts.noAgents}
               </Notice>
             )
           const first = filters.q ?? rows[0].id
@@ -58,8 +58,8 @@ export function Playground() {
             <>
               <Group gap="sm">
                 <Select
-                  label={words.agent}
-                  placeholder={words.chooseAgent}
+                  label={texts.agent}
+                  placeholder={texts.chooseAgent}
                   searchable
                   allowDeselect={false}
                   data={choices}
@@ -69,11 +69,11 @@ export function Playground() {
                 />
                 {rows.length > 1 && (
                   <Select
-                    label={words.beside}
-                    placeholder={words.nothingBeside}
+                    label={texts.beside}
+                    placeholder={texts.nothingBeside}
                     searchable
                     clearable
-                    clearButtonProps={{ 'aria-label': strings.form.clear(words.beside) }}
+                    clearButtonProps={{ 'aria-label': strings.form.clear(texts.beside) }}
                     data={choices.filter(({ value }) => value !== first)}
                     value={filters.beside ?? null}
                     onChange={next => setFilters({ beside: next ?? undefined })}
@@ -127,8 +127,8 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
   return (
     <Stack gap="md">
       {isEmpty && (
-        <Notice icon={<IconRobot />} title={words.empty} color="indigo">
-          {words.emptyText}
+        <Notice icon={<IconRobot />} title={texts.empty} color="indigo">
+          {texts.emptyText}
         </Notice>
       )}
       <SimpleGrid cols={{ base: 1, md: exchanges.length }}>
@@ -154,14 +154,14 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
       {/* The composer covers the end of the page. */}
       <div ref={end} style={{ scrollMarginBottom: 170 }} />
       <VisuallyHidden role="status" aria-live="polite">
-        {!isEmpty && !isRunning && words.done}
+        {!isEmpty && !isRunning && texts.done}
       </VisuallyHidden>
       <Card withBorder padding="md" radius="lg" style={{ position: 'sticky', bottom: 12 }} shadow="sm">
         <Stack gap="sm">
           <Textarea
             ref={input}
-            aria-label={words.message}
-            placeholder={words.placeholder}
+            aria-label={texts.message}
+            placeholder={texts.placeholder}
             autosize
             minRows={2}
             maxRows={8}
@@ -177,7 +177,7 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
           <Group justify="flex-end" gap="sm">
             {!isEmpty && !isRunning && (
               <Button variant="default" onClick={() => fork('', 0)}>
-                {words.clear}
+                {texts.clear}
               </Button>
             )}
             {isRunning ? (
@@ -188,11 +188,11 @@ function Exchange({ agentIds, labelOf }: { agentIds: string[]; labelOf: (id: str
                   for (const each of exchanges) if (each.isRunning) each.stop()
                 }}
               >
-                {words.stop}
+                {texts.stop}
               </Button>
             ) : (
               <Button leftSection={<IconSend size={16} />} onClick={() => void send()} disabled={!message.trim()}>
-                {words.send}
+                {texts.send}
               </Button>
             )}
           </Group>

@@ -1,6 +1,6 @@
-import { Badge, Button, Group, Stack, Text, TextInput } from '@mantine/core'
+import { Badge, Group, Stack, Text, TextInput } from '@mantine/core'
 import { notifications } from '@mantine/notifications'
-import { isMusterError, type Policy, type PolicyDocument } from '@muster/client'
+import type { Policy, PolicyDocument } from '@muster/client'
 import {
   comparePolicyVersions,
   createPolicy,
@@ -11,18 +11,19 @@ import {
   restorePolicyVersion,
   updatePolicy,
 } from '@muster/client/operations'
-import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
+import { useQuery } from '@tanstack/react-query'
 import { useNavigate, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
 import { ActionButton } from '../components/actions.tsx'
-import { Conflict } from '../components/conflict.tsx'
 import { EntityLink } from '../components/entity-link.tsx'
+import { type Read, useGuardedSave } from '../components/guarded-save.tsx'
 import { Page } from '../components/page.tsx'
 import { PolicyEditor } from '../components/policy-editor.tsx'
 import { AddressTabs, Section } from '../components/record.tsx'
+import { SubmitRow, type Values } from '../components/schema-form.tsx'
 import { Simulation } from '../components/simulation.tsx'
-import { FailureAlert, Loaded } from '../components/states.tsx'
+import { Loaded } from '../components/states.tsx'
 import { visible } from '../components/text.tsx'
 import { Value } from '../components/value.tsx'
 import { Versions } from '../components/versions.tsx'
@@ -38,9 +39,11 @@ const example = (projectId: string): PolicyDocument => ({
   ],
 })
 
-type Fields = { name: string | null; description: string | null; document: PolicyDocument }
-
-const fieldsOf = ({ name, description, document }: Policy): Fields => ({ name, description, document })
+/** Reads a policy, and what a later write of it names. */
+async function readPolicy(id: string, signal?: AbortSignal): Promise<Read<Policy>> {
+  const { data, etag } = await getPolicy(api, { policy_id: id }, { signal }).withResponse()
+  return { record: data as Policy, etag }
+}
 
 const parsed = (text: string): PolicyDocument | null => {
   try {
@@ -55,7 +58,7 @@ export function NewPolicy() {
   const navigate = useNavigate()
   return (
     <Page title={texts.create} intro={texts.intro}>
-      <PolicyForm projectId={projectId} onDone={({ id }) => void navigate({ to: `/p/${projectId}/policies/${id}` })} />
+      <PolicyForm projectId={projectId} onDone={id => void navigate({ to: `/p/${projectId}/policies/${id}` })} />
     </Page>
   )
 }
@@ -69,16 +72,14 @@ export function PolicyView() {
   const key = ['policy', policyId]
   const policy = useQuery({
     queryKey: key,
-    queryFn: async ({ signal }) => {
-      const { data, etag } = await getPolicy(api, { policy_id: policyId }, { signal }).withResponse()
-      return { policy: data as Policy, etag }
-    },
+    queryFn: ({ signal }) => readPolicy(policyId, signal),
     // Never replaces what is being edited.
     refetchOnWindowFocus: false,
   })
   return (
     <Loaded query={policy} action="policies:GetPolicy">
-      {({ policy: record, etag }) => {
+      {first => {
+        const { record, etag } = first
         const isEditable = !record.managed && isAllowed('policies:UpdatePolicy')
         return (
           <Page
@@ -111,7 +112,7 @@ export function PolicyView() {
                   title: texts.text,
                   content: () =>
                     isEditable ? (
-                      <PolicyForm key={etag} projectId={projectId} policy={record} etag={etag} />
+                      <PolicyForm key={etag} projectId={projectId} first={first} />
                     ) : (
                       <Stack gap="lg">
                         <Value value={record.document} label={texts.document} />
@@ -171,46 +172,60 @@ export function PolicyView() {
 
 function PolicyForm({
   projectId,
-  policy,
-  etag,
+  first,
   onDone,
 }: {
   projectId: string
-  policy?: Policy
-  etag?: string | null
-  onDone?: (saved: Policy) => void
+  first?: Read<Policy>
+  onDone?: (id: string) => void
 }) {
-  const cache = useQueryClient()
+  const id = first?.record.id
+  const { base, formKey, save, dialog, ...state } = useGuardedSave<Policy>({
+    title: texts.changed,
+    first,
+    read: () => readPolicy(id as string),
+    write: async (change, options) =>
+      id
+        ? updatePolicy(api, { ...change, policy_id: id }, options)
+        : createPolicy(api, change as Parameters<typeof createPolicy>[1]),
+    stale: [['policy'], ['policies']],
+    onDone: saved => {
+      notifications.show({ message: texts.saved, color: 'teal' })
+      onDone?.(saved)
+    },
+  })
+  return (
+    <>
+      <Editor key={formKey} projectId={projectId} policy={base} onSubmit={save} {...state} />
+      {dialog}
+    </>
+  )
+}
+
+function Editor({
+  projectId,
+  policy,
+  isPending,
+  error,
+  onSubmit,
+}: {
+  projectId: string
+  policy?: Policy
+  isPending: boolean
+  error: unknown
+  onSubmit: (fields: Values) => void
+}) {
   const [name, setName] = useState(policy?.name ?? '')
   const [description, setDescription] = useState(policy?.description ?? '')
   const [text, setText] = useState(() => JSON.stringify(policy?.document ?? example(projectId), null, 2))
   const document = parsed(text)
-  const [conflict, setConflict] = useState<{ theirs: Policy; etag: string | null; fields: Fields } | null>(null)
-  const save = useMutation({
-    mutationFn: async ({ fields, ifMatch }: { fields: Fields; ifMatch?: string | null }) =>
-      policy
-        ? updatePolicy(api, { policy_id: policy.id, ...fields }, { ifMatch: ifMatch ?? undefined })
-        : createPolicy(api, fields),
-    // Only then: the form begins again with what is saved.
-    onSuccess: saved => {
-      notifications.show({ message: texts.saved, color: 'teal' })
-      void cache.invalidateQueries({ queryKey: ['policy'] })
-      void cache.invalidateQueries({ queryKey: ['policies'] })
-      onDone?.(saved)
-    },
-    onError: async (error, { fields }) => {
-      if (!isMusterError(error, 'PRECONDITION_FAILED') || !policy) return
-      const { data, etag } = await getPolicy(api, { policy_id: policy.id }).withResponse()
-      setConflict({ theirs: data as Policy, etag, fields })
-    },
-  })
   return (
     <Stack gap="lg">
       <form
         onSubmit={event => {
           event.preventDefault()
           const fields = { name: name.trim() || null, description: description.trim() || null }
-          if (document) save.mutate({ fields: { ...fields, document }, ifMatch: etag })
+          if (document) onSubmit({ ...fields, document })
         }}
       >
         <Stack gap="md">
@@ -221,33 +236,17 @@ function PolicyForm({
             onChange={event => setDescription(event.currentTarget.value)}
           />
           <PolicyEditor value={text} onChange={setText} error={document ? undefined : strings.form.notJson} />
-          {save.error && !conflict && <FailureAlert error={save.error} />}
-          <Group>
-            <Button type="submit" loading={save.isPending} disabled={!document}>
-              {policy ? strings.save : strings.create}
-            </Button>
-          </Group>
+          <SubmitRow
+            label={policy ? strings.save : strings.create}
+            isPending={isPending}
+            error={error}
+            disabled={!document}
+          />
         </Stack>
       </form>
       <Section title={texts.simulateUnsaved}>
         <Simulation projectId={projectId} unsaved={{ document, policyId: policy?.id }} />
       </Section>
-      {conflict && (
-        <Conflict
-          title={texts.changed}
-          theirs={fieldsOf(conflict.theirs)}
-          yours={conflict.fields}
-          onClose={() => setConflict(null)}
-          onOverwrite={() => {
-            setConflict(null)
-            save.mutate({ fields: conflict.fields, ifMatch: conflict.etag })
-          }}
-          onTake={() => {
-            setConflict(null)
-            void cache.invalidateQueries({ queryKey: ['policy'] })
-          }}
-        />
-      )}
     </Stack>
   )
 }

@@ -47,6 +47,8 @@ import { useStream } from '../live.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.runs
+
 /** Nested runs of a node that are listed. */
 const NESTED = 20
 
@@ -143,7 +145,7 @@ function RunPage({ run }: { run: LiveRun }) {
         <Alert
           color="red"
           icon={<IconAlertTriangle />}
-          title={strings.runs.failedAt(visible(run.failed_node_id ?? strings.none))}
+          title={texts.failedAt(visible(run.failed_node_id ?? strings.none))}
         >
           <Text size="sm">{visible(run.error.message)}</Text>
           <Text size="sm" className="mono">
@@ -153,7 +155,7 @@ function RunPage({ run }: { run: LiveRun }) {
       )}
       {isPaused(run) && (
         <Alert color="orange" role="status">
-          {strings.runs.paused(run.required_actions.find(({ type }) => type === 'paused')?.reason ?? null)}
+          {texts.paused(run.required_actions.find(({ type }) => type === 'paused')?.reason ?? null)}
         </Alert>
       )}
       {isKnown || isRefused ? (
@@ -175,7 +177,7 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
     <>
       {!isPaused(run) && isAllowed('orchestrations:PauseRun') && (
         <ActionButton
-          label={strings.runs.pause}
+          label={texts.pause}
           size="sm"
           leftSection={<IconPlayerPause size={16} />}
           stale={stale}
@@ -184,7 +186,7 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
       )}
       {isPaused(run) && isAllowed('orchestrations:ResumeRun') && (
         <ActionButton
-          label={strings.runs.resume}
+          label={texts.resume}
           size="sm"
           variant="filled"
           leftSection={<IconPlayerPlay size={16} />}
@@ -194,10 +196,10 @@ function RunActions({ run, nodes }: { run: LiveRun; nodes: OrchestrationNode[] }
       )}
       {isAllowed('orchestrations:CancelRun') && (
         <ActionButton
-          label={strings.runs.cancel}
+          label={texts.cancel}
           size="sm"
           leftSection={<IconPlayerStop size={16} />}
-          question={strings.runs.cancelText}
+          question={texts.cancelText}
           stale={stale}
           run={async () => cancelRun(api, { orchestration_run_id: id })}
         />
@@ -213,12 +215,12 @@ function RetryButton({ run, nodes, from }: { run: LiveRun; nodes: OrchestrationN
   const retry = useAction({
     run: async (values: object) => retryRun(api, { orchestration_run_id: run.id, ...values }),
     stale: [['runs']],
-    message: strings.runs.retried,
+    message: texts.retried,
     onDone: ({ id }) => void navigate({ to: `/p/${projectId}/runs/${id}` }),
   })
   return (
     <FormButton
-      label={from === undefined ? strings.runs.retry : strings.runs.retryFrom}
+      label={from === undefined ? texts.retry : texts.retryFrom}
       variant={from === undefined ? 'filled' : 'default'}
       size={from === undefined ? 'sm' : 'xs'}
       leftSection={<IconRefresh size={16} />}
@@ -227,7 +229,7 @@ function RetryButton({ run, nodes, from }: { run: LiveRun; nodes: OrchestrationN
           schema={retryFields}
           start={from === undefined ? undefined : { from_node_id: from }}
           options={{ from_node_id: nodes.map(({ id }) => ({ value: id, label: id })) }}
-          submitLabel={strings.runs.retry}
+          submitLabel={texts.retry}
           isPending={retry.isPending}
           error={retry.error}
           onSubmit={values => retry.mutate(values)}
@@ -242,8 +244,8 @@ function RunTabs({ run, definition }: { run: LiveRun; definition: Definition }) 
   return (
     <AddressTabs
       tabs={[
-        { value: 'graph', title: strings.runs.graph, content: () => <Nodes run={run} definition={definition} /> },
-        { value: 'values', title: strings.runs.values, content: () => <Values run={run} /> },
+        { value: 'graph', title: texts.graph, content: () => <Nodes run={run} definition={definition} /> },
+        { value: 'values', title: texts.values, content: () => <Values run={run} /> },
         { value: 'record', title: strings.agents.record, content: () => <Record run={run} /> },
       ]}
     />
@@ -264,10 +266,10 @@ function Values({ run }: { run: LiveRun }) {
         <Stack gap="lg">
           {(
             [
-              [strings.runs.input, input],
-              [strings.runs.output, output],
-              [strings.runs.state, state],
-              [strings.runs.metadata, metadata],
+              [texts.input, input],
+              [texts.output, output],
+              [texts.state, state],
+              [texts.metadata, metadata],
             ] as const
           )
             .filter(([, value]) => value !== null)
@@ -294,19 +296,19 @@ function Record({ run }: { run: LiveRun }) {
     <Section title={strings.agents.record}>
       <Facts
         facts={[
-          [strings.runs.orchestration, link('orchestrations', run.orchestration_id)],
-          [strings.runs.version, run.orchestration_version],
-          [strings.runs.created, run.created_at && <When at={run.created_at} />],
-          [strings.runs.started, run.started_at && <When at={run.started_at} />],
-          [strings.runs.ended, run.completed_at && <When at={run.completed_at} />],
-          [strings.runs.expires, run.expires_at && <When at={run.expires_at} />],
-          [strings.runs.startedBy, run.started_by && <span className="mono">{run.started_by.id}</span>],
-          [strings.runs.parent, link('runs', run.parent_orchestration_run_id)],
-          [strings.runs.retryOf, link('runs', run.retry_of_run_id)],
-          [strings.runs.trigger, run.trigger_id && <span className="mono">{run.trigger_id}</span>],
-          [strings.runs.cost, run.usage && costText(run.usage.cost_usd)],
+          [texts.orchestration, link('orchestrations', run.orchestration_id)],
+          [texts.version, run.orchestration_version],
+          [texts.created, run.created_at && <When at={run.created_at} />],
+          [texts.started, run.started_at && <When at={run.started_at} />],
+          [texts.ended, run.completed_at && <When at={run.completed_at} />],
+          [texts.expires, run.expires_at && <When at={run.expires_at} />],
+          [texts.startedBy, run.started_by && <span className="mono">{run.started_by.id}</span>],
+          [texts.parent, link('runs', run.parent_orchestration_run_id)],
+          [texts.retryOf, link('runs', run.retry_of_run_id)],
+          [texts.trigger, run.trigger_id && <span className="mono">{run.trigger_id}</span>],
+          [texts.cost, run.usage && costText(run.usage.cost_usd)],
           [
-            strings.runs.tokens,
+            texts.tokens,
             run.usage && `${run.usage.input_tokens.toLocaleString()} + ${run.usage.output_tokens.toLocaleString()}`,
           ],
         ]}
@@ -314,7 +316,7 @@ function Record({ run }: { run: LiveRun }) {
       {run.trace_id && (
         <Group>
           <Button component={Link} to={`/p/${projectId}/traces/${run.trace_id}`} variant="default" size="xs">
-            {strings.runs.trace}
+            {texts.trace}
           </Button>
         </Group>
       )}
@@ -350,7 +352,7 @@ function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
       {waiting.length > 0 && (
         <Group gap="sm" mb="md" role="status">
           <StatusIcon status="awaiting_input" />
-          <Text size="sm">{strings.runs.waitingNodes}</Text>
+          <Text size="sm">{texts.waitingNodes}</Text>
           {waiting.map(({ id }) => (
             <Button key={id} size="xs" variant="default" onClick={() => select(id)}>
               {visible(id)}
@@ -358,7 +360,7 @@ function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
           ))}
         </Group>
       )}
-      <GraphPanel label={strings.runs.graph} graph={graph} selected={opened?.id ?? null} onSelect={select} />
+      <GraphPanel label={texts.graph} graph={graph} selected={opened?.id ?? null} onSelect={select} />
       <Drawer
         opened={opened !== undefined}
         onClose={() => select(undefined)}
@@ -401,16 +403,16 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
       </Group>
       <Facts
         facts={[
-          [strings.runs.waitsFor, waitText(state)],
-          [strings.runs.label, label !== null && <span className="mono">{visible(label || '""')}</span>],
-          [strings.runs.started, startedAt && <When at={startedAt} />],
-          [strings.runs.time, startedAt && endedAt && durationText(Date.parse(endedAt) - Date.parse(startedAt))],
-          [strings.runs.wakes, status === 'waiting' && wakeAt && <When at={wakeAt} />],
-          [strings.runs.expires, action?.expires_at && <When at={action.expires_at} />],
+          [texts.waitsFor, waitText(state)],
+          [texts.label, label !== null && <span className="mono">{visible(label || '""')}</span>],
+          [texts.started, startedAt && <When at={startedAt} />],
+          [texts.time, startedAt && endedAt && durationText(Date.parse(endedAt) - Date.parse(startedAt))],
+          [texts.wakes, status === 'waiting' && wakeAt && <When at={wakeAt} />],
+          [texts.expires, action?.expires_at && <When at={action.expires_at} />],
         ]}
       />
       {mayAnswer && (
-        <Section title={strings.runs.answer}>
+        <Section title={texts.answer}>
           <Question action={action} />
           <HumanForm
             key={attempts.length}
@@ -421,7 +423,7 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
           />
           {action.callback_url && (
             <Text size="sm" component="div">
-              {strings.runs.callback} <CopyText text={action.callback_url} />
+              {texts.callback} <CopyText text={action.callback_url} />
             </Text>
           )}
         </Section>
@@ -436,8 +438,8 @@ function NodeDetails({ run, state, definition }: { run: LiveRun; state: NodeStat
       {['loop', 'sub_orchestration'].includes(type) && attempts.length > 0 && <NestedRuns run={run} nodeId={id} />}
       <Attempts run={run} state={state} />
       {node && (
-        <Section title={strings.runs.definition}>
-          <Value value={node} label={strings.runs.definition} />
+        <Section title={texts.definition}>
+          <Value value={node} label={texts.definition} />
         </Section>
       )}
     </Stack>
@@ -466,7 +468,7 @@ function Attempts({ run, state: { id, attempts } }: { run: LiveRun; state: NodeS
     return (
       <Section
         key={number}
-        title={shown.length > 1 ? strings.runs.attempt(number) : strings.runs.result}
+        title={shown.length > 1 ? texts.attempt(number) : texts.result}
         actions={shown.length > 1 && <Status status={status} />}
       >
         {started_at && completed_at && shown.length > 1 && (
@@ -477,13 +479,13 @@ function Attempts({ run, state: { id, attempts } }: { run: LiveRun; state: NodeS
         {error && (
           <Alert color="red" title={error.code}>
             <Text size="sm">{visible(error.message)}</Text>
-            {error.meta && <Value value={error.meta} label={strings.runs.error} />}
+            {error.meta && <Value value={error.meta} label={texts.error} />}
           </Alert>
         )}
         {(
           [
-            [strings.runs.input, input],
-            [strings.runs.output, output],
+            [texts.input, input],
+            [texts.output, output],
           ] as const
         )
           .filter(([, value]) => value !== null && value !== undefined)
@@ -498,7 +500,7 @@ function Attempts({ run, state: { id, attempts } }: { run: LiveRun; state: NodeS
         {generation_id && (
           <Group>
             <Button component={Link} to={`/p/${projectId}/traces/${generation_id}`} variant="default" size="xs">
-              {strings.runs.turn}
+              {texts.turn}
             </Button>
           </Group>
         )}
@@ -528,7 +530,7 @@ function NestedRuns({ run, nodeId }: { run: LiveRun; nodeId: string }) {
   if (!nested.data) return null
   const { data, total } = nested.data
   return (
-    <Section title={strings.runs.nestedCount(total)}>
+    <Section title={texts.nestedCount(total)}>
       {data.map(({ id, status }) => (
         <Group key={id} justify="space-between" gap="sm">
           <RecordLink to={`/p/${projectId}/runs/${id}`}>
@@ -537,7 +539,7 @@ function NestedRuns({ run, nodeId }: { run: LiveRun; nodeId: string }) {
           <Status status={status} />
         </Group>
       ))}
-      {total > data.length && <Text size="sm">{strings.runs.nestedMore(total - data.length)}</Text>}
+      {total > data.length && <Text size="sm">{texts.nestedMore(total - data.length)}</Text>}
     </Section>
   )
 }

@@ -13,6 +13,8 @@ import { durationText, visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.runs
+
 const RUN_STATUSES = [
   'queued',
   'running',
@@ -28,23 +30,23 @@ const RUN_STATUSES = [
 export function runColumns(projectId: string, nameOf: (id: string) => string): Column<OrchestrationRun>[] {
   return [
     {
-      title: strings.runs.orchestration,
+      title: texts.orchestration,
       isWide: true,
       cell: ({ id, orchestration_id, parent_node_id }) => (
         <>
           <RecordLink to={`/p/${projectId}/runs/${id}`}>{nameOf(orchestration_id)}</RecordLink>
           <Text size="xs" c="dimmed">
             <span className="mono">{id}</span>
-            {parent_node_id && ` · ${strings.runs.nestedIn(visible(parent_node_id))}`}
+            {parent_node_id && ` · ${texts.nestedIn(visible(parent_node_id))}`}
           </Text>
         </>
       ),
     },
-    { title: strings.runs.status, cell: ({ status }) => <Status status={status} /> },
-    { title: strings.runs.version, cell: ({ orchestration_version }) => orchestration_version },
-    { title: strings.runs.started, cell: ({ started_at, created_at }) => <When at={started_at ?? created_at} /> },
+    { title: texts.status, cell: ({ status }) => <Status status={status} /> },
+    { title: texts.version, cell: ({ orchestration_version }) => orchestration_version },
+    { title: texts.started, cell: ({ started_at, created_at }) => <When at={started_at ?? created_at} /> },
     {
-      title: strings.runs.time,
+      title: texts.time,
       cell: ({ started_at, completed_at }) =>
         started_at && completed_at ? durationText(Date.parse(completed_at) - Date.parse(started_at)) : strings.none,
     },
@@ -72,7 +74,7 @@ export function Runs() {
     { pollMs: POLL_MS },
   )
   return (
-    <Page title={strings.nav.runs} intro={strings.runs.intro}>
+    <Page title={strings.nav.runs} intro={texts.intro}>
       <ListView
         label={strings.nav.runs}
         list={list}
@@ -82,18 +84,16 @@ export function Runs() {
           <>
             <ChoiceField
               name="status"
-              label={strings.runs.status}
+              label={texts.status}
               choices={RUN_STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
-            {choices.length > 0 && (
-              <ChoiceField name="orchestration" label={strings.runs.orchestration} choices={choices} />
-            )}
+            {choices.length > 0 && <ChoiceField name="orchestration" label={texts.orchestration} choices={choices} />}
             <ChoiceField
               name="nested"
-              label={strings.runs.level}
+              label={texts.level}
               choices={[
-                { value: 'false', label: strings.runs.roots },
-                { value: 'true', label: strings.runs.nestedRuns },
+                { value: 'false', label: texts.roots },
+                { value: 'true', label: texts.nestedRuns },
               ]}
             />
           </>
@@ -101,7 +101,7 @@ export function Runs() {
         empty={
           <Notice
             icon={<IconPlayerTrackNext />}
-            title={strings.runs.empty}
+            title={texts.empty}
             color="indigo"
             action={
               isAllowed('orchestrations:ListOrchestrations') && (
@@ -110,12 +110,12 @@ export function Runs() {
                   to={`/p/${projectId}/orchestrations`}
                   leftSection={<IconHierarchy size={16} />}
                 >
-                  {strings.runs.toOrchestrations}
+                  {texts.toOrchestrations}
                 </Button>
               )
             }
           >
-            {strings.runs.emptyText}
+            {texts.emptyText}
           </Notice>
         }
       />

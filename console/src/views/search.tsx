@@ -24,6 +24,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { Chunk } from './document.tsx'
 
+const texts = strings.search
+
 type Hit = KnowledgeDocumentResult | KnowledgeMemoryResult
 type Settings = Omit<KnowledgeSearchInput, 'query' | 'project_id'>
 
@@ -89,8 +91,8 @@ export function Search() {
           <Results {...own} query={query} other={isCompared ? other : undefined} />
         ) : (
           name === 'a' && (
-            <Notice icon={<IconSearch />} title={strings.search.empty} color="indigo">
-              {strings.search.emptyText}
+            <Notice icon={<IconSearch />} title={texts.empty} color="indigo">
+              {texts.emptyText}
             </Notice>
           )
         )}
@@ -100,14 +102,14 @@ export function Search() {
   return (
     <Page
       title={strings.nav.search}
-      intro={strings.search.intro}
+      intro={texts.intro}
       actions={
         <Button
           variant="default"
           leftSection={<IconColumns2 size={16} />}
           onClick={() => setFilters({ b: isCompared ? undefined : (filters.a ?? '{}') })}
         >
-          {isCompared ? strings.search.single : strings.search.compare}
+          {isCompared ? texts.single : texts.compare}
         </Button>
       }
     >
@@ -121,25 +123,25 @@ export function Search() {
       >
         <Group gap="sm">
           <TextInput
-            aria-label={strings.search.query}
-            placeholder={strings.search.query}
+            aria-label={texts.query}
+            placeholder={texts.query}
             leftSection={<IconSearch size={16} />}
             value={typed}
             onChange={event => setTyped(event.currentTarget.value)}
             flex="1 1 220px"
           />
           <Button type="submit" loading={first.result.isFetching}>
-            {strings.search.button}
+            {texts.button}
           </Button>
         </Group>
       </form>
       {isCompared ? (
         <SimpleGrid cols={{ base: 1, md: 2 }} spacing="lg">
-          {side('a', strings.search.first)}
-          {side('b', strings.search.second)}
+          {side('a', texts.first)}
+          {side('b', texts.second)}
         </SimpleGrid>
       ) : (
-        side('a', strings.search.settings)
+        side('a', texts.settings)
       )}
     </Page>
   )
@@ -193,7 +195,7 @@ function SettingsBar({
       />
       {entries.length === 0 && (
         <Text size="sm" c="dimmed">
-          {strings.search.defaults}
+          {texts.defaults}
         </Text>
       )}
       {entries.map(([name, value]) => (
@@ -224,7 +226,7 @@ function SettingsForm({ settings, onDone }: { settings: Settings; onDone: (setti
         memory_store_ids: stores.data?.map(({ id, name }) => ({ value: id, label: visible(name) })),
         actor_id: actors.choices,
       }}
-      submitLabel={strings.search.apply}
+      submitLabel={texts.apply}
       onSubmit={changed => {
         const kept = Object.entries({ ...settings, ...changed }).filter(([, value]) => value !== null)
         onDone(Object.fromEntries(kept) as Settings)
@@ -240,12 +242,10 @@ function Results({ query, settings, result, other }: Side & { query: string; oth
       {({ results, degraded_channels }) => (
         <Stack gap="md">
           {degraded_channels.length > 0 && (
-            <Alert color="yellow">
-              {strings.search.degraded(degraded_channels.map(channel => strings.search.channels[channel]))}
-            </Alert>
+            <Alert color="yellow">{texts.degraded(degraded_channels.map(channel => texts.channels[channel]))}</Alert>
           )}
           <Text size="sm" c="dimmed" role="status">
-            {strings.search.count(results.length)}
+            {texts.count(results.length)}
           </Text>
           {results.map((hit, index) => (
             <HitCard key={keyOf(hit)} hit={hit} rank={index + 1} query={query} settings={settings} other={other} />
@@ -261,13 +261,13 @@ function whyMissing(hit: Hit, settings: Settings, hits: Hit[]): string {
   const { limit = DEFAULT_LIMIT, min_similarity: floor, max_chunks_per_document: most } = settings
   const isDocument = hit.source_type === 'document'
   if (isDocument ? settings.include_documents === false : settings.include_memories === false)
-    return strings.search.missing.excluded
+    return texts.missing.excluded
   const { similarity_score: similarity, signals } = hit
   if (floor !== undefined && similarity !== undefined && similarity < floor && signals?.lexical === undefined)
-    return strings.search.missing.similarity(similarity, floor)
+    return texts.missing.similarity(similarity, floor)
   const siblings = hits.filter(each => isDocument && 'document_id' in each && each.document_id === hit.document_id)
-  if (most !== undefined && siblings.length >= most) return strings.search.missing.perDocument(most)
-  return hits.length >= limit ? strings.search.missing.limit(limit) : strings.search.missing.filtered
+  if (most !== undefined && siblings.length >= most) return texts.missing.perDocument(most)
+  return hits.length >= limit ? texts.missing.limit(limit) : texts.missing.filtered
 }
 
 function HitCard({
@@ -292,7 +292,7 @@ function HitCard({
     ? `/p/${projectId}/documents/${hit.document_id}`
     : `/p/${projectId}/memory/${hit.memory_store_id}/${hit.memory_id}`
   return (
-    <Card withBorder padding="md" radius="lg" component="article" aria-label={strings.search.hit(rank, visible(name))}>
+    <Card withBorder padding="md" radius="lg" component="article" aria-label={texts.hit(rank, visible(name))}>
       <Stack gap="sm">
         <Group gap="sm" wrap="nowrap" align="flex-start">
           <Text c="dimmed" fw={600}>
@@ -311,7 +311,7 @@ function HitCard({
                       .filter(Boolean)
                       .join(', '),
                   )
-                : strings.search.memory}
+                : texts.memory}
               {', '}
               <When at={hit.updated_at} />
             </Text>
@@ -325,7 +325,7 @@ function HitCard({
         <Group gap="sm">
           {isDocument && isAllowed('documents:GetDocument') && (
             <Button size="xs" variant="default" onClick={() => setOpen(true)}>
-              {strings.search.openChunk}
+              {texts.openChunk}
             </Button>
           )}
           {query && (
@@ -367,12 +367,12 @@ function Signals({ hit, halfLifeDays = 0 }: { hit: Hit; halfLifeDays?: number })
   const { vector, lexical, rerank } = signals ?? {}
   const days = (Date.now() - Date.parse(updated_at)) / DAY_MS
   const facts = [
-    strings.search.score(score),
-    vector === undefined ? strings.search.noVector : strings.search.vector(vector),
-    lexical === undefined ? strings.search.noLexical : strings.search.lexical(lexical),
-    similarity !== undefined && strings.search.similarity(similarity),
-    rerank !== undefined && strings.search.rerank(rerank),
-    source_type === 'memory' && halfLifeDays > 0 && strings.search.recency(2 ** (-days / halfLifeDays)),
+    texts.score(score),
+    vector === undefined ? texts.noVector : texts.vector(vector),
+    lexical === undefined ? texts.noLexical : texts.lexical(lexical),
+    similarity !== undefined && texts.similarity(similarity),
+    rerank !== undefined && texts.rerank(rerank),
+    source_type === 'memory' && halfLifeDays > 0 && texts.recency(2 ** (-days / halfLifeDays)),
   ]
   return (
     <Group gap={6}>
@@ -394,7 +394,7 @@ function Elsewhere({ hit, rank, other }: { hit: Hit; rank: number; other: Side }
   const at = data.results.findIndex(each => keyOf(each) === keyOf(hit)) + 1
   return (
     <Text size="sm" fw={600}>
-      {at > 0 ? strings.search.elsewhere(at, rank - at) : whyMissing(hit, other.settings, data.results)}
+      {at > 0 ? texts.elsewhere(at, rank - at) : whyMissing(hit, other.settings, data.results)}
     </Text>
   )
 }

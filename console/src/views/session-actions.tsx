@@ -20,20 +20,22 @@ import { useQuery } from '@tanstack/react-query'
 import { Link, useNavigate } from '@tanstack/react-router'
 import { useState } from 'react'
 import { api } from '../api.ts'
-import { useAgents, useDatasets } from '../choices.ts'
-import { useAction } from '../components/actions.tsx'
+import { useAgents } from '../choices.ts'
+import { Question, useAction } from '../components/actions.tsx'
 import { saveConversation } from '../components/conversation-file.ts'
-import { type DialogEntry, DialogMenu, Question } from '../components/dialog-menu.tsx'
+import { useDatasetSelect } from '../components/dataset-select.tsx'
+import { type DialogEntry, DialogMenu } from '../components/dialog-menu.tsx'
 import { FeedbackForm, FeedbackList } from '../components/feedback.tsx'
 import { RecordLink } from '../components/list.tsx'
-import { Facts, IdLine } from '../components/record.tsx'
+import { Facts, IdLine, LabelledValues } from '../components/record.tsx'
 import { SchemaForm, SubmitRow } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { Tags, TagsButton } from '../components/tags.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
 import { useMe, usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
+
+const texts = strings.sessionMenu
 
 /** What can be done with a session as a whole. */
 export function SessionMenu({ session }: { session: Session }) {
@@ -42,48 +44,36 @@ export function SessionMenu({ session }: { session: Session }) {
   const navigate = useNavigate()
   const stale = [['session', id], ['sessions']]
   const mayUpdate = isAllowed('sessions:UpdateSession') === true
+  const change = (next: 'open' | 'closed', label: string, text: string): DialogEntry => ({
+    title: label,
+    content: close => (
+      <Question
+        text={text}
+        label={label}
+        run={async () => updateSession(api, { session_id: id, status: next })}
+        stale={stale}
+        close={close}
+      />
+    ),
+  })
   const entries: (DialogEntry | false | undefined)[] = [
-    { title: strings.sessionMenu.details, content: () => <Details session={session} /> },
+    { title: texts.details, content: () => <Details session={session} /> },
     mayUpdate && {
-      title: strings.sessionMenu.settings,
+      title: texts.settings,
       content: close => <SettingsForm session={session} onDone={close} />,
     },
-    mayUpdate &&
-      status === 'open' && {
-        title: strings.sessionMenu.close,
-        content: close => (
-          <Question
-            text={strings.sessionMenu.closeText}
-            label={strings.sessionMenu.close}
-            run={async () => updateSession(api, { session_id: id, status: 'closed' })}
-            stale={stale}
-            close={close}
-          />
-        ),
-      },
-    mayUpdate &&
-      status === 'closed' && {
-        title: strings.sessionMenu.reopen,
-        content: close => (
-          <Question
-            text={strings.sessionMenu.reopenText}
-            label={strings.sessionMenu.reopen}
-            run={async () => updateSession(api, { session_id: id, status: 'open' })}
-            stale={stale}
-            close={close}
-          />
-        ),
-      },
+    mayUpdate && status === 'open' && change('closed', texts.close, texts.closeText),
+    mayUpdate && status === 'closed' && change('open', texts.reopen, texts.reopenText),
     isAllowed('sessions:CreateSession') && {
-      title: strings.sessionMenu.fork,
+      title: texts.fork,
       content: close => <ForkForm session={session} onCancel={close} />,
     },
     isAllowed('conversations:GetConversation') && {
-      title: strings.sessionMenu.export,
+      title: texts.export,
       content: close => (
         <Question
-          text={strings.sessionMenu.exportText}
-          label={strings.sessionMenu.export}
+          text={texts.exportText}
+          label={texts.export}
           run={() => saveConversation(session.conversation_id)}
           close={close}
         />
@@ -91,14 +81,14 @@ export function SessionMenu({ session }: { session: Session }) {
     },
     isAllowed('evaluations:CreateDataset') &&
       isAllowed('evaluations:ListDatasets') && {
-        title: strings.sessionMenu.dataset,
+        title: texts.dataset,
         content: close => <DatasetForm session={session} onDone={close} />,
       },
     isAllowed('sessions:DeleteSession') && {
       title: strings.remove,
       content: close => (
         <Question
-          text={strings.sessionMenu.deleteText}
+          text={texts.deleteText}
           label={strings.remove}
           run={async () => deleteSession(api, { session_id: id })}
           stale={[['sessions']]}
@@ -108,7 +98,7 @@ export function SessionMenu({ session }: { session: Session }) {
       ),
     },
   ]
-  return <DialogMenu label={strings.sessionMenu.label} entries={entries.filter(entry => !!entry)} />
+  return <DialogMenu label={texts.label} entries={entries.filter(entry => !!entry)} />
 }
 
 function Details({ session }: { session: Session }) {
@@ -127,7 +117,7 @@ function Details({ session }: { session: Session }) {
         facts={[
           [strings.agents.created, <When key="created" at={session.created_at} />],
           [strings.sessions.activity, <When key="activity" at={session.last_activity_at} />],
-          [strings.sessionMenu.queued, session.queued_turns || undefined],
+          [texts.queued, session.queued_turns || undefined],
           [
             strings.sessions.agent,
             <Anchor key="agent" component={Link} to={`/p/${project_id}/agents/${session.agent_id}`} underline="always">
@@ -135,12 +125,10 @@ function Details({ session }: { session: Session }) {
             </Anchor>,
           ],
           [
-            strings.sessionMenu.parent,
+            texts.parent,
             parent && (
               <Anchor key="parent" component={Link} to={to(parent)} underline="always">
-                {session.forked_from_position === null
-                  ? strings.open
-                  : strings.sessionMenu.atPosition(session.forked_from_position)}
+                {session.forked_from_position === null ? strings.open : texts.atPosition(session.forked_from_position)}
               </Anchor>
             ),
           ],
@@ -157,17 +145,12 @@ function Details({ session }: { session: Session }) {
           />
         )}
       </Group>
-      {state !== null && state !== undefined && (
-        <Stack gap={4}>
-          <Text fw={600}>{strings.sessionMenu.state}</Text>
-          <Value value={state} label={strings.sessionMenu.state} />
-        </Stack>
-      )}
+      <LabelledValues values={[[texts.state, state]]} />
       <Loaded query={forks} action="sessions:GetSession" rows={1}>
         {rows =>
           rows.length > 0 && (
             <Stack gap={4}>
-              <Text fw={600}>{strings.sessionMenu.forks}</Text>
+              <Text fw={600}>{texts.forks}</Text>
               {rows.map(fork => (
                 <RecordLink key={fork.id} to={to(fork.id)}>
                   {visible(fork.name ?? strings.sessions.unnamed)}
@@ -219,7 +202,7 @@ function ForkForm({ session, position, onCancel }: { session: Session; position?
         ...(position === undefined ? {} : { fork_at_position: position }),
       }),
     stale: [['sessions'], ['session', session.id]],
-    message: strings.sessionMenu.forked,
+    message: texts.forked,
     onDone: ({ id }) => {
       onCancel()
       void navigate({ to: `/p/${project_id}/sessions/${id}` })
@@ -229,9 +212,9 @@ function ForkForm({ session, position, onCancel }: { session: Session; position?
     <SchemaForm
       schema={forkFields}
       only={['name', 'agent_id']}
-      start={{ name: strings.sessionMenu.forkOf(session.name ?? strings.sessions.unnamed) }}
+      start={{ name: texts.forkOf(session.name ?? strings.sessions.unnamed) }}
       options={{ agent_id: choices }}
-      submitLabel={strings.sessionMenu.fork}
+      submitLabel={texts.fork}
       isPending={fork.isPending}
       error={fork.error}
       onSubmit={fork.mutate}
@@ -256,7 +239,7 @@ function EditForm({
   const [text, setText] = useState(message.content ?? '')
   const edit = useAction({
     run: async () => {
-      const name = strings.sessionMenu.forkOf(session.name ?? strings.sessions.unnamed)
+      const name = texts.forkOf(session.name ?? strings.sessions.unnamed)
       const fork =
         before === undefined
           ? await createSession(api, {
@@ -272,7 +255,7 @@ function EditForm({
       return fork.id
     },
     stale: [['sessions'], ['session', session.id]],
-    message: strings.sessionMenu.forked,
+    message: texts.forked,
     onDone: id => {
       onCancel()
       void navigate({ to: `/p/${session.project_id}/sessions/${id}` })
@@ -287,8 +270,8 @@ function EditForm({
     >
       <Stack gap="md">
         <Textarea
-          label={strings.sessionMenu.text}
-          description={strings.sessionMenu.editHelp}
+          label={texts.text}
+          description={texts.editHelp}
           value={text}
           onChange={event => setText(event.currentTarget.value)}
           autosize
@@ -297,12 +280,7 @@ function EditForm({
           required
           data-autofocus
         />
-        <SubmitRow
-          label={strings.sessionMenu.sendFork}
-          isPending={edit.isPending}
-          error={edit.error}
-          onCancel={onCancel}
-        />
+        <SubmitRow label={texts.sendFork} isPending={edit.isPending} error={edit.error} onCancel={onCancel} />
       </Stack>
     </form>
   )
@@ -310,12 +288,11 @@ function EditForm({
 
 function DatasetForm({ session, onDone }: { session: Session; onDone: () => void }) {
   const { project_id } = session
-  const [chosen, setChosen] = useState<string | null>(null)
+  const dataset = useDatasetSelect(project_id)
   const [replies, setReplies] = useState<'last' | 'all'>('last')
-  const { choices, query } = useDatasets(project_id)
-  const datasetId = chosen ?? choices?.[0]?.value
   const save = useAction({
-    run: async (id: string) => createDatasetItemsFromSession(api, { dataset_id: id, session_id: session.id, replies }),
+    run: async () =>
+      createDatasetItemsFromSession(api, { dataset_id: await dataset.datasetId(), session_id: session.id, replies }),
     stale: [['datasets', project_id]],
     message: strings.datasetItem.saved,
     onDone,
@@ -324,30 +301,22 @@ function DatasetForm({ session, onDone }: { session: Session; onDone: () => void
     <form
       onSubmit={event => {
         event.preventDefault()
-        if (datasetId) save.mutate(datasetId)
+        if (dataset.isReady) save.mutate()
       }}
     >
       <Stack gap="md">
+        {dataset.field}
         <Select
-          label={strings.datasetItem.dataset}
-          data={choices}
-          value={datasetId ?? null}
-          onChange={setChosen}
-          allowDeselect={false}
-          searchable
-          nothingFoundMessage={strings.shell.noCommand}
-        />
-        <Select
-          label={strings.sessionMenu.replies}
+          label={texts.replies}
           data={[
-            { value: 'last', label: strings.sessionMenu.lastReply },
-            { value: 'all', label: strings.sessionMenu.allReplies },
+            { value: 'last', label: texts.lastReply },
+            { value: 'all', label: texts.allReplies },
           ]}
           value={replies}
           onChange={next => setReplies(next as 'last' | 'all')}
           allowDeselect={false}
         />
-        <SubmitRow isPending={save.isPending} error={save.error ?? query.error} onCancel={onDone} />
+        <SubmitRow isPending={save.isPending} error={save.error ?? dataset.error} onCancel={onDone} />
       </Stack>
     </form>
   )
@@ -407,25 +376,25 @@ export function MessageMenu({
         ),
       },
     mayCreate && {
-      title: strings.sessionMenu.forkHere,
+      title: texts.forkHere,
       content: close => <ForkForm session={session} position={position} onCancel={close} />,
     },
     mayCreate &&
       role === 'user' &&
       (isFirst || before !== undefined) &&
       isAllowed('sessions:SendSessionMessage') && {
-        title: strings.sessionMenu.edit,
+        title: texts.edit,
         content: close => <EditForm session={session} message={message} before={before} onCancel={close} />,
       },
     {
-      title: strings.sessionMenu.messageDetails,
+      title: texts.messageDetails,
       content: () => (
         <Facts
           facts={[
-            [strings.sessionMenu.position, String(position)],
+            [texts.position, String(position)],
             [strings.agents.model, message.model && visible(message.model)],
             [
-              strings.sessionMenu.turn,
+              texts.turn,
               generation_id && (
                 <Stack key="turn" gap={0} align="flex-start">
                   <span className="mono">{generation_id}</span>
@@ -434,7 +403,7 @@ export function MessageMenu({
               ),
             ],
             [
-              strings.sessionMenu.message,
+              texts.message,
               <span key="id" className="mono">
                 {document_id}
               </span>,
@@ -447,7 +416,7 @@ export function MessageMenu({
       title: strings.remove,
       content: close => (
         <Question
-          text={strings.sessionMenu.deleteMessageText}
+          text={texts.deleteMessageText}
           label={strings.remove}
           run={async () => deleteConversationMessage(api, { conversation_id: session.conversation_id, document_id })}
           stale={[['session', session.id, 'messages']]}
@@ -456,5 +425,5 @@ export function MessageMenu({
       ),
     },
   ]
-  return <DialogMenu label={strings.sessionMenu.messageLabel(position)} entries={entries.filter(entry => !!entry)} />
+  return <DialogMenu label={texts.messageLabel(position)} entries={entries.filter(entry => !!entry)} />
 }

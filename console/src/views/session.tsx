@@ -27,6 +27,8 @@ import * as strings from '../strings.ts'
 import { MessageFeedback, MessageMenu, SessionMenu } from './session-actions.tsx'
 import { SessionBadges } from './sessions.tsx'
 
+const texts = strings.sessions
+
 /** Messages that are drawn at first. */
 const LATEST = 100
 type Transcript = { messages: SessionMessage[]; total: number }
@@ -94,7 +96,7 @@ function apply(cache: QueryClient, id: string, event: StreamEvent): void {
       patch({ generating_at: null })
       break
     case 'turn_failed':
-      write({ text: '', tools: [], error: event.data.error?.message ?? strings.sessions.turnFailed })
+      write({ text: '', tools: [], error: event.data.error?.message ?? texts.turnFailed })
       patch({ generating_at: null })
       break
     case 'control':
@@ -148,7 +150,7 @@ function SessionPage({ session }: { session: Session }) {
     <>
       {session.generating_at && isAllowed('sessions:SendSessionMessage') && (
         <Button variant="default" loading={cancel.isPending} onClick={() => cancel.mutate()}>
-          {strings.sessions.cancelTurn}
+          {texts.cancelTurn}
         </Button>
       )}
       {status === 'open' &&
@@ -157,17 +159,17 @@ function SessionPage({ session }: { session: Session }) {
         !session.auto_generate &&
         isAllowed('sessions:SendSessionMessage') && (
           <Button variant="default" loading={generate.isPending} onClick={() => generate.mutate()}>
-            {strings.sessions.generate}
+            {texts.generate}
           </Button>
         )}
       {mayOperate && !isMine && (
         <Button leftSection={<IconHandStop size={16} />} loading={takeOver.isPending} onClick={() => takeOver.mutate()}>
-          {strings.sessions.takeOver}
+          {texts.takeOver}
         </Button>
       )}
       {mayOperate && control === 'operator' && (
         <Button variant="default" loading={handBack.isPending} onClick={() => handBack.mutate()}>
-          {strings.sessions.handBack}
+          {texts.handBack}
         </Button>
       )}
       <SessionMenu session={session} />
@@ -176,12 +178,12 @@ function SessionPage({ session }: { session: Session }) {
   const failure = takeOver.error ?? handBack.error ?? cancel.error ?? generate.error
   return (
     <Page
-      title={session.name ?? strings.sessions.unnamed}
+      title={session.name ?? texts.unnamed}
       intro={
         <Group gap="sm">
           <SessionBadges session={session} />
           <Badge variant="default" role="status">
-            {isLive ? strings.sessions.live : strings.sessions.reconnecting}
+            {isLive ? texts.live : texts.reconnecting}
           </Badge>
         </Group>
       }
@@ -189,13 +191,13 @@ function SessionPage({ session }: { session: Session }) {
     >
       {failure && <FailureAlert error={failure} />}
       {attention && control === 'agent' && (
-        <Alert color="orange" title={strings.sessions.attention}>
+        <Alert color="orange" title={texts.attention}>
           {visible(attention.reason ?? '')}
         </Alert>
       )}
       {control === 'operator' && (
         <Alert color="indigo" role="status">
-          {isMine ? strings.sessions.takenOver : strings.sessions.taken}
+          {isMine ? texts.takenOver : texts.taken}
         </Alert>
       )}
       <Messages session={session} />
@@ -248,12 +250,12 @@ function Messages({ session }: { session: Session }) {
       {({ messages, total }) => {
         if (messages.length === 0 && !running)
           return (
-            <Notice icon={<IconMessage />} title={strings.sessions.noMessages}>
-              {strings.sessions.noMessagesText}
+            <Notice icon={<IconMessage />} title={texts.noMessages}>
+              {texts.noMessagesText}
             </Notice>
           )
         return (
-          <Stack gap="md" role="log" aria-label={strings.sessions.transcript} aria-live="polite">
+          <Stack gap="md" role="log" aria-label={texts.transcript} aria-live="polite">
             {messages.length < total && (
               <Button
                 variant="default"
@@ -262,7 +264,7 @@ function Messages({ session }: { session: Session }) {
                 onClick={() => earlier.mutate({ messages, total })}
                 style={{ alignSelf: 'center' }}
               >
-                {strings.sessions.earlier}
+                {texts.earlier}
               </Button>
             )}
             {messages.map((message, index) => (
@@ -309,7 +311,7 @@ function RunningCard({ text, tools, error }: Running) {
           </Group>
         ))}
         {text && <StreamingText text={text} />}
-        {error && <Text size="sm">{`${strings.sessions.turnFailed}: ${visible(error)}`}</Text>}
+        {error && <Text size="sm">{`${texts.turnFailed}: ${visible(error)}`}</Text>}
       </Card>
     </Box>
   )
@@ -317,7 +319,7 @@ function RunningCard({ text, tools, error }: Running) {
 
 function Composer({ sessionId, isOperator }: { sessionId: string; isOperator: boolean }) {
   const [text, setText] = useState('')
-  const label = isOperator ? strings.sessions.asOperator : strings.sessions.asUser
+  const label = isOperator ? texts.asOperator : texts.asUser
   const send = useMutation({
     mutationFn: async (message: string) => {
       const args = { session_id: sessionId, message }
@@ -350,7 +352,7 @@ function Composer({ sessionId, isOperator }: { sessionId: string; isOperator: bo
             disabled={!text.trim()}
             onClick={submit}
           >
-            {strings.sessions.send}
+            {texts.send}
           </Button>
         </Group>
       </Stack>

@@ -16,6 +16,8 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.sessions
+
 const POLL_MS = 10_000
 const STATUSES = ['open', 'closed', 'expired'] as const
 
@@ -30,12 +32,12 @@ export function SessionBadges({
     <Group gap={6}>
       {attention && (
         <Badge color="red.9" variant="filled">
-          {strings.sessions.attention}
+          {texts.attention}
         </Badge>
       )}
-      {control === 'operator' && <Badge variant="default">{strings.sessions.operator}</Badge>}
-      {generating_at && <Badge variant="default">{strings.sessions.replying}</Badge>}
-      <Badge variant="default">{strings.sessions.status[status]}</Badge>
+      {control === 'operator' && <Badge variant="default">{texts.operator}</Badge>}
+      {generating_at && <Badge variant="default">{texts.replying}</Badge>}
+      <Badge variant="default">{texts.status[status]}</Badge>
     </Group>
   )
 }
@@ -56,30 +58,30 @@ export function Sessions() {
   )
   const columns: Column<Session>[] = [
     {
-      title: strings.sessions.name,
+      title: texts.name,
       isWide: true,
       cell: ({ id, name }) => (
         <>
-          <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? strings.sessions.unnamed)}</RecordLink>
+          <RecordLink to={`/p/${projectId}/sessions/${id}`}>{visible(name ?? texts.unnamed)}</RecordLink>
           <Text size="xs" c="dimmed" className="mono">
             {id}
           </Text>
         </>
       ),
     },
-    { title: strings.sessions.state, cell: session => <SessionBadges session={session} /> },
+    { title: texts.state, cell: session => <SessionBadges session={session} /> },
     {
-      title: strings.sessions.activity,
+      title: texts.activity,
       cell: ({ last_activity_at, created_at }) => <When at={last_activity_at ?? created_at} />,
     },
   ]
   const create = isAllowed('sessions:CreateSession') && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
-      {strings.sessions.create}
+      {texts.create}
     </Button>
   )
   return (
-    <Page title={strings.nav.sessions} intro={strings.sessions.intro} actions={create}>
+    <Page title={strings.nav.sessions} intro={texts.intro} actions={create}>
       <ListView
         label={strings.nav.sessions}
         list={list}
@@ -90,18 +92,18 @@ export function Sessions() {
             <SearchField />
             <ChoiceField
               name="status"
-              label={strings.sessions.statusFilter}
-              choices={STATUSES.map(value => ({ value, label: strings.sessions.status[value] }))}
+              label={texts.statusFilter}
+              choices={STATUSES.map(value => ({ value, label: texts.status[value] }))}
             />
           </>
         }
         empty={
-          <Notice icon={<IconMessages />} title={strings.sessions.empty} action={create} color="indigo">
-            {strings.sessions.emptyText}
+          <Notice icon={<IconMessages />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />
-      <Modal opened={isCreating} onClose={creating.close} title={strings.sessions.create}>
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create}>
         <SessionForm onDone={id => void navigate({ to: `/p/${projectId}/sessions/${id}` })} />
       </Modal>
     </Page>
@@ -135,7 +137,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
     >
       <Stack gap="md">
         <Select
-          label={strings.sessions.agent}
+          label={texts.agent}
           data={choices}
           value={chosen}
           onChange={setAgentId}
@@ -144,7 +146,7 @@ function SessionForm({ onDone }: { onDone: (id: string) => void }) {
           required
         />
         <TextInput
-          label={strings.sessions.name}
+          label={texts.name}
           value={name}
           onChange={event => setName(event.currentTarget.value)}
           data-autofocus

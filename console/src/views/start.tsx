@@ -25,6 +25,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import { useConfig } from '../session/gate.tsx'
 import * as strings from '../strings.ts'
 
+const texts = strings.start
+
 const hidden = new Set<string>()
 
 type First = { data: unknown[] } | null
@@ -79,18 +81,18 @@ export function Start() {
 
   const steps: StepProps[] = [
     {
-      title: strings.start.provider,
-      text: strings.start.providerText,
+      title: texts.provider,
+      text: texts.providerText,
       isDone: has(providers),
       action: firstProvider ? (
         <ProviderCheck id={firstProvider.id} />
       ) : (
-        isAllowed('ai-providers:CreateAiProvider') && <Button onClick={provider.open}>{strings.start.provider}</Button>
+        isAllowed('ai-providers:CreateAiProvider') && <Button onClick={provider.open}>{texts.provider}</Button>
       ),
     },
     {
-      title: strings.start.agent,
-      text: strings.start.agentText,
+      title: texts.agent,
+      text: texts.agentText,
       isDone: has(agents),
       action: !has(agents) && isAllowed('agents:CreateAgent') && (
         <Button component={Link} to={`/p/${projectId}/agents/new`} variant={has(providers) ? 'filled' : 'default'}>
@@ -99,8 +101,8 @@ export function Start() {
       ),
     },
     {
-      title: strings.start.reply,
-      text: strings.start.replyText,
+      title: texts.reply,
+      text: texts.replyText,
       isDone: has(replies),
       action: !has(replies) && has(agents) && isAllowed('agents:CreateAgentGeneration') && (
         <Button component={Link} to={`/p/${projectId}/playground`}>
@@ -109,22 +111,22 @@ export function Start() {
       ),
     },
     {
-      title: strings.start.key,
-      text: strings.start.keyText,
+      title: texts.key,
+      text: texts.keyText,
       isDone: (keys.data ?? []).length > 0,
       action: !keys.data?.length && (
         <Button onClick={key.open} variant={has(replies) ? 'filled' : 'default'}>
-          {strings.start.key}
+          {texts.key}
         </Button>
       ),
     },
     {
-      title: strings.start.request,
-      text: strings.start.requestText,
+      title: texts.request,
+      text: texts.requestText,
       isDone: isRequested,
       body: !isRequested && (
         <>
-          <Value value={curl} label={strings.start.request} />
+          <Value value={curl} label={texts.request} />
           <CopyText text={curl} />
         </>
       ),
@@ -138,20 +140,20 @@ export function Start() {
     )
   const optional: StepProps[] = [
     {
-      title: strings.start.document,
-      text: strings.start.documentText,
+      title: texts.document,
+      text: texts.documentText,
       isDone: has(documents),
       action: opener('files', 'files:GetFile', strings.nav.files),
     },
     {
-      title: strings.start.tool,
-      text: strings.start.toolText,
+      title: texts.tool,
+      text: texts.toolText,
       isDone: has(tools),
       action: opener('tools', 'tools:ListTools', strings.nav.tools),
     },
     {
-      title: strings.start.webhook,
-      text: strings.start.webhookText,
+      title: texts.webhook,
+      text: texts.webhookText,
       isDone: has(webhooks),
       action: opener('webhooks', 'webhooks:ListWebhooks', strings.nav.webhooks),
     },
@@ -160,33 +162,29 @@ export function Start() {
   const isKnown = [providers, agents, replies, keys].every(({ data, error }) => data !== undefined || error)
   const failure = [providers, agents, replies].find(({ error }) => error)?.error
   return (
-    <Page title={strings.nav.start} intro={strings.start.intro}>
+    <Page title={strings.nav.start} intro={texts.intro}>
       {!isKnown && <Loading />}
       {failure && <FailureAlert error={failure} title={strings.failed.title} />}
       {isKnown && !failure && (isHidden || done === steps.length) && (
-        <Notice icon={<IconConfetti />} title={strings.start.done} color="teal">
-          {strings.start.complete}
+        <Notice icon={<IconConfetti />} title={texts.done} color="teal">
+          {texts.complete}
         </Notice>
       )}
       {isKnown && !failure && !isHidden && done < steps.length && (
         <Card withBorder padding="lg" radius="lg">
           <Stack gap="md">
             <Group justify="space-between">
-              <Text fw={600}>{strings.start.progress(done, steps.length)}</Text>
+              <Text fw={600}>{texts.progress(done, steps.length)}</Text>
               <TextButton
                 onClick={() => {
                   hidden.add(projectId)
                   setHidden(true)
                 }}
               >
-                {strings.start.hide}
+                {texts.hide}
               </TextButton>
             </Group>
-            <Progress
-              value={(done / steps.length) * 100}
-              aria-label={strings.start.progress(done, steps.length)}
-              radius="xl"
-            />
+            <Progress value={(done / steps.length) * 100} aria-label={texts.progress(done, steps.length)} radius="xl" />
             <Stack component="ol" gap="lg" m={0} p={0} style={{ listStyle: 'none' }}>
               {steps.map(step => (
                 <Step key={step.title} {...step} />
@@ -198,7 +196,7 @@ export function Start() {
       {isKnown && !failure && optional.some(({ isDone }) => !isDone) && (
         <Card withBorder padding="lg" radius="lg">
           <Text fw={600} mb="md" component="h2" size="md">
-            {strings.start.optional}
+            {texts.optional}
           </Text>
           <Stack component="ul" gap="lg" m={0} p={0} style={{ listStyle: 'none' }}>
             {optional.map(step => (
@@ -211,7 +209,7 @@ export function Start() {
         <ProviderForm projectId={projectId} onDone={provider.close} />
       </Modal>
       <Modal opened={keyForm} onClose={key.close} title={strings.key.title} size="lg">
-        <KeyForm projectId={projectId} onDone={key.close} />
+        <KeyForm onDone={key.close} />
       </Modal>
     </Page>
   )
@@ -232,7 +230,7 @@ function Step({ title, text, isDone, action, body }: StepProps) {
               <Text fw={600}>{title}</Text>
               {isDone && (
                 <Badge variant="default" size="sm">
-                  {strings.start.done}
+                  {texts.done}
                 </Badge>
               )}
             </Group>
@@ -256,11 +254,11 @@ function ProviderCheck({ id }: { id: string }) {
     <Group gap="sm">
       {data && (
         <Text size="sm" role="status">
-          {data.ok ? strings.start.checkOk(data.model, data.latency_ms) : visible(data.error?.message ?? '')}
+          {data.ok ? texts.checkOk(data.model, data.latency_ms) : visible(data.error?.message ?? '')}
         </Text>
       )}
       <Button variant="default" size="xs" loading={check.isPending} onClick={() => check.mutate()}>
-        {strings.start.test}
+        {texts.test}
       </Button>
     </Group>
   )

@@ -21,13 +21,14 @@ import { Link } from '@tanstack/react-router'
 import { api, every, POLL_MS } from '../api.ts'
 import { ActionButton, FormButton } from '../components/actions.tsx'
 import { CommandForm } from '../components/command-form.tsx'
-import { Facts } from '../components/record.tsx'
+import { Facts, LabelledValues } from '../components/record.tsx'
 import { fieldLabel, type ObjectSchema, type Values } from '../components/schema-form.tsx'
 import { Loaded } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
+
+const texts = strings.tasks
 
 const HISTORY_ROWS = 100
 const PAYLOAD = 'payload.'
@@ -104,7 +105,7 @@ export const AssignForm = ({ task, onDone }: TaskFormProps) => (
 /** Pauses a task. */
 export const PauseForm = ({ task, onDone }: TaskFormProps) => (
   <CommandForm
-    label={strings.tasks.pause}
+    label={texts.pause}
     schema={pausing}
     run={async values => pauseTask(api, { task_id: task.id, ...values })}
     stale={staleOf(task)}
@@ -121,22 +122,22 @@ export function TaskBadges({ task }: { task: Task }) {
       <Group gap={6}>
         {automation_status && (
           <Badge variant="dot" color={color[automation_status]}>
-            {strings.tasks.automation[automation_status]}
+            {texts.automation[automation_status]}
           </Badge>
         )}
         {pause_requested_at && (
           <Badge variant="dot" color="gray">
-            {strings.tasks.paused}
+            {texts.paused}
           </Badge>
         )}
         {pending_transition && (
           <Badge variant="dot" color="yellow">
-            {strings.tasks.gate}
+            {texts.gate}
           </Badge>
         )}
         {due_at && status === 'open' && (
           <Badge variant="dot" color={Date.parse(due_at) < Date.now() ? 'red' : 'gray'}>
-            {strings.tasks.due} <When at={due_at} />
+            {texts.due} <When at={due_at} />
           </Badge>
         )}
         {assignee && <Badge variant="default">{visible(assignee)}</Badge>}
@@ -196,7 +197,7 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
         <TaskBadges task={task} />
         {task.pending_approval_id && (
           <Anchor component={Link} to={`/p/${task.project_id}/inbox`} underline="always" size="sm">
-            {strings.tasks.approvals}
+            {texts.approvals}
           </Anchor>
         )}
       </Stack>
@@ -216,14 +217,14 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
           ))}
         {isOpen && ['failed', 'unrouted'].includes(task.automation_status ?? '') && isAllowed('tasks:RetryTask') && (
           <ActionButton
-            label={strings.tasks.retry}
+            label={texts.retry}
             run={async () => retryTask(api, { task_id: task.id })}
             stale={staleOf(task)}
           />
         )}
         {isOpen && task.pause_requested_at && isAllowed('tasks:ResumeTask') && (
           <ActionButton
-            label={strings.tasks.resume}
+            label={texts.resume}
             run={async () => resumeTask(api, { task_id: task.id })}
             stale={staleOf(task)}
           />
@@ -232,7 +233,7 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
           <FormButton
             size="xs"
             variant="default"
-            label={strings.tasks.pause}
+            label={texts.pause}
             form={close => <PauseForm task={task} onDone={close} />}
           />
         )}
@@ -240,14 +241,14 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
           <FormButton
             size="xs"
             variant="default"
-            label={strings.tasks.edit}
+            label={texts.edit}
             form={close => <TaskEditForm task={task} schema={workflow.payload_schema} onDone={close} />}
           />
         )}
         {isAllowed('tasks:DeleteTask') && (
           <ActionButton
             label={strings.remove}
-            question={strings.tasks.deleteText}
+            question={texts.deleteText}
             run={async () => deleteTask(api, { task_id: task.id })}
             stale={[['board', task.workflow_id]]}
             onDone={onDelete}
@@ -256,31 +257,21 @@ function TaskPanel({ task, workflow, onDelete }: { task: TaskDetail; workflow: W
       </Group>
       <Facts
         facts={[
-          [strings.tasks.state, visible(task.state)],
-          [strings.tasks.entered, <When key="entered" at={task.entered_state_at} />],
-          [strings.tasks.assignee, task.assignee && visible(task.assignee)],
-          [strings.tasks.pending, task.pending_transition && visible(task.pending_transition)],
-          [strings.tasks.due, task.due_at && <When key="due" at={task.due_at} />],
+          [texts.state, visible(task.state)],
+          [texts.entered, <When key="entered" at={task.entered_state_at} />],
+          [texts.assignee, task.assignee && visible(task.assignee)],
+          [texts.pending, task.pending_transition && visible(task.pending_transition)],
+          [texts.due, task.due_at && <When key="due" at={task.due_at} />],
           [strings.agents.created, <When key="created" at={task.created_at} />],
-          [strings.tasks.version, task.workflow_version],
+          [texts.version, task.workflow_version],
         ]}
       />
-      {Object.keys(task.payload).length > 0 && (
-        <Stack gap={4}>
-          <Text size="sm" c="dimmed">
-            {strings.tasks.payload}
-          </Text>
-          <Value value={task.payload} label={strings.tasks.payload} />
-        </Stack>
-      )}
-      {task.last_result !== null && (
-        <Stack gap={4}>
-          <Text size="sm" c="dimmed">
-            {strings.tasks.result}
-          </Text>
-          <Value value={task.last_result} label={strings.tasks.result} />
-        </Stack>
-      )}
+      <LabelledValues
+        values={[
+          [texts.payload, task.payload],
+          [texts.result, task.last_result],
+        ]}
+      />
       <History taskId={task.id} updatedAt={task.updated_at} />
     </Stack>
   )
@@ -326,9 +317,9 @@ function History({ taskId, updatedAt }: { taskId: string; updatedAt: string }) {
     placeholderData: previous => previous,
   })
   return (
-    <Stack gap="sm" component="section" aria-label={strings.tasks.history}>
+    <Stack gap="sm" component="section" aria-label={texts.history}>
       <Text fw={600} component="h3" size="md">
-        {strings.tasks.history}
+        {texts.history}
       </Text>
       <Loaded query={history} action="tasks:GetTask">
         {rows => (
@@ -336,7 +327,7 @@ function History({ taskId, updatedAt }: { taskId: string; updatedAt: string }) {
             {rows.map(row => (
               <Timeline.Item key={row.id} title={<Text fw={600}>{titleOf(row)}</Text>}>
                 <Text size="sm" c="dimmed" component="div">
-                  {strings.tasks.kinds[row.principal_kind]} · <When at={row.created_at} />
+                  {texts.kinds[row.principal_kind]} · <When at={row.created_at} />
                 </Text>
                 {row.note && (
                   <Text size="sm" className="wrap">
@@ -358,17 +349,17 @@ function History({ taskId, updatedAt }: { taskId: string; updatedAt: string }) {
 }
 
 function titleOf({ from_state, to_state, transition }: TaskTransition): string {
-  if (from_state === null) return strings.tasks.placed(visible(to_state))
+  if (from_state === null) return texts.placed(visible(to_state))
   if (transition === null) return visible(to_state)
-  return strings.tasks.step(visible(transition), visible(from_state), visible(to_state))
+  return texts.step(visible(transition), visible(from_state), visible(to_state))
 }
 
 const causesOf = (row: TaskTransition): [name: string, id: string][] =>
   (
     [
-      [strings.tasks.turn, row.generation_id],
-      [strings.tasks.run, row.orchestration_run_id],
-      [strings.tasks.tool, row.tool_id],
-      [strings.tasks.firing, row.trigger_firing_id],
+      [texts.turn, row.generation_id],
+      [texts.run, row.orchestration_run_id],
+      [texts.tool, row.tool_id],
+      [texts.firing, row.trigger_firing_id],
     ] as const
   ).flatMap(([name, id]) => (id ? [[name, id] as [string, string]] : []))

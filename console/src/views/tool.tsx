@@ -21,6 +21,8 @@ import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { readTool, ToolForm } from './tool-form.tsx'
 
+const texts = strings.tools
+
 const toolKey = (id: string) => ['tool', id]
 
 /** A tool: its record, a call of it, the decisions on its calls, and its shares. */
@@ -43,8 +45,8 @@ export function ToolView() {
 function SharedTool({ tool }: { tool: ToolProjection }) {
   return (
     <Page title={tool.name} intro={tool.description && visible(tool.description)}>
-      <Section title={strings.tools.parameters}>
-        <Value value={tool.parameters ?? {}} label={strings.tools.parameters} />
+      <Section title={texts.parameters}>
+        <Value value={tool.parameters ?? {}} label={texts.parameters} />
       </Section>
     </Page>
   )
@@ -56,7 +58,7 @@ function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
   const navigate = useNavigate()
   const tabs: Tab[] = [{ value: 'record', title: strings.agents.record, content: () => <Record tool={tool} /> }]
   if (isAllowed('tools:CallTool') && tool.type !== 'client')
-    tabs.push({ value: 'call', title: strings.tools.call, content: () => <Caller tool={tool} /> })
+    tabs.push({ value: 'call', title: texts.call, content: () => <Caller tool={tool} /> })
   if (isAllowed('guardrails:ListGuardrailEvaluations'))
     tabs.push({
       value: 'decisions',
@@ -85,7 +87,7 @@ function ToolPage({ tool, etag }: { tool: Tool; etag: string | null }) {
               size="sm"
               label={strings.remove}
               color="red"
-              question={strings.tools.deleteText}
+              question={texts.deleteText}
               run={async () => deleteTool(api, { tool_id: tool.id })}
               stale={[['tools', projectId]]}
               onDone={() => void navigate({ to: `/p/${projectId}/tools` })}
@@ -115,8 +117,8 @@ function Record({ tool }: { tool: Tool }) {
       <Section title={strings.agents.record}>
         <Facts
           facts={[
-            [strings.tools.type, strings.tools.types[tool.type]],
-            [strings.tools.idempotent, tool.idempotent ? strings.tools.yes : strings.tools.no],
+            [texts.type, texts.types[tool.type]],
+            [texts.idempotent, tool.idempotent ? texts.yes : texts.no],
             [strings.agents.created, <When key="created" at={tool.created_at} />],
             [strings.agents.updated, <When key="updated" at={tool.updated_at} />],
           ]}
@@ -130,23 +132,23 @@ function Record({ tool }: { tool: Tool }) {
         <IdLine id={tool.id} />
       </Section>
       {tool.parameters && (
-        <Section title={strings.tools.parameters}>
-          <Value value={tool.parameters} label={strings.tools.parameters} />
+        <Section title={texts.parameters}>
+          <Value value={tool.parameters} label={texts.parameters} />
         </Section>
       )}
       {(tool.type === 'mcp' || tool.type === 'platform') && (
-        <Section title={strings.tools.actions}>
+        <Section title={texts.actions}>
           <Actions tool={tool} />
         </Section>
       )}
       {tool.pipeline && (
-        <Section title={strings.tools.pipeline}>
-          <Value value={tool.pipeline} label={strings.tools.pipeline} />
+        <Section title={texts.pipeline}>
+          <Value value={tool.pipeline} label={texts.pipeline} />
         </Section>
       )}
       {isPreset && (
-        <Section title={strings.tools.presets}>
-          <Value value={tool.preset_parameters} label={strings.tools.presets} />
+        <Section title={texts.presets}>
+          <Value value={tool.preset_parameters} label={texts.presets} />
         </Section>
       )}
       <Judges tool={tool} />
@@ -213,7 +215,7 @@ function Users({ tool }: { tool: Tool }) {
   })
   if (!agents.data?.length) return null
   return (
-    <Section title={strings.tools.usedBy}>
+    <Section title={texts.usedBy}>
       <Group gap="md">
         {agents.data.map(({ id, name }) => (
           <Anchor key={id} component={Link} to={`/p/${tool.project_id}/agents/${id}`} underline="always">
@@ -226,7 +228,7 @@ function Users({ tool }: { tool: Tool }) {
 }
 
 const FREE_INPUT: ObjectSchema = {
-  properties: { input: { type: 'object', title: strings.tools.input, description: strings.tools.inputHelp } },
+  properties: { input: { type: 'object', title: texts.input, description: texts.inputHelp } },
 }
 
 /** Calls a tool, with a form made of its parameters. */
@@ -250,12 +252,12 @@ function Caller({ tool }: { tool: Tool }) {
   const preset = Object.keys(tool.preset_parameters ?? {})
   return (
     <Stack gap="lg">
-      <Section title={strings.tools.call}>
+      <Section title={texts.call}>
         {needsAction && (
           <Loaded query={actions} action="tools:GetTool">
             {rows => (
               <Select
-                label={strings.tools.action}
+                label={texts.action}
                 description={action?.description && visible(action.description)}
                 data={rows.map(({ name }) => ({ value: name, label: visible(name) }))}
                 value={action?.name ?? null}
@@ -273,20 +275,18 @@ function Caller({ tool }: { tool: Tool }) {
             schema={hasFields && schema ? schema : FREE_INPUT}
             // What the tool presets cannot be given.
             omit={preset}
-            submitLabel={strings.tools.callButton}
+            submitLabel={texts.callButton}
             isPending={call.isPending}
             error={call.error}
             onSubmit={call.mutate}
           />
         )}
-        {meta !== undefined && Object.keys(meta).length > 0 && (
-          <Value value={meta} label={strings.tools.errorDetails} />
-        )}
+        {meta !== undefined && Object.keys(meta).length > 0 && <Value value={meta} label={texts.errorDetails} />}
       </Section>
       {call.data && (
-        <Section title={strings.tools.result(durationText(call.data.ms))}>
+        <Section title={texts.result(durationText(call.data.ms))}>
           <div role="status">
-            <Value value={call.data.result ?? null} label={strings.tools.resultLabel} />
+            <Value value={call.data.result ?? null} label={texts.resultLabel} />
           </div>
         </Section>
       )}

@@ -1,5 +1,5 @@
-import { Alert, Box, Button, Card, Drawer, Group, Modal, Stack, Text, VisuallyHidden } from '@mantine/core'
-import { useDisclosure, useMediaQuery } from '@mantine/hooks'
+import { Alert, Box, Button, Card, Drawer, Group, Stack, Text, VisuallyHidden } from '@mantine/core'
+import { useMediaQuery } from '@mantine/hooks'
 import type { GenerationListed, PurgeCounts, Transcript } from '@muster/client'
 import {
   cancelGeneration,
@@ -27,7 +27,7 @@ import { Link, useNavigate, useParams } from '@tanstack/react-router'
 import { type ReactNode, useState } from 'react'
 import { api, BUSY_MS, every } from '../api.ts'
 import { useAgents } from '../choices.ts'
-import { ActionButton, useAction } from '../components/actions.tsx'
+import { ActionButton, FormButton, Question } from '../components/actions.tsx'
 import { useFilters } from '../components/filters.ts'
 import { Page } from '../components/page.tsx'
 import { Facts, Section } from '../components/record.tsx'
@@ -44,7 +44,7 @@ import * as strings from '../strings.ts'
 /** Turns whose steps are read. */
 const DETAILED = 50
 
-const words = strings.traces
+const texts = strings.traces
 
 /** The waterfall of a trace, by its id or that of one of its turns. */
 export function TraceView() {
@@ -99,7 +99,7 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
   )
   return (
     <Page
-      title={words.turnOf(turn ? nameOf(turn.agent_id) : strings.none)}
+      title={texts.turnOf(turn ? nameOf(turn.agent_id) : strings.none)}
       intro={
         turn && (
           <Group gap="md">
@@ -122,8 +122,8 @@ function Trace({ traceId, turnId }: { traceId: string; turnId?: string }) {
                 <Text size="sm">{visible(turn.error.message)}</Text>
               </Alert>
             )}
-            {turn?.content_redacted_at && <Alert color="gray">{words.erased}</Alert>}
-            {all.length > DETAILED && <Text size="sm">{words.truncated(DETAILED)}</Text>}
+            {turn?.content_redacted_at && <Alert color="gray">{texts.erased}</Alert>}
+            {all.length > DETAILED && <Text size="sm">{texts.truncated(DETAILED)}</Text>}
             {isRunMissing ? (
               <Loading />
             ) : (
@@ -154,17 +154,25 @@ function TurnActions({
       {isTraceRunning
         ? isAllowed('generations:CancelGeneration') && (
             <ActionButton
-              label={words.cancel}
+              label={texts.cancel}
               size="sm"
               leftSection={<IconPlayerStop size={16} />}
               stale={stale}
               run={async () => cancelGeneration(api, { generation_id: id })}
             />
           )
-        : isAllowed('traces:PurgeTraceContent') && <PurgeButton traceId={traceId} />}
+        : isAllowed('traces:PurgeTraceContent') && (
+            <FormButton
+              label={texts.purge}
+              variant="default"
+              leftSection={<IconEraser size={16} />}
+              modalSize="md"
+              form={close => <Purge traceId={traceId} close={close} />}
+            />
+          )}
       {status === 'failed' && isAllowed('agents:CreateAgentGeneration') && (
         <ActionButton
-          label={words.retry}
+          label={texts.retry}
           size="sm"
           variant="filled"
           leftSection={<IconRefresh size={16} />}
@@ -183,49 +191,37 @@ function TurnActions({
 }
 
 /** Erases the content of a trace, after showing what that would be. */
-function PurgeButton({ traceId }: { traceId: string }) {
-  const [isOpen, dialog] = useDisclosure()
+function Purge({ traceId, close }: { traceId: string; close: () => void }) {
   const preview = useQuery({
     queryKey: ['trace', traceId, 'purge'],
     queryFn: async ({ signal }) =>
       (await purgeTraceContent(api, { trace_id: traceId, dry_run: true }, { signal })) as PurgeCounts,
-    enabled: isOpen,
     gcTime: 0,
     staleTime: 0,
-  })
-  const purge = useAction({
-    run: async () => purgeTraceContent(api, { trace_id: traceId }),
-    stale: [['trace', traceId], ['generation'], ['generations']],
-    message: words.purged,
-    onDone: dialog.close,
   })
   const counts = Object.entries(preview.data?.counts ?? {})
     .filter(([, count]) => count > 0)
     .map(([kind, count]) => `${count} ${kind.replaceAll('_', ' ')}`)
   return (
-    <>
-      <Button variant="default" leftSection={<IconEraser size={16} />} onClick={dialog.open}>
-        {words.purge}
-      </Button>
-      <Modal opened={isOpen} onClose={dialog.close} title={words.purge}>
+    <Question
+      text={
         <Stack gap="md">
-          <Text>{words.purgeText}</Text>
+          {texts.purgeText}
           {preview.isPending && <Loading rows={1} />}
           {preview.data && (
-            <Text fw={600}>{counts.length > 0 ? words.purgeCounts(counts.join(', ')) : words.purgeNothing}</Text>
+            <Text fw={600}>{counts.length > 0 ? texts.purgeCounts(counts.join(', ')) : texts.purgeNothing}</Text>
           )}
-          {Boolean(preview.error ?? purge.error) && <FailureAlert error={preview.error ?? purge.error} />}
-          <Group>
-            <Button color="red" disabled={counts.length === 0} loading={purge.isPending} onClick={() => purge.mutate()}>
-              {words.purge}
-            </Button>
-            <Button variant="default" onClick={dialog.close} data-autofocus>
-              {strings.cancel}
-            </Button>
-          </Group>
+          {preview.error && <FailureAlert error={preview.error} />}
         </Stack>
-      </Modal>
-    </>
+      }
+      label={texts.purge}
+      color="red"
+      disabled={counts.length === 0}
+      run={async () => purgeTraceContent(api, { trace_id: traceId })}
+      stale={[['trace', traceId], ['generation'], ['generations']]}
+      message={texts.purged}
+      close={close}
+    />
   )
 }
 
@@ -269,12 +265,12 @@ function Waterfall({
     <Card withBorder radius="lg" padding={0}>
       <Group gap="lg" p="md" pb="xs" justify="space-between">
         <Text fw={600} component="h2" size="md">
-          {words.waterfall}
+          {texts.waterfall}
         </Text>
         <Group gap="md">
-          <Legend className="bar-queue">{words.queue}</Legend>
-          <Legend className="bar-work">{words.work}</Legend>
-          <Legend className="bar-within">{words.inStep}</Legend>
+          <Legend className="bar-queue">{texts.queue}</Legend>
+          <Legend className="bar-work">{texts.work}</Legend>
+          <Legend className="bar-within">{texts.inStep}</Legend>
         </Group>
       </Group>
       {!isNarrow && (
@@ -295,7 +291,7 @@ function Waterfall({
         </Group>
       )}
       <Tree
-        label={words.waterfall}
+        label={texts.waterfall}
         rowPx={isNarrow ? 64 : 38}
         maxHeight={560}
         selected={opened?.id ?? null}
@@ -367,8 +363,8 @@ function RowView({
       <VisuallyHidden>
         {[
           statusText(status),
-          queuedAt !== undefined && words.queued(durationText(Math.max(0, from - queuedAt))),
-          !isExact ? words.inStep : to === null ? words.still : isNarrow && words.took(durationText(ms)),
+          queuedAt !== undefined && texts.queued(durationText(Math.max(0, from - queuedAt))),
+          !isExact ? texts.inStep : to === null ? texts.still : isNarrow && texts.took(durationText(ms)),
         ]
           .filter(Boolean)
           .join(', ')}
@@ -438,8 +434,8 @@ function Details({ row }: { row: WaterfallRow }) {
       <Facts
         facts={[
           [strings.runs.started, <When key="started" at={new Date(queuedAt ?? from).toISOString()} />],
-          [words.queueTime, queuedAt !== undefined && durationText(Math.max(0, from - queuedAt))],
-          [words.workTime, isExact && to !== null && durationText(to - from)],
+          [texts.queueTime, queuedAt !== undefined && durationText(Math.max(0, from - queuedAt))],
+          [texts.workTime, isExact && to !== null && durationText(to - from)],
           [strings.runs.tokens, row.tokens?.toLocaleString()],
           [strings.runs.cost, row.cost !== undefined && costText(row.cost)],
         ]}
@@ -468,7 +464,7 @@ function SubjectView({ subject }: { subject: Subject }) {
     case 'run':
       return (
         <Group>
-          <ViewLink to={`runs/${subject.run.id}`}>{words.openRun}</ViewLink>
+          <ViewLink to={`runs/${subject.run.id}`}>{texts.openRun}</ViewLink>
         </Group>
       )
     case 'node': {
@@ -476,7 +472,7 @@ function SubjectView({ subject }: { subject: Subject }) {
       return (
         <>
           <Group>
-            <ViewLink to={`runs/${run.id}?node=${attempt.node_id}`}>{words.openRun}</ViewLink>
+            <ViewLink to={`runs/${run.id}?node=${attempt.node_id}`}>{texts.openRun}</ViewLink>
           </Group>
           <Part title={strings.runs.error} value={attempt.error} />
           <Part title={strings.runs.input} value={attempt.input} />
@@ -491,7 +487,7 @@ function SubjectView({ subject }: { subject: Subject }) {
       return (
         <>
           <Part title={strings.runs.error} value={knowledge?.error} />
-          <Part title={words.knowledge} value={knowledge?.results} />
+          <Part title={texts.knowledge} value={knowledge?.results} />
         </>
       )
     }
@@ -502,12 +498,12 @@ function SubjectView({ subject }: { subject: Subject }) {
         <>
           <Facts
             facts={[
-              [words.model, model && <span className="mono">{visible(model)}</span>],
-              [words.provider, ai_provider_id && <span className="mono">{ai_provider_id}</span>],
-              [words.stop, finish_reason && visible(finish_reason)],
+              [texts.model, model && <span className="mono">{visible(model)}</span>],
+              [texts.provider, ai_provider_id && <span className="mono">{ai_provider_id}</span>],
+              [texts.stop, finish_reason && visible(finish_reason)],
             ]}
           />
-          <Part title={words.text} value={text} />
+          <Part title={texts.text} value={text} />
           {tool_calls.length > 0 && <Part title={strings.agents.tools} value={tool_calls} />}
           <Part title={strings.runs.tokens} value={usage} />
         </>
@@ -518,7 +514,7 @@ function SubjectView({ subject }: { subject: Subject }) {
       return (
         <>
           <Part title={strings.runs.error} value={error} />
-          <Part title={words.arguments} value={args} />
+          <Part title={texts.arguments} value={args} />
           <Part title={strings.runs.result} value={result} />
         </>
       )
@@ -532,14 +528,14 @@ function TurnView({ turn, transcript }: { turn: GenerationListed; transcript?: T
       <Facts
         facts={[
           [strings.runs.version, turn.agent_version],
-          [words.stop, turn.stop_reason && visible(turn.stop_reason)],
-          [words.source, turn.source && visible(words.sources[turn.source] ?? turn.source)],
+          [texts.stop, turn.stop_reason && visible(turn.stop_reason)],
+          [texts.source, turn.source && visible(texts.sources[turn.source] ?? turn.source)],
         ]}
       />
       <Group gap="sm">
-        <ViewLink to={`agents/${turn.agent_id}`}>{words.openAgent}</ViewLink>
-        {turn.session_id && <ViewLink to={`sessions/${turn.session_id}`}>{words.openSession}</ViewLink>}
-        {turn.orchestration_run_id && <ViewLink to={`runs/${turn.orchestration_run_id}`}>{words.openRun}</ViewLink>}
+        <ViewLink to={`agents/${turn.agent_id}`}>{texts.openAgent}</ViewLink>
+        {turn.session_id && <ViewLink to={`sessions/${turn.session_id}`}>{texts.openSession}</ViewLink>}
+        {turn.orchestration_run_id && <ViewLink to={`runs/${turn.orchestration_run_id}`}>{texts.openRun}</ViewLink>}
       </Group>
       <Part title={strings.runs.error} value={turn.error} />
       <Part title={strings.runs.output} value={transcript?.output?.object ?? transcript?.output?.content} />

@@ -1,29 +1,23 @@
 import fields from 'fields:createTrigger'
 import { Select, SimpleGrid, Stack } from '@mantine/core'
 import type { Trigger, TriggerInput } from '@muster/client'
-import {
-  createTrigger,
-  listAgents,
-  listEvals,
-  listEventRegistry,
-  listFormations,
-  listOrchestrations,
-  listPlaybooks,
-  listTools,
-  updateTrigger,
-} from '@muster/client/operations'
-import { useQuery } from '@tanstack/react-query'
+import { createTrigger, updateTrigger } from '@muster/client/operations'
 import { useState } from 'react'
 import { api } from '../api.ts'
+import {
+  type Choice,
+  useAgents,
+  useEvals,
+  useEventPatterns,
+  useFormations,
+  useOrchestrations,
+  usePlaybooks,
+  useTools,
+} from '../choices.ts'
 import { useAction } from '../components/actions.tsx'
 import { SchemaForm, type Values } from '../components/schema-form.tsx'
 import { SecretOnce } from '../components/secret.tsx'
-import { visible } from '../components/text.tsx'
-import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
-
-/** Records of a kind that are offered as the target. */
-const TARGETS = 100
 
 type Type = Trigger['type']
 type TargetType = Trigger['target_type']
@@ -36,25 +30,14 @@ const FIELDS: Record<Type, string[]> = {
   webhook: ['input', 'input_mapping', 'signature_scheme', 'signature_header'],
 }
 
-type Target = { id: string; name: string | null }
-type Args = { project_id: string; limit: number }
-
-const LISTS: Record<
-  TargetType,
-  { action: string; read: (args: Args, options: { signal: AbortSignal }) => PromiseLike<{ data: Target[] }> }
-> = {
-  orchestration: {
-    action: 'orchestrations:ListOrchestrations',
-    read: (args, options) => listOrchestrations(api, args, options).page(),
-  },
-  agent: { action: 'agents:ListAgents', read: (args, options) => listAgents(api, args, options).page() },
-  tool: { action: 'tools:ListTools', read: (args, options) => listTools(api, args, options).page() },
-  eval: { action: 'evaluations:ListEvals', read: (args, options) => listEvals(api, args, options).page() },
-  playbook: { action: 'playbooks:ListPlaybooks', read: (args, options) => listPlaybooks(api, args, options).page() },
-  formation: {
-    action: 'formations:ListFormations',
-    read: (args, options) => listFormations(api, args, options).page(),
-  },
+/** Reads the records that each type of target offers. */
+const TARGETS: Record<TargetType, (projectId: string) => { choices: Choice[] | undefined }> = {
+  orchestration: useOrchestrations,
+  agent: useAgents,
+  tool: useTools,
+  eval: useEvals,
+  playbook: usePlaybooks,
+  formation: useFormations,
 }
 
 /** Creates or changes a trigger. The secret of a new webhook trigger is shown once. */
@@ -68,21 +51,11 @@ export function TriggerForm({
   /** Called with the ID of a new trigger. */
   onDone: (id?: string) => void
 }) {
-  const isAllowed = usePermissions(projectId)
   const [type, setType] = useState<Type>(trigger?.type ?? 'schedule')
   const [target, setTarget] = useState<TargetType>(trigger?.target_type ?? 'orchestration')
-  const { action, read } = LISTS[target]
-  const targets = useQuery<Target[]>({
-    queryKey: ['targets', projectId, target],
-    queryFn: async ({ signal }) => (await read({ project_id: projectId, limit: TARGETS }, { signal })).data,
-    enabled: isAllowed(action) === true,
-  })
-  const registry = useQuery({
-    queryKey: ['event-registry'],
-    queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
-    staleTime: Number.POSITIVE_INFINITY,
-    enabled: type === 'event',
-  })
+  const useTargets = TARGETS[target]
+  const targets = useTargets(projectId)
+  const patterns = useEventPatterns(type === 'event')
   const save = useAction<Values, Trigger & { secret?: string }>({
     run: async values =>
       trigger
@@ -105,10 +78,6 @@ export function TriggerForm({
     'description',
     'policy_id',
   ]
-  const patterns = (registry.data ?? []).flatMap(({ prefix, events }) => [
-    `${prefix}*`,
-    ...events.map(({ name }) => name),
-  ])
   return (
     <Stack gap="md">
       {!trigger && (
@@ -125,7 +94,7 @@ export function TriggerForm({
           <Select
             label={strings.triggers.starts}
             description={strings.triggers.startsHelp}
-            data={Object.keys(LISTS).map(value => ({ value, label: strings.triggers.targets[value as TargetType] }))}
+            data={Object.keys(TARGETS).map(value => ({ value, label: strings.triggers.targets[value as TargetType] }))}
             value={target}
             onChange={value => setTarget(value as TargetType)}
             allowDeselect={false}
@@ -137,12 +106,7 @@ export function TriggerForm({
         schema={fields}
         initial={trigger}
         only={only}
-        // The list that is not read yet is an empty one: the field does not change its kind.
-        options={
-          isAllowed(action)
-            ? { target_id: (targets.data ?? []).map(({ id, name }) => ({ value: id, label: visible(name ?? id) })) }
-            : undefined
-        }
+        options={{ target_id: targets.choices }}
         suggestions={{ event_pattern: patterns }}
         submitLabel={trigger ? strings.save : strings.create}
         isPending={save.isPending}

@@ -23,11 +23,12 @@ import { SecretOnce } from '../components/secret.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { StatusBadge, statusText } from '../components/status.tsx'
 import { CopyText, visible, When } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
 import { usePermissions } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { TriggerForm } from './trigger-form.tsx'
 import { firedBy } from './triggers.tsx'
+
+const texts = strings.triggers
 
 const STATUSES = ['pending', 'running', 'succeeded', 'failed', 'skipped'] as const
 const SOURCES = ['manual', 'webhook', 'schedule', 'event'] as const
@@ -55,7 +56,7 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
     <>
       {isAllowed('triggers:FireTrigger') && active && (
         <FormButton
-          label={strings.triggers.fire}
+          label={texts.fire}
           leftSection={<IconPlayerPlay size={16} />}
           form={close => <FireForm trigger={trigger} onDone={close} />}
         />
@@ -64,8 +65,8 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
         <>
           <ActionButton
             size="sm"
-            label={active ? strings.triggers.disable : strings.triggers.enable}
-            question={active && strings.triggers.disableText}
+            label={active ? texts.disable : texts.enable}
+            question={active && texts.disableText}
             run={async () => updateTrigger(api, { trigger_id: id, active: !active })}
             stale={stale}
           />
@@ -86,11 +87,11 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
         <Group gap="sm">
           <StatusBadge status={active ? 'active' : 'inactive'} />
           <Text span>
-            {strings.triggers.types[trigger.type]} <span className="mono">{visible(firedBy(trigger))}</span>
+            {texts.types[trigger.type]} <span className="mono">{visible(firedBy(trigger))}</span>
           </Text>
           {next_fire_at && (
             <Text span>
-              {strings.triggers.nextFiring} <When at={next_fire_at} />
+              {texts.nextFiring} <When at={next_fire_at} />
             </Text>
           )}
         </Group>
@@ -100,8 +101,8 @@ function TriggerPage({ trigger }: { trigger: Trigger }) {
       {description && <Text>{visible(description)}</Text>}
       <AddressTabs
         tabs={[
-          { value: 'firings', title: strings.triggers.firings, content: () => <Firings trigger={trigger} /> },
-          { value: 'record', title: strings.triggers.record, content: () => <Record trigger={trigger} /> },
+          { value: 'firings', title: texts.firings, content: () => <Firings trigger={trigger} /> },
+          { value: 'record', title: texts.record, content: () => <Record trigger={trigger} /> },
         ]}
       />
     </Page>
@@ -112,23 +113,16 @@ function FireForm({ trigger: { id, project_id, input }, onDone }: { trigger: Tri
   const fire = useAction<Values>({
     run: async values => fireTrigger(api, { ...values, trigger_id: id, wait: false }),
     stale: [['firings', project_id]],
-    message: strings.triggers.fired,
+    message: texts.fired,
     onDone,
   })
   return (
     <Stack gap="md">
-      {input && (
-        <Stack gap={4}>
-          <Text size="sm" c="dimmed">
-            {strings.triggers.defaultInput}
-          </Text>
-          <Value value={input} label={strings.triggers.defaultInput} />
-        </Stack>
-      )}
+      <LabelledValues values={[[texts.defaultInput, input]]} />
       <SchemaForm
         schema={fireFields}
         only={['input']}
-        submitLabel={strings.triggers.fire}
+        submitLabel={texts.fire}
         isPending={fire.isPending}
         error={fire.error}
         onSubmit={values => fire.mutate(values)}
@@ -159,13 +153,11 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
   )
   const columns: Column<TriggerFiring>[] = [
     {
-      title: strings.triggers.firing,
+      title: texts.firing,
       isWide: true,
       cell: ({ id: firingId, source, error }) => (
         <>
-          <RecordLink to={`/p/${project_id}/triggers/${id}/firings/${firingId}`}>
-            {strings.triggers.sources[source]}
-          </RecordLink>
+          <RecordLink to={`/p/${project_id}/triggers/${id}/firings/${firingId}`}>{texts.sources[source]}</RecordLink>
           {error && (
             <Text size="sm" c="dimmed" lineClamp={2}>
               {visible(error.message)}
@@ -174,14 +166,14 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
         </>
       ),
     },
-    { title: strings.triggers.state, cell: ({ status }) => <StatusBadge status={status} /> },
-    { title: strings.triggers.started, cell: ({ result }) => <Started result={result} projectId={project_id} /> },
-    { title: strings.triggers.time, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: texts.state, cell: ({ status }) => <StatusBadge status={status} /> },
+    { title: texts.started, cell: ({ result }) => <Started result={result} projectId={project_id} /> },
+    { title: texts.time, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   return (
     <Stack gap="md">
       <ListView
-        label={strings.triggers.firings}
+        label={texts.firings}
         list={list}
         action="triggers:ListTriggerFirings"
         columns={columns}
@@ -189,19 +181,19 @@ function Firings({ trigger: { id, project_id } }: { trigger: Trigger }) {
           <>
             <ChoiceField
               name="status"
-              label={strings.triggers.state}
+              label={texts.state}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             <ChoiceField
               name="source"
-              label={strings.triggers.source}
-              choices={SOURCES.map(value => ({ value, label: strings.triggers.sources[value] }))}
+              label={texts.source}
+              choices={SOURCES.map(value => ({ value, label: texts.sources[value] }))}
             />
           </>
         }
         empty={
-          <Notice icon={<IconPlayerPlay />} title={strings.triggers.noFirings}>
-            {strings.triggers.noFiringsText}
+          <Notice icon={<IconPlayerPlay />} title={texts.noFirings}>
+            {texts.noFiringsText}
           </Notice>
         }
       />
@@ -223,7 +215,7 @@ export function Started({ result, projectId }: { result: TriggerFiring['result']
   const view = VIEWS[target_type]
   return (
     <>
-      <Text inherit>{strings.triggers.targets[target_type]}</Text>
+      <Text inherit>{texts.targets[target_type]}</Text>
       {result_id && view && (
         <RecordLink to={`/p/${projectId}/${view}/${result_id}`}>
           <Text span size="sm" className="mono">
@@ -251,18 +243,18 @@ function Record({ trigger }: { trigger: Trigger }) {
       </span>
     )
   const values: [string, unknown][] = [
-    [strings.triggers.input, trigger.input],
-    [strings.triggers.mapping, trigger.input_mapping],
-    [strings.triggers.filter, trigger.event_filter],
+    [texts.input, trigger.input],
+    [texts.mapping, trigger.input_mapping],
+    [texts.filter, trigger.event_filter],
   ]
   return (
     <Section
-      title={strings.triggers.record}
+      title={texts.record}
       actions={
         <>
           {type === 'webhook' && isAllowed('triggers:RotateTriggerSecret') && (
             <FormButton
-              label={strings.triggers.rotate}
+              label={texts.rotate}
               size="xs"
               variant="default"
               form={close => <RotateForm id={id} onDone={close} />}
@@ -272,7 +264,7 @@ function Record({ trigger }: { trigger: Trigger }) {
             <ActionButton
               label={strings.remove}
               color="red"
-              question={strings.triggers.deleteText(visible(name))}
+              question={texts.deleteText(visible(name))}
               run={async () => {
                 await deleteTrigger(api, { trigger_id: id })
                 await navigate({ to: `/p/${project_id}/triggers`, replace: true })
@@ -285,24 +277,24 @@ function Record({ trigger }: { trigger: Trigger }) {
     >
       <Facts
         facts={[
-          [strings.triggers.type, strings.triggers.types[type]],
-          [strings.triggers.starts, strings.triggers.targets[target_type]],
-          [strings.triggers.target, mono(target_id)],
-          [strings.triggers.action, mono(action)],
-          [strings.triggers.firedBy, mono(firedBy(trigger))],
-          [strings.triggers.overlap, trigger.overlap_policy],
-          [strings.triggers.misfire, trigger.misfire_policy],
-          [strings.triggers.scheme, trigger.signature_scheme],
-          [strings.triggers.policy, mono(policy_id)],
-          [strings.triggers.runAs, mono(run_as.id)],
-          [strings.triggers.created, <When key="created" at={trigger.created_at} />],
-          [strings.triggers.updated, <When key="updated" at={trigger.updated_at} />],
+          [texts.type, texts.types[type]],
+          [texts.starts, texts.targets[target_type]],
+          [texts.target, mono(target_id)],
+          [texts.action, mono(action)],
+          [texts.firedBy, mono(firedBy(trigger))],
+          [texts.overlap, trigger.overlap_policy],
+          [texts.misfire, trigger.misfire_policy],
+          [texts.scheme, trigger.signature_scheme],
+          [texts.policy, mono(policy_id)],
+          [texts.runAs, mono(run_as.id)],
+          [texts.created, <When key="created" at={trigger.created_at} />],
+          [texts.updated, <When key="updated" at={trigger.updated_at} />],
         ]}
       />
       {hook_url && (
         <Stack gap={2}>
           <Text size="sm" c="dimmed">
-            {strings.triggers.hookUrl}
+            {texts.hookUrl}
           </Text>
           <Text component="div" className="mono">
             {hook_url} <CopyText text={hook_url} />
@@ -320,12 +312,11 @@ function RotateForm({ id, onDone }: { id: string; onDone: () => void }) {
     run: async values => rotateTriggerSecret(api, { ...values, trigger_id: id }),
     stale: [['trigger', id]],
   })
-  if (rotate.data?.secret)
-    return <SecretOnce secret={rotate.data.secret} notice={strings.triggers.secretOnce} onDone={onDone} />
+  if (rotate.data?.secret) return <SecretOnce secret={rotate.data.secret} notice={texts.secretOnce} onDone={onDone} />
   return (
     <SchemaForm
       schema={rotateFields}
-      submitLabel={strings.triggers.rotate}
+      submitLabel={texts.rotate}
       isPending={rotate.isPending}
       error={rotate.error}
       onSubmit={values => rotate.mutate(values)}

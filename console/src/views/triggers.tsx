@@ -14,6 +14,8 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.triggers
+
 const TriggerForm = lazy(() => import('./trigger-form.tsx').then(({ TriggerForm }) => ({ default: TriggerForm })))
 
 const TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
@@ -54,7 +56,7 @@ export function Triggers() {
   )
   const columns: Column<Trigger>[] = [
     {
-      title: strings.triggers.name,
+      title: texts.name,
       isWide: true,
       cell: trigger => (
         <>
@@ -68,30 +70,30 @@ export function Triggers() {
       ),
     },
     {
-      title: strings.triggers.type,
+      title: texts.type,
       cell: trigger => (
         <>
-          <Text inherit>{strings.triggers.types[trigger.type]}</Text>
+          <Text inherit>{texts.types[trigger.type]}</Text>
           <Text size="sm" c="dimmed" className="mono">
             {visible(firedBy(trigger))}
           </Text>
         </>
       ),
     },
-    { title: strings.triggers.starts, cell: ({ target_type }) => strings.triggers.targets[target_type] },
+    { title: texts.starts, cell: ({ target_type }) => texts.targets[target_type] },
     {
-      title: strings.triggers.next,
+      title: texts.next,
       cell: ({ active, next_fire_at }) =>
         active ? next_fire_at ? <When at={next_fire_at} /> : strings.none : <StatusBadge status="inactive" />,
     },
   ]
   const create = isAllowed('triggers:CreateTrigger') && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
-      {strings.triggers.create}
+      {texts.create}
     </Button>
   )
   return (
-    <Page title={strings.nav.triggers} intro={strings.triggers.intro} actions={create}>
+    <Page title={strings.nav.triggers} intro={texts.intro} actions={create}>
       <ListView
         label={strings.nav.triggers}
         list={list}
@@ -102,12 +104,12 @@ export function Triggers() {
             <SearchField />
             <ChoiceField
               name="type"
-              label={strings.triggers.type}
-              choices={TYPES.map(value => ({ value, label: strings.triggers.types[value] }))}
+              label={texts.type}
+              choices={TYPES.map(value => ({ value, label: texts.types[value] }))}
             />
             <ChoiceField
               name="active"
-              label={strings.triggers.state}
+              label={texts.state}
               choices={[
                 { value: 'true', label: strings.statuses.active },
                 { value: 'false', label: strings.statuses.inactive },
@@ -116,12 +118,12 @@ export function Triggers() {
           </>
         }
         empty={
-          <Notice icon={<IconBolt />} title={strings.triggers.empty} action={create} color="indigo">
-            {strings.triggers.emptyText}
+          <Notice icon={<IconBolt />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />
-      <Modal opened={isCreating} onClose={creating.close} title={strings.triggers.create} size="lg">
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
         <Suspense fallback={<Loading />}>
           <TriggerForm
             projectId={projectId}

@@ -33,6 +33,8 @@ import { useConfig } from '../session/gate.tsx'
 import * as strings from '../strings.ts'
 import { usePassedEvents, WebhookForm } from './webhooks.tsx'
 
+const texts = strings.webhooks
+
 const STATUSES = ['queued', 'completed', 'failed'] as const
 /** Age of a signature from which receivers refuse it. */
 const TOLERANCE_SECONDS = 300
@@ -65,9 +67,9 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
         <ActionButton
           size="sm"
           leftSection={<IconSend size={16} />}
-          label={strings.webhooks.test}
+          label={texts.test}
           run={async () => testWebhook(api, { webhook_id: id })}
-          message={strings.webhooks.tested}
+          message={texts.tested}
           stale={stale}
         />
       )}
@@ -75,8 +77,8 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
         <>
           <ActionButton
             size="sm"
-            label={active ? strings.webhooks.deactivate : strings.webhooks.activate}
-            question={active && strings.webhooks.deactivateText}
+            label={active ? texts.deactivate : texts.activate}
+            question={active && texts.deactivateText}
             run={async () => updateWebhook(api, { webhook_id: id, active: !active })}
             stale={stale}
           />
@@ -94,10 +96,10 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
       {!active && <Inactive webhook={webhook} />}
       <AddressTabs
         tabs={[
-          { value: 'deliveries', title: strings.webhooks.deliveries, content: () => <Deliveries webhook={webhook} /> },
+          { value: 'deliveries', title: texts.deliveries, content: () => <Deliveries webhook={webhook} /> },
           {
             value: 'record',
-            title: strings.webhooks.record,
+            title: texts.record,
             content: () => (
               <Record
                 webhook={webhook}
@@ -105,7 +107,7 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
               />
             ),
           },
-          { value: 'signature', title: strings.webhooks.signature, content: () => <Signature webhook={webhook} /> },
+          { value: 'signature', title: texts.signature, content: () => <Signature webhook={webhook} /> },
         ]}
       />
     </Page>
@@ -113,11 +115,10 @@ function WebhookPage({ webhook }: { webhook: Webhook }) {
 }
 
 function Inactive({ webhook }: { webhook: Webhook }) {
-  const count = usePassedEvents(webhook)
+  const passed = usePassedEvents(webhook)
   return (
-    <Alert icon={<IconAlertTriangle />} color="yellow" title={strings.webhooks.inactive} role="status">
-      {count === undefined ? strings.webhooks.inactiveText : strings.webhooks.passedSince(count)}{' '}
-      <When at={webhook.updated_at} />
+    <Alert icon={<IconAlertTriangle />} color="yellow" title={texts.inactive} role="status">
+      {passed ? texts.passedSince(passed) : texts.inactiveText} <When at={webhook.updated_at} />
     </Alert>
   )
 }
@@ -141,32 +142,32 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
   const mayRedeliver = isAllowed('webhooks:RedeliverWebhookDelivery')
   const columns: Column<WebhookDelivery>[] = [
     {
-      title: strings.webhooks.event,
+      title: texts.event,
       isWide: true,
       cell: ({ id: deliveryId, event_type, redelivery_of }) => (
         <>
           <RecordLink to={`/p/${projectId}/webhooks/${id}/deliveries/${deliveryId}`}>{visible(event_type)}</RecordLink>
           {redelivery_of && (
             <Text size="xs" c="dimmed">
-              {strings.webhooks.redelivery}
+              {texts.redelivery}
             </Text>
           )}
         </>
       ),
     },
-    { title: strings.webhooks.state, cell: ({ status }) => <StatusBadge status={status} /> },
-    { title: strings.webhooks.answer, cell: ({ status_code }) => status_code ?? strings.none },
-    { title: strings.webhooks.attempts, cell: ({ attempts }) => attempts },
-    { title: strings.webhooks.created, cell: ({ created_at }) => <When at={created_at} /> },
+    { title: texts.state, cell: ({ status }) => <StatusBadge status={status} /> },
+    { title: texts.answer, cell: ({ status_code }) => status_code ?? strings.none },
+    { title: texts.attempts, cell: ({ attempts }) => attempts },
+    { title: texts.created, cell: ({ created_at }) => <When at={created_at} /> },
   ]
   if (mayRedeliver)
     columns.push({
       title: '',
       cell: ({ id: deliveryId }) => (
         <ActionButton
-          label={strings.webhooks.redeliver}
+          label={texts.redeliver}
           run={async () => redeliverWebhookDelivery(api, { delivery_id: deliveryId })}
-          message={strings.webhooks.queued(1)}
+          message={texts.queued(1)}
           stale={stale}
         />
       ),
@@ -174,21 +175,21 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
   return (
     <Stack gap="md">
       <ListView
-        label={strings.webhooks.deliveries}
+        label={texts.deliveries}
         list={list}
         action="webhooks:ListWebhookDeliveries"
         columns={columns}
         fields={
           <>
-            <SearchField name="event_type" label={strings.webhooks.eventName} />
+            <SearchField name="event_type" label={texts.eventName} />
             <ChoiceField
               name="status"
-              label={strings.webhooks.state}
+              label={texts.state}
               choices={STATUSES.map(value => ({ value, label: statusText(value) }))}
             />
             {mayRedeliver && (
               <FormButton
-                label={strings.webhooks.redeliverMany}
+                label={texts.redeliverMany}
                 variant="default"
                 form={close => <RedeliverForm id={id} onDone={close} />}
               />
@@ -196,8 +197,8 @@ function Deliveries({ webhook: { id, active } }: { webhook: Webhook }) {
           </>
         }
         empty={
-          <Notice icon={<IconSend />} title={strings.webhooks.noDeliveries}>
-            {active ? strings.webhooks.noDeliveriesText : strings.webhooks.inactiveText}
+          <Notice icon={<IconSend />} title={texts.noDeliveries}>
+            {active ? texts.noDeliveriesText : texts.inactiveText}
           </Notice>
         }
       />
@@ -215,7 +216,7 @@ function RedeliverForm({ id, onDone }: { id: string; onDone: () => void }) {
   if (count !== null)
     return (
       <Stack gap="md">
-        <Text role="status">{strings.webhooks.queued(count)}</Text>
+        <Text role="status">{texts.queued(count)}</Text>
         <Group>
           <Button onClick={onDone} data-autofocus>
             {strings.close}
@@ -227,7 +228,7 @@ function RedeliverForm({ id, onDone }: { id: string; onDone: () => void }) {
     <SchemaForm
       schema={redeliverFields}
       omit={['webhook_id']}
-      submitLabel={strings.webhooks.redeliver}
+      submitLabel={texts.redeliver}
       isPending={redeliver.isPending}
       error={redeliver.error}
       onSubmit={values => redeliver.mutate(values)}
@@ -242,12 +243,12 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
   return (
     <Stack gap="lg">
       <Section
-        title={strings.webhooks.record}
+        title={texts.record}
         actions={
           <>
             {isAllowed('webhooks:RotateWebhookSecret') && (
               <FormButton
-                label={strings.webhooks.rotate}
+                label={texts.rotate}
                 size="xs"
                 variant="default"
                 form={close => <RotateForm id={id} onDone={close} />}
@@ -256,7 +257,7 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
             {isAllowed('webhooks:DeleteWebhook') && (
               <ActionButton
                 label={strings.remove}
-                question={strings.webhooks.deleteText(visible(name))}
+                question={texts.deleteText(visible(name))}
                 color="red"
                 run={async () => deleteWebhook(api, { webhook_id: id })}
                 stale={[['webhooks']]}
@@ -268,26 +269,26 @@ function Record({ webhook, onDeleted }: { webhook: Webhook; onDeleted: () => voi
       >
         <Facts
           facts={[
-            [strings.webhooks.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
-            [strings.webhooks.policy, policy_id && <span className="mono">{policy_id}</span>],
-            [strings.webhooks.created, <When key="created" at={created_at} />],
-            [strings.webhooks.updated, <When key="updated" at={updated_at} />],
+            [texts.state, <StatusBadge key="state" status={active ? 'active' : 'inactive'} />],
+            [texts.policy, policy_id && <span className="mono">{policy_id}</span>],
+            [texts.created, <When key="created" at={created_at} />],
+            [texts.updated, <When key="updated" at={updated_at} />],
           ]}
         />
         <Stack gap={2}>
           <Text size="sm" c="dimmed">
-            {strings.webhooks.url}
+            {texts.url}
           </Text>
           <Text className="mono">{visible(url)}</Text>
         </Stack>
         <Stack gap={2}>
           <Text size="sm" c="dimmed">
-            {strings.webhooks.events}
+            {texts.events}
           </Text>
           <Text className="mono">{visible(events.join(', '))}</Text>
         </Stack>
         <Text size="sm" c="dimmed">
-          {strings.webhooks.id} <span className="mono">{id}</span> <CopyText text={id} />
+          {texts.id} <span className="mono">{id}</span> <CopyText text={id} />
         </Text>
       </Section>
     </Stack>
@@ -299,12 +300,11 @@ function RotateForm({ id, onDone }: { id: string; onDone: () => void }) {
     run: async values => rotateWebhookSecret(api, { ...values, webhook_id: id }),
     stale: [['webhook', id]],
   })
-  if (rotate.data)
-    return <SecretOnce secret={rotate.data.secret} notice={strings.webhooks.secretOnce} onDone={onDone} />
+  if (rotate.data) return <SecretOnce secret={rotate.data.secret} notice={texts.secretOnce} onDone={onDone} />
   return (
     <SchemaForm
       schema={rotateFields}
-      submitLabel={strings.webhooks.rotate}
+      submitLabel={texts.rotate}
       isPending={rotate.isPending}
       error={rotate.error}
       onSubmit={values => rotate.mutate(values)}
@@ -327,12 +327,12 @@ async function checkSignature(secret: string, rawBody: string, signature: string
     })
   } catch (error) {
     if (!(error instanceof WebhookSignatureError)) throw error
-    return { isValid: false, text: strings.webhooks.signatureReasons[error.reason] }
+    return { isValid: false, text: texts.signatureReasons[error.reason] }
   }
   const age = Date.now() / 1000 - Number(/t=(\d+)/.exec(signature)?.[1])
   return {
     isValid: true,
-    text: Math.abs(age) > TOLERANCE_SECONDS ? strings.webhooks.signatureOld : strings.webhooks.signatureValid,
+    text: Math.abs(age) > TOLERANCE_SECONDS ? texts.signatureOld : texts.signatureValid,
   }
 }
 
@@ -361,8 +361,8 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
   })
   return (
     <Stack gap="lg">
-      <Section title={strings.webhooks.check}>
-        <Text c="dimmed">{strings.webhooks.checkText}</Text>
+      <Section title={texts.check}>
+        <Text c="dimmed">{texts.checkText}</Text>
         <form
           onSubmit={event => {
             event.preventDefault()
@@ -371,7 +371,7 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
         >
           <Stack gap="md">
             <PasswordInput
-              label={strings.webhooks.secret}
+              label={texts.secret}
               autoComplete="off"
               value={secret}
               onChange={event => setSecret(event.currentTarget.value)}
@@ -380,10 +380,10 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
             {isAllowed('webhooks:GetWebhookSecret') && (
               <Group>
                 <Button size="xs" variant="default" loading={load.isPending} onClick={() => load.mutate()}>
-                  {strings.webhooks.useSecret}
+                  {texts.useSecret}
                 </Button>
                 <Text size="sm" c="dimmed">
-                  {strings.webhooks.audited}
+                  {texts.audited}
                 </Text>
               </Group>
             )}
@@ -395,8 +395,8 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
               required
             />
             <Textarea
-              label={strings.webhooks.rawBody}
-              description={strings.webhooks.rawBodyHelp}
+              label={texts.rawBody}
+              description={texts.rawBodyHelp}
               value={body}
               onChange={event => setBody(event.currentTarget.value)}
               autosize
@@ -416,13 +416,13 @@ function Signature({ webhook: { id, project_id } }: { webhook: Webhook }) {
             )}
             <Group>
               <Button type="submit" loading={check.isPending}>
-                {strings.webhooks.check}
+                {texts.check}
               </Button>
             </Group>
           </Stack>
         </form>
       </Section>
-      <Section title={strings.webhooks.inCode}>
+      <Section title={texts.inCode}>
         <Code block className="wrap">
           {snippet(header_prefix)}
         </Code>

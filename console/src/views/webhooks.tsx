@@ -2,12 +2,13 @@ import fields from 'fields:createWebhook'
 import { Button, Modal, Text } from '@mantine/core'
 import { useDisclosure } from '@mantine/hooks'
 import type { Webhook, WebhookInput } from '@muster/client'
-import { createWebhook, listEventRegistry, listEvents, listWebhooks, updateWebhook } from '@muster/client/operations'
+import { createWebhook, listEvents, listWebhooks, updateWebhook } from '@muster/client/operations'
 import { IconPlus, IconWebhook } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { useNavigate } from '@tanstack/react-router'
 import { usePolicyNames } from '../access.ts'
 import { api, every, POLL_MS } from '../api.ts'
+import { useEventPatterns } from '../choices.ts'
 import { useAction } from '../components/actions.tsx'
 import { ChoiceField, type Column, ListView, RecordLink, useList } from '../components/list.tsx'
 import { Page } from '../components/page.tsx'
@@ -19,7 +20,11 @@ import { visible, When } from '../components/text.tsx'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 
+const texts = strings.webhooks
+
 const COUNT_POLL_MS = 60_000
+/** Events above which no more are counted. */
+const COUNTED = 1000
 
 /** Webhooks of a project. */
 export function Webhooks() {
@@ -39,7 +44,7 @@ export function Webhooks() {
   )
   const columns: Column<Webhook>[] = [
     {
-      title: strings.webhooks.name,
+      title: texts.name,
       isWide: true,
       cell: ({ id, name, url }) => (
         <>
@@ -51,7 +56,7 @@ export function Webhooks() {
       ),
     },
     {
-      title: strings.webhooks.events,
+      title: texts.events,
       cell: ({ events }) => (
         <Text size="sm" className="mono" lineClamp={2}>
           {visible(events.join(', '))}
@@ -59,7 +64,7 @@ export function Webhooks() {
       ),
     },
     {
-      title: strings.webhooks.state,
+      title: texts.state,
       cell: webhook => (
         <>
           <StatusBadge status={webhook.active ? 'active' : 'inactive'} />
@@ -67,15 +72,15 @@ export function Webhooks() {
         </>
       ),
     },
-    { title: strings.webhooks.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
+    { title: texts.updated, cell: ({ updated_at }) => <When at={updated_at} /> },
   ]
   const create = isAllowed('webhooks:CreateWebhook') && (
     <Button leftSection={<IconPlus size={16} />} onClick={creating.open}>
-      {strings.webhooks.create}
+      {texts.create}
     </Button>
   )
   return (
-    <Page title={strings.nav.webhooks} intro={strings.webhooks.intro} actions={create}>
+    <Page title={strings.nav.webhooks} intro={texts.intro} actions={create}>
       <ListView
         label={strings.nav.webhooks}
         list={list}
@@ -84,7 +89,7 @@ export function Webhooks() {
         fields={
           <ChoiceField
             name="active"
-            label={strings.webhooks.state}
+            label={texts.state}
             choices={[
               { value: 'true', label: strings.statuses.active },
               { value: 'false', label: strings.statuses.inactive },
@@ -92,50 +97,49 @@ export function Webhooks() {
           />
         }
         empty={
-          <Notice icon={<IconWebhook />} title={strings.webhooks.empty} action={create} color="indigo">
-            {strings.webhooks.emptyText}
+          <Notice icon={<IconWebhook />} title={texts.empty} action={create} color="indigo">
+            {texts.emptyText}
           </Notice>
         }
       />
-      <Modal opened={isCreating} onClose={creating.close} title={strings.webhooks.create} size="lg">
+      <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
         <WebhookForm onDone={creating.close} />
       </Modal>
     </Page>
   )
 }
 
-/** Returns how many events an inactive webhook would have received since its last change; undefined if not known. */
-export function usePassedEvents({ id, project_id, events, active, updated_at }: Webhook): number | undefined {
+/** Returns how many events an inactive webhook would have received since its last change; null if not known. */
+export function usePassedEvents({ id, project_id, events, active, updated_at }: Webhook): string | null {
   const isAllowed = usePermissions(project_id)
-  const { data } = useQuery({
+  // The service reads every matching event for a count, which only grows.
+  const isEnough = ({ state }: { state: { data?: number } }) => (state.data ?? 0) > COUNTED
+  const { data } = useQuery<number>({
     queryKey: ['webhook', id, 'passed', events, updated_at],
     queryFn: async ({ signal }) =>
       (await listEvents(api, { project_id, pattern: events, from: updated_at, limit: 1 }, { signal }).page()).total,
     enabled: !active && isAllowed('events:ListEvents') === true,
-    staleTime: 0,
-    refetchInterval: every(COUNT_POLL_MS),
+    staleTime: query => (isEnough(query) ? Number.POSITIVE_INFINITY : 0),
+    refetchInterval: query => !isEnough(query) && every(COUNT_POLL_MS)(query),
   })
-  return data
+  if (data === undefined) return null
+  return texts.passed(Math.min(data, COUNTED), data > COUNTED)
 }
 
 function PassedCount({ webhook }: { webhook: Webhook }) {
-  const count = usePassedEvents(webhook)
-  return count === undefined ? null : (
+  const passed = usePassedEvents(webhook)
+  return passed ? (
     <Text size="xs" c="dimmed">
-      {strings.webhooks.passed(count)}
+      {passed}
     </Text>
-  )
+  ) : null
 }
 
 /** Creates or changes a webhook. The secret of a new one is shown once. */
 export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: () => void }) {
   const projectId = useProjectId()
   const navigate = useNavigate()
-  const registry = useQuery({
-    queryKey: ['event-registry'],
-    queryFn: async ({ signal }) => listEventRegistry(api, {}, { signal }).all(),
-    staleTime: Number.POSITIVE_INFINITY,
-  })
+  const patterns = useEventPatterns()
   const { options } = usePolicyNames(projectId)
   const save = useAction<Values, Webhook & { secret?: string }>({
     run: async values =>
@@ -150,14 +154,10 @@ export function WebhookForm({ webhook, onDone }: { webhook?: Webhook; onDone: ()
     return (
       <SecretOnce
         secret={made.secret}
-        notice={strings.webhooks.secretOnce}
+        notice={texts.secretOnce}
         onDone={() => void navigate({ to: `/p/${projectId}/webhooks/${made.id}` })}
       />
     )
-  const patterns = (registry.data ?? []).flatMap(({ prefix, events }) => [
-    `${prefix}*`,
-    ...events.map(({ name }) => name),
-  ])
   return (
     <SchemaForm
       schema={fields}

@@ -27,6 +27,8 @@ import * as strings from '../strings.ts'
 import { Board } from './board.tsx'
 import { TaskForm } from './task.tsx'
 
+const texts = strings.workflows
+
 /** A workflow: its board, its definition and its versions. */
 export function WorkflowView() {
   const { workflowId } = useParams({ strict: false }) as { workflowId: string }
@@ -52,7 +54,7 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
         <ActionButton
           size="sm"
           label={strings.remove}
-          question={strings.workflows.deleteText}
+          question={texts.deleteText}
           run={async () => deleteWorkflow(api, { workflow_id: id })}
           stale={[['workflows', projectId]]}
           onDone={() => void navigate({ to: `/p/${projectId}/workflows` })}
@@ -60,7 +62,7 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
       )}
       {isAllowed('workflows:UpdateWorkflow') && (
         <FormButton
-          label={strings.workflows.edit}
+          label={texts.edit}
           variant="default"
           leftSection={<IconEdit size={16} />}
           modalSize="xl"
@@ -82,7 +84,7 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
         tabs={[
           {
             value: 'board',
-            title: strings.workflows.board,
+            title: texts.board,
             content: () =>
               isAllowed('tasks:ListTasks') === false ? (
                 <Refused action="tasks:ListTasks" />
@@ -92,7 +94,7 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
           },
           {
             value: 'definition',
-            title: strings.workflows.definition,
+            title: texts.definition,
             content: () => <Definition workflow={workflow} />,
           },
           {
@@ -120,8 +122,8 @@ function WorkflowPage({ workflow }: { workflow: Workflow }) {
           },
           {
             value: 'json',
-            title: strings.workflows.json,
-            content: () => <Value value={workflow} label={strings.workflows.json} />,
+            title: texts.json,
+            content: () => <Value value={workflow} label={texts.json} />,
           },
         ]}
       />
@@ -134,7 +136,7 @@ function EditForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void
   return (
     <Stack gap="md">
       <Text size="sm" c="dimmed">
-        {strings.workflows.editText}
+        {texts.editText}
       </Text>
       <CommandForm
         label={strings.save}
@@ -155,7 +157,7 @@ function EditForm({ workflow, onDone }: { workflow: Workflow; onDone: () => void
 
 /** The states in order with the work that they start and the transitions from them. */
 function Definition({ workflow: { states, transitions, payload_schema } }: { workflow: Workflow }) {
-  const { kinds, dispatch } = strings.workflows
+  const { kinds, dispatch } = texts
   return (
     <Stack gap="lg">
       <Card withBorder padding={0} radius="lg">
@@ -163,10 +165,10 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
           verticalSpacing="sm"
           horizontalSpacing="md"
           className="rows"
-          aria-label={strings.workflows.definition}
+          aria-label={texts.definition}
           layout="fixed"
         >
-          <TableHead titles={[strings.workflows.state, strings.workflows.work, strings.workflows.transitions]} />
+          <TableHead titles={[texts.state, texts.work, texts.transitions]} />
           <Table.Tbody>
             {states.map(({ name, initial, terminal, kind, on_enter }) => (
               <Table.Tr key={name}>
@@ -178,7 +180,7 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
                     {kind === 'human' && <Badge variant="default">{kinds.human}</Badge>}
                   </Group>
                 </Table.Td>
-                <Table.Td data-title={strings.workflows.work}>
+                <Table.Td data-title={texts.work}>
                   {on_enter ? (
                     <>
                       <Text size="sm">{dispatch[on_enter.dispatch.kind]}</Text>
@@ -202,7 +204,7 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
                     .map(each => (
                       <Text size="sm" key={each.name}>
                         {visible(each.name)} → {visible(each.to)}
-                        {each.requires_approval && ` (${strings.workflows.approval})`}
+                        {each.requires_approval && ` (${texts.approval})`}
                       </Text>
                     ))}
                 </Table.Td>
@@ -212,8 +214,8 @@ function Definition({ workflow: { states, transitions, payload_schema } }: { wor
         </Table>
       </Card>
       {payload_schema && (
-        <Section title={strings.workflows.payload}>
-          <Value value={payload_schema} label={strings.workflows.payload} />
+        <Section title={texts.payload}>
+          <Value value={payload_schema} label={texts.payload} />
         </Section>
       )}
     </Stack>

@@ -53,7 +53,8 @@ const WorkerRow = z.strictObject({
   started_at: z.string(),
   heartbeat_at: z.string(),
   age_ms: z.number(),
-  queues: z.record(z.string(), z.strictObject({ slots: z.int(), share: z.int() })).nullable(),
+  // Not strict: during a deployment, workers of a later release may write more fields.
+  queues: z.record(z.string(), z.object({ slots: z.int(), share: z.int() })).nullable(),
 })
 export type WorkerRow = z.output<typeof WorkerRow>
 
