@@ -43,14 +43,14 @@ export class Caller {
   }
 
   commandById(id: string): ApiCommand {
-    const command = this.#table.commands.find(each => each.id === id)
+    const command = this.#table.byId(id)
     if (!command) throw new Error(`there is no operation ${id}`)
     return command
   }
 
   /** Returns the command of some words. */
   find(words: readonly string[]): ApiCommand | undefined {
-    return this.#table.commands.find(each => each.words.join(' ') === words.join(' '))
+    return this.#table.below(words).find(each => each.words.length === words.length)
   }
 
   callById(id: string, args: Args, options?: Options): Promise<any> {

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import type { Client, OAuthStore } from '@muster/client'
+import { Client, type OAuthStore, oauth } from '@muster/client'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { isId } from './ids.ts'
 import {
@@ -12,6 +12,7 @@ import {
   withLock,
 } from './profiles.ts'
 import { note } from './terminal.ts'
+import { noteOtherVersion } from './version-notice.ts'
 
 /** Options of every command that calls the service. */
 export type ConnectionOptions = {
@@ -92,7 +93,6 @@ export class Connection {
   }
 
   async #open(): Promise<Client> {
-    const { Client } = await import('@muster/client')
     const { timeout, printRequest } = this.options
     const choice = this.projectChoice
     const token = printRequest ? undefined : await this.#token()
@@ -123,7 +123,6 @@ export class Connection {
     if (!credential || new URL(credential.url).origin !== this.url.origin) return undefined
     this.#credential = credential
     if (credential.token) return credential.token
-    const { oauth } = await import('@muster/client')
     const signIn = oauth({ baseUrl: this.base, clientId: CLIENT_ID, store: tokenStore(this), fetch: this.#fetch })
     return () => signIn.token()
   }
@@ -169,7 +168,6 @@ export class Connection {
     const own = new Headers(init.headers).get('x-muster-client')?.split('/')[0]
     const service = headers.get('x-muster-version')
     if (!own || !service || own === service || this.options.quiet || this.options.json) return
-    const { noteOtherVersion } = await import('./version-notice.ts')
     noteOtherVersion(own, service, this.profile)
   }
 }

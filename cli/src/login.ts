@@ -1,6 +1,5 @@
-import http from 'node:http'
 import type { AddressInfo } from 'node:net'
-import type { OAuthTokens } from '@muster/client'
+import { Client, OAuthError, type OAuthTokens, oauth } from '@muster/client'
 import { canOpenBrowser, openBrowser } from './browser.ts'
 import { CLIENT_ID, Connection, tokenStore } from './connection.ts'
 import { EXIT, Failure, UsageError } from './failure.ts'
@@ -80,7 +79,6 @@ async function passwordSignIn(connection: Connection, given: string | undefined)
   const username = given ?? (canAsk() ? await ask('username: ') : undefined)
   if (!username) throw new UsageError('--username is required')
   const password = canAsk() ? await ask('password: ', { isSecret: true }) : (await readStdin()).toString('utf8')
-  const { Client } = await import('@muster/client')
   const { loginUser } = await import('@muster/client/operations')
   connection.options.secrets = [password.replace(/\r?\n$/, '')]
   const client = new Client({ baseUrl: connection.base, fetch: connection.fetch, maxRetries: 0 })
@@ -94,20 +92,20 @@ async function passwordSignIn(connection: Connection, given: string | undefined)
 
 /** Signs in with a code that the browser brings to a port of this machine. */
 async function browserSignIn(connection: Connection, scope: string, opens: boolean): Promise<void> {
-  const { oauth } = await import('@muster/client')
   const signIn = oauth({
     baseUrl: connection.base,
     clientId: CLIENT_ID,
     store: tokenStore(connection),
     fetch: connection.fetch,
   })
-  const server = http.createServer()
+  const { createServer } = await import('node:http')
+  const server = createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const redirectUri = `http://127.0.0.1:${(server.address() as AddressInfo).port}/callback`
   try {
     const { url } = await signIn.start({ redirectUri, scope })
     note(`Open this address to sign in:\n  ${visible(url)}`)
-    if (opens) openBrowser(url)
+    if (opens) await openBrowser(url)
     await new Promise<void>((resolve, reject) => {
       const late = setTimeout(
         () => reject(new Failure('there was no sign-in within 10 minutes', EXIT.signedOut)),
@@ -153,7 +151,6 @@ type DeviceCode = {
 
 /** Signs in with a code that the user enters in a browser of any machine. */
 async function deviceSignIn(connection: Connection, scope: string): Promise<void> {
-  const { OAuthError } = await import('@muster/client')
   const post = async (path: string, form: Record<string, string>): Promise<{ status: number; body: any }> => {
     const response = await connection.fetch(`${connection.base}${path}`, {
       method: 'POST',
@@ -203,7 +200,6 @@ export async function logoutCommand(args: string[]): Promise<number> {
   const connection = await Connection.open(options)
   const credential = readCredentials()[connection.profile]
   if (!credential) throw new Failure(`profile ${connection.profile} is not signed in`, EXIT.signedOut)
-  const { oauth } = await import('@muster/client')
   try {
     if (credential.tokens)
       await oauth({

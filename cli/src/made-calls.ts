@@ -21,7 +21,7 @@ export function functionOf(command: ApiCommand, table: CommandTable, isStream: b
     ...(hasBody ? { query } : {}),
     project: fields.some(each => each.name === 'project_id' && each.in !== 'path'),
   }
-  const pathOf = (id: string | null) => table.commands.find(each => each.id === id)?.path
+  const pathOf = (id: string | null) => (id === null ? undefined : table.byId(id)?.path)
   if (streamed && (isStream || !streamed.selected_by)) {
     const { events, last, resume, selected_by } = streamed
     return stream(

@@ -1,5 +1,6 @@
 import fs from 'node:fs'
-import { commandsOf } from '../../client/build/commands.ts'
+import { commandFile } from '../../client/build/commands.ts'
+import { CommandTable, loadCommands } from './commands.ts'
 import { Connection } from './connection.ts'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
@@ -100,7 +101,7 @@ async function remove(name: string | undefined): Promise<number> {
 /** Stores the commands of the service of a profile, which then replace the commands of this version. */
 async function sync(connection: Connection): Promise<number> {
   const file = cacheFile(connection.profile, 'commands.json')
-  const stored = readStored(file)
+  const stored = CommandTable.read(file, true)
   const response = await connection.fetch(`${connection.base}/openapi.json`, {
     redirect: 'error',
     headers: stored?.etag ? { 'if-none-match': stored.etag } : {},
@@ -111,18 +112,9 @@ async function sync(connection: Connection): Promise<number> {
     return EXIT.done
   }
   if (!response.ok) throw new Failure(`${connection.base}/openapi.json answered ${response.status}`, EXIT.noAnswer)
-  const description = (await response.json()) as Parameters<typeof commandsOf>[0]
-  const commands = commandsOf(description)
-  const etag = response.headers.get('etag')
-  writePrivate(file, JSON.stringify({ version: description.info.version, etag, commands }))
-  note(`${commands.length} commands of version ${description.info.version}`)
+  const description = (await response.json()) as Parameters<typeof commandFile>[0]
+  writePrivate(file, commandFile(description, response.headers.get('etag')))
+  const table = loadCommands(file)
+  note(`${table.words().length} commands of version ${visible(table.version)}`)
   return EXIT.done
-}
-
-function readStored(file: string): { etag?: string } | null {
-  try {
-    return JSON.parse(fs.readFileSync(file, 'utf8'))
-  } catch {
-    return null
-  }
 }

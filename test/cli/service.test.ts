@@ -257,10 +257,15 @@ describe('the command line with the service', function () {
       id: 'new',
       words: ['actors', 'invent'],
     }
-    fs.writeFileSync(file, JSON.stringify({ ...table, commands: [...table.commands, added] }))
+    const lines = fs.readFileSync(file, 'utf8').replace('\n]}', `,\n${JSON.stringify(added)}\n]}`)
+    fs.writeFileSync(file, lines)
     const made = await own.run(['actors', 'invent', '--name', 'new'])
     assert.equal(JSON.parse(made.stdout).name, 'new', made.stderr)
     assert.equal((await own.run(['actors', 'list', '--all', '--name', 'new', '--field', 'name'])).stdout, 'new\n')
+    // A file that is none of commands is ignored.
+    fs.writeFileSync(file, lines.slice(1))
+    assert.equal((await own.run(['actors', 'list', '--name', 'new', '--field', 'name'])).stdout, 'new\n')
+    assert.equal((await own.run(['actors', 'invent', '--name', 'new'])).code, 2)
     own.close()
   })
 
@@ -278,6 +283,11 @@ describe('the command line with the service', function () {
     assert.ok((await complete('actors', 'get', '')).includes(made.id))
     assert.ok((await complete('actors', 'create', '--na')).includes('--name'))
     assert.deepEqual((await complete('approvals', 'list', '--status', 'ap')).filter(Boolean), ['approved'])
+    // Options and their values are no words of a command and no IDs.
+    assert.ok((await complete('--profile', 'default', 'actors', '')).includes('create'))
+    assert.ok((await complete('actors', 'get', '--field', 'id', '')).includes(made.id))
+    assert.deepEqual((await complete('actors', 'get', '--field', '')).filter(Boolean), [])
+    assert.deepEqual((await complete('actors', 'get', made.id, '')).filter(Boolean), [])
     for (const shell of ['bash', 'zsh', 'fish', 'pwsh'])
       assert.match((await own.run(['completion', shell])).stdout, /__complete/)
     own.close()
