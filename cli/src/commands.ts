@@ -141,6 +141,10 @@ export function flagOf(command: ApiCommand, field: CommandField): string {
   return optionNames(command).includes(flag) && !isReplaced(command, field) ? `field-${flag}` : flag
 }
 
+/** Whether a command can be of the project in use. */
+export const takesProject = ({ fields }: ApiCommand): boolean =>
+  fields.some(each => each.name === 'project_id' && each.in !== 'path')
+
 export const hasJsonBody = ({ method, consumes, fields, open }: ApiCommand): boolean =>
   method !== 'GET' && !consumes && (open === true || fields.some(each => each.in === 'body'))
 

@@ -48,7 +48,7 @@ export class Connection {
   /** Whether `--print-request` has printed the request. */
   isPrinted = false
   #credential: Credential | undefined
-  #client: Promise<Client> | undefined
+  readonly #clients = new Map<boolean, Promise<Client>>()
 
   private constructor(url: URL, profile: string, settings: Profile, options: ConnectionOptions) {
     this.url = url
@@ -80,21 +80,22 @@ export class Connection {
     return this.options.project || process.env.MUSTER_PROJECT || this.settings.project
   }
 
-  /** Returns a client of this address. A project that is named is found first. */
-  client(): Promise<Client> {
-    this.#client ??= this.#open()
-    return this.#client
+  /** Returns a client of this address; for operations of a project, with the project in use, which is found by its name. */
+  client(isOfProject = false): Promise<Client> {
+    const found = this.#clients.get(isOfProject) ?? this.#open(isOfProject)
+    this.#clients.set(isOfProject, found)
+    return found
   }
 
   /** Returns the ID of the project to use, if any. */
   async projectId(): Promise<string | undefined> {
     const choice = this.projectChoice
-    return !choice || isId(choice) ? choice : (await this.client()).project
+    return !choice || isId(choice) ? choice : (await this.client(true)).project
   }
 
-  async #open(): Promise<Client> {
+  async #open(isOfProject: boolean): Promise<Client> {
     const { timeout, printRequest } = this.options
-    const choice = this.projectChoice
+    const choice = isOfProject ? this.projectChoice : undefined
     const token = printRequest ? undefined : await this.#token()
     const make = (project: string | undefined) =>
       new Client({

@@ -10,6 +10,7 @@ import {
   isDownload,
   isTurn,
   needsConfirmation,
+  takesProject,
   writesText,
 } from './commands.ts'
 import { rememberIds } from './completion-ids.ts'
@@ -77,8 +78,7 @@ const help = ({ words }: ApiCommand): string => `Try: muster ${words.join(' ')} 
 
 /** Project choice satisfies a required project. */
 function withProject(command: ApiCommand, args: Args, { projectChoice }: Connection): Args {
-  const takesProject = command.fields.some(each => each.name === 'project_id' && each.in !== 'path')
-  return takesProject && projectChoice ? { project_id: projectChoice, ...args } : args
+  return takesProject(command) && projectChoice ? { project_id: projectChoice, ...args } : args
 }
 
 /** Returns how the output is printed, by options, environment and profile. */

@@ -280,6 +280,12 @@ describe('a command line without a service', function () {
     assert.match(stderr, /ECONNREFUSED/)
     assert.ok(stderr.includes(`Step: connect of ${url}, the address of MUSTER_URL`), stderr)
     assert.doesNotMatch(stderr, /sk_none|\n {4}at /)
+    // A closed proxy, because a service may be at the default address.
+    const fresh = new User()
+    const unconfigured = await fresh.run(['agents', 'list'], { env: { HTTP_PROXY: url } })
+    fresh.close()
+    assert.equal(unconfigured.code, 10)
+    assert.match(unconfigured.stderr, /, the default address\n {2}Try: muster login --url/)
     const unresolved = await user.run(['agents', 'list', '--url', 'https://name.invalid'])
     assert.match(unresolved.stderr, /Step: resolve/)
   })

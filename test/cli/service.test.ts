@@ -94,6 +94,11 @@ describe('the command line with the service', function () {
     const listed = await admin.run(['actors', 'list', '--field', 'project_id'], { env: { MUSTER_PROJECT: project.id } })
     assert.equal(listed.stdout, `${project.id}\n`)
     assert.equal((await admin.run(['actors', 'list', '--project', 'none such'])).code, 5)
+    // Commands without a project do not depend on the name of one, above all the command that lists projects.
+    const named = { env: { MUSTER_PROJECT: 'none such' } }
+    assert.ok((await admin.run(['projects', 'list', '--field', 'id'], named)).stdout.includes(project.id))
+    for (const args of [['whoami'], ['api', 'GET', '/api/v1/projects']])
+      assert.equal((await admin.run(args, named)).code, 0, args.join(' '))
     admin.close()
   })
 
