@@ -2,7 +2,7 @@ import { writeFileSync } from 'node:fs'
 import { flagOf, isReplaced, loadCommands, optionNames, VALUED_OPTIONS } from './commands.ts'
 import { rememberedIds } from './completion-ids.ts'
 import { EXIT } from './failure.ts'
-import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS, OWN_WORDS, type OwnName } from './own-commands.ts'
 import { cacheFile, profileOf } from './profiles.ts'
 import { visible } from './terminal.ts'
 import { isBoolean } from './values.ts'
@@ -38,7 +38,8 @@ function candidates(before: readonly string[], current: string, operatorVerbs: O
     // Modules have no summary, so nothing is parsed for them.
     if (words.length === 0) for (const each of table.words()) add(each, '')
     else for (const each of table.below(words)) add(each.words, each.summary)
-    for (const [name, summary] of own) add(name.split(' '), summary ?? '')
+    for (const [name, summary] of own) add(name.split(' '), summary)
+    for (const each of OWN_WORDS[words.join(' ') as OwnName] ?? []) next.set(each, undefined)
     return [...next]
   }
   const fields = command.fields.filter(each => each.in !== 'path' && !isReplaced(command, each))

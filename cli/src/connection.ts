@@ -197,12 +197,12 @@ export function tokenStore({ profile, base }: Pick<Connection, 'profile' | 'base
   }
 }
 
-function parseUrl(text: string): URL {
+export function parseUrl(text: string): URL {
   let url: URL
   try {
     url = new URL(text)
   } catch {
-    throw new UsageError(`${text} is no address`)
+    throw new UsageError(`${text} is no address`, 'An address starts with https:// or http://')
   }
   if (!/^https?:$/.test(url.protocol) || url.username || url.password || url.search || url.hash)
     throw new UsageError('the address must be http or https, without credentials, query and fragment')

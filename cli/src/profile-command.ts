@@ -1,7 +1,7 @@
 import fs from 'node:fs'
 import { commandFile } from '../../client/build/commands.ts'
 import { CommandTable, loadCommands } from './commands.ts'
-import { Connection } from './connection.ts'
+import { Connection, parseUrl } from './connection.ts'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
@@ -79,7 +79,7 @@ async function change(name: string, setting: string | undefined, value: string |
   if (value === null) throw new UsageError('a value is required', USAGE)
   if (setting === 'output' && value !== undefined && !['table', 'json', 'jsonl'].includes(value))
     throw new UsageError('output must be table, json or jsonl')
-  if (setting === 'url' && value !== undefined && !URL.canParse(value)) throw new UsageError(`${value} is no address`)
+  if (setting === 'url' && value !== undefined) parseUrl(value)
   await saveProfile(name, profile => {
     const next: Profile = { ...profile }
     if (value === undefined) delete next[setting as 'url']

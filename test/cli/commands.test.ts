@@ -305,6 +305,7 @@ describe('a command line without a service', function () {
       ['agents', 'list', '--url', 'http://muster.example'],
       ['agents', 'list', '--profile', 'none'],
       ['completion', 'cmd'],
+      ['profile', 'set', 'url', 'ftp://muster.example'],
       ['login', '--device', '--key'],
     ]
     const codes = await Promise.all(wrong.map(async args => `${(await user.run(args)).code} ${args.join(' ')}`))
@@ -312,6 +313,11 @@ describe('a command line without a service', function () {
       codes,
       wrong.map(args => `2 ${args.join(' ')}`),
     )
+    for (const args of [
+      ['profile', 'set', 'url', 'muster.example'],
+      ['agents', 'list', '--url', 'muster.example'],
+    ])
+      assert.match((await user.run(args)).stderr, /muster\.example is no address\n.*https:/)
     assert.match((await user.run(['agnets', 'list'])).stderr, /Did you mean: muster agents/)
   })
 

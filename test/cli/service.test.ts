@@ -288,6 +288,8 @@ describe('the command line with the service', function () {
     assert.ok((await complete('actors', 'get', '')).includes(made.id))
     assert.ok((await complete('actors', 'create', '--na')).includes('--name'))
     assert.deepEqual((await complete('approvals', 'list', '--status', 'ap')).filter(Boolean), ['approved'])
+    assert.deepEqual((await complete('profile', 's')).filter(Boolean), ['set', 'sync'])
+    assert.deepEqual((await complete('completion', 'ba')).filter(Boolean), ['bash'])
     // Options and their values are no words of a command and no IDs.
     assert.ok((await complete('--profile', 'default', 'actors', '')).includes('create'))
     assert.ok((await complete('actors', 'get', '--field', 'id', '')).includes(made.id))
