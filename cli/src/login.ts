@@ -2,7 +2,7 @@ import type { AddressInfo } from 'node:net'
 import { Client, OAuthError, type OAuthTokens, oauth } from '@muster/client'
 import { canOpenBrowser, openBrowser } from './browser.ts'
 import { CLIENT_ID, Connection, tokenStore } from './connection.ts'
-import { EXIT, Failure, UsageError } from './failure.ts'
+import { EXIT, Failure, isRefusal, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { readCredentials, saveProfile, storeCredential, withLock } from './profiles.ts'
@@ -58,16 +58,28 @@ export async function loginCommand(args: string[]): Promise<number> {
 }
 
 async function signIn(connection: Connection, options: Record<string, any>): Promise<void> {
-  if (options.key) return storeToken(connection, await readSecret('project key: '))
+  if (options.key) return keySignIn(connection, await readSecret('project key: '))
   if (options.password) return passwordSignIn(connection, options.username)
   const scope = options.project || options.scope ? `${(options.scope ?? ['*']).join(' ')} offline_access` : USER_SCOPE
   if (options.device || (!canOpenBrowser() && options.browser !== false)) return deviceSignIn(connection, scope)
   return browserSignIn(connection, scope, options.browser !== false)
 }
 
-const storeToken = (connection: Connection, token: string): Promise<void> => {
+const storeToken = (connection: Connection, token: string): Promise<void> =>
+  withLock(async () => storeCredential(connection.profile, { url: connection.base, token }))
+
+/** Signs in with a key that the service accepts: with another one the next command would fail. */
+async function keySignIn(connection: Connection, token: string): Promise<void> {
   if (!/^[\x21-\x7e]+$/.test(token)) throw new UsageError('the token is empty or has spaces')
-  return withLock(async () => storeCredential(connection.profile, { url: connection.base, token }))
+  const client = new Client({ baseUrl: connection.base, token, fetch: connection.fetch, maxRetries: 0 })
+  const { getMe } = await import('@muster/client/operations')
+  try {
+    await getMe(client, {}, { signal: interruption })
+  } catch (error) {
+    // A key without the permission to read itself is a key of the service.
+    if (!isRefusal(error) || error.status !== 403) throw error
+  }
+  await storeToken(connection, token)
 }
 
 async function readSecret(question: string): Promise<string> {
