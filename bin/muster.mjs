@@ -1,5 +1,8 @@
 #!/usr/bin/env node
-import { existsSync } from 'node:fs'
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import module from 'node:module'
+import { homedir } from 'node:os'
+import path from 'node:path'
 import { OPERATOR_VERBS } from './operator-verbs.mjs'
 
 // The program. JavaScript, because Node takes longer to start TypeScript than the whole of `muster --version` may take.
@@ -10,8 +13,25 @@ const isOperatorVerb = ([first, second, third]) => {
   return Object.keys(OPERATOR_VERBS).some(verb => verb.split(' ').every((word, index) => words[index] === word))
 }
 
+/** Keeps compiled code for the next start, where no other user can write. */
+function cacheCode() {
+  try {
+    const directory = path.join(process.env.XDG_CACHE_HOME || path.join(homedir(), '.cache'), 'muster')
+    mkdirSync(directory, { recursive: true, mode: 0o700 })
+    // Node 22 and later.
+    module.enableCompileCache?.(directory)
+  } catch {
+    // Without a directory a start takes longer.
+  }
+}
+
 /** @param {readonly string[]} args */
 async function run(args) {
+  if (args[0] === '--version' || args[0] === '-V') {
+    const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'))
+    // Opening the stream of stdout takes longer.
+    return writeFileSync(1, `${version}\n`)
+  }
   if (isOperatorVerb(args)) {
     const { main } = await import('../src/cli/main.ts')
     const code = await main(args)
@@ -19,13 +39,15 @@ async function run(args) {
     if (code !== 0) process.exit(code)
     return
   }
-  const bundle = new URL('../cli/dist/main.js', import.meta.url)
+  const isCompletion = args[0] === '__complete'
+  const bundle = new URL(`../cli/dist/${isCompletion ? 'complete' : 'main'}.js`, import.meta.url)
   if (!existsSync(bundle)) {
     console.error('muster: the command line is not built: run npm run build')
     process.exit(1)
   }
+  if (!isCompletion) cacheCode()
   const { main } = await import(bundle.href)
-  process.exit(await main(args, OPERATOR_VERBS))
+  process.exit(await main(isCompletion ? args.slice(1) : args, OPERATOR_VERBS))
 }
 
 await run(process.argv.slice(2))

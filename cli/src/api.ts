@@ -2,6 +2,7 @@ import { Connection } from './connection.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseDuration, parseWith } from './parse.ts'
+import { printField } from './render.ts'
 import { reportError } from './report.ts'
 import { outputSettings } from './run.ts'
 import { isTerminal, printLine, visible, write } from './terminal.ts'
@@ -58,7 +59,6 @@ export async function apiCommand(args: string[]): Promise<number> {
           if (isTerminal()) await write('\n')
           return
         }
-        const { printField } = await import('./render.ts')
         await printField(await response.json(), settings.field)
       },
       { signal: interruption, headers },

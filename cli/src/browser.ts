@@ -1,5 +1,3 @@
-import { spawn } from 'node:child_process'
-
 /** Whether a browser opens on the screen of the user: not over SSH and not without a display. */
 export const canOpenBrowser = (): boolean =>
   process.env.SSH_CONNECTION === undefined &&
@@ -9,7 +7,8 @@ export const canOpenBrowser = (): boolean =>
     process.env.WAYLAND_DISPLAY !== undefined)
 
 /** Opens an address in the browser. The caller prints it, so a browser that does not start is no failure. */
-export function openBrowser(url: string): void {
+export async function openBrowser(url: string): Promise<void> {
+  const { spawn } = await import('node:child_process')
   const [command, ...args] = process.env.BROWSER
     ? [process.env.BROWSER]
     : process.platform === 'darwin'

@@ -1,5 +1,5 @@
 import type { CallOptions, Client, Download, EventStream, List } from '@muster/client'
-import type { ApiCommand, CommandTable } from './commands.ts'
+import { type ApiCommand, type CommandTable, takesProject } from './commands.ts'
 import type { Connection } from './connection.ts'
 
 type Args = Record<string, unknown>
@@ -20,7 +20,7 @@ export class Caller {
 
   /** Sends a request. Returns the data of its answer, or its content if that is not JSON. */
   async call(command: ApiCommand, args: Args, options?: Options): Promise<any> {
-    return (await this.#function(command))(await this.connection.client(), args, options)
+    return (await this.#function(command))(await this.connection.client(takesProject(command)), args, options)
   }
 
   async download(command: ApiCommand, args: Args, options?: Options): Promise<Download> {
@@ -28,29 +28,29 @@ export class Caller {
   }
 
   async list(command: ApiCommand, args: Args, options?: Options): Promise<List<any, any>> {
-    return (await this.#function(command))(await this.connection.client(), args, options)
+    return (await this.#function(command))(await this.connection.client(takesProject(command)), args, options)
   }
 
   /** Starts work; `settled()` of the result waits for it. */
   async work(command: ApiCommand, args: Args, options?: Options): Promise<{ call: any }> {
     // In an object, because awaiting the call would await its answer.
-    return { call: (await this.#function(command))(await this.connection.client(), args, options) }
+    return { call: (await this.#function(command))(await this.connection.client(takesProject(command)), args, options) }
   }
 
   /** Opens the event stream of a command. */
   async stream(command: ApiCommand, args: Args, options?: Options): Promise<EventStream<Event, any>> {
-    return (await this.#function(command, true))(await this.connection.client(), args, options)
+    return (await this.#function(command, true))(await this.connection.client(takesProject(command)), args, options)
   }
 
   commandById(id: string): ApiCommand {
-    const command = this.#table.commands.find(each => each.id === id)
+    const command = this.#table.byId(id)
     if (!command) throw new Error(`there is no operation ${id}`)
     return command
   }
 
   /** Returns the command of some words. */
   find(words: readonly string[]): ApiCommand | undefined {
-    return this.#table.commands.find(each => each.words.join(' ') === words.join(' '))
+    return this.#table.below(words).find(each => each.words.length === words.length)
   }
 
   callById(id: string, args: Args, options?: Options): Promise<any> {

@@ -1,4 +1,3 @@
-import { createInterface } from 'node:readline'
 import { Caller } from './call.ts'
 import { loadCommands } from './commands.ts'
 import { Connection } from './connection.ts'
@@ -44,6 +43,7 @@ export async function chatCommand(args: string[]): Promise<number> {
 
 /** A conversation: each line of stdin is a message, whose turn ends before the next is sent. */
 async function talk(caller: Caller, session_id: string, printer: SessionPrinter): Promise<number> {
+  const { createInterface } = await import('node:readline')
   const lines = createInterface({ input: process.stdin, output: process.stderr, terminal: canAsk() })
   lines.on('SIGINT', () => process.kill(process.pid, 'SIGINT'))
   interruption.addEventListener('abort', () => lines.close(), { once: true })

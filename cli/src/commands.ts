@@ -1,4 +1,4 @@
-import { existsSync, readFileSync } from 'node:fs'
+import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import type { Command, CommandField } from '../../client/build/commands.ts'
 import { Failure } from './failure.ts'
@@ -11,39 +11,100 @@ export type ApiCommand = Omit<Command, 'stream' | 'wait'> & {
   wait?: { parameter: string; done: string[]; failed: string[]; paused: string[]; poll: string }
 }
 
-/** Commands of a version of the service. */
-export type CommandTable = {
-  version: string
-  commands: ApiCommand[]
-  /** Whether the table is of the server of a profile, not of this version. */
-  isSynced?: boolean
-}
+/** The start of a file of commands, up to the first command. */
+const HEAD = /^\{"version":"([^"]*)","etag":(null|".*"),"commands":\[$/
 
-/** Returns the commands of a file, by default of this version. */
-export function loadCommands(file?: string): CommandTable {
-  const bundled = fileURLToPath(new URL('../../client/commands.json', import.meta.url))
-  const path = file && existsSync(file) ? file : bundled
-  try {
-    return { ...JSON.parse(readFileSync(path, 'utf8')), isSynced: path !== bundled }
-  } catch {
-    throw new Failure('the commands are not built: run npm run build')
+/** Commands of a version of the service. Parsing the whole file takes 5 ms, so a command is parsed when it is looked up. */
+export class CommandTable {
+  readonly version: string
+  /** ETag of the description that the table is made from. */
+  readonly etag: string | null
+  /** Whether the table is of the server of a profile, not of this version. */
+  readonly isSynced: boolean
+  readonly #file: Buffer
+
+  private constructor(file: Buffer, [version, etag]: readonly string[], isSynced: boolean) {
+    this.#file = file
+    this.version = version
+    this.etag = JSON.parse(etag)
+    this.isSynced = isSynced
+  }
+
+  /** Reads a file of commands; undefined without one of this layout. */
+  static read(path: string, isSynced: boolean): CommandTable | undefined {
+    let file: Buffer
+    try {
+      file = readFileSync(path)
+    } catch {
+      return undefined
+    }
+    const head = HEAD.exec(file.toString('utf8', 0, file.indexOf('\n')))
+    return head ? new CommandTable(file, head.slice(1), isSynced) : undefined
+  }
+
+  /** Returns the command that the arguments start with: the one of the most words. */
+  find(args: readonly string[]): ApiCommand | undefined {
+    if (args.length === 0) return undefined
+    return this.below(args.slice(0, 1))
+      .filter(({ words }) => words.every((word, index) => args[index] === word))
+      .sort((a, b) => b.words.length - a.words.length)[0]
+  }
+
+  /** Returns the words of all commands. */
+  words(): string[][] {
+    return [...this.#file.toString('latin1').matchAll(/^\{"words":(\[.*?\])/gm)].map(([, words]) => JSON.parse(words))
+  }
+
+  /** Returns the commands below some words. */
+  below(words: readonly string[]): ApiCommand[] {
+    return this.#lines(`\n{"words":${JSON.stringify(words).slice(0, -1)}`)
+  }
+
+  byId(id: string): ApiCommand | undefined {
+    return this.#lines(`],"id":${JSON.stringify(id)},`)[0]
+  }
+
+  /** Parses the lines with a text. A line starts with the words of its command and its id. */
+  #lines(text: string): ApiCommand[] {
+    const found: ApiCommand[] = []
+    const file = this.#file
+    for (let at = file.indexOf(text); at >= 0; ) {
+      const start = file.indexOf('{', file.lastIndexOf('\n', at))
+      const end = file.indexOf('\n', start)
+      found.push(JSON.parse(file.toString('utf8', start, end).replace(/,$/, '')))
+      at = file.indexOf(text, end)
+    }
+    return found
   }
 }
 
-/** Returns the command that the arguments start with, and how many words it has. */
-export function findCommand(table: CommandTable, args: readonly string[]): ApiCommand | undefined {
-  const matches = table.commands.filter(({ words }) => words.every((word, index) => args[index] === word))
-  return matches.sort((a, b) => b.words.length - a.words.length)[0]
+/** Returns the commands of a synchronized file, if there is one, or of this version. */
+export function loadCommands(synced?: string): CommandTable {
+  const bundled = fileURLToPath(new URL('../../client/commands.json', import.meta.url))
+  const table = (synced && CommandTable.read(synced, true)) || CommandTable.read(bundled, false)
+  if (!table) throw new Failure('the commands are not built: run npm run build')
+  return table
 }
 
-/** Returns the commands below some words. */
-export const commandsBelow = ({ commands }: CommandTable, words: readonly string[]): ApiCommand[] =>
-  commands.filter(each => words.every((word, index) => each.words[index] === word))
-
-export const commandById = ({ commands }: CommandTable, id: string): ApiCommand | undefined =>
-  commands.find(each => each.id === id)
-
 const kebab = (name: string): string => name.replaceAll('_', '-')
+
+/** Options that are not fields and have a value. */
+export const VALUED_OPTIONS = new Set([
+  ...[
+    'url',
+    'profile',
+    'project',
+    'field',
+    'columns',
+    'timeout',
+    'idempotency-key',
+    'if-match',
+    'body',
+    'set',
+    'clear',
+  ],
+  ...['file', 'filename', 'content-type', 'output', 'max', 'tools'],
+])
 
 /** Names of options that are not fields, for the commands that have them. */
 export function optionNames(command: ApiCommand): string[] {
@@ -79,6 +140,10 @@ export function flagOf(command: ApiCommand, field: CommandField): string {
   const flag = kebab(field.name)
   return optionNames(command).includes(flag) && !isReplaced(command, field) ? `field-${flag}` : flag
 }
+
+/** Whether a command can be of the project in use. */
+export const takesProject = ({ fields }: ApiCommand): boolean =>
+  fields.some(each => each.name === 'project_id' && each.in !== 'path')
 
 export const hasJsonBody = ({ method, consumes, fields, open }: ApiCommand): boolean =>
   method !== 'GET' && !consumes && (open === true || fields.some(each => each.in === 'body'))

@@ -1,6 +1,7 @@
 import fs from 'node:fs'
 import type { ApiCommand } from './commands.ts'
 import type { Connection } from './connection.ts'
+import { isId } from './ids.ts'
 import { cacheFile, writePrivate } from './profiles.ts'
 
 type Cached = Record<string, { at: number; items: [id: string, name: string][] }>
@@ -28,7 +29,8 @@ export function rememberIds(
   if (options.url || options.printRequest) return
   const found = items.slice(0, ITEMS_MAX).flatMap((item): [string, string][] => {
     const { id, name, title, username } = item as Record<string, unknown>
-    return typeof id === 'string' ? [[id, String(name ?? title ?? username ?? '')]] : []
+    // Other text would be executed by a shell that completes it.
+    return typeof id === 'string' && isId(id) ? [[id, String(name ?? title ?? username ?? '')]] : []
   })
   if (found.length === 0) return
   const now = Date.now()

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import type { Client, OAuthStore } from '@muster/client'
+import { Client, type OAuthStore, oauth } from '@muster/client'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { isId } from './ids.ts'
 import {
@@ -12,6 +12,7 @@ import {
   withLock,
 } from './profiles.ts'
 import { note } from './terminal.ts'
+import { noteOtherVersion } from './version-notice.ts'
 
 /** Options of every command that calls the service. */
 export type ConnectionOptions = {
@@ -47,7 +48,7 @@ export class Connection {
   /** Whether `--print-request` has printed the request. */
   isPrinted = false
   #credential: Credential | undefined
-  #client: Promise<Client> | undefined
+  readonly #clients = new Map<boolean, Promise<Client>>()
 
   private constructor(url: URL, profile: string, settings: Profile, options: ConnectionOptions) {
     this.url = url
@@ -79,22 +80,22 @@ export class Connection {
     return this.options.project || process.env.MUSTER_PROJECT || this.settings.project
   }
 
-  /** Returns a client of this address. A project that is named is found first. */
-  client(): Promise<Client> {
-    this.#client ??= this.#open()
-    return this.#client
+  /** Returns a client of this address; for operations of a project, with the project in use, which is found by its name. */
+  client(isOfProject = false): Promise<Client> {
+    const found = this.#clients.get(isOfProject) ?? this.#open(isOfProject)
+    this.#clients.set(isOfProject, found)
+    return found
   }
 
   /** Returns the ID of the project to use, if any. */
   async projectId(): Promise<string | undefined> {
     const choice = this.projectChoice
-    return !choice || isId(choice) ? choice : (await this.client()).project
+    return !choice || isId(choice) ? choice : (await this.client(true)).project
   }
 
-  async #open(): Promise<Client> {
-    const { Client } = await import('@muster/client')
+  async #open(isOfProject: boolean): Promise<Client> {
     const { timeout, printRequest } = this.options
-    const choice = this.projectChoice
+    const choice = isOfProject ? this.projectChoice : undefined
     const token = printRequest ? undefined : await this.#token()
     const make = (project: string | undefined) =>
       new Client({
@@ -123,7 +124,6 @@ export class Connection {
     if (!credential || new URL(credential.url).origin !== this.url.origin) return undefined
     this.#credential = credential
     if (credential.token) return credential.token
-    const { oauth } = await import('@muster/client')
     const signIn = oauth({ baseUrl: this.base, clientId: CLIENT_ID, store: tokenStore(this), fetch: this.#fetch })
     return () => signIn.token()
   }
@@ -169,7 +169,6 @@ export class Connection {
     const own = new Headers(init.headers).get('x-muster-client')?.split('/')[0]
     const service = headers.get('x-muster-version')
     if (!own || !service || own === service || this.options.quiet || this.options.json) return
-    const { noteOtherVersion } = await import('./version-notice.ts')
     noteOtherVersion(own, service, this.profile)
   }
 }
@@ -198,12 +197,12 @@ export function tokenStore({ profile, base }: Pick<Connection, 'profile' | 'base
   }
 }
 
-function parseUrl(text: string): URL {
+export function parseUrl(text: string): URL {
   let url: URL
   try {
     url = new URL(text)
   } catch {
-    throw new UsageError(`${text} is no address`)
+    throw new UsageError(`${text} is no address`, 'An address starts with https:// or http://')
   }
   if (!/^https?:$/.test(url.protocol) || url.username || url.password || url.search || url.hash)
     throw new UsageError('the address must be http or https, without credentials, query and fragment')

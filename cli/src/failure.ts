@@ -62,7 +62,7 @@ export function exitCodeOf(code: string, status: number): number {
   return BY_STATUS[status] ?? (status >= 500 ? EXIT.server : EXIT.failed)
 }
 
-// By name, so that commands that fail early do not load the client.
+// By name, so that completion does not load the client.
 export const isRefusal = (error: unknown): error is MusterError =>
   error instanceof Error && 'docsUrl' in error && 'status' in error
 export const isNoAnswer = (error: unknown): error is NoAnswer => error instanceof Error && error.name === 'NoAnswer'

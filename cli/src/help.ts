@@ -1,14 +1,6 @@
-import {
-  type ApiCommand,
-  type CommandTable,
-  commandsBelow,
-  findCommand,
-  flagOf,
-  hasJsonBody,
-  isTurn,
-  needsConfirmation,
-} from './commands.ts'
+import { type ApiCommand, type CommandTable, flagOf, hasJsonBody, isTurn, needsConfirmation } from './commands.ts'
 import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
+import { parserOf } from './parse.ts'
 import { printLine } from './terminal.ts'
 
 const DOCS = 'docs/cli.md'
@@ -30,10 +22,10 @@ export async function printHelp(
 ): Promise<boolean> {
   if (words.length === 0) await printLine(programHelp(table, operatorVerbs))
   else {
-    const command = findCommand(table, words)
-    if (command) await printLine(await commandHelp(command))
+    const command = table.find(words)
+    if (command) await printLine(commandHelp(command))
     else {
-      const below = commandsBelow(table, words)
+      const below = table.below(words)
       if (below.length === 0) return false
       await printLine(groupHelp(words, below, operatorVerbs))
     }
@@ -41,8 +33,8 @@ export async function printHelp(
   return true
 }
 
-function programHelp({ commands }: CommandTable, operatorVerbs: OperatorVerbs): string {
-  const modules = [...new Set(commands.map(each => each.words[0]))].sort()
+function programHelp(table: CommandTable, operatorVerbs: OperatorVerbs): string {
+  const modules = [...new Set(table.words().map(words => words[0]))].sort()
   const lines: string[] = []
   for (const name of modules) {
     const open = lines.at(-1)
@@ -91,8 +83,7 @@ function groupHelp(words: readonly string[], below: readonly ApiCommand[], opera
 }
 
 /** Returns the help of an API command. */
-export async function commandHelp(command: ApiCommand): Promise<string> {
-  const { parserOf } = await import('./parse.ts')
+export function commandHelp(command: ApiCommand): string {
   const { parser } = parserOf(command)
   const { summary, description, action, words } = command
   parser.helpOption('--help', 'show this help').description([`${summary}.`, description].filter(Boolean).join('\n'))

@@ -1,4 +1,4 @@
-import { randomBytes } from 'node:crypto'
+import { signWebhook } from '@muster/client'
 import { Caller } from './call.ts'
 import { loadCommands } from './commands.ts'
 import { Connection } from './connection.ts'
@@ -8,6 +8,7 @@ import { addConnectionOptions, createParser, parseDuration, parseWith } from './
 import { reportError } from './report.ts'
 import { sleep } from './sleep.ts'
 import { note, printLine, visible } from './terminal.ts'
+import { fieldValue, isVisibleInArgv } from './values.ts'
 
 const POLL_MS = 1000
 /** An event is found although a transaction that began earlier has committed it later. */
@@ -35,7 +36,9 @@ export async function listenCommand(args: string[]): Promise<number> {
   const target = options.forwardTo
   if (!target || !URL.canParse(target) || !/^https?:/.test(target))
     throw new UsageError('--forward-to must be an http or https address', 'Try: muster listen --help')
-  const secret = options.secret ? await secretOf(options.secret) : `whsec_${randomBytes(24).toString('hex')}`
+  const secret = options.secret
+    ? await secretOf(options.secret)
+    : `whsec_${Buffer.from(crypto.getRandomValues(new Uint8Array(24))).toString('hex')}`
   if (!options.secret) note(`secret of the signatures: ${secret}`)
   const connection = await Connection.open(options)
   try {
@@ -51,7 +54,6 @@ export async function listenCommand(args: string[]): Promise<number> {
 }
 
 async function secretOf(given: string): Promise<string> {
-  const { isVisibleInArgv, fieldValue } = await import('./values.ts')
   if (isVisibleInArgv(given)) throw new UsageError('--secret must be @file, @- or env:NAME')
   return (await fieldValue('--secret', { name: 'secret', in: 'body', secret: true }, [given])) as string
 }
@@ -91,7 +93,6 @@ type Forward = { target: string; secret: string; headerPrefix: string; isJson: b
 
 /** Sends one event and prints the status of the answer. */
 async function deliver(event: Received, { target, secret, headerPrefix, isJson }: Forward): Promise<void> {
-  const { signWebhook } = await import('@muster/client')
   const { dispatched_at: _, ...envelope } = event
   const body = JSON.stringify(envelope)
   const start = Date.now()

@@ -1,9 +1,8 @@
-import http from 'node:http'
 import type { AddressInfo } from 'node:net'
-import type { OAuthTokens } from '@muster/client'
+import { Client, OAuthError, type OAuthTokens, oauth } from '@muster/client'
 import { canOpenBrowser, openBrowser } from './browser.ts'
 import { CLIENT_ID, Connection, tokenStore } from './connection.ts'
-import { EXIT, Failure, UsageError } from './failure.ts'
+import { EXIT, Failure, isRefusal, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { readCredentials, saveProfile, storeCredential, withLock } from './profiles.ts'
@@ -59,16 +58,28 @@ export async function loginCommand(args: string[]): Promise<number> {
 }
 
 async function signIn(connection: Connection, options: Record<string, any>): Promise<void> {
-  if (options.key) return storeToken(connection, await readSecret('project key: '))
+  if (options.key) return keySignIn(connection, await readSecret('project key: '))
   if (options.password) return passwordSignIn(connection, options.username)
   const scope = options.project || options.scope ? `${(options.scope ?? ['*']).join(' ')} offline_access` : USER_SCOPE
   if (options.device || (!canOpenBrowser() && options.browser !== false)) return deviceSignIn(connection, scope)
   return browserSignIn(connection, scope, options.browser !== false)
 }
 
-const storeToken = (connection: Connection, token: string): Promise<void> => {
+const storeToken = (connection: Connection, token: string): Promise<void> =>
+  withLock(async () => storeCredential(connection.profile, { url: connection.base, token }))
+
+/** Signs in with a key that the service accepts: with another one the next command would fail. */
+async function keySignIn(connection: Connection, token: string): Promise<void> {
   if (!/^[\x21-\x7e]+$/.test(token)) throw new UsageError('the token is empty or has spaces')
-  return withLock(async () => storeCredential(connection.profile, { url: connection.base, token }))
+  const client = new Client({ baseUrl: connection.base, token, fetch: connection.fetch, maxRetries: 0 })
+  const { getMe } = await import('@muster/client/operations')
+  try {
+    await getMe(client, {}, { signal: interruption })
+  } catch (error) {
+    // A key without the permission to read itself is a key of the service.
+    if (!isRefusal(error) || error.status !== 403) throw error
+  }
+  await storeToken(connection, token)
 }
 
 async function readSecret(question: string): Promise<string> {
@@ -80,7 +91,6 @@ async function passwordSignIn(connection: Connection, given: string | undefined)
   const username = given ?? (canAsk() ? await ask('username: ') : undefined)
   if (!username) throw new UsageError('--username is required')
   const password = canAsk() ? await ask('password: ', { isSecret: true }) : (await readStdin()).toString('utf8')
-  const { Client } = await import('@muster/client')
   const { loginUser } = await import('@muster/client/operations')
   connection.options.secrets = [password.replace(/\r?\n$/, '')]
   const client = new Client({ baseUrl: connection.base, fetch: connection.fetch, maxRetries: 0 })
@@ -94,20 +104,20 @@ async function passwordSignIn(connection: Connection, given: string | undefined)
 
 /** Signs in with a code that the browser brings to a port of this machine. */
 async function browserSignIn(connection: Connection, scope: string, opens: boolean): Promise<void> {
-  const { oauth } = await import('@muster/client')
   const signIn = oauth({
     baseUrl: connection.base,
     clientId: CLIENT_ID,
     store: tokenStore(connection),
     fetch: connection.fetch,
   })
-  const server = http.createServer()
+  const { createServer } = await import('node:http')
+  const server = createServer()
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const redirectUri = `http://127.0.0.1:${(server.address() as AddressInfo).port}/callback`
   try {
     const { url } = await signIn.start({ redirectUri, scope })
     note(`Open this address to sign in:\n  ${visible(url)}`)
-    if (opens) openBrowser(url)
+    if (opens) await openBrowser(url)
     await new Promise<void>((resolve, reject) => {
       const late = setTimeout(
         () => reject(new Failure('there was no sign-in within 10 minutes', EXIT.signedOut)),
@@ -153,7 +163,6 @@ type DeviceCode = {
 
 /** Signs in with a code that the user enters in a browser of any machine. */
 async function deviceSignIn(connection: Connection, scope: string): Promise<void> {
-  const { OAuthError } = await import('@muster/client')
   const post = async (path: string, form: Record<string, string>): Promise<{ status: number; body: any }> => {
     const response = await connection.fetch(`${connection.base}${path}`, {
       method: 'POST',
@@ -203,7 +212,6 @@ export async function logoutCommand(args: string[]): Promise<number> {
   const connection = await Connection.open(options)
   const credential = readCredentials()[connection.profile]
   if (!credential) throw new Failure(`profile ${connection.profile} is not signed in`, EXIT.signedOut)
-  const { oauth } = await import('@muster/client')
   try {
     if (credential.tokens)
       await oauth({

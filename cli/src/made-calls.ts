@@ -1,5 +1,5 @@
 import { call, download, list, stream, work } from '../../client/src/operation.ts'
-import { type ApiCommand, type CommandTable, isDownload } from './commands.ts'
+import { type ApiCommand, type CommandTable, isDownload, takesProject } from './commands.ts'
 
 /** Makes the function of a command that this version of the client may not have. */
 export function functionOf(command: ApiCommand, table: CommandTable, isStream: boolean): any {
@@ -19,9 +19,9 @@ export function functionOf(command: ApiCommand, table: CommandTable, isStream: b
             ? undefined
             : ('optional' as const),
     ...(hasBody ? { query } : {}),
-    project: fields.some(each => each.name === 'project_id' && each.in !== 'path'),
+    project: takesProject(command),
   }
-  const pathOf = (id: string | null) => table.commands.find(each => each.id === id)?.path
+  const pathOf = (id: string | null) => (id === null ? undefined : table.byId(id)?.path)
   if (streamed && (isStream || !streamed.selected_by)) {
     const { events, last, resume, selected_by } = streamed
     return stream(

@@ -1,8 +1,11 @@
-import { commandsBelow, findCommand, loadCommands } from './commands.ts'
+import { type CommandTable, loadCommands } from './commands.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { catchSignals } from './interrupt.ts'
 import { type OperatorVerbs, OWN_COMMANDS, type OwnName } from './own-commands.ts'
+import { GLOBAL } from './parse.ts'
+import { cacheFile, profileOf } from './profiles.ts'
 import { reportError } from './report.ts'
+import { runCommand } from './run.ts'
 import { exitOnClosedPipe } from './terminal.ts'
 
 type OwnCommand = (args: string[]) => Promise<number>
@@ -21,10 +24,9 @@ const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
   version: async () => (await import('./version.ts')).versionCommand,
 }
 
-/** Runs a command line that is no operator verb. Returns the exit code. */
+/** Runs a command line that is neither an operator verb nor a completion. Returns the exit code. */
 export async function main(args: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
   exitOnClosedPipe()
-  if (args[0] === '__complete') return (await import('./completion.ts')).complete(args.slice(1), operatorVerbs)
   try {
     return await dispatch(args, operatorVerbs)
   } catch (error) {
@@ -33,14 +35,14 @@ export async function main(args: readonly string[], operatorVerbs: OperatorVerbs
 }
 
 async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
-  const args = await moveGlobals(given)
-  if (['--version', '-V'].includes(args[0])) return (await import('./version.ts')).printVersion()
+  const args = moveGlobals(given)
   const isHelp = args[0] === 'help' || args.includes('--help') || args.includes('-h')
   const rest = args[0] === 'help' ? args.slice(1) : [...args]
   const words = rest.slice(0, firstOption(rest))
-  const table = loadCommands(await syncedFile(rest))
+  // The commands of the server of the profile, if the profile was synchronized.
+  const table = loadCommands(cacheFile(profileOf(rest), 'commands.json'))
   // Before `chat`, which takes the name of an agent.
-  const command = findCommand(table, rest)
+  const command = table.find(rest)
   const own = command ? undefined : findOwn(rest)
   if (own) {
     catchSignals()
@@ -54,12 +56,11 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   }
   catchSignals()
   if (!command) {
-    if (commandsBelow(table, words).length === 0) throw unknown(words, table)
+    if (table.below(words).length === 0) throw unknown(words, table)
     const { printHelp } = await import('./help.ts')
     await printHelp(words, table, operatorVerbs)
     return EXIT.usage
   }
-  const { runCommand } = await import('./run.ts')
   return runCommand(table, command, rest.slice(command.words.length))
 }
 
@@ -72,9 +73,8 @@ const firstOption = (args: readonly string[]): number => {
 }
 
 /** Moves options before the words after them. */
-async function moveGlobals(args: readonly string[]): Promise<readonly string[]> {
-  if (!args[0]?.startsWith('-') || ['--help', '-h', '--version', '-V'].includes(args[0])) return args
-  const { GLOBAL } = await import('./parse.ts')
+function moveGlobals(args: readonly string[]): readonly string[] {
+  if (!args[0]?.startsWith('-') || ['--help', '-h'].includes(args[0])) return args
   let end = 0
   while (args[end]?.startsWith('-')) {
     const name = args[end].split('=')[0]
@@ -84,17 +84,9 @@ async function moveGlobals(args: readonly string[]): Promise<readonly string[]> 
   return [...args.slice(end), ...args.slice(0, end)]
 }
 
-/** Returns the file of the commands of the profile's server, if the profile was synchronized. */
-async function syncedFile(args: readonly string[]): Promise<string> {
-  const { cacheFile, profileName } = await import('./profiles.ts')
-  const at = args.indexOf('--profile')
-  const given = args.find(each => each.startsWith('--profile='))?.slice('--profile='.length)
-  return cacheFile(profileName(given ?? (at < 0 ? undefined : args[at + 1])), 'commands.json')
-}
-
-function unknown(words: readonly string[], table: ReturnType<typeof loadCommands>): UsageError {
+function unknown(words: readonly string[], table: CommandTable): UsageError {
   const typed = words.join(' ')
-  const names = [...table.commands.map(each => each.words.join(' ')), ...Object.keys(OWN_COMMANDS)]
+  const names = [...table.words().map(each => each.join(' ')), ...Object.keys(OWN_COMMANDS)]
   const near = names
     .map(name => ({ name, distance: distance(typed, words.length === 1 ? name.split(' ')[0] : name) }))
     .sort((a, b) => a.distance - b.distance)[0]

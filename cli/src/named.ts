@@ -14,7 +14,13 @@ export async function findByName(caller: Caller, listId: string, name: string): 
 export async function idOf(caller: Caller, listId: string, choice: string): Promise<string> {
   if (isId(choice)) return choice
   const found = await findByName(caller, listId, choice)
-  if (!found)
-    throw new Failure(`there is no ${caller.commandById(listId).words[0].replace(/s$/, '')} ${choice}`, EXIT.missing)
+  if (!found) {
+    const { words } = caller.commandById(listId)
+    throw new Failure(
+      `there is no ${words[0].replace(/s$/, '')} ${choice}`,
+      EXIT.missing,
+      `Try: muster ${words.join(' ')}`,
+    )
+  }
   return found.id
 }

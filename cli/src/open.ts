@@ -25,7 +25,7 @@ export async function openCommand(args: string[]): Promise<number> {
     const url = `${connection.base}/app${project ? `/p/${project}/${view ?? 'start'}` : ''}`
     if (!isTerminal() || !canOpenBrowser()) await printLine(url)
     else {
-      openBrowser(url)
+      await openBrowser(url)
       if (!options.quiet) note(`opened ${url}`)
     }
     return EXIT.done

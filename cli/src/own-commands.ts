@@ -13,6 +13,12 @@ export const OWN_COMMANDS = {
   version: 'show the versions of this program and of the service',
 } as const
 
+/** Words after those of the commands of this program. */
+export const OWN_WORDS: Partial<Record<keyof typeof OWN_COMMANDS, readonly string[]>> = {
+  profile: ['list', 'get', 'set', 'unset', 'delete', 'sync'],
+  completion: ['bash', 'zsh', 'fish', 'pwsh'],
+}
+
 export type OwnName = keyof typeof OWN_COMMANDS
 
 /** Commands for the deployment, with a summary, which the caller of this program runs. */

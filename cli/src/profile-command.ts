@@ -1,6 +1,7 @@
 import fs from 'node:fs'
-import { commandsOf } from '../../client/build/commands.ts'
-import { Connection } from './connection.ts'
+import { commandFile } from '../../client/build/commands.ts'
+import { CommandTable, loadCommands } from './commands.ts'
+import { Connection, parseUrl } from './connection.ts'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
@@ -78,7 +79,7 @@ async function change(name: string, setting: string | undefined, value: string |
   if (value === null) throw new UsageError('a value is required', USAGE)
   if (setting === 'output' && value !== undefined && !['table', 'json', 'jsonl'].includes(value))
     throw new UsageError('output must be table, json or jsonl')
-  if (setting === 'url' && value !== undefined && !URL.canParse(value)) throw new UsageError(`${value} is no address`)
+  if (setting === 'url' && value !== undefined) parseUrl(value)
   await saveProfile(name, profile => {
     const next: Profile = { ...profile }
     if (value === undefined) delete next[setting as 'url']
@@ -100,7 +101,7 @@ async function remove(name: string | undefined): Promise<number> {
 /** Stores the commands of the service of a profile, which then replace the commands of this version. */
 async function sync(connection: Connection): Promise<number> {
   const file = cacheFile(connection.profile, 'commands.json')
-  const stored = readStored(file)
+  const stored = CommandTable.read(file, true)
   const response = await connection.fetch(`${connection.base}/openapi.json`, {
     redirect: 'error',
     headers: stored?.etag ? { 'if-none-match': stored.etag } : {},
@@ -111,18 +112,9 @@ async function sync(connection: Connection): Promise<number> {
     return EXIT.done
   }
   if (!response.ok) throw new Failure(`${connection.base}/openapi.json answered ${response.status}`, EXIT.noAnswer)
-  const description = (await response.json()) as Parameters<typeof commandsOf>[0]
-  const commands = commandsOf(description)
-  const etag = response.headers.get('etag')
-  writePrivate(file, JSON.stringify({ version: description.info.version, etag, commands }))
-  note(`${commands.length} commands of version ${description.info.version}`)
+  const description = (await response.json()) as Parameters<typeof commandFile>[0]
+  writePrivate(file, commandFile(description, response.headers.get('etag')))
+  const table = loadCommands(file)
+  note(`${table.words().length} commands of version ${visible(table.version)}`)
   return EXIT.done
-}
-
-function readStored(file: string): { etag?: string } | null {
-  try {
-    return JSON.parse(fs.readFileSync(file, 'utf8'))
-  } catch {
-    return null
-  }
 }

@@ -1,4 +1,3 @@
-import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import { homedir } from 'node:os'
 import path from 'node:path'
@@ -32,10 +31,16 @@ export const cacheFile = (profile: string, name: string): string =>
 /** Returns the name of the profile in use. */
 export const profileName = (given?: string): string => given || process.env.MUSTER_PROFILE || 'default'
 
+/** Returns the name of the profile of a command line that is not parsed yet. */
+export function profileOf(args: readonly string[]): string {
+  const at = args.findIndex(each => /^--profile(=|$)/.test(each))
+  return profileName(args[at] === '--profile' ? args[at + 1] : args[at]?.slice('--profile='.length))
+}
+
 /** Writes a file that only this user can read, as a whole or not at all. */
 export function writePrivate(file: string, text: string): void {
   fs.mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 })
-  const temporary = `${file}.${process.pid}.${randomBytes(4).toString('hex')}`
+  const temporary = `${file}.${process.pid}.${crypto.randomUUID()}`
   fs.writeFileSync(temporary, text, { mode: 0o600, flag: 'wx' })
   fs.renameSync(temporary, file)
 }
@@ -107,7 +112,7 @@ export async function withLock<T>(run: () => Promise<T>): Promise<T> {
   const file = path.join(configDirectory(), 'lock')
   fs.mkdirSync(configDirectory(), { recursive: true, mode: 0o700 })
   const end = Date.now() + LOCK_WAIT_MS
-  const owner = `${process.pid} ${randomBytes(8).toString('hex')}`
+  const owner = `${process.pid} ${crypto.randomUUID()}`
   while (!takeLock(file, owner)) {
     if (Date.now() > end) throw new Failure(`another process holds ${file}`, 1, 'Delete it if no muster is running.')
     await new Promise(resolve => setTimeout(resolve, LOCK_POLL_MS))
@@ -130,7 +135,7 @@ function takeLock(file: string, owner: string): boolean {
   try {
     if (Date.now() - fs.statSync(file).mtimeMs < LOCK_STALE_MS && isRunning(readIfPresent(file))) return false
     // Only one process can rename it away.
-    const stale = `${file}.${randomBytes(4).toString('hex')}`
+    const stale = `${file}.${crypto.randomUUID()}`
     fs.renameSync(file, stale)
     fs.rmSync(stale, { force: true })
   } catch {}

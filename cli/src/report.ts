@@ -57,7 +57,9 @@ export function reportError(error: unknown, context: ErrorContext = {}): number 
     note(`muster: ${visible(error.message)}`)
     if (connection) {
       const step = connection.step ? `  Step: ${connection.step}` : '  Step: answer'
-      note(`${step} of ${connection.url.origin}, the address of ${addressSource(connection)}`)
+      const source = addressSource(connection)
+      note(`${step} of ${connection.url.origin}, ${source ? `the address of ${source}` : 'the default address'}`)
+      if (!source) note('  Try: muster login --url <address of the service>')
     }
   } else {
     const { message, name } = error as Error
@@ -69,8 +71,9 @@ export function reportError(error: unknown, context: ErrorContext = {}): number 
   return code
 }
 
-const addressSource = ({ options, profile }: Connection): string =>
-  options.url ? '--url' : process.env.MUSTER_URL ? 'MUSTER_URL' : `profile ${profile}`
+/** Returns where the address is from; null for the default. */
+const addressSource = ({ options, profile, settings }: Connection): string | null =>
+  options.url ? '--url' : process.env.MUSTER_URL ? 'MUSTER_URL' : settings.url ? `profile ${profile}` : null
 
 function refusalLines(
   error: Error & {

@@ -38,6 +38,7 @@ async function parsePart(file: string): Promise<Template> {
   try {
     part = await parseDocument(fs.readFileSync(file, 'utf8'), file)
   } catch (error) {
+    if (error instanceof UsageError) throw error
     throw new UsageError(`${file}: ${(error as Error).message}`)
   }
   if (typeof part !== 'object' || part === null || Array.isArray(part)) throw new UsageError(`${file} is no template`)

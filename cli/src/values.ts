@@ -38,7 +38,7 @@ export async function parseDocument(text: string, file?: string): Promise<unknow
     try {
       return parse(text)
     } catch (error) {
-      throw new UsageError(`${file}: ${(error as Error).message}`)
+      throw new UsageError(`${file}: ${(error as Error).message.trimEnd()}`)
     }
   }
   return JSON.parse(text)

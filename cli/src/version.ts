@@ -1,4 +1,5 @@
-import { loadCommands } from './commands.ts'
+import { NoAnswer } from '@muster/client'
+import { VERSION } from '../../client/src/generated/version.ts'
 import { Connection } from './connection.ts'
 import { EXIT } from './failure.ts'
 import { interruption } from './interrupt.ts'
@@ -6,12 +7,6 @@ import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { reportError } from './report.ts'
 import { note, printLine } from './terminal.ts'
 import { isOtherMinor } from './versions.ts'
-
-/** `muster --version` */
-export async function printVersion(): Promise<number> {
-  await printLine(loadCommands().version)
-  return EXIT.done
-}
 
 /** Reads the version of a service from the start of its description. */
 export async function serverVersion(connection: Connection): Promise<string | null> {
@@ -39,20 +34,18 @@ export async function versionCommand(args: string[]): Promise<number> {
     return EXIT.done
   }
   const { options } = parseWith(parser, args)
-  const { version } = loadCommands()
   const connection = await Connection.open(options)
   let server: string | null = null
   let code: number = EXIT.done
   try {
     server = await serverVersion(connection)
   } catch (error) {
-    const { NoAnswer } = await import('@muster/client')
     connection.step = null
     code = reportError(new NoAnswer('network', `${connection.url.origin}: ${(error as Error).message}`), { connection })
   }
-  if (options.json) await printLine(JSON.stringify({ client: version, server }))
-  else await printLine(`muster ${version}\nservice ${server ?? 'unknown'} (${connection.base})`)
-  if (server && isOtherMinor(version, server))
+  if (options.json) await printLine(JSON.stringify({ client: VERSION, server }))
+  else await printLine(`muster ${VERSION}\nservice ${server ?? 'unknown'} (${connection.base})`)
+  if (server && isOtherMinor(VERSION, server))
     note('muster: the versions differ; muster profile sync reads the commands of the service')
   return code
 }

@@ -62,6 +62,14 @@ const typeOf = (
   }
 }
 
+/** Returns the file of commands: JSON with one command per line, so that a reader parses only the lines it needs. */
+export const commandFile = (description: Description, etag: string | null = null): string =>
+  `{"version":${JSON.stringify(description.info.version)},"etag":${JSON.stringify(etag)},"commands":[\n${commandsOf(
+    description,
+  )
+    .map(each => JSON.stringify(each))
+    .join(',\n')}\n]}\n`
+
 /** Returns the commands of all operations, for the command line. */
 export function commandsOf(description: Description): Command[] {
   return clientRoutes(description).map(({ method, path, operation }): Command => {

@@ -1,7 +1,7 @@
 import fs from 'node:fs'
 import path from 'node:path'
 import { createClient } from '@hey-api/openapi-ts'
-import { commandsOf } from './commands.ts'
+import { commandFile } from './commands.ts'
 import type { Description } from './description.ts'
 import { sourcesOf } from './operations.ts'
 import { reduce } from './reduce.ts'
@@ -19,7 +19,4 @@ await createClient({
   logs: { level: 'warn', file: false },
 })
 for (const [name, text] of Object.entries(sourcesOf(description))) fs.writeFileSync(path.join(generated, name), text)
-fs.writeFileSync(
-  path.join(client, 'commands.json'),
-  JSON.stringify({ version: description.info.version, commands: commandsOf(description) }),
-)
+fs.writeFileSync(path.join(client, 'commands.json'), commandFile(description))

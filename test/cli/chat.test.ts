@@ -33,7 +33,11 @@ describe('muster chat', function () {
     )
     const again = await user.run(['chat', agentId, '--session', id, '--quiet'], { input: 'again\n' })
     assert.deepEqual([again.stdout, again.stderr], ['Bye \u001b]0;x\u0007\n', ''])
-    assert.equal((await user.run(['chat', 'nobody'], { input: '' })).code, 5)
+    const missing = await user.run(['chat', 'nobody'], { input: '' })
+    assert.deepEqual(
+      [missing.code, missing.stderr],
+      [5, 'muster: there is no agent nobody\n  Try: muster agents list\n'],
+    )
   })
 
   it('answers in a session that replies by itself, and prints what an operator says', async () => {

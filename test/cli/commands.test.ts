@@ -8,11 +8,12 @@ import {
   isReplaced,
   loadCommands,
   optionNames,
+  VALUED_OPTIONS,
 } from '../../cli/src/commands.ts'
 import { exitCodeOf } from '../../cli/src/failure.ts'
 import { commandHelp } from '../../cli/src/help.ts'
 import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
-import { parseCommand } from '../../cli/src/parse.ts'
+import { parseCommand, parserOf } from '../../cli/src/parse.ts'
 import { valueAt } from '../../cli/src/render.ts'
 import { argumentsOf } from '../../cli/src/run.ts'
 import { program } from '../../src/cli/program.ts'
@@ -23,7 +24,9 @@ import { PROGRAM, User } from './support.ts'
 const table = loadCommands(path.resolve(import.meta.dirname, '../../client/commands.json'))
 const description = JSON.parse(fs.readFileSync(path.resolve(import.meta.dirname, '../../client/openapi.json'), 'utf8'))
 
-const commandOf = (words: string): ApiCommand => table.commands.find(each => each.words.join(' ') === words)!
+const commands = table.below([])
+
+const commandOf = (words: string): ApiCommand => table.find(words.split(' '))!
 
 /** Returns the flat arguments of a command line. */
 const flat = async (words: string, ...args: string[]) => {
@@ -76,7 +79,7 @@ function draw(field: CommandField, flag: string, next: (below: number) => number
 describe('commands of the command line', () => {
   it('takes the flat arguments of every operation', async () => {
     const next = random(1)
-    for (const command of table.commands) {
+    for (const command of commands) {
       const expected: Record<string, unknown> = {}
       const paths: string[] = []
       const args: string[] = []
@@ -98,8 +101,8 @@ describe('commands of the command line', () => {
   })
 
   it('describes exactly the fields of every operation in its help', async () => {
-    for (const command of table.commands) {
-      const text = await commandHelp(command)
+    for (const command of commands) {
+      const text = commandHelp(command)
       const section = (name: string) => new RegExp(`^${name}:\\n((?: .*\\n|\\n(?= ))*)`, 'm').exec(text)?.[1] ?? ''
       const named = [
         ...[...section('Arguments').matchAll(/^ {2}(\w+)/gm)].map(match => match[1]),
@@ -110,8 +113,33 @@ describe('commands of the command line', () => {
     }
   })
 
+  it('finds every command by its words and by its ID, as the whole file describes it', () => {
+    const whole = JSON.parse(fs.readFileSync(path.resolve(import.meta.dirname, '../../client/commands.json'), 'utf8'))
+    assert.deepEqual(commands, whole.commands)
+    assert.equal(table.version, whole.version)
+    assert.deepEqual(
+      table.words(),
+      commands.map(each => each.words),
+    )
+    for (const command of commands) {
+      assert.deepEqual(table.find([...command.words, 'an-id', '--json']), command)
+      assert.deepEqual(table.byId(command.id), command)
+    }
+    assert.equal(table.find(['agents', 'lst']), undefined)
+    assert.equal(table.byId('list'), undefined)
+  })
+
+  it('completes with the options that have a value', () => {
+    for (const command of commands)
+      for (const { long, required } of parserOf(command).parser.options) {
+        const name = long!.slice(2)
+        const isField = command.fields.some(each => flagOf(command, each) === name && !isReplaced(command, each))
+        if (!isField && !name.startsWith('no-')) assert.equal(VALUED_OPTIONS.has(name), required, name)
+      }
+  })
+
   it('prefixes fields that are named like an option of their command', () => {
-    const clashes = table.commands.flatMap(command =>
+    const clashes = commands.flatMap(command =>
       command.fields
         .filter(each => each.in !== 'path' && !isReplaced(command, each))
         .flatMap(each =>
@@ -128,7 +156,7 @@ describe('commands of the command line', () => {
       'cases comment: body',
       'cases evidence create: url',
     ])
-    for (const command of table.commands) {
+    for (const command of commands) {
       const flags = command.fields.filter(each => each.in !== 'path').map(each => flagOf(command, each))
       assert.equal(new Set([...flags, ...optionNames(command)]).size >= flags.length, true)
     }
@@ -144,7 +172,7 @@ describe('commands of the command line', () => {
         : [[each.name(), each.description()]],
     )
     assert.deepEqual(Object.keys(OPERATOR_VERBS).sort(), declared.map(([name]) => name).sort())
-    for (const { words } of table.commands) {
+    for (const { words } of commands) {
       assert.ok(!Object.hasOwn(OWN_COMMANDS, words.join(' ')), words.join(' '))
       for (const verb of Object.keys(OPERATOR_VERBS))
         assert.ok(!verb.split(' ').every((word, index) => words[index] === word), verb)
@@ -252,6 +280,12 @@ describe('a command line without a service', function () {
     assert.match(stderr, /ECONNREFUSED/)
     assert.ok(stderr.includes(`Step: connect of ${url}, the address of MUSTER_URL`), stderr)
     assert.doesNotMatch(stderr, /sk_none|\n {4}at /)
+    // A closed proxy, because a service may be at the default address.
+    const fresh = new User()
+    const unconfigured = await fresh.run(['agents', 'list'], { env: { HTTP_PROXY: url } })
+    fresh.close()
+    assert.equal(unconfigured.code, 10)
+    assert.match(unconfigured.stderr, /, the default address\n {2}Try: muster login --url/)
     const unresolved = await user.run(['agents', 'list', '--url', 'https://name.invalid'])
     assert.match(unresolved.stderr, /Step: resolve/)
   })
@@ -271,6 +305,7 @@ describe('a command line without a service', function () {
       ['agents', 'list', '--url', 'http://muster.example'],
       ['agents', 'list', '--profile', 'none'],
       ['completion', 'cmd'],
+      ['profile', 'set', 'url', 'ftp://muster.example'],
       ['login', '--device', '--key'],
     ]
     const codes = await Promise.all(wrong.map(async args => `${(await user.run(args)).code} ${args.join(' ')}`))
@@ -278,6 +313,11 @@ describe('a command line without a service', function () {
       codes,
       wrong.map(args => `2 ${args.join(' ')}`),
     )
+    for (const args of [
+      ['profile', 'set', 'url', 'muster.example'],
+      ['agents', 'list', '--url', 'muster.example'],
+    ])
+      assert.match((await user.run(args)).stderr, /muster\.example is no address\n.*https:/)
     assert.match((await user.run(['agnets', 'list'])).stderr, /Did you mean: muster agents/)
   })
 

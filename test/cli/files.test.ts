@@ -128,6 +128,8 @@ describe('muster listen and formations deploy', function () {
     assert.deepEqual([refused.code, /is not below/.test(refused.stderr)], [2, true])
     for (const target of [user.file('broken.yaml', 'a: ['), user.file('list.yaml', '- a\n'), '/nowhere'])
       assert.equal((await user.run(['formations', 'deploy', target])).code, 2, target)
+    const { stderr } = await user.run(['formations', 'deploy', 'broken.yaml'])
+    assert.match(stderr, /^muster: broken\.yaml: (?!broken)[\s\S]*\S\n$/)
     assert.equal((await user.run(['formations', 'deploy', failing, '--param', 'no pair'])).code, 2)
   })
 })

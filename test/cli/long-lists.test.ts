@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually } from '../support/app.ts'
-import { startRows, User } from './support.ts'
+import { peakKilobytes, startRows, User } from './support.ts'
 
 const ROWS = 100_000
 
@@ -21,14 +21,16 @@ describe('long lists on the command line', function () {
     service?.close()
   })
 
-  it('print 100,000 rows of 1 KB with a heap of 64 MiB', async () => {
+  it('print 100,000 rows of 1 KB with a heap of 64 MiB and 120 MB in all', async () => {
     const { child, ended } = user.start(['actors', 'list', '--all', '--jsonl'], {
       env: { NODE_OPTIONS: '--max-old-space-size=64' },
     })
     child.stdout!.removeAllListeners('data')
     let lines = 0
     let last = ''
+    let kilobytes = 0
     for await (const chunk of child.stdout!.setEncoding('utf8')) {
+      kilobytes = peakKilobytes(child) ?? kilobytes
       lines += chunk.split('\n').length - 1
       last = (last + chunk).slice(-2000)
     }
@@ -40,6 +42,7 @@ describe('long lists on the command line', function () {
       `actor_${String(ROWS - 1).padStart(26, '0')}`,
     )
     assert.equal(service.pages, ROWS / 100 + 1)
+    assert.ok(kilobytes > 0 && kilobytes * 1024 < 120e6, `${kilobytes} KiB`)
   })
 
   it('request no page that the reader of the output has no room for', async () => {

@@ -94,6 +94,11 @@ describe('the command line with the service', function () {
     const listed = await admin.run(['actors', 'list', '--field', 'project_id'], { env: { MUSTER_PROJECT: project.id } })
     assert.equal(listed.stdout, `${project.id}\n`)
     assert.equal((await admin.run(['actors', 'list', '--project', 'none such'])).code, 5)
+    // Commands without a project do not depend on the name of one, above all the command that lists projects.
+    const named = { env: { MUSTER_PROJECT: 'none such' } }
+    assert.ok((await admin.run(['projects', 'list', '--field', 'id'], named)).stdout.includes(project.id))
+    for (const args of [['whoami'], ['api', 'GET', '/api/v1/projects']])
+      assert.equal((await admin.run(args, named)).code, 0, args.join(' '))
     admin.close()
   })
 
@@ -257,10 +262,15 @@ describe('the command line with the service', function () {
       id: 'new',
       words: ['actors', 'invent'],
     }
-    fs.writeFileSync(file, JSON.stringify({ ...table, commands: [...table.commands, added] }))
+    const lines = fs.readFileSync(file, 'utf8').replace('\n]}', `,\n${JSON.stringify(added)}\n]}`)
+    fs.writeFileSync(file, lines)
     const made = await own.run(['actors', 'invent', '--name', 'new'])
     assert.equal(JSON.parse(made.stdout).name, 'new', made.stderr)
     assert.equal((await own.run(['actors', 'list', '--all', '--name', 'new', '--field', 'name'])).stdout, 'new\n')
+    // A file that is none of commands is ignored.
+    fs.writeFileSync(file, lines.slice(1))
+    assert.equal((await own.run(['actors', 'list', '--name', 'new', '--field', 'name'])).stdout, 'new\n')
+    assert.equal((await own.run(['actors', 'invent', '--name', 'new'])).code, 2)
     own.close()
   })
 
@@ -278,6 +288,13 @@ describe('the command line with the service', function () {
     assert.ok((await complete('actors', 'get', '')).includes(made.id))
     assert.ok((await complete('actors', 'create', '--na')).includes('--name'))
     assert.deepEqual((await complete('approvals', 'list', '--status', 'ap')).filter(Boolean), ['approved'])
+    assert.deepEqual((await complete('profile', 's')).filter(Boolean), ['set', 'sync'])
+    assert.deepEqual((await complete('completion', 'ba')).filter(Boolean), ['bash'])
+    // Options and their values are no words of a command and no IDs.
+    assert.ok((await complete('--profile', 'default', 'actors', '')).includes('create'))
+    assert.ok((await complete('actors', 'get', '--field', 'id', '')).includes(made.id))
+    assert.deepEqual((await complete('actors', 'get', '--field', '')).filter(Boolean), [])
+    assert.deepEqual((await complete('actors', 'get', made.id, '')).filter(Boolean), [])
     for (const shell of ['bash', 'zsh', 'fish', 'pwsh'])
       assert.match((await own.run(['completion', shell])).stdout, /__complete/)
     own.close()

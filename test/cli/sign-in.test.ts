@@ -159,6 +159,9 @@ describe('sign-in on the command line', function () {
       assert.equal((await user.run(['profile', 'delete', 'shop'])).code, 0)
       assert.deepEqual(Object.keys(credentials(user).read()), ['default'])
       assert.equal((await user.run(['profile', 'set', 'colour', 'red'])).code, 2)
+      const wrong = await user.run(['login', '--url', app.base, '--key'], { input: 'sk_wrong\n' })
+      assert.deepEqual([wrong.code, /signed in/.test(wrong.stderr)], [3, false])
+      assert.equal(JSON.parse((await user.run(['whoami'])).stdout).username, ADMIN.username)
     }))
 
   describe('of a device', () => {

@@ -30,6 +30,7 @@ export class User {
   constructor(url?: string, token?: string | null) {
     this.env = {
       MUSTER_CONFIG_DIR: path.join(this.directory, 'config'),
+      XDG_CACHE_HOME: path.join(root, 'node_modules/.cache'),
       ...(url ? { MUSTER_URL: url } : {}),
       ...(token ? { MUSTER_TOKEN: token } : {}),
     }
@@ -80,6 +81,12 @@ export class User {
   close(): void {
     fs.rmSync(this.directory, { recursive: true, force: true })
   }
+}
+
+/** Returns the peak of the resident memory of a process in KiB, as Linux counts it; null after its end. */
+export function peakKilobytes({ pid }: ChildProcess): number | null {
+  const found = /VmHWM:\s+(\d+)/.exec(fs.readFileSync(`/proc/${pid}/status`, 'utf8'))
+  return found && Number(found[1])
 }
 
 /** A service with a list of `count` rows, each with a text of `bytes`; `pages` counts its answers. */
