@@ -8,6 +8,21 @@ COPY console/package.json ./console/
 # Without development dependencies, among them the embedded PostgreSQL of `npm start`.
 RUN npm ci --omit=dev --ignore-scripts
 
+FROM node:24-bookworm-slim AS build
+WORKDIR /app
+COPY package.json package-lock.json .npmrc ./
+COPY client/package.json ./client/
+COPY console/package.json ./console/
+RUN npm ci --ignore-scripts
+COPY tsconfig.json ./
+COPY cli ./cli
+COPY client ./client
+COPY console ./console
+COPY scripts ./scripts
+COPY src ./src
+# The console, and the interactive reference in docs/dist.
+RUN node scripts/build.ts
+
 FROM node:24-bookworm-slim
 # /tmp is the only place that is written: what Node has compiled, and uploads that are staged.
 ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile MALLOC_ARENA_MAX=2
@@ -20,6 +35,8 @@ COPY sql ./sql
 COPY src ./src
 # The manual, served at /docs and read by MCP clients.
 COPY docs ./docs
+COPY --from=build /app/docs/dist ./docs/dist
+COPY --from=build /app/console/dist ./console/dist
 USER node
 EXPOSE 5047 5048
 # Web; a worker runs `jobs/worker.ts` with the same flags, and `bin/muster.ts migrate` brings the database to this version.
