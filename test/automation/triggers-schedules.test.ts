@@ -67,7 +67,7 @@ describe('trigger schedules', function () {
   })
 
   it('fires once per occurrence with several workers and skewed clocks', async () => {
-    await Promise.all([worker(), worker(), worker(), worker(), worker({}, [AHEAD])])
+    await Promise.all([...Array.from({ length: 4 }, () => steadyWorker()), worker({}, [AHEAD])])
     const triggers: any[] = []
     for (let n = 0; n < 5; n++) triggers.push(await madeTrigger(key, { ...tool, ...MINUTELY, cron: '0 0 1 1 *' }))
     const ids = triggers.map(({ id }) => id)
