@@ -175,6 +175,7 @@ describe('trigger schedules', function () {
           sql.unsafe`select count(*)::int from trigger_firings where source = 'schedule' and state = 'succeeded'
             and trigger_id in (select id from triggers where name like 'many %')`,
         )) === 450,
+      { within: 90_000, what: 'the end of all firings' },
     )
   })
 })
