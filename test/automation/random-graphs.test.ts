@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { CHILD_NAMES, childOf } from './support/children.ts'
 import { CROWD_ACTIONS, cast, ended, orchestration, sideEffects, start, together } from './support/crowd.ts'
@@ -65,6 +66,7 @@ describe('random graphs', function () {
   let references: References
   let world: World
   let workers: TestProcess[] = []
+  const steady = steadyWorkers()
 
   const worker = async (env: Record<string, string>) => {
     const made = await startProcess('worker', app.databaseUrl, env, ['orchestration'])
@@ -107,6 +109,7 @@ describe('random graphs', function () {
     world = made.world
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(workers.map(({ kill }) => kill()))
     workers = []
     await app?.close()
@@ -114,7 +117,7 @@ describe('random graphs', function () {
   })
 
   it('match the reference model with two workers', async () => {
-    await Promise.all([worker(WORKER), worker(WORKER)])
+    await Promise.all([1, 2].map(() => steady.start(app.databaseUrl, WORKER, ['orchestration'])))
     await runAll([...new Set([...RARE, ...from(SEED, UNDISTURBED)])])
     assert.deepEqual(await sideEffects(project.key, double, { exactly: true }), [])
   })

@@ -4,6 +4,7 @@ import { TASK_DISPATCH } from '../../src/automation/tasks/queue.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { FAST, historyOf, move, ok, read, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 
@@ -25,17 +26,19 @@ describe('tasks after the loss of a worker', function () {
   this.timeout(600_000)
   let app: TaskApp
   let key: Client
-  let workers: TestProcess[] = []
+  let doomed: TestProcess | undefined
+  const steady = steadyWorkers()
   let repeatable: string
   let quick: string
   const flows = new Map<string, any>()
 
-  const worker = async (env: Record<string, string> = {}) => {
-    const kinds = ['orchestration', 'generation', 'trigger']
-    const started = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, kinds)
-    workers.push(started)
-    return started
+  const kinds = ['orchestration', 'generation', 'trigger']
+  const doomedWorker = async (FAULT_POINTS: string) => {
+    doomed = await startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS }, kinds)
+    return doomed
   }
+  /** A worker that is not killed. */
+  const worker = (env: Record<string, string> = {}) => steady.start(app.databaseUrl, { ...FAST, ...env }, kinds)
   const flowOf = async (kind: string, tool_id = repeatable) => {
     const targets = {
       tool: { tool_id },
@@ -87,8 +90,8 @@ describe('tasks after the loss of a worker', function () {
     app.target.answer = json({ ok: true })
   })
   const stopAll = async () => {
-    await Promise.all(workers.map(({ kill }) => kill()))
-    workers = []
+    await steady.stop()
+    await doomed?.kill()
   }
   after(async () => {
     await stopAll()
@@ -101,12 +104,12 @@ describe('tasks after the loss of a worker', function () {
       const flow = await flowOf(kind)
       for (let n = 0; n < TASKS; n++) tasks.push({ id: (await task(key, flow.id)).id, kind })
       for (let kill = 1; kill <= KILLS; kill++) {
-        const doomed = await worker({ FAULT_POINTS: `${point}=kill:${kill}` })
+        const killed = await doomedWorker(`${point}=kill:${kill}`)
         if (kill > 1) tasks.push({ id: (await task(key, flow.id)).id, kind })
         // The first is killed at the first fault; later workers may have less to do.
         const idle = kill === 1 ? new Promise<never>(() => {}) : sleep(5000)
-        await Promise.race([doomed.exited, idle])
-        await doomed.kill()
+        await Promise.race([killed.exited, idle])
+        await killed.kill()
       }
     }
     await worker()
@@ -136,8 +139,7 @@ describe('tasks after the loss of a worker', function () {
   it('fails a call that is not repeatable', async () => {
     await stopAll()
     const { id } = await task(key, (await flowOf('tool', app.toolId)).id)
-    const doomed = await worker({ FAULT_POINTS: 'task_called=kill' })
-    await doomed.exited
+    await (await doomedWorker('task_called=kill')).exited
     await worker()
     const failed = await closed(id)
     assert.equal(failed.state, 'bad')
@@ -151,8 +153,7 @@ describe('tasks after the loss of a worker', function () {
     const calling = await task(key, (await flowOf('tool')).id)
     await forget(calling.id)
     const waiting = await task(key, (await flowOf('agent')).id)
-    const doomed = await worker({ FAULT_POINTS: 'task_settling=kill' })
-    await doomed.exited
+    await (await doomedWorker('task_settling=kill')).exited
     await forget(waiting.id)
     await worker()
     for (const { id } of [calling, waiting]) assert.equal((await closed(id)).state, 'good')
@@ -189,19 +190,20 @@ describe('tasks after the loss of a worker', function () {
   })
 
   it('ignores the writes of a worker that was frozen past its lease', async () => {
+    await stopAll()
+    const frozen = await worker()
     let answer = () => {}
     app.target.answer = (request, response) => {
       answer = () => json({ late: true })(request, response)
       app.target.answer = json({ ok: true })
     }
     const { id } = await task(key, (await flowOf('tool')).id)
-    const [frozen] = workers.slice(-1)
     await eventually(() => app.target.requests.length === 1)
-    frozen.child.kill('SIGSTOP')
+    process.kill(frozen.pid, 'SIGSTOP')
     await worker()
     const done = await closed(id)
     answer()
-    frozen.child.kill('SIGCONT')
+    process.kill(frozen.pid, 'SIGCONT')
     const other = await task(key, (await flowOf('tool')).id)
     await closed(other.id)
     assert.deepEqual(done.last_result, { ok: true })

@@ -187,7 +187,7 @@ describe('durable firings', function () {
       const agent = await app.agent()
       const started = await madeTrigger(key, { target_type: 'agent', target_id: agent })
       const FAULT_POINTS = points.map(point => `${point}=freeze:3000`).join()
-      const frozen = await worker({ FAULT_POINTS }, ['trigger'])
+      const frozen = await steadyWorker({ FAULT_POINTS }, ['trigger'])
       const ids = [await fire(started.id, { message: 'hi' }), await fire((await tool()).id)]
       const read = () => Promise.all(ids.map(async id => (await key.get(`/trigger-firings/${id}`)).body))
       await called(calls)
@@ -199,16 +199,16 @@ describe('durable firings', function () {
         },
         { what: 'both firings at their points' },
       )
-      frozen.child.kill('SIGSTOP')
+      process.kill(frozen.pid, 'SIGSTOP')
       await steadyWorker()
       for (const id of ids) assert.equal((await ended(key, id)).status, 'succeeded')
       const settled = await read()
-      frozen.child.kill('SIGCONT')
+      process.kill(frozen.pid, 'SIGCONT')
       await eventually(
         () => frozen.output.filter(line => line.includes('"msg":"work attempted"')).length === ids.length,
         { what: 'the end of both attempts' },
       )
-      await frozen.kill('SIGTERM')
+      await frozen.stop()
       assert.deepEqual(await read(), settled)
       assert.deepEqual(
         settled.map(({ attempts }) => attempts),
@@ -224,10 +224,10 @@ describe('durable firings', function () {
     for (let n = 0; n < 4; n++) {
       app.target.requests.length = 0
       holdCall()
-      const first = await worker()
+      const first = await steadyWorker()
       const id = n === 0 ? await fire(trigger.id) : (await firingsOf(key, trigger.id))[0].id
       await called(1)
-      await first.kill('SIGTERM')
+      await first.stop()
       if (n < 3) assert.notEqual((await key.get(`/trigger-firings/${id}`)).body.status, 'failed')
     }
     const id = (await firingsOf(key, trigger.id))[0].id

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { settledStatus, upload } from './ingestion-support.ts'
 
@@ -10,13 +11,10 @@ describe('an agent that converts a file', function () {
   let app: AgentApp
   let double: ReturnType<typeof client>
   const processes: TestProcess[] = []
+  const env = { INGESTION_LEASE_SECONDS: '2', SHUTDOWN_GRACE_MS: '300' }
+  const steady = steadyWorkers()
   const worker = async () => {
-    const made = await startProcess(
-      'worker',
-      app.databaseUrl,
-      { INGESTION_LEASE_SECONDS: '2', SHUTDOWN_GRACE_MS: '300' },
-      ['ingestion'],
-    )
+    const made = await startProcess('worker', app.databaseUrl, env, ['ingestion'])
     processes.push(made)
     return made
   }
@@ -25,6 +23,7 @@ describe('an agent that converts a file', function () {
     app = await startAgentApp({ workers: ['generation'] })
     double = client(app.double)
   })
+  afterEach(() => steady.stop())
   after(async () => {
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
     await app?.close()
@@ -52,7 +51,7 @@ describe('an agent that converts a file', function () {
   it('is asked once, although the worker that waits for it is killed', async () => {
     const { id, agent_id, first } = await underway('killed')
     await first.kill()
-    await worker()
+    await steady.start(app.databaseUrl, env, ['ingestion'])
     await new Promise(resolve => setTimeout(resolve, 3000))
     await double.read('POST', '/control/gates/killed/open')
     await readOnce(id, agent_id, 'killed')
@@ -60,7 +59,7 @@ describe('an agent that converts a file', function () {
 
   it('is asked once, although the worker that waits for it is stopped for a new version', async () => {
     const { id, agent_id, first } = await underway('stopped')
-    const second = worker()
+    const second = steady.start(app.databaseUrl, env, ['ingestion'])
     await first.kill('SIGTERM')
     await second
     await double.read('POST', '/control/gates/stopped/open')

@@ -3,6 +3,7 @@ import { z } from 'zod'
 import { sql } from '../../src/core/db/sql.ts'
 import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
 import { eventually } from '../support/app.ts'
+import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { type EvalApp, ended, item, made, startEvalApp } from './support.ts'
 
@@ -23,20 +24,24 @@ const counting = sql.type(z.object({ count: z.int() }))
 describe('runs of evals whose workers are killed', () => {
   let app: EvalApp
   const workers: TestProcess[] = []
+  const steady = steadyWorkers()
   before(async () => {
     app = await startEvalApp({ workers: [], env: FAST })
   })
   afterEach(async () => {
+    await steady.stop()
     await Promise.all(workers.splice(0).map(each => each.kill('SIGKILL')))
   })
   after(() => app?.close())
 
-  const worker = async (concerns: string[], faults?: string): Promise<TestProcess> => {
-    const env = { ...FAST, ...(faults ? { FAULT_POINTS: faults } : {}) }
-    const started = await startProcess('worker', app.databaseUrl, env, concerns)
+  const doomedWorker = async (faults: string): Promise<TestProcess> => {
+    const started = await startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: faults }, ['evaluation'])
     workers.push(started)
     return started
   }
+  /** A worker that is not killed. */
+  const worker = (concern: string, env: Record<string, string> = {}) =>
+    steady.start(app.databaseUrl, { ...FAST, ...env }, [concern])
 
   const judge = (lane: string) => ({
     type: 'llm_judge',
@@ -66,16 +71,16 @@ describe('runs of evals whose workers are killed', () => {
     const { id } = await app.eval({ agent_id, dataset_id, scorers, pass_threshold: 1 })
     const run = await made(app.key, `/evals/${id}/runs`, {})
 
-    await worker(['generation'])
+    await worker('generation')
     const doomed = await Promise.all([
-      worker(['evaluation'], `${evalItemWork.name}/claimed=kill:3`),
-      worker(['evaluation'], `${evalItemWork.name}/ending=kill:4`),
-      worker(['evaluation'], `${evalItemWork.name}/ended=kill:5`),
+      doomedWorker(`${evalItemWork.name}/claimed=kill:3`),
+      doomedWorker(`${evalItemWork.name}/ending=kill:4`),
+      doomedWorker(`${evalItemWork.name}/ended=kill:5`),
     ])
     await Promise.all(doomed.map(each => each.exited))
-    const last = await worker(['evaluation'], 'eval_run_settling=kill')
+    const last = await doomedWorker('eval_run_settling=kill')
     await last.exited
-    await worker(['evaluation'])
+    await worker('evaluation')
     const done = await eventually(
       async () => {
         const { body } = await app.key.get(`/evals/${id}/runs/${run.id}`)
@@ -107,8 +112,8 @@ describe('runs of evals whose workers are killed', () => {
       scorers: [judge('freeze-judge')],
     })
     const run = await made(app.key, `/evals/${id}/runs`, {})
-    await worker(['generation'])
-    await (await worker(['evaluation'], `${evalItemWork.name}/ended=kill`)).exited
+    await worker('generation')
+    await (await doomedWorker(`${evalItemWork.name}/ended=kill`)).exited
     const hasState = (state: string) =>
       eventually(
         () =>
@@ -117,13 +122,13 @@ describe('runs of evals whose workers are killed', () => {
         { what: `an item that is ${state}` },
       )
     await hasState('queued')
-    const frozen = await worker(['evaluation'], `${evalItemWork.name}/claimed=freeze:3000`)
+    const frozen = await worker('evaluation', { FAULT_POINTS: `${evalItemWork.name}/claimed=freeze:3000` })
     await hasState('running')
-    frozen.child.kill('SIGSTOP')
-    await worker(['evaluation'])
+    process.kill(frozen.pid, 'SIGSTOP')
+    await worker('evaluation')
     const done = await ended(app.key, run)
     assert.deepEqual([done.status, done.completed_count], ['completed', 1])
-    frozen.child.kill('SIGCONT')
+    process.kill(frozen.pid, 'SIGCONT')
     await eventually(() => frozen.output.some(line => line.includes('"outcome":"claim_lost"')), {
       what: `the loss of the claim\n${frozen.output.join('\n')}`,
     })

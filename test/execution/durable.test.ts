@@ -39,7 +39,7 @@ describe('durable turns', function () {
       { what: `end of ${id}` },
     )
 
-  beforeEach(async () => {
+  before(async () => {
     app = await startAgentApp({
       workers: [],
       actions: ['agents:*', 'conversations:*', 'events:*', 'generations:*', 'traces:*'],
@@ -53,8 +53,8 @@ describe('durable turns', function () {
         .splice(0)
         .map(async each => (each.child.exitCode === null && each.child.signalCode === null ? each.kill() : null)),
     )
-    await app.close()
   })
+  after(() => app?.close())
 
   it('two workers run 100 background turns once each', async () => {
     await double.put('many', { rules: [] })
@@ -198,7 +198,7 @@ describe('durable turns', function () {
   it('a database that is lost before a turn has started costs no turn', async () => {
     const agent = await app.agent()
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    await cutWaiting(sql.fragment`project_keys in access exclusive`, worker)
+    await cutWaiting(sql.fragment`project_keys in access exclusive`, steadyWorker)
     const record = await ended(body.generation_id)
     assert.deepEqual([record.status, record.error, record.step_count], ['completed', null, 1])
   })
@@ -220,17 +220,17 @@ describe('durable turns', function () {
   it('workers killed under load lose no turn and double none', async () => {
     await double.put('load', { rules: [{ reply: { text: 'ok', delay_ms: 20 } }] })
     const agent = await app.agent({ model: 'load/m' })
-    let running = await worker()
     const asked: string[] = []
     for (let round = 0; round < 3; round++) {
+      const running = await worker()
       const answers = await Promise.all(
         Array.from({ length: 40 }, () => app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })),
       )
       asked.push(...answers.map(answer => answer.body.generation_id))
       await sleep(150)
       await running.kill()
-      running = await worker()
     }
+    await steadyWorker()
     await eventually(
       async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === asked.length,
       { within: 40_000, every: 200 },
@@ -300,7 +300,7 @@ describe('durable turns', function () {
     const read = Promise.all([readStream(direct), readStream(spoken)])
     await waitingAt('void-gate', 2)
     await first.kill()
-    await worker()
+    await steadyWorker()
     const [turn, reply] = await read
     const { generation_id } = turn[0].data
     const attached = await readStream(await openStream(app, `/generations/${generation_id}/stream`))
@@ -333,14 +333,17 @@ describe('durable turns', function () {
   })
 
   it('a starting worker immediately continues the turn of a killed one, with default leases', async () => {
-    await double.put('killed', {
-      rules: [{ when: { call: 1 }, reply: { text: 'held', gate: 'killed-gate' } }, { reply: { text: 'taken over' } }],
+    await double.put('succeeded', {
+      rules: [
+        { when: { call: 1 }, reply: { text: 'held', gate: 'succeeded-gate' } },
+        { reply: { text: 'taken over' } },
+      ],
     })
-    const agent = await app.agent({ model: 'killed/m' })
+    const agent = await app.agent({ model: 'succeeded/m' })
     const long = { GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' }
     const running = await worker(long)
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    await waitingAt('killed-gate')
+    await waitingAt('succeeded-gate')
     await running.kill()
     await steadyWorker(long)
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')

@@ -95,8 +95,10 @@ describe('workers of ingestion', function () {
     assert.equal(await attempt(id), null)
   }
 
-  beforeEach(async () => {
+  before(async () => {
     app = await startApp({ env: FAST })
+  })
+  beforeEach(async () => {
     key = (await app.project()).key
   })
   afterEach(async () => {
@@ -108,8 +110,11 @@ describe('workers of ingestion', function () {
         await each.kill()
       }),
     )
-    await app.close()
+    // The next test starts without documents.
+    for (const { id } of (await app.admin.get('/projects')).body.data)
+      assert.equal((await app.admin.delete(`/projects/${id}?force=true`)).status, 204)
   })
+  after(() => app?.close())
 
   for (const [point, when] of [
     ['ingestion.process/claimed', 'after its claim'],

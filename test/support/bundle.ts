@@ -14,7 +14,7 @@ import { BUNDLES, PROGRAMS, root } from './bundled.ts'
 const inPlace: Plugin = {
   name: 'in place',
   setup({ onLoad, onResolve }) {
-    onLoad({ filter: /\.ts$/ }, async file => ({
+    onLoad({ filter: /\.ts$|\/bin\/muster\.mjs$/ }, async file => ({
       loader: 'ts',
       contents: (await fs.promises.readFile(file.path, 'utf8')).replaceAll(
         'import.meta.url',

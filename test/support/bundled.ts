@@ -6,7 +6,12 @@ import { pathToFileURL } from 'node:url'
  * The programs that `bundle.ts` bundles, by the name of their bundle. Every process of the tests loads this module before
  * all others: one that is started with the file of a program runs its bundle.
  */
-export const PROGRAMS = { web: 'src/web.ts', worker: 'jobs/worker.ts', host: 'test/support/host.ts' }
+export const PROGRAMS = {
+  web: 'src/web.ts',
+  worker: 'jobs/worker.ts',
+  muster: 'bin/muster.ts',
+  host: 'test/support/host.ts',
+}
 
 export const root = path.resolve(import.meta.dirname, '../..')
 /** Not below node_modules, which copies of the checkout may share. */

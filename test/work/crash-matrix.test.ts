@@ -9,7 +9,7 @@ import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { storedEvents } from '../support/events.ts'
-import { runWorker } from '../support/hosts.ts'
+import { runWorker, steadyWorkers } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 /** Lost workers are detected within seconds. */
@@ -19,8 +19,16 @@ const FAST = {
   EGRESS_ALLOW_HOSTS: '127.0.0.1',
 }
 
+/**
+ * Who runs the turns that an item needs: a worker during a request, one that is lost with the commit of the requested turn, or
+ * one until the end of the test.
+ */
+type Turns = Record<'during' | 'lostAfter', <T>(request: () => Promise<T>) => Promise<T>> & {
+  onwards: () => Promise<unknown>
+}
+
 /** Starts an item of a kind; returns a check that is truthy when the item has settled, and fails if it did anything twice. */
-type Scenario = { concern: string; table: string; start: () => Promise<() => Promise<unknown>> }
+type Scenario = { concern: string; table: string; start: (turns: Turns) => Promise<() => Promise<unknown>> }
 
 /** Points of an attempt in the order in which it reaches them. */
 const POINTS = ['claimed', 'ending', 'ended'] as const
@@ -32,10 +40,13 @@ describe('durable work whose workers are lost', function () {
   let target: Target
   let double: ReturnType<typeof client>
   const processes: TestProcess[] = []
+  const steady = steadyWorkers()
+  /** Stopped after each test. */
+  const ofTest = steadyWorkers()
   let count = 0
 
-  const worker = async (concern: string, env: Record<string, string> = {}): Promise<TestProcess> => {
-    const started = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, [concern])
+  const worker = async (concerns: string[], env: Record<string, string>): Promise<TestProcess> => {
+    const started = await startProcess('worker', app.databaseUrl, { ...FAST, ...env }, concerns)
     processes.push(started)
     return started
   }
@@ -47,17 +58,15 @@ describe('durable work whose workers are lost', function () {
   const read = async (path: string): Promise<any> => (await app.key.get(path)).body
   const emittedOnce = async (resource: string, name: string) =>
     assert.equal((await storedEvents(app.services.pool, { resource, name })).length, 1, name)
-  /** Runs a worker of the concern while `work` lasts. */
-  const during = async <T>(concern: string, work: () => Promise<T>): Promise<T> => {
-    const running = await runWorker(app.databaseUrl, FAST, [concern])
+  /** Runs a worker of the concerns while `work` lasts. */
+  const during = async <T>(concerns: string[], work: () => Promise<T>): Promise<T> => {
+    const running = await runWorker(app.databaseUrl, FAST, concerns)
     try {
       return await work()
     } finally {
       await running.stop()
     }
   }
-  const turn = (agent: string, body: object = { prompt: 'hello' }) =>
-    during('generation', () => ok(`/agents/${agent}/generate?wait=true`, body))
 
   /** Returns the ID of an agent whose model always gives one answer. */
   async function agentThatSays(text: string, fields: object): Promise<string> {
@@ -66,16 +75,19 @@ describe('durable work whose workers are lost', function () {
     return app.agent({ model: `${lane}/m`, ...fields })
   }
 
-  /**
-   * Requests a turn whose worker ends with its commit. The turn and the work that it requests have workers of the same
-   * concern.
-   */
-  async function lostAfter<T>(request: () => Promise<T>): Promise<T> {
-    const first = await worker('generation', { FAULT_POINTS: 'after_settle=kill' })
-    const response = await request()
-    await first.exited
-    return response
+  /** Turns without a worker that runs all the time. */
+  const separately: Turns = {
+    during: request => during(['generation'], request),
+    async lostAfter(request) {
+      const first = await worker(['generation'], { FAULT_POINTS: 'after_settle=kill' })
+      const response = await request()
+      await first.exited
+      return response
+    },
+    onwards: () => ofTest.start(app.databaseUrl, FAST, ['generation']),
   }
+  /** Turns of a running worker, which stops at the claim of the work that a turn requests. */
+  const alongside: Turns = { during: request => request(), lostAfter: request => request(), onwards: async () => {} }
 
   const SCENARIOS: Record<string, Scenario> = {
     'ingestion.process': {
@@ -130,9 +142,9 @@ describe('durable work whose workers are lost', function () {
     'approval.continue': {
       concern: 'generation',
       table: 'approval_attempts',
-      async start() {
+      async start({ during }) {
         const tool = await made(app.key, { name: `pay${++count}`, execute: { url: target.url }, idempotent: true })
-        const { id: turnId } = await turn(app.agentId)
+        const { id: turnId } = await during(() => ok(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' }))
         const { id } = await propose(app, turnId, { id: tool.id, name: tool.name }, { amount: 1 })
         assert.equal((await app.admin.post(`/approvals/${id}/approve`)).status, 200)
         return async () => {
@@ -148,10 +160,10 @@ describe('durable work whose workers are lost', function () {
     'actor.purge': {
       concern: 'snapshot',
       table: 'actor_purges',
-      async start() {
+      async start({ during }) {
         const { id: actor_id } = await ok('/actors', { name: 'Ann' })
         const { id: session } = await ok('/sessions', { agent_id: app.agentId, actor_id, auto_generate: true })
-        await during('generation', () => ok(`/sessions/${session}/messages?wait=true`, { message: 'hello' }))
+        await during(() => ok(`/sessions/${session}/messages?wait=true`, { message: 'hello' }))
         await ok(`/actors/${actor_id}/purge-content`)
         return async () => {
           const { rows } = await app.services.pool.query(sql.unsafe`select from actor_purges`)
@@ -192,8 +204,8 @@ describe('durable work whose workers are lost', function () {
     'eval.process_item': {
       concern: 'evaluation',
       table: 'eval_results',
-      async start() {
-        await worker('generation')
+      async start({ onwards }) {
+        await onwards()
         const name = `matrix-${++count}`
         await double.put(name, { rules: [{ reply: { text: '{"score": 1}' } }] })
         const { id: dataset_id } = await ok('/datasets', { name })
@@ -222,7 +234,7 @@ describe('durable work whose workers are lost', function () {
     'memory_rule.fire': {
       concern: 'generation',
       table: 'memory_rule_firings',
-      async start() {
+      async start({ lostAfter }) {
         const lane = `matrix-${++count}`
         await double.put(lane, {
           rules: [{ when: { system: 'JSON array' }, reply: { text: '["One","Two"]' } }, { reply: { text: 'Hello' } }],
@@ -245,7 +257,7 @@ describe('durable work whose workers are lost', function () {
     'session.title': {
       concern: 'generation',
       table: 'session_title_work',
-      async start() {
+      async start({ lostAfter }) {
         const agent_id = await agentThatSays('Late order', { auto_title: true })
         const { id } = await ok('/sessions', { agent_id })
         await ok(`/sessions/${id}/messages`, { message: 'hello' })
@@ -262,7 +274,7 @@ describe('durable work whose workers are lost', function () {
     'conversation.summarize': {
       concern: 'generation',
       table: 'conversation_summary_work',
-      async start() {
+      async start({ lostAfter }) {
         const context_policy = { max_context_tokens: 1000, strategy: 'summarize', keep_last_messages: 1 }
         const agent_id = await agentThatSays('Short.', { context_policy })
         const { id, conversation_id } = await ok('/sessions', { agent_id })
@@ -344,10 +356,12 @@ describe('durable work whose workers are lost', function () {
     double = client(app.double)
   })
   afterEach(async () => {
+    await ofTest.stop()
     const running = processes.splice(0).filter(({ child }) => (child.exitCode ?? child.signalCode) === null)
     await Promise.all(running.map(each => each.kill()))
   })
   after(async () => {
+    await steady.stop()
     await app?.close()
     await target?.close()
   })
@@ -362,19 +376,39 @@ describe('durable work whose workers are lost', function () {
     )
   })
 
-  for (const [name, { concern, table, start }] of Object.entries(SCENARIOS)) {
-    it(`${name}: settles once although a worker is killed at every point`, async () => {
-      const hasSettled = await start()
-      for (const point of POINTS) {
-        const doomed = await worker(concern, { FAULT_POINTS: `${name}/${point}=kill` })
-        const { signal } = await doomed.exited
-        assert.equal(signal, 'SIGKILL', doomed.output.join('\n'))
-      }
-      await during(concern, () => eventually(hasSettled, { within: 60_000, what: `the end of ${name}` }))
-    })
+  describe('although a worker is killed at every point', () => {
+    const names = Object.keys(SCENARIOS)
+    const concerns = [...new Set(Object.values(SCENARIOS).map(({ concern }) => concern))]
+    const hasSettled: Record<string, () => Promise<unknown>> = {}
 
+    /** One worker that is killed when the items of all kinds are at a point: most of what a worker costs is its start. */
+    before(async () => {
+      for (const point of POINTS) {
+        const doomed = await worker(concerns, {
+          FAULT_POINTS: names.map(name => `${name}/${point}=freeze:600000`).join(),
+          WORKER_CONCURRENCY: '40',
+          PROJECT_WORKER_SHARE: '1',
+          // A project has a third of the connections, and each item is in a transaction.
+          DATABASE_POOL_MAX: '80',
+        })
+        if (point === 'claimed')
+          for (const [name, { start }] of Object.entries(SCENARIOS)) hasSettled[name] = await start(alongside)
+        const missing = () =>
+          names.filter(name => !doomed.output.some(line => line.includes(`"point":"${name}/${point}"`)))
+        await eventually(() => missing().length === 0, { within: 60_000, what: `items at ${point}` }).catch(error => {
+          throw new Error(`not at ${point}: ${missing()}`, { cause: error })
+        })
+        await doomed.kill()
+      }
+      await steady.start(app.databaseUrl, FAST, concerns)
+    })
+    for (const name of names)
+      it(`${name} settles once`, () => eventually(hasSettled[name], { within: 60_000, what: `the end of ${name}` }))
+  })
+
+  for (const [name, { concern, table, start }] of Object.entries(SCENARIOS)) {
     it(`${name}: a worker that is suspended past its lease changes nothing`, async () => {
-      const hasSettled = await start()
+      const hasSettled = await start(separately)
       const frozen = await runWorker(app.databaseUrl, { ...FAST, FAULT_POINTS: `${name}/claimed=freeze:3000` }, [
         concern,
       ])
@@ -384,7 +418,7 @@ describe('durable work whose workers are lost', function () {
           what: `claim of ${name}`,
         })
         process.kill(frozen.pid, 'SIGSTOP')
-        await during(concern, async () => {
+        await during([concern], async () => {
           await eventually(hasSettled, { within: 60_000, what: `the end of ${name}` })
           process.kill(frozen.pid, 'SIGCONT')
           await eventually(() => frozen.output.some(line => line.includes('"outcome":"claim_lost"')), {

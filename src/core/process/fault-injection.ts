@@ -64,9 +64,9 @@ type FaultPoint =
 
 /**
  * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point is
- * reached for the nth time, `point=freeze:<ms>` suspends it. Costs one comparison if unset; refused in production.
+ * reached for the nth time, `point=freeze:<ms>` logs the point and suspends what reached it. Costs one comparison if unset; refused in production.
  */
-export async function injectFault({ config }: Pick<Services, 'config'>, point: FaultPoint): Promise<void> {
+export async function injectFault({ config, log }: Pick<Services, 'config' | 'log'>, point: FaultPoint): Promise<void> {
   const { FAULT_POINTS } = config
   if (!FAULT_POINTS) return
   for (const rule of FAULT_POINTS.split(',')) {
@@ -74,7 +74,10 @@ export async function injectFault({ config }: Pick<Services, 'config'>, point: F
     if (name !== point) continue
     if (fault === 'kill' || (fault?.startsWith('kill:') && countReached(point) === Number(fault.slice(5))))
       process.kill(process.pid, 'SIGKILL')
-    else if (fault?.startsWith('freeze:')) await sleep(Number(fault.slice(7)))
+    else if (fault?.startsWith('freeze:')) {
+      log.info({ point }, 'fault injected')
+      await sleep(Number(fault.slice(7)))
+    }
   }
 }
 
