@@ -33,7 +33,7 @@ const steps: Step[] = [
       'package-lock.json',
     ],
     outputs: ['client/src/generated', 'client/dist', 'client/commands.json'],
-    programs: [['client/build/generate.ts'], ['node_modules/typescript/bin/tsc', '-p', 'client']],
+    programs: [['client/build/generate.ts'], ['node_modules/typescript-native/bin/tsc', '-p', 'client']],
   },
   {
     name: 'reference',

@@ -7,7 +7,7 @@ const root = path.resolve(import.meta.dirname, '..')
 const needed = [
   'node_modules/node/bin/node',
   'node_modules/@hey-api/openapi-ts',
-  'node_modules/typescript',
+  'node_modules/typescript-native',
   'node_modules/vite',
 ]
 if (needed.every(file => existsSync(path.join(root, file)))) {
