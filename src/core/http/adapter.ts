@@ -357,7 +357,8 @@ export function createHttp(
     res.statusCode = result.status
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
-    res.flushHeaders()
+    // With the first bytes, if they are available.
+    if (result.stream?.readableLength === 0) res.flushHeaders()
     limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
     pipeline(result.stream as NonNullable<OperationResult['stream']>, res, error => {
       // A disconnecting client closes the response early; any other error is a failure after the status was sent.
