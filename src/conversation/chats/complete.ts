@@ -183,7 +183,7 @@ export function streamCompletion(
     position: () => id,
     refused: refusal => frames.failed(refusal) ?? '',
     async *look() {
-      for (let next = ready.shift(); next !== undefined; next = ready.shift()) yield next
+      if (ready.length > 0) yield ready.splice(0).join('')
       if (failure) throw failure.error
       return ended ? 'ended' : QUIET_MS
     },
