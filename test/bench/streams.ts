@@ -121,7 +121,7 @@ export async function run(streams = 5000): Promise<Row[]> {
         what: `memory of an open stream, ${streams} in one process`,
         value: rounded((loaded - floor) / streams / 1024),
         unit: 'KiB',
-        target: '<= 40',
+        target: '<= 24',
         note: `${rounded(floor / 2 ** 20)} MiB with as many idle connections, ${rounded(loaded / 2 ** 20)} MiB with streams`,
       },
       {

@@ -1,7 +1,10 @@
 import assert from 'node:assert/strict'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { streamText } from 'ai'
+import pg from 'pg'
+import { z } from 'zod'
 import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { eventually } from '../support/app.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
@@ -16,6 +19,13 @@ describe('the OpenAI mount: models and completions', () => {
   const chatOn = (lane: string, fields: Json = {}) => app.chat({ model: `${lane}/m`, ...fields })
   const requests = async (lane: string): Promise<Json[]> =>
     (await app.lanes.read('GET', `/control/requests?lane=${lane}`)).data
+  /** Statuses of the audit entries of completions of a chat. */
+  const audited = (chatId: string) =>
+    app.services.pool.anyFirst(
+      sql.type(z.object({ status: z.int() }))`
+        select status from audit_entries
+        where action = 'chats:CreateChatCompletion' and resource_public_id = ${chatId} order by status`,
+    )
   const user = (content: unknown) => ({ role: 'user' as const, content: content as string })
 
   before(async () => {
@@ -261,6 +271,31 @@ describe('the OpenAI mount: models and completions', () => {
       assert.equal(((await bad.json()) as Json).error.param, 'messages[0].content[1].image_url')
     })
 
+    it('stream before their audit entry is committed, and end after it', async () => {
+      const chat = await chatOn('audit')
+      const locking = new pg.Client(app.databaseUrl)
+      await locking.connect()
+      try {
+        await locking.query('begin; lock table audit_entries in share mode')
+        const response = await app.send('/chat/completions', { model: chat.id, messages: [user('a')], stream: true })
+        let text = ''
+        let isEnded = false
+        const reading = (async () => {
+          for await (const chunk of (response.body as ReadableStream<Uint8Array>).pipeThrough(new TextDecoderStream()))
+            text += chunk
+          isEnded = true
+        })()
+        await eventually(() => text.includes('[DONE]'))
+        for (let n = 0; n < 5; n++) assert.equal((await fetch(`${app.url}/healthz`)).status, 200)
+        assert.deepEqual([isEnded, await audited(chat.id)], [false, []])
+        await locking.query('rollback')
+        await reading
+        assert.deepEqual(await audited(chat.id), [200])
+      } finally {
+        await locking.end()
+      }
+    })
+
     it('check structured answers, also streamed: a violation is an error frame without [DONE]', async () => {
       await put(
         'schema',
@@ -272,6 +307,9 @@ describe('the OpenAI mount: models and completions', () => {
       const response_format = { type: 'json_schema' as const, json_schema: { name: 'answer', schema } }
       const ask = (text: string, stream: boolean) =>
         app.send('/chat/completions', { model: chat.id, messages: [user(text)], response_format, stream })
+      assert.equal((await ask('good', false)).status, 200)
+      assert.equal((await ask('bad', false)).status, 422)
+      assert.deepEqual(await audited(chat.id), [200, 502])
       const good = await dataLines(await ask('good', true))
       assert.equal(good.at(-1), '[DONE]')
       const pieces = good.slice(0, -1).map(line => JSON.parse(line).choices[0].delta.content ?? '')

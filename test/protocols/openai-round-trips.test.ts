@@ -5,7 +5,7 @@ import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>
 
-const ACTIONS = ['actors:*', 'agents:*', 'generations:*', 'sessions:*']
+const ACTIONS = ['actors:*', 'agents:*', 'chats:*', 'generations:*', 'sessions:*']
 
 describe('the OpenAI mount: round trips', () => {
   let app: OpenAiApp
@@ -38,6 +38,24 @@ describe('the OpenAI mount: round trips', () => {
     const { data } = expectStatus(await app.key.get(`/generations?session_id=${sessionId}`), 200)
     for (const { id } of data as Json[]) await app.key.post(`/generations/${id}/cancel`)
   }
+
+  for (const [kind, stream, count] of [
+    ['whole', false, 2],
+    ['streamed', true, 3],
+  ] as const)
+    it(`of a ${kind} completion are ${count}: its target, then its usage and its audit entry`, async () => {
+      const chat = await app.chat({ model: 'double-1' })
+      const body = { stream, messages: [{ role: 'user', content: 'a' }] }
+      for (const model of [chat.id, `${app.providerId}/double-1`]) {
+        const complete = async () => {
+          const response = await app.send('/chat/completions', { ...body, model })
+          assert.equal(response.status, 200, await response.text())
+        }
+        assert.equal(await statements(complete), count)
+      }
+      const own = async () => expectStatus(await app.key.post('/chat/completions', { ...body, chat_id: chat.id }), 200)
+      assert.equal(await statements(own), count)
+    })
 
   it('of a turn are as many as of the same call on /api/v1', async () => {
     const messages = [{ role: 'user', content: 'a' }]

@@ -48,15 +48,32 @@ const projectsWithThresholds = (priced: readonly PricedUsage[]): string[] => [
 
 /** Prices and writes usage, with the last statement of `tx` if given. Without `tx`, the caller must log errors. */
 export async function recordUsage(services: Services, drafts: readonly UsageDraft[], tx?: Tx): Promise<void> {
-  const priced = await priceUsage(services, drafts, tx)
-  if (tx) return recordUsageInTx(tx, priced)
-  if (priced.length > 0) await usageWriter(services)(priced)
+  if (tx) return recordUsageInTx(tx, await priceUsage(services, drafts, tx))
+  await recordUsageWith(services, drafts, () => {})
+}
+
+/**
+ * Prices and writes usage, and in the same statement what `add` puts into its outbox; nothing if there is no usage.
+ * The caller must log errors.
+ * @param add may be called again after a failed write
+ */
+export async function recordUsageWith(
+  services: Services,
+  drafts: readonly UsageDraft[],
+  add: (outbox: Outbox) => void,
+): Promise<void> {
+  const priced = await priceUsage(services, drafts)
+  if (priced.length > 0) await usageWriter(services)(priced, add)
 }
 
 /** Maximum calls per statement. */
 const MAX_CALLS = 100
 
-type UsageOfCall = { priced: readonly PricedUsage[]; chain: readonly string[] }
+type UsageOfCall = {
+  priced: readonly PricedUsage[]
+  chain: readonly string[]
+  add: (outbox: Outbox) => void
+}
 
 /**
  * Writes usage of concurrent calls of a project in one statement: a separate commit for each would be the largest part of a
@@ -70,6 +87,9 @@ const usageWriter = processSingleton(services => {
         writeUsage(
           services,
           calls.flatMap(({ priced }) => priced),
+          outbox => {
+            for (const { add } of calls) add(outbox)
+          },
         ),
       )
       return calls.map(() => null)
@@ -81,19 +101,24 @@ const usageWriter = processSingleton(services => {
     }
   }
   const write = batchByKey<string, UsageOfCall, unknown>((_key, calls) => writeAll(calls), { max: MAX_CALLS })
-  return async (priced: readonly PricedUsage[]): Promise<void> => {
+  return async (priced: readonly PricedUsage[], add: UsageOfCall['add']): Promise<void> => {
     const chain = currentTriggerChain()
-    const failure = await write(JSON.stringify([priced[0].row.project_id, chain]), { priced, chain })
+    const failure = await write(JSON.stringify([priced[0].row.project_id, chain]), { priced, chain, add })
     if (failure !== null) throw failure
   }
 })
 
-async function writeUsage(services: Services, priced: readonly PricedUsage[]): Promise<void> {
+async function writeUsage(
+  services: Services,
+  priced: readonly PricedUsage[],
+  add: UsageOfCall['add'] = () => {},
+): Promise<void> {
   if (priced.length === 0) return
   const always = sql.fragment`true`
   const ctes = [sql.fragment`used as (${usageInsert(priced, always)})`]
   await services.writeOne(outbox => {
     addUsageEffects(outbox, priced)
+    add(outbox)
     return { ctes, guard: always, columns: sql.fragment`1 as written` }
   })
 }

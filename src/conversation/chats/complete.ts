@@ -2,8 +2,7 @@ import { checkSpend } from '../../control/quotas/spend.ts'
 import { AppError, problemsText, raise } from '../../core/api/errors.ts'
 import { eventStream } from '../../core/api/event-stream.ts'
 import type { Context, OperationResult } from '../../core/api/operation.ts'
-import { coalescedReads } from '../../core/db/coalesced-reads.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
+import type { Outbox } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { outputProblems } from '../../execution/agents/schema.ts'
 import { parseStructuredOutput, stripCodeFence } from '../../execution/generations/loop/structured-output.ts'
@@ -12,8 +11,7 @@ import { resolveDocuments, type UnresolvedMessage } from '../../execution/genera
 import { admitFiles, attachFiles, readFiles } from '../../execution/generations/request/message-files.ts'
 import { calledModels, handlingOf } from '../../execution/generations/request/message-media.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
-import { requireUnpaused } from '../../identity/projects/pause.ts'
-import type { PauseState } from '../../identity/projects/store.ts'
+import { requireNotPaused } from '../../identity/projects/pause.ts'
 import { chatKind } from './model.ts'
 import { type CompletionTarget, runCompletion } from './run-completion.ts'
 import { type FoundTarget, requireCallableChat } from './target.ts'
@@ -23,7 +21,7 @@ export const COMPLETE_ACTION = 'chats:CreateChatCompletion'
 /** Longest wait of a stream without new chunks. */
 const QUIET_MS = 60_000
 
-type CompletionContext = Pick<Context, 'services' | 'request' | 'allow' | 'audit' | 'recheck'>
+type CompletionContext = Pick<Context, 'services' | 'request' | 'allow' | 'audit' | 'recheck' | 'record' | 'effectKey'>
 
 /** Requires the permission for a completion of a target and names it in the audit entry. */
 export function authorizeCompletion({ audit, allow }: CompletionContext, { target, chat }: FoundTarget): void {
@@ -39,14 +37,15 @@ type CompletionSpec = {
   schema: object | null
 }
 
-/** Concurrent completions of a project share one read of its state. */
-const pauseReads = processSingleton(() => coalescedReads<PauseState>())
-
 type DeltaHandlers = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
 
 type PreparedCompletion = {
   content_mode: 'full' | 'none'
-  /** Makes the model call and checks its answer. @throws errors of the call, OUTPUT_SCHEMA_VALIDATION_FAILED */
+  /**
+   * Makes the model call and checks its answer. The audit entry of a call that is not streamed is written with its usage,
+   * unless the answer may still be refused or a response is stored for repeats.
+   * @throws errors of the call, OUTPUT_SCHEMA_VALIDATION_FAILED
+   */
   complete(signal: AbortSignal, handlers?: DeltaHandlers): Promise<ModelAnswer>
 }
 
@@ -65,15 +64,15 @@ export async function prepareCompletion(
   if (schema) await outputProblems(services, project_id, schema, null, context.request.closed)
   const messages = await resolveMessages(context, project_id, sent)
   await requireCallableChat(services, target)
-  const { trace_content_mode: content_mode } = await pauseReads(services)(project_id, () =>
-    requireUnpaused(services.pool, project_id),
-  )
+  const { trace_content_mode: content_mode } = requireNotPaused(project_id, target.project)
   await checkSpend(services, { project_id, agent_id: null, actor_id: null })
   return {
     content_mode,
-    async complete(signal, handlers = {}) {
+    async complete(signal, handlers) {
+      const isSettled = !handlers && !schema && context.effectKey() === null
+      const onAnswer = isSettled ? (outbox: Outbox) => context.record(outbox, 200, { body: null }) : undefined
       const answer = await withFiles(services, target, messages, signal, read =>
-        runCompletion(services, target, { ...request, messages: read, signal, ...handlers }),
+        runCompletion(services, target, { ...request, messages: read, signal, ...handlers }, onAnswer),
       )
       if (!schema || answer.tool_calls.length > 0) return answer
       await requireValidOutput(services, project_id, answer, schema, signal)
@@ -184,7 +183,7 @@ export function streamCompletion(
     position: () => id,
     refused: refusal => frames.failed(refusal) ?? '',
     async *look() {
-      for (let next = ready.shift(); next !== undefined; next = ready.shift()) yield next
+      if (ready.length > 0) yield ready.splice(0).join('')
       if (failure) throw failure.error
       return ended ? 'ended' : QUIET_MS
     },

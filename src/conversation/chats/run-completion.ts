@@ -1,11 +1,12 @@
 import { randomUUID } from 'node:crypto'
 import {
   estimatedTokens,
-  recordUsage,
+  recordUsageWith,
   type TokenCounts,
   tokenComponents,
   type UsageDraft,
 } from '../../control/usage/meter.ts'
+import type { Outbox } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callRoute, routingRecorder } from '../../execution/model-routes/call.ts'
 import { callModel } from '../../execution/providers/call.ts'
@@ -22,12 +23,14 @@ export const modelOf = ({ provider, route, model }: CompletionTarget): string =>
 /**
  * Makes one model call and meters its usage. A streamed call that fails or is aborted after its first text is metered
  * with an estimate.
+ * @param onAnswer adds to the statement that writes the usage of an answer
  * @throws errors of the model call; the reason of the signal
  */
 export async function runCompletion(
   services: Services,
   target: CompletionTarget,
   request: ModelRequest,
+  onAnswer: (outbox: Outbox) => void = () => {},
 ): Promise<ModelAnswer> {
   const { provider, route } = target
   const routing = route && routingRecorder(route, null)
@@ -47,14 +50,15 @@ export async function runCompletion(
       route && routing
         ? await callRoute(services, route, counted, { step: 1, routing })
         : await callModel(services, provider as NonNullable<typeof provider>, modelOf(target), counted)
-    await meterCompletion(services, target, answer, answer.usage ?? estimateUsage(request, answer.text.length))
+    const usage = answer.usage ?? estimateUsage(request, answer.text.length)
+    await meterCompletion(services, target, answer, usage, onAnswer)
     return answer
   } catch (error) {
     // A call that fails after its first text is billed too.
     if (streamedChars > 0) {
       const last = routing?.attempts.at(-1)
       const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meterCompletion(services, target, by, estimateUsage(request, streamedChars))
+      await meterCompletion(services, target, by, estimateUsage(request, streamedChars), () => {})
     }
     throw error
   }
@@ -87,6 +91,7 @@ async function meterCompletion(
   { project_id, provider, route }: CompletionTarget,
   { ai_provider_id, model }: { ai_provider_id: string | null; model: string },
   counts: TokenCounts,
+  add: (outbox: Outbox) => void,
 ): Promise<void> {
   const served = [provider, ...(route?.providers ?? [])].find(row => row?.id === ai_provider_id)
   const draft: UsageDraft = {
@@ -99,7 +104,7 @@ async function meterCompletion(
     source: 'chat',
     components: tokenComponents(counts),
   }
-  await recordUsage(services, [draft]).catch(error =>
+  await recordUsageWith(services, [draft], add).catch(error =>
     services.log.error({ err: error, project_id }, 'completion usage not recorded'),
   )
 }

@@ -6,13 +6,13 @@ import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
-import { findLoadedRoute, firstProvider } from '../../execution/model-routes/store.ts'
+import { firstProvider } from '../../execution/model-routes/store.ts'
 import { aiProviderKind } from '../../execution/providers/model.ts'
 import { modelClient } from '../../execution/providers/models.ts'
 import { type ChatRow, chatKind } from './model.ts'
 import type { CompletionBody } from './openai-format.ts'
 import type { CompletionTarget } from './run-completion.ts'
-import { findServedChat } from './store.ts'
+import { findServedChat, findServedProvider, findServedRoute, type ServedTarget } from './store.ts'
 
 type TargetFields = Pick<CompletionBody, 'chat_id' | 'ai_provider_id' | 'model'>
 
@@ -68,8 +68,8 @@ export async function findCompletionTarget(
   }
   const id = ai_provider_id as string
   const found = await findVisibleTarget(services, caller, id, async db => {
-    const provider = isIdOf(aiProviderKind, id) ? await aiProviderKind.find(db, id) : null
-    return provider && { chat: null, target: { provider, route: null, project_id: provider.project_id, model: null } }
+    const served = isIdOf(aiProviderKind, id) ? await findServedProvider(db, id) : null
+    return served && foundWithoutChat(served, served.provider)
   })
   return found ? withModel(found, model) : raise('AI_PROVIDER_NOT_FOUND', { meta: { id } })
 }
@@ -77,11 +77,16 @@ export async function findCompletionTarget(
 /** Returns a model route as the target of completions. @throws MODEL_ROUTE_NOT_FOUND */
 export async function findRouteTarget(services: Services, caller: Caller, id: string): Promise<FoundTarget> {
   const found = await findVisibleTarget(services, caller, id, async db => {
-    const route = await findLoadedRoute(db, id)
-    return route && { chat: null, target: { provider: null, route, project_id: route.route.project_id, model: null } }
+    const served = await findServedRoute(db, id)
+    return served && foundWithoutChat(served, served.route.route)
   })
   return found ?? raise('MODEL_ROUTE_NOT_FOUND', { meta: { id } })
 }
+
+const foundWithoutChat = (served: ServedTarget, { project_id }: { project_id: string }): FoundTarget => ({
+  chat: null,
+  target: { ...served, project_id, model: null },
+})
 
 /** Returns a target with another model, if not null. */
 const withModel = ({ target, chat }: FoundTarget, model: string | null): FoundTarget => ({

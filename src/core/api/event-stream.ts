@@ -82,7 +82,7 @@ async function* streamMessages(
         yield PING
       }
       const next = yield* source.look(quiet)
-      if (next === 'ended') return
+      if (next === 'ended') return await request.audited
       if (!notified && !closed.aborted)
         await new Promise<void>(resolve => {
           const timer = setTimeout(resolve, Math.min(next, Math.max(0, pingAt - Date.now())))

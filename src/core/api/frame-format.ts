@@ -5,7 +5,7 @@ export type StreamFrame = { seq: number; event: string; data: string }
 
 /** The wire format of the frames of a stream. */
 export type FrameFormat = {
-  /** A generator, because a stream throws into it when its client disconnects. */
+  /** A generator, because a stream ends it early when its client disconnects. */
   frame(frame: StreamFrame): Generator<string, void> | AsyncGenerator<string, void>
   /** Whether a frame ended the stream before its last frame. */
   ended?(): boolean

@@ -1,5 +1,4 @@
 import type { ServerResponse } from 'node:http'
-import { pipeline } from 'node:stream'
 import express, { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import passport from 'passport'
 import { Strategy as BearerStrategy } from 'passport-http-bearer'
@@ -357,14 +356,26 @@ export function createHttp(
     res.statusCode = result.status
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
-    res.flushHeaders()
+    // With the first bytes, if they are available.
+    if (result.stream?.readableLength === 0) res.flushHeaders()
     limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
-    pipeline(result.stream as NonNullable<OperationResult['stream']>, res, error => {
-      // A disconnecting client closes the response early; any other error is a failure after the status was sent.
-      if (error && error.code !== 'ERR_STREAM_PREMATURE_CLOSE' && config.ERROR_LOGS_ENABLED)
+    const stream = result.stream as NonNullable<OperationResult['stream']>
+    // In place of `pipeline`, which keeps 6 KiB for each open stream.
+    stream.on('error', error => {
+      if (config.ERROR_LOGS_ENABLED)
         log.error({ request_id: req.requestId, route: entry.route, err: error }, 'response stream failed')
+    })
+    const abort = () => {
+      if (!res.writableEnded) res.destroy()
+    }
+    stream.once('close', abort)
+    res.on('error', abort)
+    res.once('close', () => {
+      stream.destroy()
       logRequest(req, result.status, entry)
     })
+    if (stream.destroyed) abort()
+    else stream.pipe(res)
   }
   return app
 }

@@ -97,6 +97,8 @@ const IDLE_CHECKS = 4
  * our backpressure and the next bytes.
  */
 export function limitBodyTime(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
+  // A small body has arrived with its head.
+  if (req.complete) return
   const { socket } = req
   const started = performance.now()
   let read = socket.bytesRead

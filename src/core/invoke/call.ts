@@ -29,6 +29,8 @@ export type RequestFacts = {
   closed: AbortSignal
   /** Set by an event stream: checks the permission of the caller immediately. */
   onRevoked?: () => void
+  /** Set for a streamed response while its audit entry is written. Never rejects. */
+  audited?: Promise<void>
 }
 
 /** The agent turn that makes a call through a tool. */

@@ -33,7 +33,10 @@ export async function run(inv: Invocation, context: AnyContext): Promise<Operati
   const work = async () => operation.run(context as never)
   const response = toResult(inv, await (operation.reads && !call.tx ? runCancellable(inv, work) : work()))
   await injectFault(inv.services, 'request_carried_out')
-  await auditResult(inv, response)
+  const audited = auditResult(inv, response)
+  // The first bytes of a stream do not wait for its audit entry, its end does.
+  if (response.stream && !operation.reads) call.request.audited = audited
+  else await audited
   await storeOperationResult(inv, response)
   return withEtag(inv, response)
 }

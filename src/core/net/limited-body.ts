@@ -54,34 +54,47 @@ export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimit
     end = text.slice(-NEXT_EVENT_LENGTH)
     return [...text.matchAll(NEXT_EVENT)].map(({ index }) => index - before)
   }
-  const counted = new TransformStream<Uint8Array, Uint8Array>({
-    transform(chunk, controller) {
-      const refuse = (what: string) =>
-        controller.error(new RemoteBodyError(`response is larger than allowed: more than ${what}`))
-      const starts = isEventStream || maxValues !== undefined ? findEventStarts(chunk) : []
-      size += chunk.length
-      event += chunk.length
-      // A stream without the content type of one has the byte limit of a single response.
-      if (isEventStream && starts.length > 0) event = chunk.length - (starts.at(-1) as number)
-      const limit = event > maxBytes ? maxBytes : maxTotal
-      if (size > limit) return refuse(`${limit} bytes`)
-      if (maxValues !== undefined) {
-        let at = 0
-        for (const next of [...starts, chunk.length]) {
-          for (; at < next; at++) {
-            if (VALUE_BYTES.has(chunk[at])) values++
-            else if (chunk[at] === LINE_FEED) lines++
-          }
-          if (values > maxValues) return refuse(`${maxValues} values`)
-          if (lines > LINES_PER_VALUE * maxValues) return refuse(`${LINES_PER_VALUE * maxValues} lines`)
-          if (next < chunk.length) values = lines = 0
-        }
+  /** Counts a chunk. Returns the limit that it exceeds, or null. */
+  const exceededBy = (chunk: Uint8Array): string | null => {
+    const starts = isEventStream || maxValues !== undefined ? findEventStarts(chunk) : []
+    size += chunk.length
+    event += chunk.length
+    // A stream without the content type of one has the byte limit of a single response.
+    if (isEventStream && starts.length > 0) event = chunk.length - (starts.at(-1) as number)
+    const limit = event > maxBytes ? maxBytes : maxTotal
+    if (size > limit) return `${limit} bytes`
+    if (maxValues === undefined) return null
+    let at = 0
+    for (const next of [...starts, chunk.length]) {
+      for (; at < next; at++) {
+        if (VALUE_BYTES.has(chunk[at])) values++
+        else if (chunk[at] === LINE_FEED) lines++
       }
-      controller.enqueue(chunk)
+      if (values > maxValues) return `${maxValues} values`
+      if (lines > LINES_PER_VALUE * maxValues) return `${LINES_PER_VALUE * maxValues} lines`
+      if (next < chunk.length) values = lines = 0
+    }
+    return null
+  }
+  const reader = body.getReader()
+  // A TransformStream takes 60 us for each response, this 10.
+  const counted = new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        const { done, value } = await reader.read()
+        if (done) return controller.close()
+        const exceeded = exceededBy(value)
+        if (exceeded === null) return controller.enqueue(value)
+        const error = new RemoteBodyError(`response is larger than allowed: more than ${exceeded}`)
+        reader.cancel(error).catch(() => {})
+        throw error
+      },
+      cancel: reason => reader.cancel(reason),
     },
-  })
+    { highWaterMark: 0 },
+  )
   const { status, statusText } = response
-  return new Response(body.pipeThrough(counted), { status, statusText, headers: [...headers] })
+  return new Response(counted, { status, statusText, headers: [...headers] })
 }
 
 /** Returns a `fetch` with a bounded body, for hosts chosen by a vendor or the operator. */

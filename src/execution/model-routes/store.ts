@@ -43,11 +43,8 @@ export const routeOfRow = (alias: string): Fragment => {
   return sql.fragment`case when ${column('ai_provider_id')} is null then ${loaded} end`
 }
 
-const routeRow = sql.type(z.object({ route: loadedRoute }))
-
-/** Returns a route with everything that a call needs, or null. */
-export const findLoadedRoute = (db: Queryable, id: string): Promise<LoadedRoute | null> =>
-  db.oneFirst(routeRow`select ${routeJson(sql.fragment`${id}::text`, sql.fragment`null::text`)} as route`)
+/** Returns the route expression for the ID of a route. */
+export const routeById = (id: Fragment): Fragment => routeJson(id, sql.fragment`null::text`)
 
 /** Returns the route expression for the default route of a project. */
 export const defaultRouteOf = (projectId: Fragment): Fragment => routeJson(sql.fragment`null::text`, projectId)
@@ -61,6 +58,8 @@ export const routeOf = (consumer: {
   consumer.ai_provider_id === null
     ? routeJson(sql.fragment`${consumer.model_route_id}::text`, sql.fragment`${consumer.project_id}::text`)
     : sql.fragment`null::jsonb`
+
+const routeRow = sql.type(z.object({ route: loadedRoute }))
 
 /** Returns the route for the calls of a consumer, or null. */
 export const findRoute = (db: Queryable, consumer: Parameters<typeof routeOf>[0]): Promise<LoadedRoute | null> =>

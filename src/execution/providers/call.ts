@@ -15,8 +15,10 @@ import type {
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
+let attempts: Promise<typeof import('./attempt.ts')> | undefined
+
 /** Loaded on demand: the package takes memory and time, which a web process without calls avoids. */
-const loadAttempts = () => import('./attempt.ts')
+const loadAttempts = () => (attempts ??= import('./attempt.ts'))
 
 /**
  * Attempts a model call until it is answered, fails permanently, or `retries` are used up; a stream is retried only

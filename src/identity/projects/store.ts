@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { setForTransaction } from '../../core/db/settings.ts'
-import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 
 /** Pauses a project; null if it is already paused or deleted. Waits for starts that hold the row FOR SHARE. */
@@ -50,6 +50,10 @@ const pauseColumns = sql.fragment`paused_at, pause_reason, trace_content_mode`
 /** Returns the pause state under FOR SHARE: no pause commits before the transaction ends. */
 export const lockPauseState = (db: Queryable, projectId: string) =>
   db.maybeOne(pauseStateRow`select ${pauseColumns} from projects where id = ${projectId} for share`)
+
+/** Returns the pause state of a project as a jsonb expression, for statements that read a row of the project. */
+export const pauseStateOf = (projectId: Fragment): Fragment => sql.fragment`(
+  select to_jsonb(p) from (select ${pauseColumns} from projects where id = ${projectId}) p)`
 
 export const findPauseState = (db: Queryable, projectId: string) =>
   db.maybeOne(pauseStateRow`select ${pauseColumns} from projects where id = ${projectId}`)

