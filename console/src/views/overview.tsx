@@ -1,13 +1,5 @@
 import { Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/core'
-import {
-  aggregateUsage,
-  getQuotaUsage,
-  getSystemStatus,
-  listApprovals,
-  listExceptions,
-  listGenerations,
-  listQuotas,
-} from '@muster/client/operations'
+import { aggregateUsage, getQuotaUsage, getSystemStatus, listGenerations, listQuotas } from '@muster/client/operations'
 import { IconPlayerPlay } from '@tabler/icons-react'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
@@ -20,6 +12,7 @@ import { PauseButton } from '../components/pause.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { StatusBadge } from '../components/status.tsx'
 import { costText, elapsedText, visible, When } from '../components/text.tsx'
+import { useApprovals, useExceptions } from '../inbox/waiting.ts'
 import { usePermissions, useProjectId, useProjects } from '../projects.ts'
 import * as strings from '../strings.ts'
 
@@ -44,20 +37,9 @@ export function Overview() {
     enabled: isAllowed('usage:GetAggregate') === true,
     refetchInterval,
   })
-  const approvals = useQuery({
-    queryKey: ['overview', 'approvals', projectId],
-    queryFn: async ({ signal }) =>
-      (await listApprovals(api, { project_id: projectId, status: ['pending'], limit: 1 }, { signal }).page()).total,
-    enabled: isAllowed('approvals:ListApprovals') === true,
-    refetchInterval,
-  })
-  const exceptions = useQuery({
-    queryKey: ['overview', 'exceptions', projectId],
-    queryFn: async ({ signal }) =>
-      (await listExceptions(api, { project_id: projectId, status: ['open'], limit: 1 }, { signal }).page()).total,
-    enabled: isAllowed('exceptions:ListExceptions') === true,
-    refetchInterval,
-  })
+  // The navigation counts with the same requests.
+  const approvals = useApprovals(projectId, 1, 1)
+  const exceptions = useExceptions(projectId, 1)
   const turns = useQuery({
     queryKey: ['overview', 'turns', projectId],
     queryFn: async ({ signal }) =>
@@ -122,13 +104,13 @@ export function Overview() {
     { label: strings.queue.turns, value: perMinute.data?.toLocaleString() },
     {
       label: strings.overview.approvals,
-      value: approvals.data?.toLocaleString(),
-      action: open(approvals.data),
+      value: approvals.data?.total.toLocaleString(),
+      action: open(approvals.data?.total),
     },
     {
       label: strings.overview.exceptions,
-      value: exceptions.data?.toLocaleString(),
-      action: open(exceptions.data),
+      value: exceptions.data?.total.toLocaleString(),
+      action: open(exceptions.data?.total),
     },
     {
       label: strings.overview.oldest,
