@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import fs from 'node:fs'
 import type { Page } from 'playwright-core'
+import { sql } from '../../src/core/db/sql.ts'
 import { chain } from '../automation/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -105,7 +107,9 @@ describe('runs in the console', function () {
     await panel.getByText('Pay 240?', { exact: true }).waitFor()
     await focusOn(panel.getByLabel('Choice'))
     await openOptions(page)
-    await page.keyboard.press('ArrowDown')
+    // The key that opens the list selects the first option if the list is drawn by then.
+    const yes = page.getByRole('option', { name: 'yes' })
+    while ((await yes.getAttribute('data-combobox-selected')) === null) await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
     await page.keyboard.press('Tab')
     await page.keyboard.type('from the till')
@@ -135,6 +139,22 @@ describe('runs in the console', function () {
     const panel = page.getByRole('dialog', { name: 'first' })
     await panel.getByText('"result": 1').waitFor()
     assert.match(page.url(), /node=first/)
+    assert.deepEqual(problems, [])
+  })
+
+  it('draws the nodes in view of a large graph, and those that the keyboard leads to', async () => {
+    const ids = ['gate', ...Array.from({ length: 149 }, (_, n) => `n${n}`)]
+    const nodes = ids.map(id => (id === 'gate' ? { id, type: 'human' } : { id, type: 'transform', expression: 1 }))
+    const run = await start((await orchestration('Long', nodes, chain(...ids))).id)
+    const { page, problems } = await open(`runs/${run.id}`)
+    await isDrawn(page, 'gate', 'requires_action').waitFor()
+    assert.ok((await page.locator('.graph-node').count()) < 20)
+    await focusOn(node(page, 'gate'))
+    await page.keyboard.press('End')
+    await page.locator('#graph-node-n148:focus').waitFor()
+    await page.keyboard.press('ArrowUp')
+    await page.locator('#graph-node-n147:focus').waitFor()
+    assert.ok((await page.locator('.graph-node').count()) < 20)
     assert.deepEqual(problems, [])
   })
 
@@ -196,6 +216,33 @@ describe('runs in the console', function () {
     await heading(page, 'Runs')
     await page.getByRole('link', { name: 'Outer' }).waitFor()
     assert.equal(await page.getByRole('table', { name: 'Runs' }).getByRole('link').count(), 1)
+    assert.deepEqual(problems, [])
+  })
+
+  it('opens a node with an output of 20 MB without drawing it, and offers the download', async () => {
+    const { id } = await orchestration('Bulky', [{ id: 'bulk', type: 'transform', expression: 1 }])
+    const run = await start(id)
+    const rows = 20_000
+    await suite.app.services.pool.query(sql.unsafe`
+      update orchestration_node_executions
+      set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024))) from generate_series(1, ${rows}) n)
+      where run_id = ${run.id}`)
+    const { page, problems } = await open(`runs/${run.id}?node=bulk`)
+    const panel = page.getByRole('dialog', { name: 'bulk' })
+    await panel.getByText('20,000 items, 20 MB').waitFor()
+    const drawn = async () => (await page.content()).length
+    assert.ok((await drawn()) < 300_000, 'the value is folded')
+    await panel.getByRole('button', { name: 'Open whole' }).click()
+    const viewer = page.getByRole('dialog', { name: 'Output 1' })
+    await viewer.getByText('"row": 1,', { exact: true }).waitFor()
+    await viewer.getByText('Only the first 5 MB are shown').waitFor()
+    assert.ok((await drawn()) < 300_000, 'only the lines in view are drawn')
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      viewer.getByRole('button', { name: 'Download' }).click(),
+    ])
+    const text = fs.readFileSync(await download.path(), 'utf8')
+    assert.equal(JSON.parse(text).length, rows)
     assert.deepEqual(problems, [])
   })
 
