@@ -14,7 +14,7 @@ export type OAuthTokens = {
 /** A completed sign-in, or a pending one. */
 export type OAuthSession = {
   tokens?: OAuthTokens
-  pending?: { state: string; verifier: string; redirectUri: string; issuer: string }
+  pending?: { state: string; verifier: string; redirectUri: string; issuer: string; tokenEndpoint: string }
 }
 
 /** Where a sign-in is stored. */
@@ -100,9 +100,8 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
     return endpoints
   }
 
-  const redeem = async (form: Record<string, string>): Promise<OAuthTokens> => {
-    const { token_endpoint } = await discover()
-    const { access_token, refresh_token, scope, expires_in } = await request(token_endpoint, {
+  const redeem = async (tokenEndpoint: string, form: Record<string, string>): Promise<OAuthTokens> => {
+    const { access_token, refresh_token, scope, expires_in } = await request(tokenEndpoint, {
       client_id: clientId,
       ...form,
     })
@@ -121,7 +120,8 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
       if (isFresh(tokens)) return tokens.access_token
       const { refresh_token } = tokens
       if (!refresh_token) throw new OAuthError('login_required', 'the sign-in has expired')
-      const next = await redeem({ grant_type: 'refresh_token', refresh_token })
+      const { token_endpoint } = await discover()
+      const next = await redeem(token_endpoint, { grant_type: 'refresh_token', refresh_token })
       return next.access_token
     }
     return store.exclusive ? store.exclusive(run) : run()
@@ -136,10 +136,10 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
       redirectUri: string
       scope?: string
     }): Promise<{ url: string; state: string }> {
-      const { authorization_endpoint, issuer } = await discover()
+      const { authorization_endpoint, issuer, token_endpoint: tokenEndpoint } = await discover()
       const state = randomKey()
       const verifier = randomKey() + randomKey()
-      await store.set({ pending: { state, verifier, redirectUri, issuer } })
+      await store.set({ pending: { state, verifier, redirectUri, issuer, tokenEndpoint } })
       const url = new URL(authorization_endpoint)
       url.search = new URLSearchParams({
         response_type: 'code',
@@ -161,7 +161,7 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
         throw new OAuthError('invalid_state', 'the answer is not of the sign-in that was started')
       const error = answer.get('error')
       if (error) throw new OAuthError(error, answer.get('error_description') ?? error)
-      return redeem({
+      return redeem(pending.tokenEndpoint, {
         grant_type: 'authorization_code',
         code: answer.get('code') ?? '',
         redirect_uri: pending.redirectUri,

@@ -7,7 +7,7 @@ import { setNonce } from 'get-nonce'
 import { createRoot } from 'react-dom/client'
 import { queries } from './api.ts'
 import { admitTextOnly } from './policy.ts'
-import { router } from './router.tsx'
+import { preloadView, router } from './router.tsx'
 import { SignInGate } from './session/gate.tsx'
 import { schemeInMemory, theme } from './theme.ts'
 
@@ -26,7 +26,7 @@ createRoot(document.getElementById('root') as HTMLElement).render(
   >
     <Notifications position="bottom-right" />
     <QueryClientProvider client={queries}>
-      <SignInGate>
+      <SignInGate preload={preloadView}>
         <RouterProvider router={router} />
       </SignInGate>
     </QueryClientProvider>

@@ -1,4 +1,4 @@
-import type { Me, Project } from '@muster/client'
+import type { Me, OwnPermission, Project } from '@muster/client'
 import { getMe, listOwnPermissions, listProjects } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
 import { useParams } from '@tanstack/react-router'
@@ -20,12 +20,23 @@ export const useProjects = () =>
 /** Returns the project of the address. */
 export const useProjectId = (): string => (useParams({ strict: false }) as { projectId: string }).projectId
 
+const PAGE = 100
+
+/** Reads what the user may do in a project; pages after the first are requested together, because every view waits for them. */
+async function readPermissions(project_id: string | undefined, signal: AbortSignal): Promise<OwnPermission[]> {
+  const read = async (offset: number) => listOwnPermissions(api, { project_id, limit: PAGE, offset }, { signal }).page()
+  const first = await read(0)
+  const offsets: number[] = []
+  for (let offset = PAGE; offset < first.total; offset += PAGE) offsets.push(offset)
+  return [first, ...(await Promise.all(offsets.map(read)))].flatMap(({ data }) => data)
+}
+
 /** Returns a function that says whether the user may do an action in a project; undefined while that is not known. */
 export function usePermissions(projectId: string | undefined) {
   const { data, errorUpdateCount } = useQuery({
     queryKey: ['permissions', projectId],
     queryFn: async ({ signal }) => {
-      const own = await listOwnPermissions(api, { project_id: projectId }, { signal }).all()
+      const own = await readPermissions(projectId, signal)
       return new Set(own.filter(({ allowed }) => allowed !== 'none').map(({ action }) => action))
     },
     enabled: projectId !== undefined,

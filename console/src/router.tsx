@@ -108,6 +108,12 @@ export const router = createRouter({
   scrollRestoration: false,
 })
 
+/** Loads the view of an address; one that has none is explained once it is shown. */
+export function preloadView(address: string): void {
+  const { pathname } = new URL(address, location.origin)
+  router.preloadRoute({ to: pathname.replace(/^\/app/, '') || '/' }).catch(() => {})
+}
+
 declare module '@tanstack/react-router' {
   interface Register {
     router: typeof router

@@ -14,7 +14,7 @@ const missed = ({ value, target }: Row): boolean => {
 
 /**
  * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, fronts, streams, idle, usage-reports, orchestration, work, oauth, formations, cli, docs, path).
+ * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, fronts, streams, idle, usage-reports, orchestration, work, oauth, formations, cli, console, docs, path).
  * Commits wait for the disk, as those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
  * against a floor measured beside them.
  */
@@ -48,6 +48,7 @@ const all = {
   oauth: async () => (await import('./oauth.ts')).run(),
   formations: async () => (await import('./formations.ts')).run(),
   cli: async () => (await import('./cli.ts')).run(),
+  console: async () => (await import('./console.ts')).run(),
   docs: async () => (await import('./docs.ts')).run(),
   path: async () => (await import('./path.ts')).run({ list: process.argv.includes('--list') }),
 }

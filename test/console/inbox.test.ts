@@ -164,7 +164,7 @@ describe('the inbox of the console', function () {
     await post(`/approvals/${late.id}/reject`, { reason: 'late' })
   })
 
-  it('opens with 10,000 approvals by reading one page of them', async () => {
+  it('opens with 10,000 approvals by reading and drawing one page of them, and leads to the last', async () => {
     await suite.app.services.pool.query(sql.unsafe`
       insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
       select 'apr_' || lpad(n::text, 26, '0'), ${suite.app.projectId}, 'tool_call', 'pending',
@@ -183,8 +183,9 @@ describe('the inbox of the console', function () {
     assert.ok(read.length > 0 && read.every(search => /[?&]limit=(1|25)(&|$)/.test(search)), read.join(' '))
     await page.getByText('10,000').first().waitFor()
     assert.equal(await page.getByRole('article').count(), 25)
-    await page.getByRole('button', { name: 'Page 2', exact: true }).click()
-    await page.waitForURL('**page=2')
+    await page.getByRole('button', { name: 'Page 400', exact: true }).click()
+    await page.getByRole('article', { name: 'tool_1', exact: true }).waitFor()
+    assert.equal(await page.getByRole('article').count(), 25)
     await suite.app.services.pool.query(sql.unsafe`delete from approvals where status = 'pending'`)
     assert.deepEqual(problems, [])
   })

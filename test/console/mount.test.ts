@@ -94,24 +94,47 @@ describe('the files of the console', () => {
     assert.equal(app.statements.length, count, 'a flood of requests sends no statements')
   })
 
-  it('fit the budget of the first load, sign-in to overview', () => {
-    const page = fs.readFileSync(path.join(dist, 'index.html'), 'utf8')
-    const overview = fs.readdirSync(path.join(dist, 'assets')).find(name => /^overview-.*\.js$/.test(name))
+  const assets = path.join(dist, 'assets')
+  const bytesOf = (names: Iterable<string>) =>
+    [...names].reduce((sum, name) => sum + fs.statSync(path.join(assets, `${name}.gz`)).size, 0)
+  /** Scripts and styles that files load, but those in `loaded`; with `later` also those that they load on demand. */
+  const filesOf = (names: readonly string[], { later = false, loaded = new Set<string>() } = {}): Set<string> => {
     const files = new Set<string>()
     const load = (name: string): void => {
-      if (files.has(name)) return
+      if (files.has(name) || loaded.has(name)) return
       files.add(name)
-      const text = fs.readFileSync(path.join(dist, 'assets', name), 'utf8')
-      for (const [, imported] of text.matchAll(/(?:from|import)\s*["']\.\/([\w.-]+\.js)["']/g)) load(imported)
+      const text = fs.readFileSync(path.join(assets, name), 'utf8')
+      for (const [, onDemand, imported] of text.matchAll(/(?:from|import)(\(?)\s*["'`]\.\/([\w.-]+\.js)["'`]/g))
+        if (later || !onDemand) load(imported)
     }
-    for (const [, name] of page.matchAll(/\/app\/assets\/([\w-]+\.(?:js|css))/g)) load(name)
-    load(overview as string)
-    const bytes = [...files].map(name => fs.statSync(path.join(dist, 'assets', `${name}.gz`)).size)
-    const total = bytes.reduce((sum, size) => sum + size)
-    assert.ok(total < 300 * 1024, `${total} bytes`)
+    names.forEach(load)
+    return files
+  }
+  const filesOfPage = (): string[] => {
+    const page = fs.readFileSync(path.join(dist, 'index.html'), 'utf8')
+    return [...page.matchAll(/\/app\/assets\/([\w-]+\.(?:js|css))/g)].map(([, name]) => name)
+  }
+  const filesOfViews = (): string[] => {
+    const views = fs.readdirSync(path.join(dist, '../src/views')).map(name => name.replace(/\.tsx$/, ''))
+    return fs.readdirSync(assets).filter(name => views.includes(name.replace(/-[\w-]{8}\.js$/, '')))
+  }
+
+  it('fit the budget of the first load, sign-in to overview', () => {
+    const overview = filesOfViews().find(name => name.startsWith('overview-')) as string
+    const files = filesOf([...filesOfPage(), overview])
+    assert.ok(bytesOf(files) < 300 * 1024, `${bytesOf(files)} bytes`)
     assert.ok(files.size <= 16, [...files].join(' '))
-    for (const name of fs.readdirSync(path.join(dist, 'assets')))
-      assert.match(name, /-[\w-]{8}\.(js|css|svg)(\.br|\.gz)?$/)
+    for (const name of fs.readdirSync(assets)) assert.match(name, /-[\w-]{8}\.(js|css|svg)(\.br|\.gz)?$/)
+  })
+
+  it('fit the budget of each view, with what it loads on demand', () => {
+    const loaded = filesOf(filesOfPage())
+    const views = filesOfViews()
+    assert.ok(views.length > 50, `${views.length} views`)
+    for (const view of views) {
+      const bytes = bytesOf(filesOf([view], { later: true, loaded }))
+      assert.ok(bytes > 0 && bytes <= 100 * 1024, `${view}: ${bytes} bytes`)
+    }
   })
 
   it('are missing with the remedy where nothing was built, and the log says so', async () => {

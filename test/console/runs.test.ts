@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
+import fs from 'node:fs'
 import type { Page } from 'playwright-core'
+import { sql } from '../../src/core/db/sql.ts'
 import { chain } from '../automation/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
@@ -136,6 +138,22 @@ describe('runs in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('draws the nodes in view of a large graph, and those that the keyboard leads to', async () => {
+    const ids = ['gate', ...Array.from({ length: 149 }, (_, n) => `n${n}`)]
+    const nodes = ids.map(id => (id === 'gate' ? { id, type: 'human' } : { id, type: 'transform', expression: 1 }))
+    const run = await start((await orchestration('Long', nodes, chain(...ids))).id)
+    const { page, problems } = await open(`runs/${run.id}`)
+    await isDrawn(page, 'gate', 'requires_action').waitFor()
+    assert.ok((await page.locator('.graph-node').count()) < 20)
+    await focusOn(node(page, 'gate'))
+    await page.keyboard.press('End')
+    await page.locator('#graph-node-n148:focus').waitFor()
+    await page.keyboard.press('ArrowUp')
+    await page.locator('#graph-node-n147:focus').waitFor()
+    assert.ok((await page.locator('.graph-node').count()) < 20)
+    assert.deepEqual(problems, [])
+  })
+
   it('pauses, resumes and cancels a run', async () => {
     const run = await start((await asking()).id)
     const { page, problems } = await open(`runs/${run.id}`)
@@ -197,6 +215,33 @@ describe('runs in the console', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('opens a node with an output of 20 MB without drawing it, and offers the download', async () => {
+    const { id } = await orchestration('Bulky', [{ id: 'bulk', type: 'transform', expression: 1 }])
+    const run = await start(id)
+    const rows = 20_000
+    await suite.app.services.pool.query(sql.unsafe`
+      update orchestration_node_executions
+      set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024))) from generate_series(1, ${rows}) n)
+      where run_id = ${run.id}`)
+    const { page, problems } = await open(`runs/${run.id}?node=bulk`)
+    const panel = page.getByRole('dialog', { name: 'bulk' })
+    await panel.getByText('20,000 items, 20 MB').waitFor()
+    const drawn = async () => (await page.content()).length
+    assert.ok((await drawn()) < 300_000, 'the value is folded')
+    await panel.getByRole('button', { name: 'Open whole' }).click()
+    const viewer = page.getByRole('dialog', { name: 'Output 1' })
+    await viewer.getByText('"row": 1,', { exact: true }).waitFor()
+    await viewer.getByText('Only the first 5 MB are shown').waitFor()
+    assert.ok((await drawn()) < 300_000, 'only the lines in view are drawn')
+    const [download] = await Promise.all([
+      page.waitForEvent('download'),
+      viewer.getByRole('button', { name: 'Download' }).click(),
+    ])
+    const text = fs.readFileSync(await download.path(), 'utf8')
+    assert.equal(JSON.parse(text).length, rows)
+    assert.deepEqual(problems, [])
+  })
+
   it('is accessible, on a phone as a list, and shows hostile text as text', async () => {
     const { id } = await orchestration(HOSTILE.slice(0, 250), [
       { id: 'ask', type: 'human', prompt: HOSTILE, options: [HOSTILE], input_mapping: { text: HOSTILE } },
@@ -214,6 +259,25 @@ describe('runs in the console', function () {
     const { page, problems } = await open(`runs/${other.id}`, { width: 360 })
     await page.getByRole('tree', { name: 'Nodes' }).waitFor()
     assert.equal(await page.locator('.graph').count(), 0)
+    assert.deepEqual(problems, [])
+  })
+
+  it('lists the nodes of a graph whose layout does not end, and draws the next one', async () => {
+    const run = await start((await asking()).id)
+    const { page, problems } = await open('runs')
+    await page.clock.install()
+    await page.evaluate(`globalThis.post = Worker.prototype.postMessage; Worker.prototype.postMessage = () => {}`)
+    await go(page, at(`runs/${run.id}`))
+    await page.getByRole('tree', { name: 'Nodes' }).waitFor()
+    await eventually(() => page.workers().length === 1)
+    assert.equal(await page.getByText('This graph could not be drawn').count(), 0)
+    await page.clock.fastForward(10_000)
+    await page.getByText('This graph could not be drawn').waitFor()
+    assert.equal(await page.locator('.graph').count(), 0)
+    await page.evaluate(`Worker.prototype.postMessage = post`)
+    const other = await start((await orchestration('Other', [{ id: 'only', type: 'transform', expression: 1 }])).id)
+    await go(page, at(`runs/${other.id}`))
+    await node(page, 'only').waitFor()
     assert.deepEqual(problems, [])
   })
 

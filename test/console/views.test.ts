@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Request } from 'playwright-core'
+import type { BrowserContext, Page, Request } from 'playwright-core'
 import { findFirstAdmin } from '../../src/cli/store.ts'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { issueSignInLink } from '../../src/identity/users/sign-in-link.ts'
@@ -90,42 +90,70 @@ describe('the console in a browser', function () {
     }
   })
 
-  it('shares a sign-in between tabs: no form in the second, one refresh for all, one sign-out for all', async () => {
+  /** Tabs of one browser with a clock of their own, signed in by the form of the first. */
+  const openTabs = async (count: number, prepare?: (context: BrowserContext) => Promise<unknown>) => {
     const { page: first, problems, close } = await openPage(suite.chromium, [suite.app.base])
     closeLater({ close })
-    const refreshes: string[] = []
-    let isShort = true
-    await first.context().route('**/oauth/token', async route => {
-      const form = route.request().postData() ?? ''
-      if (form.includes('grant_type=refresh_token')) refreshes.push(form)
-      const response = await route.fetch()
-      const body = await response.json()
-      // The first token is about to expire in all tabs; the next one is not.
-      await route.fulfill({ response, json: isShort ? { ...body, expires_in: 63 } : body })
-      isShort = false
-    })
+    const context = first.context()
+    await context.clock.install()
+    await prepare?.(context)
     await first.goto(`${suite.app.base}/app${at('agents')}`)
     await signIn(first, 'ada')
+    const tabs = [first]
     await first.getByRole('link', { name: 'Helper' }).waitFor()
-    const second = await first.context().newPage()
-    await second.goto(`${suite.app.base}/app${at('agents')}`)
-    await second.getByRole('link', { name: 'Helper' }).waitFor()
-    await eventually(async () => {
-      for (const page of [first, second]) {
+    while (tabs.length < count) {
+      const page = await context.newPage()
+      await page.goto(`${suite.app.base}/app${at('agents')}`)
+      await page.getByRole('link', { name: 'Helper' }).waitFor()
+      tabs.push(page)
+    }
+    return { tabs, clock: context.clock, problems }
+  }
+  const grants = async () => (await suite.app.admin.get('/oauth/grants?client_id=muster-console')).body.total
+
+  it('shares a sign-in between five tabs: one form, one refresh when the token expires, one sign-out', async () => {
+    const refreshes: string[] = []
+    const { tabs, clock, problems } = await openTabs(5, context =>
+      context.route('**/oauth/token', async route => {
+        const form = route.request().postData() ?? ''
+        if (form.includes('grant_type=refresh_token')) refreshes.push(form)
+        const response = await route.fetch()
+        await route.fulfill({ response, json: { ...(await response.json()), expires_in: 600 } })
+      }),
+    )
+    // The token expires in all tabs together, and each of them polls.
+    await clock.fastForward(600_000)
+    await Promise.all(
+      tabs.map(async page => {
         await go(page, at('sessions'))
         await heading(page, 'Sessions')
-        await go(page, at('agents'))
-        await heading(page, 'Agents')
-      }
-      await first.waitForTimeout(200)
-      return refreshes.length > 0
-    })
+        await page.getByText('No session yet').waitFor()
+      }),
+    )
     assert.equal(refreshes.length, 1)
-    const grants = async () => (await suite.app.admin.get('/oauth/grants?client_id=muster-console')).body.total
     const before = await grants()
-    await first.getByRole('button', { name: 'Account' }).click()
-    await first.getByRole('menuitem', { name: 'Sign out' }).click()
-    for (const page of [first, second]) await page.getByText('You are signed out.').waitFor()
+    await tabs[0].getByRole('button', { name: 'Account' }).click()
+    await tabs[0].getByRole('menuitem', { name: 'Sign out' }).click()
+    for (const page of tabs) await page.getByText('You are signed out.').waitFor()
+    await eventually(async () => (await grants()) === before - 1, { what: 'the grant is revoked' })
+    assert.deepEqual(problems, [])
+  })
+
+  it('signs out all tabs after 30 minutes without input in any of them', async () => {
+    const { tabs, clock, problems } = await openTabs(2)
+    const [first, second] = tabs
+    const before = await grants()
+    const isOut = (page: Page) => page.getByText('there was no input').isVisible()
+    await clock.fastForward('20:00')
+    await second.keyboard.press('Tab')
+    await clock.fastForward('20:00')
+    for (const page of tabs) {
+      await go(page, at('sessions'))
+      await heading(page, 'Sessions')
+      assert.equal(await isOut(page), false)
+    }
+    await clock.fastForward('31:00')
+    for (const page of [first, second]) await page.getByText('there was no input').waitFor()
     await eventually(async () => (await grants()) === before - 1, { what: 'the grant is revoked' })
     assert.deepEqual(problems, [])
   })

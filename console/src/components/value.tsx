@@ -1,6 +1,7 @@
 import { Code, Group, ScrollArea, Text } from '@mantine/core'
-import { lazy, Suspense, useState } from 'react'
+import { lazy, Suspense, useMemo, useState } from 'react'
 import * as strings from '../strings.ts'
+import { saveAs } from './save.ts'
 import { CopyText, sizeText, TextButton, visible } from './text.tsx'
 
 /** Size above which a value is folded, and the part that is shown. */
@@ -20,7 +21,10 @@ const describe = (value: unknown, length: number): string => {
 /** A text or JSON value of any size: a large one is folded, and opens in a dialog. */
 export function Value({ value, label }: { value: unknown; label: string }) {
   const [isOpen, setOpen] = useState(false)
-  const text = typeof value === 'string' ? value : (JSON.stringify(value, null, 2) ?? strings.none)
+  const text = useMemo(
+    () => (typeof value === 'string' ? value : (JSON.stringify(value, null, 2) ?? strings.none)),
+    [value],
+  )
   const isLarge = text.length > FOLD_ABOVE
   return (
     <>
@@ -36,6 +40,7 @@ export function Value({ value, label }: { value: unknown; label: string }) {
           </Text>
           <TextButton onClick={() => setOpen(true)}>{strings.value.open}</TextButton>
           <CopyText text={text} />
+          <TextButton onClick={() => saveAs([text], strings.value.file)}>{strings.value.download}</TextButton>
         </Group>
       )}
       {isOpen && (

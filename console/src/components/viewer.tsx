@@ -22,8 +22,17 @@ function linesOf(text: string): string[] {
   return lines
 }
 
-/** A large text in a dialog: only the lines in view are drawn. */
+/** A large text in a dialog. */
 export default function Viewer({ text, label, onClose }: { text: string; label: string; onClose: () => void }) {
+  return (
+    <Modal opened onClose={onClose} title={label} size="90%">
+      <Lines text={text} label={label} />
+    </Modal>
+  )
+}
+
+/** The lines in view of a text. They are the content of the dialog, because their frame does not exist when the dialog is set up. */
+function Lines({ text, label }: { text: string; label: string }) {
   const lines = useMemo(() => linesOf(text), [text])
   const [search, setSearch] = useState('')
   const [found, setFound] = useState<number | null>(null)
@@ -43,60 +52,58 @@ export default function Viewer({ text, label, onClose }: { text: string; label: 
     if (at !== null) rows.scrollToIndex(at, { align: 'center' })
   }
   return (
-    <Modal opened onClose={onClose} title={label} size="90%">
-      <Stack gap="sm">
-        <form
-          onSubmit={event => {
-            event.preventDefault()
-            find()
-          }}
-        >
-          <Group gap="sm">
-            <TextInput
-              aria-label={strings.value.search}
-              placeholder={strings.value.search}
-              leftSection={<IconSearch size={16} />}
-              value={search}
-              onChange={event => {
-                setSearch(event.currentTarget.value)
-                setFound(null)
-              }}
-              flex="1 1 200px"
-              data-autofocus
-            />
-            <Button type="submit" variant="default" leftSection={<IconChevronDown size={16} />}>
-              {strings.value.next}
-            </Button>
-            <Button
-              variant="default"
-              leftSection={<IconDownload size={16} />}
-              onClick={() => saveAs([text], strings.value.file)}
+    <Stack gap="sm">
+      <form
+        onSubmit={event => {
+          event.preventDefault()
+          find()
+        }}
+      >
+        <Group gap="sm">
+          <TextInput
+            aria-label={strings.value.search}
+            placeholder={strings.value.search}
+            leftSection={<IconSearch size={16} />}
+            value={search}
+            onChange={event => {
+              setSearch(event.currentTarget.value)
+              setFound(null)
+            }}
+            flex="1 1 200px"
+            data-autofocus
+          />
+          <Button type="submit" variant="default" leftSection={<IconChevronDown size={16} />}>
+            {strings.value.next}
+          </Button>
+          <Button
+            variant="default"
+            leftSection={<IconDownload size={16} />}
+            onClick={() => saveAs([text], strings.value.file)}
+          >
+            {strings.value.download}
+          </Button>
+        </Group>
+      </form>
+      <Text size="sm" c="dimmed" role="status">
+        {search && found !== null && strings.value.found(found + 1)}
+        {text.length > SHOWN_MAX && strings.value.cut}
+      </Text>
+      <Box ref={scroll} h="60vh" style={{ overflow: 'auto' }} tabIndex={0} role="region" aria-label={label}>
+        <Box h={rows.getTotalSize()} pos="relative">
+          {rows.getVirtualItems().map(({ index, start, key }) => (
+            <Code
+              key={key}
+              pos="absolute"
+              top={start}
+              h={LINE_PX}
+              bg={index === found ? undefined : 'transparent'}
+              style={{ whiteSpace: 'pre', left: 0 }}
             >
-              {strings.value.download}
-            </Button>
-          </Group>
-        </form>
-        <Text size="sm" c="dimmed" role="status">
-          {search && found !== null && strings.value.found(found + 1)}
-          {text.length > SHOWN_MAX && strings.value.cut}
-        </Text>
-        <Box ref={scroll} h="60vh" style={{ overflow: 'auto' }} tabIndex={0} role="region" aria-label={label}>
-          <Box h={rows.getTotalSize()} pos="relative">
-            {rows.getVirtualItems().map(({ index, start, key }) => (
-              <Code
-                key={key}
-                pos="absolute"
-                top={start}
-                h={LINE_PX}
-                bg={index === found ? undefined : 'transparent'}
-                style={{ whiteSpace: 'pre', left: 0 }}
-              >
-                {visible(lines[index])}
-              </Code>
-            ))}
-          </Box>
+              {visible(lines[index])}
+            </Code>
+          ))}
         </Box>
-      </Stack>
-    </Modal>
+      </Box>
+    </Stack>
   )
 }

@@ -43,6 +43,8 @@ type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge
 const READABLE = 0.65
 const READABLE_NARROW = 0.5
 const NARROW_PX = 560
+/** Nodes above which only those in view are drawn. */
+const DRAWN_WHOLE = 100
 
 const edgeColor = ({ mark, isPassed }: GraphEdge) =>
   mark ? markColor(mark) : isPassed ? 'var(--mantine-color-text)' : 'var(--mantine-color-dimmed)'
@@ -225,8 +227,8 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
   const focus = (id: string | undefined) => {
     if (!id) return
     const place = byId.get(id)
-    const button = document.getElementById(`graph-node-${id}`)
-    button?.focus({ preventScroll: true })
+    const focusButton = () => document.getElementById(`graph-node-${id}`)?.focus({ preventScroll: true })
+    focusButton()
     if (!place || !instance.current || !frame.current) return
     const { x, y, zoom } = instance.current.getViewport()
     const left = place.x * zoom + x
@@ -234,7 +236,10 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
     const { clientWidth, clientHeight } = frame.current
     const isOutside =
       left < 0 || top < 0 || left + NODE_WIDTH * zoom > clientWidth || top + NODE_HEIGHT * zoom > clientHeight
-    if (isOutside) void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+    if (!isOutside) return
+    void instance.current.setCenter(place.x + NODE_WIDTH / 2, place.y + NODE_HEIGHT / 2, { zoom })
+    // A node that was not drawn is drawn with the next frame.
+    requestAnimationFrame(() => requestAnimationFrame(focusButton))
   }
   const onClick = ({ target }: MouseEvent) => {
     const button = (target as Element).closest('.graph-node')
@@ -288,7 +293,7 @@ function Drawing({ label, nodes, edges, selected, onSelect, height, layout }: Gr
         preventScrolling={false}
         minZoom={0.05}
         maxZoom={1.5}
-        onlyRenderVisibleElements={false}
+        onlyRenderVisibleElements={nodes.length > DRAWN_WHOLE}
         proOptions={{ hideAttribution: true }}
         onInit={flow => {
           instance.current = flow

@@ -53,7 +53,7 @@ export const withoutDefinition = ({ node_executions }: LiveRun): Definition => (
 })
 
 /** Returns the nodes in an order in which each comes after those before it, as far as there is one. */
-function inOrder({ nodes, edges }: Definition): OrchestrationNode[] {
+export function inOrder({ nodes, edges }: Definition): OrchestrationNode[] {
   const open = new Map(nodes.map(({ id }) => [id, 0]))
   for (const { from, to } of edges) if (open.has(from) && open.has(to)) open.set(to, (open.get(to) ?? 0) + 1)
   const byId = new Map(nodes.map(node => [node.id, node]))
@@ -69,10 +69,10 @@ function inOrder({ nodes, edges }: Definition): OrchestrationNode[] {
   return [...new Set([...sorted, ...nodes])]
 }
 
-/** Returns what a run has made of each node, in the order of the graph. */
-export function nodeStates(run: LiveRun, definition: Definition): NodeState[] {
+/** Returns what a run has made of each node, in the order of the nodes. */
+export function nodeStates(run: LiveRun, nodes: OrchestrationNode[]): NodeState[] {
   const byNode = Map.groupBy(run.node_executions ?? [], ({ node_id }) => node_id)
-  return inOrder(definition).map(({ id, type }) => {
+  return nodes.map(({ id, type }) => {
     const attempts = byNode.get(id) ?? []
     const last = attempts[attempts.length - 1]
     return {

@@ -9,7 +9,7 @@ import { FailureAlert } from '../components/states.tsx'
 import * as strings from '../strings.ts'
 import { type ConsoleConfig, readConfig } from './config.ts'
 import { useIdleSignOut } from './idle.ts'
-import { finishSignIn, resume, type SignOutReason, startSignIn, whenSignedOut } from './tokens.ts'
+import { finishSignIn, pendingAddress, resume, type SignOutReason, startSignIn, whenSignedOut } from './tokens.ts'
 
 type State =
   | { kind: 'wait' }
@@ -26,8 +26,19 @@ const CALLBACK = '/app/callback'
 
 const here = (): string => `${location.pathname}${location.search}`
 
+/** Completes a sign-in; its view is loaded meanwhile. */
+async function enterAfterSignIn(preload: (address: string) => void): Promise<State> {
+  const answer = location.href
+  history.replaceState(null, '', '/app')
+  preload(pendingAddress())
+  const [config, returnTo] = await Promise.all([readConfig(), finishSignIn(answer)])
+  history.replaceState(null, '', returnTo)
+  return { kind: 'in', config }
+}
+
 /** Opens the console for a signed-in user, and signs others in. */
-async function open(): Promise<State> {
+async function open(preload: (address: string) => void): Promise<State> {
+  if (location.pathname === CALLBACK) return enterAfterSignIn(preload)
   const link = new URLSearchParams(location.hash.slice(1)).get('sign_in_link')
   if (link) history.replaceState(null, '', here())
   const config = await readConfig()
@@ -38,25 +49,18 @@ async function open(): Promise<State> {
     return { kind: 'wait' }
   }
   if (!globalThis.isSecureContext) return { kind: 'out', error: new Error(strings.signIn.insecure) }
-  if (location.pathname === CALLBACK) {
-    const answer = location.href
-    history.replaceState(null, '', '/app')
-    const returnTo = await finishSignIn(answer)
-    history.replaceState(null, '', returnTo)
-    return { kind: 'in', config }
-  }
   if (await resume()) return { kind: 'in', config }
   if (config.bootstrap_open) return { kind: 'bootstrap', config }
   await startSignIn(config.base_url, here(), link)
   return { kind: 'wait' }
 }
 
-/** Shows the console to a signed-in user; else the sign-in. */
-export function SignInGate({ children }: { children: ReactNode }) {
+/** Shows the console to a signed-in user; else the sign-in. `preload` loads the view of an address. */
+export function SignInGate({ preload, children }: { preload: (address: string) => void; children: ReactNode }) {
   const [state, setState] = useState<State>({ kind: 'wait' })
   const enter = () => {
     setState({ kind: 'wait' })
-    open().then(setState, error => setState({ kind: 'out', error }))
+    open(preload).then(setState, error => setState({ kind: 'out', error }))
   }
   useEffect(() => {
     enter()

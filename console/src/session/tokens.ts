@@ -79,15 +79,21 @@ export async function startSignIn(baseUrl: string, returnTo: string, link: strin
   location.assign(link ? `${url}#sign_in_link=${encodeURIComponent(link)}` : url)
 }
 
+/** Returns the address of the console at which the pending sign-in started. */
+export function pendingAddress(): string {
+  const { returnTo } = JSON.parse(sessionStorage.getItem(PENDING) ?? '{}') as Partial<Pending>
+  return returnTo?.startsWith('/app') ? returnTo : '/app'
+}
+
 /** Completes the sign-in with the address to which the user returned; returns the address at which it started. */
 export async function finishSignIn(callbackUrl: string): Promise<string> {
-  const pending = JSON.parse(sessionStorage.getItem(PENDING) ?? '{}') as Partial<Pending>
+  const returnTo = pendingAddress()
   try {
     await signIn.finish(callbackUrl)
   } finally {
     sessionStorage.removeItem(PENDING)
   }
-  return pending.returnTo?.startsWith('/app') ? pending.returnTo : '/app'
+  return returnTo
 }
 
 /** Calls a function when the user is signed out, in this tab or in another. */

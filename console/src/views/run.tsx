@@ -33,6 +33,7 @@ import { NodeTypeIcon } from '../graph/node-type.tsx'
 import {
   type Attempt,
   type Definition,
+  inOrder,
   isEnded,
   isPaused,
   type LiveRun,
@@ -335,7 +336,8 @@ const timeOf = ({ status, startedAt, endedAt }: NodeState): string | undefined =
 function Nodes({ run, definition }: { run: LiveRun; definition: Definition }) {
   const { filters, setFilters } = useFilters()
   const [second, setSecond] = useState(0)
-  const states = useMemo(() => nodeStates(run, definition), [run, definition])
+  const nodes = useMemo(() => inOrder(definition), [definition])
+  const states = useMemo(() => nodeStates(run, nodes), [run, nodes])
   // The time of a node that runs.
   const isTicking = states.some(({ status }) => status === 'running')
   useEffect(() => {
