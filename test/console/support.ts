@@ -71,11 +71,15 @@ export const go = (page: Page, at: string): Promise<void> =>
 
 /** Puts the focus on a control; in a dialog not before the dialog, which opens, has put it where it begins. */
 export async function focusOn(control: Locator): Promise<void> {
-  await control.evaluate(`control => new Promise(done => {
-    const dialog = control.closest('[role=dialog]')
-    const look = () => (!dialog || dialog.contains(document.activeElement) ? done() : requestAnimationFrame(look))
-    look()
-  })`)
+  await control.evaluate(
+    (element: any) =>
+      new Promise<void>(done => {
+        const { document, requestAnimationFrame } = globalThis as any
+        const dialog = element.closest('[role=dialog]')
+        const look = () => (!dialog || dialog.contains(document.activeElement) ? done() : requestAnimationFrame(look))
+        look()
+      }),
+  )
   await control.focus()
 }
 
@@ -114,6 +118,13 @@ export async function violations(page: Page): Promise<string[]> {
 
 /** A text that would run, load or mislead in a page which takes it for more than a text. */
 export const HOSTILE = `<img src=x onerror=alert(1)></script><script>alert(1)</script>{{7*7}}\${7*7} javascript:alert(1) \u202egpj.exe`
+
+/** Waits for two frames and the end of transitions, in which colors have another contrast. */
+const STILL = `new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))).then(() =>
+  Promise.allSettled(document.getAnimations()
+    .filter(({ effect }) => effect.getComputedTiming().endTime !== Infinity)
+    .map(({ finished }) => finished)))
+  .then(() => {})`
 
 /** What the tests of a suite use. */
 export type ConsoleSuite = {
@@ -176,7 +187,7 @@ export function consoleSuite(
           for (const colorScheme of ['light', 'dark'] as const) {
             await page.emulateMedia({ colorScheme })
             await page.locator(`html[data-mantine-color-scheme=${colorScheme}]`).waitFor({ state: 'attached' })
-            await page.evaluate('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))')
+            await page.evaluate(STILL)
             assert.deepEqual(await violations(page), [], `${view} ${colorScheme} ${width}`)
           }
           assert.equal(await page.evaluate('document.documentElement.scrollWidth'), width, view)
