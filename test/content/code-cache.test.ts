@@ -731,8 +731,12 @@ describe('codes kept in the process over a crash and a restored backup', () => {
       const warm = () => eventually(async () => (await way()) === 'memory')
       await warm()
       // One process of the server is killed: the others are ended, and what was not on the disk is undone.
+      const started = async () => (await query('select pg_stat_get_bgwriter_stat_reset_time()::text as at'))[0].at
+      const before = await started()
       const [{ pid }] = await query('select pg_backend_pid() as pid')
       process.kill(pid, 'SIGKILL')
+      // Until the server has noticed, its other processes answer.
+      await eventually(async () => (await sent(started))?.value !== before)
       // Of all attempts: the first that is answered may find codes which an earlier one has read anew.
       statements.length = 0
       await sent(near)
