@@ -14,7 +14,7 @@ export type ApiCommand = Omit<Command, 'stream' | 'wait'> & {
 /** The start of a file of commands, up to the first command. */
 const HEAD = /^\{"version":"([^"]*)","etag":(null|".*"),"commands":\[$/
 
-/** Commands of a version of the service. Parsing the whole file takes 5 ms, so a command is parsed when it is looked up. */
+/** Commands of a version of the service. A command is parsed when it is looked up: parsing all takes 5 ms. */
 export class CommandTable {
   readonly version: string
   /** ETag of the description that the table is made from. */

@@ -9,12 +9,12 @@ import { testEnvironment } from '../support/environment.ts'
 import { allowing } from '../support/oauth.ts'
 import { quietPort } from '../support/postgres.ts'
 import { start } from './http.ts'
-import { percentile, rounded } from './measure.ts'
+import { median, percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * The built console in Chromium against its budgets: a web process and a worker process of their own, and a floor, which is
- * a page of a few bytes from the same web process. Usage: node test/bench/run.ts console
+ * The built console in Chromium against its budgets: a web process and a worker process of their own, and a floor,
+ * which is a page of a few bytes from the same web process. Usage: node test/bench/run.ts console
  */
 const LOADS = 5
 const SLOWER = 4
@@ -35,8 +35,6 @@ const PIECES = 500
 const APPROVALS = 10_000
 /** Rows of 1 KB. */
 const OUTPUT_ROWS = 20_000
-
-const median = (values: readonly number[]): number => percentile(values, 0.5)
 
 /** Measures in the page. `until` resolves in the first frame in which a condition holds. */
 const PROBE = `(() => {
@@ -115,8 +113,8 @@ async function emulate(cdp: CDPSession, { slower = 1, roundTripMs = 0 }: Conditi
 }
 
 /**
- * Times of a browser with an empty cache: the first paint of the page that leads to the sign-in, and the overview, from the
- * redirect with which the sign-in ends. The floor is the paint of a page of a few bytes.
+ * Times of a browser with an empty cache: the first paint of the page that leads to the sign-in, and the overview, from
+ * the redirect with which the sign-in ends. The floor is the paint of a page of a few bytes.
  */
 async function firstLoad(
   chromium: Browser,

@@ -133,8 +133,8 @@ export type ConsoleSuite = {
   /** The path of a view in the project, below /app. */
   at(view: string): string
   /**
-   * Opens a view in a new tab of ada's browser, who may do everything in the project, or is an admin; it closes after the
-   * test.
+   * Opens a view in a new tab of ada's browser, who may do everything in the project, or is an admin; it closes after
+   * the test.
    */
   open(
     view: string,
@@ -144,7 +144,9 @@ export type ConsoleSuite = {
   closeLater(what: { close(): Promise<unknown> }): void
   /** Waits for the heading of a view. */
   heading(page: Page, name: string): Promise<void>
-  /** Fails unless views, given with their headings, are accessible in both color schemes, on a screen and on a phone. */
+  /**
+   * Fails unless views, given with their headings, are accessible in both color schemes, on a screen and on a phone.
+   */
   checkAccess(views: readonly (readonly [view: string, title: string])[]): Promise<void>
   /** Fails unless views show a hostile text, and nothing but text of it. */
   checkHostileText(views: readonly string[]): Promise<void>
