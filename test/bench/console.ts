@@ -1,7 +1,14 @@
 import { pathToFileURL } from 'node:url'
 import type { Browser, CDPSession, Page } from 'playwright-core'
-import { sql } from '../../src/core/db/sql.ts'
-import { type ConsoleApp, go, openConsole, signIn, startConsoleApp } from '../console/support.ts'
+import {
+  addApprovals,
+  type ConsoleApp,
+  go,
+  openConsole,
+  setOutput,
+  signIn,
+  startConsoleApp,
+} from '../console/support.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { openPage, startChromium } from '../support/chromium.ts'
@@ -273,11 +280,7 @@ async function bulkyRun(app: ConsoleApp): Promise<string> {
     edges: [],
   })
   const id = await made(app, '/orchestration-runs', { orchestration_id, wait: true })
-  await app.services.pool.query(sql.unsafe`
-    update orchestration_node_executions
-    set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024)))
-      from generate_series(1, ${OUTPUT_ROWS}) n)
-    where run_id = ${id}`)
+  await setOutput(app, id, OUTPUT_ROWS)
   return id
 }
 
@@ -442,12 +445,7 @@ async function measureHeap({ page, cdp, at, app }: Bench): Promise<Row[]> {
 }
 
 async function measureInbox({ page, at, app }: Bench, floor: number): Promise<Row[]> {
-  await app.services.pool.query(sql.unsafe`
-    insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
-    select 'apr_' || lpad(n::text, 26, '0'), ${app.projectId}, 'tool_call', 'pending',
-      json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
-      now() + interval '1 day', 'gen_00000000000000000000000001', ${app.agentId}
-    from generate_series(1, ${APPROVALS}) n`)
+  await addApprovals(app, APPROVALS)
   const opened = await timeToOpen(page, at('inbox'), `document.querySelectorAll('article').length > 0`)
   await page.mouse.move(700, 500)
   const frames = await framesDuring(page, async () => {

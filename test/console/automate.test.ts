@@ -419,7 +419,7 @@ describe('the console for automation', function () {
         )
         await go(page, at(view))
         const state = status === 403 ? 'You may not see this' : 'This could not be loaded'
-        await page.getByText(state).waitFor({ timeout: 15_000 })
+        await page.getByText(state).waitFor()
       }
     })
 

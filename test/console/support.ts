@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import type { Browser, BrowserContextOptions, Locator, Page } from 'playwright-core'
+import { voidStatement } from '../../src/core/db/sql.ts'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 import { allowing, type OauthApp, startOauthApp } from '../support/oauth.ts'
@@ -62,6 +63,23 @@ export async function openConsole(
   await watched.page.waitForURL(`**/app${at || '/p/**'}`)
   return watched
 }
+
+/** Adds approvals that wait, each of a tool of its own: `tool_1` is the last of the inbox. */
+export const addApprovals = ({ services, projectId, agentId }: ConsoleApp, count: number): Promise<unknown> =>
+  services.pool.query(voidStatement`
+    insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
+    select 'apr_' || lpad(n::text, 26, '0'), ${projectId}, 'tool_call', 'pending',
+      json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
+      now() + interval '1 day', 'gen_00000000000000000000000001', ${agentId}
+    from generate_series(1, ${count}) n`)
+
+/** Replaces the outputs of the nodes of a run by rows of 1 KB. */
+export const setOutput = ({ services }: ConsoleApp, runId: string, rows: number): Promise<unknown> =>
+  services.pool.query(voidStatement`
+    update orchestration_node_executions
+    set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024)))
+      from generate_series(1, ${rows}) n)
+    where run_id = ${runId}`)
 
 /** Goes to another address as a link of the console does, without a reload. */
 export const go = (page: Page, at: string): Promise<void> =>
