@@ -347,9 +347,10 @@ export function createHttp(
   }
 
   function sendStream(req: Wire, res: Response, result: OperationResult, entry: RequestLog): void {
+    const stream = result.stream as NonNullable<OperationResult['stream']>
     // The client has disconnected meanwhile. The end of the stream releases its resources.
     if (res.destroyed) {
-      result.stream?.destroy()
+      stream.destroy()
       logRequest(req, result.status, entry)
       return
     }
@@ -357,9 +358,8 @@ export function createHttp(
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     // With the first bytes, if they are available.
-    if (result.stream?.readableLength === 0) res.flushHeaders()
+    if (stream.readableLength === 0) res.flushHeaders()
     limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
-    const stream = result.stream as NonNullable<OperationResult['stream']>
     // In place of `pipeline`, which keeps 6 KiB for each open stream.
     stream.on('error', error => {
       if (config.ERROR_LOGS_ENABLED)
