@@ -5,7 +5,18 @@ import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { addApprovals, choose, consoleSuite, focusOn, go, HOSTILE, openConsole, signIn, violations } from './support.ts'
+import {
+  addApprovals,
+  choose,
+  consoleSuite,
+  focusOn,
+  go,
+  HOSTILE,
+  openConsole,
+  pressEnter,
+  signIn,
+  violations,
+} from './support.ts'
 
 const isOfStream = (request: Request): boolean => request.url().includes('/activity/stream')
 
@@ -80,12 +91,10 @@ describe('the inbox of the console', function () {
     const card = (name: string) => page.getByRole('article', { name })
 
     const question = card('May this be refunded?')
-    await focusOn(question.getByRole('button', { name: 'Answer' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(question.getByRole('button', { name: 'Answer' }))
     await focusOn(question.getByRole('combobox', { name: 'Choice' }))
     await choose(page, 'yes')
-    await focusOn(question.getByRole('button', { name: 'Submit' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(question.getByRole('button', { name: 'Submit' }))
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)
       return now.status === 'succeeded' ? now : null

@@ -101,6 +101,12 @@ export async function focusOn(control: Locator): Promise<void> {
   await control.focus()
 }
 
+/** Activates a button or a link, or submits the form of a field, with the keyboard. */
+export async function pressEnter(control: Locator): Promise<void> {
+  await focusOn(control)
+  await control.press('Enter')
+}
+
 /** Chooses an option, with the keyboard alone, of the control that has the focus. */
 export async function choose(page: Page, name: string): Promise<void> {
   await page.keyboard.press('ArrowDown')
