@@ -14,7 +14,7 @@ export type ApiCommand = Omit<Command, 'stream' | 'wait'> & {
 /** The start of a file of commands, up to the first command. */
 const HEAD = /^\{"version":"([^"]*)","etag":(null|".*"),"commands":\[$/
 
-/** Commands of a version of the service. Parsing the whole file takes 5 ms, so a command is parsed when it is looked up. */
+/** Commands of a version of the service. A command is parsed when it is looked up: parsing all takes 5 ms. */
 export class CommandTable {
   readonly version: string
   /** ETag of the description that the table is made from. */
@@ -90,20 +90,23 @@ const kebab = (name: string): string => name.replaceAll('_', '-')
 
 /** Options that are not fields and have a value. */
 export const VALUED_OPTIONS = new Set([
-  ...[
-    'url',
-    'profile',
-    'project',
-    'field',
-    'columns',
-    'timeout',
-    'idempotency-key',
-    'if-match',
-    'body',
-    'set',
-    'clear',
-  ],
-  ...['file', 'filename', 'content-type', 'output', 'max', 'tools'],
+  'url',
+  'profile',
+  'project',
+  'field',
+  'columns',
+  'timeout',
+  'idempotency-key',
+  'if-match',
+  'body',
+  'set',
+  'clear',
+  'file',
+  'filename',
+  'content-type',
+  'output',
+  'max',
+  'tools',
 ])
 
 /** Names of options that are not fields, for the commands that have them. */
@@ -157,7 +160,7 @@ export const isTurn = ({ wait }: ApiCommand): boolean => wait?.poll === 'getGene
 export const writesText = (command: ApiCommand): boolean => isTurn(command) || command.stream?.selected_by != null
 
 /** Commands whose record can be followed by its stream, or by polling. */
-export const canFollow = ({ words, method }: ApiCommand): boolean =>
+const canFollow = ({ words, method }: ApiCommand): boolean =>
   method === 'GET' && (words.at(-1) === 'get' || (words[0] === 'activity' && words[1] === 'list'))
 
 export const needsConfirmation = ({ words }: ApiCommand): boolean => /^(delete|purge|rotate)\b/.test(words.at(-1)!)

@@ -80,7 +80,7 @@ export class Connection {
     return this.options.project || process.env.MUSTER_PROJECT || this.settings.project
   }
 
-  /** Returns a client of this address; for operations of a project, with the project in use, which is found by its name. */
+  /** Returns a client of this address; for operations of a project, with the project in use, found by its name. */
   client(isOfProject = false): Promise<Client> {
     const found = this.#clients.get(isOfProject) ?? this.#open(isOfProject)
     this.#clients.set(isOfProject, found)

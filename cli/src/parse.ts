@@ -12,7 +12,7 @@ export function parseDuration(text: string): number {
   return Number(digits) * { ms: 1, s: 1000, m: 60_000, h: 3_600_000 }[unit as 's']
 }
 
-export function parseCount(text: string): number {
+function parseCount(text: string): number {
   if (!/^\d+$/.test(text) || Number(text) < 1) throw new InvalidArgumentError('must be an integer of at least 1')
   return Number(text)
 }

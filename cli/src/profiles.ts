@@ -18,7 +18,7 @@ const LOCK_POLL_MS = 20
 const LOCK_STALE_MS = 60_000
 
 /** Returns the directory of profiles and credentials. */
-export const configDirectory = (): string =>
+const configDirectory = (): string =>
   process.env.MUSTER_CONFIG_DIR || path.join(process.env.XDG_CONFIG_HOME || path.join(homedir(), '.config'), 'muster')
 
 const configFile = () => path.join(configDirectory(), 'config.yaml')

@@ -88,7 +88,7 @@ export const columnsOf = (items: readonly unknown[]): string[] =>
     .slice(0, 6)
 
 /** Returns a record as `key: value` lines, nested values as YAML. */
-export async function recordText(value: unknown, settings: OutputSettings): Promise<string> {
+async function recordText(value: unknown, settings: OutputSettings): Promise<string> {
   if (typeof value !== 'object' || value === null) return visible(String(value ?? ''), 'lines')
   const { stringify } = await import('yaml')
   const shown = settings.isUtc ? value : withRelativeTimes(value, settings)

@@ -35,7 +35,7 @@ export type ErrorContext = {
 }
 
 /** Returns the exit code of an error. */
-export function codeOfError(error: unknown): number {
+function codeOfError(error: unknown): number {
   if (error instanceof Failure) return error.exitCode
   if (isRefusal(error)) return exitCodeOf(error.code, error.status)
   if (isNoAnswer(error)) return EXIT.noAnswer

@@ -9,8 +9,8 @@ const FILE = /\$\{file:([^}]+)\}/g
 const TEMPLATE = /\.(ya?ml|json)$/i
 
 /**
- * Reads a template from a file, or from all templates of a directory, which together are one. `${file:./prompt.md}` in a
- * text is replaced by the file, which must be below the directory of the template.
+ * Reads a template from a file, or from all templates of a directory, which together are one. `${file:./prompt.md}` in
+ * a text is replaced by the file, which must be below the directory of the template.
  */
 export async function readTemplate(target: string): Promise<{ name: string; template: Template }> {
   if (!fs.existsSync(target)) throw new UsageError(`${target} does not exist`)

@@ -25,7 +25,7 @@ const ROUNDS_MAX = 20
 export type TurnEnd = { event: 'completed' | 'requires_action'; generationId: string; data: any; calls: ToolCall[] }
 
 /** Prints the events of one turn as they come. Returns its last event. */
-export class TurnPrinter {
+class TurnPrinter {
   readonly #options: TurnOptions
   readonly #starts = new Map<string, number>()
   #generationId = ''

@@ -9,7 +9,7 @@ import { note, printLine } from './terminal.ts'
 import { isOtherMinor } from './versions.ts'
 
 /** Reads the version of a service from the start of its description. */
-export async function serverVersion(connection: Connection): Promise<string | null> {
+async function serverVersion(connection: Connection): Promise<string | null> {
   const response = await globalThis.fetch(`${connection.base}/openapi.json`, {
     redirect: 'error',
     signal: AbortSignal.any([interruption, AbortSignal.timeout(connection.options.timeout ?? 30_000)]),

@@ -58,7 +58,7 @@ const TIMEOUT_MS = 30_000
 /** Refreshes in flight: a refresh token that is used twice ends the sign-in. */
 const refreshes = new WeakMap<OAuthStore, Promise<string>>()
 
-/** Signs a user in with a code and PKCE, and keeps the tokens valid: `new Muster({ baseUrl, token: () => signIn.token() })`. */
+/** Signs a user in with a code and PKCE, and keeps the tokens valid. A client takes `token: () => signIn.token()`. */
 export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.fetch }: OAuthOptions) {
   const base = new URL(baseUrl)
   let endpoints: Promise<Endpoints> | undefined

@@ -6,9 +6,9 @@ const HIDDEN_MS = 60_000
 /** Pause before a lost stream is opened again. */
 const REOPEN_MS = 5000
 
-/** Whether the tab has been hidden for so long that it gives up its stream. */
+/** Whether the tab has been hidden since it was opened, or for so long that its stream ends. */
 function useHidden(): boolean {
-  const [isHidden, setHidden] = useState(false)
+  const [isHidden, setHidden] = useState(document.hidden)
   useEffect(() => {
     let timer: ReturnType<typeof setTimeout> | undefined
     const note = () => {
@@ -26,9 +26,66 @@ function useHidden(): boolean {
 }
 
 /**
- * Reads the stream of a record while its view is visible, and opens it again after it is lost. Returns whether it is
- * live. `open`, `apply` and `onLost` may depend on `id` only: `apply` writes each event into the query cache, `onLost`
- * makes the record stale.
+ * Calls `start` while the tab is visible; its signal is aborted after the tab is hidden, and when `id` changes. `start`
+ * may depend on `id` only.
+ */
+export function useWhileVisible(
+  id: string | undefined,
+  start: (id: string, signal: AbortSignal) => void,
+  enabled = true,
+): void {
+  const isHidden = useHidden()
+  const isOn = enabled && !isHidden
+  useEffect(() => {
+    if (!isOn || id === undefined) return
+    const controller = new AbortController()
+    start(id, controller.signal)
+    return () => controller.abort()
+  }, [id, isOn])
+}
+
+/** Waits, at most until the signal is aborted. */
+export const pause = (ms: number, signal: AbortSignal): Promise<void> =>
+  new Promise(resolve => {
+    const end = () => {
+      clearTimeout(timer)
+      signal.removeEventListener('abort', end)
+      resolve()
+    }
+    const timer = setTimeout(end, ms)
+    signal.addEventListener('abort', end)
+  })
+
+/** Reads a stream until the signal is aborted, and opens it again after it is lost. */
+export async function readStream<Event>(
+  signal: AbortSignal,
+  {
+    open,
+    onEvent,
+    onLost,
+    reopenMs = REOPEN_MS,
+  }: {
+    open: (signal: AbortSignal) => AsyncIterable<Event>
+    onEvent: (event: Event) => void
+    /** Reads what the stream does not bring any more, and with it the reason. */
+    onLost: () => void
+    reopenMs?: number
+  },
+): Promise<void> {
+  for (;;) {
+    try {
+      for await (const event of open(signal)) onEvent(event)
+    } catch {}
+    if (signal.aborted) return
+    onLost()
+    await pause(reopenMs * (1 + Math.random() * 0.2), signal)
+    if (signal.aborted) return
+  }
+}
+
+/**
+ * Reads the stream of a record while its view is visible. Returns whether it is live. `open`, `apply` and `onLost` may
+ * depend on `id` only: `apply` writes each event into the query cache, `onLost` makes the record stale.
  */
 export function useStream<Event>(
   id: string,
@@ -36,7 +93,7 @@ export function useStream<Event>(
     open,
     apply,
     onLost,
-    enabled = true,
+    enabled,
   }: {
     open: (signal: AbortSignal) => AsyncIterable<Event>
     apply: (event: Event) => void
@@ -45,12 +102,7 @@ export function useStream<Event>(
   },
 ): boolean {
   const [isLive, setLive] = useState(false)
-  const isHidden = useHidden()
-  const isOn = enabled && !isHidden
-  useEffect(() => {
-    if (!isOn) return
-    const controller = new AbortController()
-    let retry: ReturnType<typeof setTimeout> | undefined
+  const start = (_id: string, signal: AbortSignal) => {
     let arrived: Event[] = []
     let frame = 0
     // What arrives is drawn once a frame.
@@ -61,27 +113,20 @@ export function useStream<Event>(
       arrived = []
       notifyManager.batch(() => events.forEach(apply))
     }
-    const read = async () => {
-      try {
-        for await (const event of open(controller.signal)) {
-          setLive(true)
-          arrived.push(event)
-          frame ||= requestAnimationFrame(draw)
-        }
-      } catch {
-        // The record says why: it is read again.
-      }
-      draw()
-      if (controller.signal.aborted) return
-      setLive(false)
-      onLost()
-      retry = setTimeout(() => void read(), REOPEN_MS * (1 + Math.random() * 0.2))
-    }
-    void read()
-    return () => {
-      controller.abort()
-      clearTimeout(retry)
-    }
-  }, [id, isOn])
+    void readStream(signal, {
+      open,
+      onEvent: event => {
+        setLive(true)
+        arrived.push(event)
+        frame ||= requestAnimationFrame(draw)
+      },
+      onLost: () => {
+        draw()
+        setLive(false)
+        onLost()
+      },
+    })
+  }
+  useWhileVisible(id, start, enabled)
   return isLive
 }

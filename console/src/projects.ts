@@ -22,7 +22,7 @@ export const useProjectId = (): string => (useParams({ strict: false }) as { pro
 
 const PAGE = 100
 
-/** Reads what the user may do in a project; pages after the first are requested together, because every view waits for them. */
+/** Reads what the user may do in a project. Every view waits for it: pages after the first are requested together. */
 async function readPermissions(project_id: string | undefined, signal: AbortSignal): Promise<OwnPermission[]> {
   const read = async (offset: number) => listOwnPermissions(api, { project_id, limit: PAGE, offset }, { signal }).page()
   const first = await read(0)

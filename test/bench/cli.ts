@@ -5,6 +5,7 @@ import path from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { PROGRAM, peakKilobytes, startRows, User } from '../cli/support.ts'
 import { startApp } from '../support/app.ts'
+import { median, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -13,9 +14,6 @@ import type { Row } from './rows.ts'
  * command, default 15]
  */
 const ROWS = 100_000
-
-const median = (values: number[]): number => values.sort((a, b) => a - b)[Math.floor(values.length / 2)]
-const rounded = (value: number): number => Math.round(value)
 
 /** Milliseconds of a program: from start to end, and of the processor. */
 type Cost = { wall: number; cpu: number }
@@ -80,29 +78,29 @@ export async function run(runs = 15): Promise<Row[]> {
     }
     const request = median(requests)
     const note = ({ cpu }: Cost) =>
-      `processor ${rounded(cpu)} ms, ${(cpu / empty.cpu).toFixed(1)} times an empty program of Node, which takes ${rounded(empty.wall)} ms`
+      `processor ${Math.round(cpu)} ms, ${rounded(cpu / empty.cpu)} x an empty program, which takes ${Math.round(empty.wall)} ms`
     const peak = await peakOf(['actors', 'list', '--all', '--jsonl'], {
       ...user.env,
       MUSTER_URL: rows.url,
       PATH: process.env.PATH as string,
     })
     return [
-      { what: 'muster --version', value: rounded(version.wall), unit: 'ms', target: '<= 150', note: note(version) },
+      { what: 'muster --version', value: Math.round(version.wall), unit: 'ms', target: '<= 150', note: note(version) },
       {
         what: 'muster actors get beyond the request',
-        value: rounded(get.wall - request),
+        value: Math.round(get.wall - request),
         unit: 'ms',
         target: '<= 350',
         note: note(get),
       },
       {
         what: 'completion of a verb',
-        value: rounded(completion.wall),
+        value: Math.round(completion.wall),
         unit: 'ms',
         target: '<= 80',
         note: note(completion),
       },
-      { what: `peak memory of --all over ${ROWS} rows of 1 KB`, value: rounded(peak), unit: 'MB', target: '< 120' },
+      { what: `peak memory of --all over ${ROWS} rows of 1 KB`, value: Math.round(peak), unit: 'MB', target: '< 120' },
     ]
   } finally {
     user.close()

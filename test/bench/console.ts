@@ -1,7 +1,14 @@
 import { pathToFileURL } from 'node:url'
 import type { Browser, CDPSession, Page } from 'playwright-core'
-import { sql } from '../../src/core/db/sql.ts'
-import { type ConsoleApp, go, openConsole, signIn, startConsoleApp } from '../console/support.ts'
+import {
+  addApprovals,
+  type ConsoleApp,
+  go,
+  openConsole,
+  setOutput,
+  signIn,
+  startConsoleApp,
+} from '../console/support.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { openPage, startChromium } from '../support/chromium.ts'
@@ -9,12 +16,12 @@ import { testEnvironment } from '../support/environment.ts'
 import { allowing } from '../support/oauth.ts'
 import { quietPort } from '../support/postgres.ts'
 import { start } from './http.ts'
-import { percentile, rounded } from './measure.ts'
+import { median, percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * The built console in Chromium against its budgets: a web process and a worker process of their own, and a floor, which is
- * a page of a few bytes from the same web process. Usage: node test/bench/run.ts console
+ * The built console in Chromium against its budgets: a web process and a worker process of their own, and a floor,
+ * which is a page of a few bytes from the same web process. Usage: node test/bench/run.ts console
  */
 const LOADS = 5
 const SLOWER = 4
@@ -35,8 +42,6 @@ const PIECES = 500
 const APPROVALS = 10_000
 /** Rows of 1 KB. */
 const OUTPUT_ROWS = 20_000
-
-const median = (values: readonly number[]): number => percentile(values, 0.5)
 
 /** Measures in the page. `until` resolves in the first frame in which a condition holds. */
 const PROBE = `(() => {
@@ -115,8 +120,8 @@ async function emulate(cdp: CDPSession, { slower = 1, roundTripMs = 0 }: Conditi
 }
 
 /**
- * Times of a browser with an empty cache: the first paint of the page that leads to the sign-in, and the overview, from the
- * redirect with which the sign-in ends. The floor is the paint of a page of a few bytes.
+ * Times of a browser with an empty cache: the first paint of the page that leads to the sign-in, and the overview, from
+ * the redirect with which the sign-in ends. The floor is the paint of a page of a few bytes.
  */
 async function firstLoad(
   chromium: Browser,
@@ -275,11 +280,7 @@ async function bulkyRun(app: ConsoleApp): Promise<string> {
     edges: [],
   })
   const id = await made(app, '/orchestration-runs', { orchestration_id, wait: true })
-  await app.services.pool.query(sql.unsafe`
-    update orchestration_node_executions
-    set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024)))
-      from generate_series(1, ${OUTPUT_ROWS}) n)
-    where run_id = ${id}`)
+  await setOutput(app, id, OUTPUT_ROWS)
   return id
 }
 
@@ -444,12 +445,7 @@ async function measureHeap({ page, cdp, at, app }: Bench): Promise<Row[]> {
 }
 
 async function measureInbox({ page, at, app }: Bench, floor: number): Promise<Row[]> {
-  await app.services.pool.query(sql.unsafe`
-    insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
-    select 'apr_' || lpad(n::text, 26, '0'), ${app.projectId}, 'tool_call', 'pending',
-      json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
-      now() + interval '1 day', 'gen_00000000000000000000000001', ${app.agentId}
-    from generate_series(1, ${APPROVALS}) n`)
+  await addApprovals(app, APPROVALS)
   const opened = await timeToOpen(page, at('inbox'), `document.querySelectorAll('article').length > 0`)
   await page.mouse.move(700, 500)
   const frames = await framesDuring(page, async () => {

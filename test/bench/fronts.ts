@@ -9,8 +9,8 @@ import type { Row } from './rows.ts'
 import { alone, CALLERS, type Target, together } from './turn-load.ts'
 
 /**
- * What front ends without a server in between wait for: the OpenAI mount next to the API and next to a bare proxy to the
- * model, tokens of end users next to keys, and the event stream of a session. Usage: node test/bench/run.ts fronts
+ * What front ends without a server in between wait for: the OpenAI mount next to the API and next to a bare proxy to
+ * the model, tokens of end users next to keys, and the event stream of a session. Usage: node test/bench/run.ts fronts
  */
 const WARM_UP = 100
 const STREAMS = 80

@@ -12,6 +12,7 @@ import { testEnvironment } from '../support/environment.ts'
 import { memory, start } from './http.ts'
 import { anisotropic, type Corpus, isotropic, sparse, structureless } from './knowledge-corpora.ts'
 import { loopHolds, underLoad } from './knowledge-load.ts'
+import { median, percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -25,10 +26,6 @@ const QUESTIONS = 100
 const BATCH = 500
 const DOCUMENT_CHUNKS = 10
 const REQUESTS = 200
-
-const rounded = (value: number, digits: number): number => Number(value.toFixed(digits))
-const quantile = (sorted: readonly number[], share: number): number =>
-  sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))]
 
 export async function run(): Promise<Row[]> {
   const app = await startApp()
@@ -87,16 +84,16 @@ export async function run(): Promise<Row[]> {
     try {
       for (const { count, token } of projects) {
         const times = await latencies(client(web.url, token), texts.questionTexts as string[])
-        medians.push(quantile(times, 0.5))
+        medians.push(median(times))
         rows.push(latencyRow(`search among ${count.toLocaleString('en')} chunks`, times, count === ROWS))
       }
       rows.push({ what: 'memory of web after these', value: await memory(web.child), unit: 'MiB' })
       rows.push(await ingestion(client(web.url, (await app.project()).key.token), texts.texts as string[]))
       rows.push({
         what: 'p50 at 100,000 against 10,000 chunks',
-        value: rounded(medians[2] / medians[1], 1),
+        value: rounded(medians[2] / medians[1]),
         unit: 'x',
-        note: `at 10,000 against 1,000: ${rounded(medians[1] / medians[0], 1)} x`,
+        note: `at 10,000 against 1,000: ${rounded(medians[1] / medians[0])} x`,
       })
     } finally {
       web.child.kill('SIGTERM')
@@ -228,10 +225,10 @@ const recallRow = (name: string, { mean, least }: Recall, target: string | undef
 
 const latencyRow = (what: string, times: readonly number[], gated: boolean): Row => ({
   what: `${what}, p50`,
-  value: rounded(quantile(times, 0.5), 1),
+  value: rounded(median(times)),
   unit: 'ms',
   ...(gated ? { target: '< 40' } : {}),
-  note: `p95 ${rounded(quantile(times, 0.95), 1)} ms; one request at a time`,
+  note: `p95 ${rounded(percentile(times, 0.95))} ms; one request at a time`,
 })
 
 async function latencies(by: ReturnType<typeof client>, questions: readonly string[]): Promise<number[]> {

@@ -1,6 +1,7 @@
 import pg from 'pg'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { median, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /** Lists of a project with this many rows in each table, all in one webhook and one conversation. */
@@ -51,8 +52,6 @@ const windowed = (table: string, where: string, offset: number): string =>
          select t.id as key, count(*) over () as total from ${table} t where ${where}
          order by t.created_at desc, t.id desc limit 50 offset ${offset}) page
        join ${table} t on t.id = page.key order by t.created_at desc, t.id desc`
-
-const median = (values: number[]): number => values.sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
 async function time(work: () => Promise<unknown>): Promise<number> {
   const start = performance.now()
@@ -107,7 +106,7 @@ async function whole(app: TestApp, { id, key }: TestProject): Promise<Row[]> {
     for (let n = 0; n < REQUESTS * 3; n++) times.push(await time(() => request(key, `${PATHS[table]}limit=50`)))
     rows.push({
       what: `first page of ${table}, p50`,
-      value: Number(median(times).toFixed(1)),
+      value: rounded(median(times)),
       unit: 'ms',
       target: '< 15',
       note: `${ROWS} rows`,

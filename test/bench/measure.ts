@@ -47,4 +47,6 @@ export async function tableBytes(db: pg.Client): Promise<number> {
 export const percentile = (times: readonly number[], share: number): number =>
   [...times].sort((a, b) => a - b)[Math.floor(times.length * share)]
 
+export const median = (values: readonly number[]): number => percentile(values, 0.5)
+
 export const rounded = (value: number, digits = 1): number => Number(value.toFixed(digits))

@@ -13,10 +13,9 @@ const missed = ({ value, target }: Row): boolean => {
 }
 
 /**
- * `npm run bench [names] [-- --fast]`: every benchmark, or those named (http, commits, lists, activity, files, turns, tools, mcp, usage,
- * queue, fairness, deliveries, knowledge, ingestion, memory, facts, end-users, fronts, streams, idle, usage-reports, orchestration, work, oauth, formations, cli, console, docs, path).
- * Commits wait for the disk, as those of a deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are
- * against a floor measured beside them.
+ * `npm run bench [names] [-- --fast]`: every benchmark, or those named. Commits wait for the disk, as those of a
+ * deployment do; with `--fast` they do not. All numbers of a run come from one machine at one time; ratios are against a
+ * floor measured beside them.
  */
 const all = {
   http: async () => (await import('./http.ts')).run(),

@@ -11,8 +11,9 @@ import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
- * Open session streams in one web process: memory beyond connections that are only open, statements while nothing happens,
- * readers woken by a message, and the time of text until a second reader has it. Usage: node test/bench/streams.ts [streams]
+ * Open session streams in one web process: memory beyond connections that are only open, statements while nothing
+ * happens, readers woken by a message, and the time of text until a second reader has it. Usage: node
+ * test/bench/streams.ts [streams]
  */
 const QUIET_SECONDS = 10
 const TURNS = 20

@@ -1,5 +1,6 @@
 import pg from 'pg'
 import { startApp } from '../support/app.ts'
+import { median } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /** Usage events of one project over 30 days, and what they differ in. */
@@ -39,8 +40,6 @@ const COMPONENTS = JSON.stringify([
     price_id: 'p2',
   },
 ])
-
-const median = (values: number[]): number => values.sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
 /** Reports over many events, and what adding them up costs a writer. */
 export async function run(): Promise<Row[]> {

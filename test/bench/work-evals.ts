@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { FairSemaphore } from '../../src/core/process/fair-semaphore.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
-import { rounded } from './measure.ts'
+import { median, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
 /**
@@ -61,8 +61,6 @@ async function evalOf(app: AgentApp, agent_id: string, count: number): Promise<s
   const scorers = [{ type: 'exact_match' }]
   return (await made(app, '/evals', { name: `${count} items`, agent_id, dataset_id, scorers })).id
 }
-
-const median = (values: number[]): number => values.sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
 /** Rows of the suite: with as many items at once as a worker asks where nothing is set, and with as many as there are callers. */
 export async function run(): Promise<Row[]> {

@@ -60,8 +60,8 @@ describe('the pages', () => {
   })
 
   it('name every benchmark', () => {
-    const [, list] = /Arguments select some of them: ([^.]*)\./.exec(read('README.md')) ?? []
-    const names = [...(list ?? '').matchAll(/`([\w-]+)`/g)].map(([, name]) => name)
+    const [, table = ''] = /^\| Benchmark \| .*\n.*\n((?:\|.*\n)+)/m.exec(read('README.md')) ?? []
+    const names = [...table.matchAll(/^\| `([\w-]+)` \|/gm)].map(([, name]) => name)
     const [, ...keys] = /^const all = \{\n(.*?)^\}/ms.exec(read('test/bench/run.ts')) ?? []
     assert.deepEqual(
       names,

@@ -4,7 +4,7 @@ import { voidStatement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole } from './support.ts'
+import { consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
@@ -29,10 +29,8 @@ describe('the console for automation', function () {
   const create = async (path: string, body: object) => await post(path, { project_id: suite.app.projectId, ...body })
   const read = async (path: string) => (await suite.app.admin.get(path)).body
   /** Moves the focus to a button or link and activates it with the keyboard. */
-  const press = async (page: Page, name: string | RegExp, role: 'button' | 'link' = 'button') => {
-    await focusOn(page.getByRole(role, { name, exact: true }).last())
-    await page.keyboard.press('Enter')
-  }
+  const press = (page: Page, name: string | RegExp, role: 'button' | 'link' = 'button') =>
+    pressEnter(page.getByRole(role, { name, exact: true }).last())
 
   describe('webhooks', () => {
     const hook = async (fields: object = {}) =>
@@ -195,8 +193,7 @@ describe('the console for automation', function () {
       await page.getByRole('link', { name: data[0].id }).waitFor()
       await press(page, 'All firings', 'link')
       await press(page, 'Disable')
-      await focusOn(dialog.getByRole('button', { name: 'Disable' }))
-      await page.keyboard.press('Enter')
+      await pressEnter(dialog.getByRole('button', { name: 'Disable' }))
       await page.getByText('Inactive').waitFor()
       assert.equal(await page.getByRole('button', { name: 'Fire' }).count(), 0)
       await press(page, 'Enable')
@@ -419,7 +416,7 @@ describe('the console for automation', function () {
         )
         await go(page, at(view))
         const state = status === 403 ? 'You may not see this' : 'This could not be loaded'
-        await page.getByText(state).waitFor({ timeout: 15_000 })
+        await page.getByText(state).waitFor()
       }
     })
 

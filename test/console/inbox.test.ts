@@ -1,9 +1,24 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import type { Request } from 'playwright-core'
+import { voidStatement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
+import { openPage } from '../support/chromium.ts'
 import { allowing } from '../support/oauth.ts'
-import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, violations } from './support.ts'
+import {
+  addApprovals,
+  choose,
+  consoleSuite,
+  focusOn,
+  go,
+  HOSTILE,
+  openConsole,
+  pressEnter,
+  signIn,
+  violations,
+} from './support.ts'
+
+const isOfStream = (request: Request): boolean => request.url().includes('/activity/stream')
 
 describe('the inbox of the console', function () {
   this.timeout(180_000)
@@ -76,12 +91,10 @@ describe('the inbox of the console', function () {
     const card = (name: string) => page.getByRole('article', { name })
 
     const question = card('May this be refunded?')
-    await focusOn(question.getByRole('button', { name: 'Answer' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(question.getByRole('button', { name: 'Answer' }))
     await focusOn(question.getByRole('combobox', { name: 'Choice' }))
     await choose(page, 'yes')
-    await focusOn(question.getByRole('button', { name: 'Submit' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(question.getByRole('button', { name: 'Submit' }))
     const settled = await eventually(async () => {
       const now = await read(`/orchestration-runs/${run.id}`)
       return now.status === 'succeeded' ? now : null
@@ -131,23 +144,59 @@ describe('the inbox of the console', function () {
     const { id } = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
     const earlier = await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 1 })
     await post(`/approvals/${earlier.id}/reject`, { reason: 'too small' })
-    const first = await open('inbox')
-    const second = await open('inbox')
-    await heading(first.page, 'Inbox')
-    // One of the tabs reads the stream; both learn of the approval by it, long before they would poll.
-    await first.page.waitForTimeout(4000)
+    const { page: first, problems, close } = await openPage(suite.chromium, [suite.app.base])
+    closeLater({ close })
+    const requests: Request[] = []
+    first.context().on('request', request => requests.push(request))
+    await first.goto(`${suite.app.base}/app${at('inbox')}`)
+    await signIn(first, 'ada')
+    await heading(first, 'Inbox')
+    const second = await first.context().newPage()
+    await second.goto(`${suite.app.base}/app${at('inbox')}`)
+    await heading(second, 'Inbox')
+    // One of the tabs reads the stream. Once both have read their lists after it began, they do not poll for a minute.
+    await eventually(() => {
+      const since = requests.slice(requests.findIndex(isOfStream) + 1 || requests.length)
+      return [first, second].every(page =>
+        since.some(each => each.url().includes('/approvals?') && each.frame().page() === page),
+      )
+    })
     await propose(suite.app, id, { id: null, name: 'refund' }, { amount: 2 })
-    for (const { page } of [first, second]) {
-      await page.getByRole('article', { name: 'refund' }).waitFor({ timeout: 5000 })
+    for (const page of [first, second]) {
+      await page.getByRole('article', { name: 'refund' }).waitFor()
       await page.getByRole('navigation').getByLabel('1 open').waitFor()
     }
-    const card = first.page.getByRole('article', { name: 'refund' })
+    const card = first.getByRole('article', { name: 'refund' })
     await card.getByRole('button', { name: 'Earlier decisions' }).click()
     await card.getByText('too small').waitFor()
     await focusOn(card)
-    await first.page.keyboard.press('a')
-    await second.page.getByText('Nothing waits for you').waitFor({ timeout: 5000 })
-    assert.deepEqual(first.problems, [])
+    await first.keyboard.press('a')
+    await second.getByText('Nothing waits for you').waitFor()
+    assert.equal(requests.filter(isOfStream).length, 1)
+    assert.deepEqual(problems, [])
+  })
+
+  it('gives up the streams of a tab that is hidden for a minute, and opens them when it is shown', async () => {
+    const session = await post('/sessions', { agent_id: suite.app.agentId })
+    const { page, problems, close } = await openPage(suite.chromium, [suite.app.base])
+    closeLater({ close })
+    const streams = new Set<Request>()
+    page.on('request', request => request.url().includes('/stream') && streams.add(request))
+    for (const ended of ['requestfinished', 'requestfailed'] as const)
+      page.on(ended as 'requestfailed', request => streams.delete(request))
+    await page.context().clock.install()
+    await page.goto(`${suite.app.base}/app${at(`sessions/${session.id}`)}`)
+    await signIn(page, 'ada')
+    await eventually(() => streams.size === 2)
+    const setHidden = (isHidden: boolean) =>
+      page.evaluate(`Object.defineProperty(document, 'hidden', { configurable: true, value: ${isHidden} })
+        document.dispatchEvent(new Event('visibilitychange'))`)
+    await setHidden(true)
+    await page.clock.fastForward(60_000)
+    await eventually(() => streams.size === 0)
+    await setHidden(false)
+    await eventually(() => streams.size === 2)
+    assert.deepEqual(problems, [])
   })
 
   it('polls where the stream of activity is refused', async () => {
@@ -160,17 +209,12 @@ describe('the inbox of the console', function () {
     await go(page, at('inbox'))
     await page.getByText('Nothing waits for you').waitFor()
     const late = await propose(suite.app, id, { id: null, name: 'late' }, {})
-    await page.getByRole('article', { name: 'late' }).waitFor({ timeout: 20_000 })
+    await page.getByRole('article', { name: 'late' }).waitFor()
     await post(`/approvals/${late.id}/reject`, { reason: 'late' })
   })
 
   it('opens with 10,000 approvals by reading and drawing one page of them, and leads to the last', async () => {
-    await suite.app.services.pool.query(sql.unsafe`
-      insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
-      select 'apr_' || lpad(n::text, 26, '0'), ${suite.app.projectId}, 'tool_call', 'pending',
-        json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
-        now() + interval '1 day', 'gen_00000000000000000000000001', ${suite.app.agentId}
-      from generate_series(1, 10000) n`)
+    await addApprovals(suite.app, 10_000)
     const { page, problems } = await open('start')
     await heading(page, 'Getting started')
     const read: string[] = []
@@ -186,7 +230,7 @@ describe('the inbox of the console', function () {
     await page.getByRole('button', { name: 'Page 400', exact: true }).click()
     await page.getByRole('article', { name: 'tool_1', exact: true }).waitFor()
     assert.equal(await page.getByRole('article').count(), 25)
-    await suite.app.services.pool.query(sql.unsafe`delete from approvals where status = 'pending'`)
+    await suite.app.services.pool.query(voidStatement`delete from approvals where status = 'pending'`)
     assert.deepEqual(problems, [])
   })
 

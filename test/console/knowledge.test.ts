@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, tabTo } from './support.ts'
+import { consoleSuite, go, HOSTILE, openConsole, pressEnter, tabTo } from './support.ts'
 
 /** A picture of one pixel. */
 const PNG = Buffer.from(
@@ -63,8 +63,7 @@ describe('knowledge in the console', function () {
     await list.getByRole('link', { name: 'inbox' }).waitFor()
     assert.equal(await list.getByRole('link', { name: 'dropped.txt' }).count(), 0)
     // A folder is opened with the keyboard.
-    await focusOn(list.getByRole('link', { name: 'inbox' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(list.getByRole('link', { name: 'inbox' }))
     await list.getByRole('link', { name: 'repair-1.txt' }).waitFor()
     await go(page, at('documents?folder=/inbox'))
     await page.getByText('Ready').nth(2).waitFor()

@@ -9,7 +9,7 @@ import { startWorkers } from '../../src/core/jobs/worker.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { startProcess } from '../support/processes.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, PASSWORD, violations } from './support.ts'
+import { consoleSuite, go, HOSTILE, openConsole, PASSWORD, pressEnter, violations } from './support.ts'
 
 describe('views to operate a deployment', function () {
   this.timeout(180_000)
@@ -27,10 +27,7 @@ describe('views to operate a deployment', function () {
   const button = (page: Page, name: string) => page.getByRole('button', { name, exact: true })
   const row = (page: Page, text: string) => page.getByRole('row').filter({ hasText: text })
   /** Presses a button by the keyboard. */
-  const press = async (page: Page, name: string) => {
-    await focusOn(button(page, name).first())
-    await page.keyboard.press('Enter')
-  }
+  const press = (page: Page, name: string) => pressEnter(button(page, name).first())
   /** Fails if axe finds something in what is open now. */
   const accessible = async (page: Page) => assert.deepEqual(await violations(page), [])
   /** Opens a view of a user who may do these actions in the project. */
@@ -173,8 +170,7 @@ describe('views to operate a deployment', function () {
       await press(page, 'Drop')
       await page.getByText('its work is never done').waitFor()
       await page.keyboard.press('Tab')
-      await focusOn(page.getByRole('dialog').getByRole('button', { name: 'Drop' }))
-      await page.keyboard.press('Enter')
+      await pressEnter(page.getByRole('dialog').getByRole('button', { name: 'Drop' }))
       await eventually(async () => (await count()) === 0)
       const { total } = (await suite.app.admin.get('/audit-log?action=system:ManageDeadLetters')).body
       assert.equal(total, 2)
@@ -239,8 +235,7 @@ describe('views to operate a deployment', function () {
     await dialog.getByLabel('Limit').fill('40')
     await dialog.getByLabel('Limit').press('Enter')
     await row(page, 'Requests').getByText('0 of 40').waitFor()
-    await focusOn(row(page, 'Requests').getByRole('button', { name: 'Edit' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(row(page, 'Requests').getByRole('button', { name: 'Edit' }))
     await dialog.getByLabel('Limit').fill('80')
     await dialog.getByLabel('Limit').press('Enter')
     await row(page, 'Requests').getByText('0 of 80').waitFor()
@@ -248,10 +243,8 @@ describe('views to operate a deployment', function () {
       (await quotas()).map(({ limit }) => limit),
       [80],
     )
-    await focusOn(row(page, 'Requests').getByRole('button', { name: 'Delete' }))
-    await page.keyboard.press('Enter')
-    await focusOn(dialog.getByRole('button', { name: 'Delete' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(row(page, 'Requests').getByRole('button', { name: 'Delete' }))
+    await pressEnter(dialog.getByRole('button', { name: 'Delete' }))
     await eventually(async () => (await quotas()).length === 0)
     assert.deepEqual(problems, [])
   })
@@ -418,8 +411,7 @@ describe('views to operate a deployment', function () {
     const { page, problems } = await open('settings')
     const general = page.getByRole('region', { name: 'General' })
     await general.getByLabel('Description').fill('Answers customers')
-    await focusOn(general.getByRole('button', { name: 'Save' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(general.getByRole('button', { name: 'Save' }))
     await page.getByText('The settings are saved').waitFor()
     const { body } = await suite.app.admin.get(`/projects/${project()}`)
     assert.deepEqual([body.description, body.name], ['Answers customers', 'Atlas'])

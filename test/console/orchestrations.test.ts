@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { chain } from '../automation/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { consoleSuite, focusOn, HOSTILE, openConsole } from './support.ts'
+import { consoleSuite, focusOn, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('orchestrations in the console', function () {
   this.timeout(180_000)
@@ -28,8 +28,7 @@ describe('orchestrations in the console', function () {
 
   it('makes one with the keyboard alone, and shows problems at their node while it is written', async () => {
     const { page, problems } = await open('orchestrations')
-    await focusOn(page.getByRole('link', { name: 'New orchestration' }).first())
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('link', { name: 'New orchestration' }).first())
     await heading(page, 'New orchestration')
     await focusOn(page.getByLabel('Name'))
     await page.keyboard.type('By keyboard')
@@ -44,8 +43,7 @@ describe('orchestrations in the console', function () {
     await page.keyboard.press('Control+a')
     await page.keyboard.insertText('{"nodes": [{"id": "a", "type": "transform", "expression": 1}], "edges": []}')
     await page.getByText('Problems: 0, warnings: 0').waitFor()
-    await focusOn(page.getByRole('button', { name: 'Create' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'Create' }))
     await heading(page, 'By keyboard')
     await page.locator('#graph-node-a').waitFor()
     const { data } = (await suite.app.admin.get('/orchestrations?name=By keyboard')).body

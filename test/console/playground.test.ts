@@ -3,7 +3,7 @@ import type { Page } from 'playwright-core'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
-import { consoleSuite, focusOn, HOSTILE, violations } from './support.ts'
+import { consoleSuite, focusOn, HOSTILE, pressEnter, violations } from './support.ts'
 
 const scripted = (replies: object[]) => `@double ${JSON.stringify(replies)}`
 
@@ -50,8 +50,7 @@ describe('the playground in the console', function () {
     const turn = page.getByRole('article')
     await turn.getByText('Guardrail of the agent: orders').waitFor()
     await turn.getByText('Allowed').first().waitFor()
-    await focusOn(turn.getByRole('button', { name: 'Arguments and result' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(turn.getByRole('button', { name: 'Arguments and result' }))
     await turn.getByRole('region', { name: 'Arguments orders' }).getByText('"id": "A-17"').waitFor()
     await turn.getByRole('region', { name: 'Result orders' }).getByText('"total": 240').waitFor()
     assert.deepEqual(await violations(page), [])

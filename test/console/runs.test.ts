@@ -1,12 +1,11 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import type { Page } from 'playwright-core'
-import { sql } from '../../src/core/db/sql.ts'
 import { chain } from '../automation/fixtures.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole } from './support.ts'
+import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, setOutput } from './support.ts'
 
 describe('runs in the console', function () {
   this.timeout(180_000)
@@ -219,10 +218,7 @@ describe('runs in the console', function () {
     const { id } = await orchestration('Bulky', [{ id: 'bulk', type: 'transform', expression: 1 }])
     const run = await start(id)
     const rows = 20_000
-    await suite.app.services.pool.query(sql.unsafe`
-      update orchestration_node_executions
-      set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024))) from generate_series(1, ${rows}) n)
-      where run_id = ${run.id}`)
+    await setOutput(suite.app, run.id, rows)
     const { page, problems } = await open(`runs/${run.id}?node=bulk`)
     const panel = page.getByRole('dialog', { name: 'bulk' })
     await panel.getByText('20,000 items, 20 MB').waitFor()

@@ -70,7 +70,7 @@ describe('every view of the console', function () {
       .locator('main')
       .getByText(text)
       .first()
-      .waitFor({ timeout: 10_000 })
+      .waitFor()
       .catch(() => assert.fail(`${view} does not show ${text}`))
 
   it('explains an address that has none', async () => {
@@ -108,7 +108,7 @@ describe('every view of the console', function () {
         page
           .getByRole('status', { name: 'Loading' })
           .first()
-          .waitFor({ timeout: 10_000 })
+          .waitFor()
           .catch(() => assert.fail(`${view} does not show that it waits`)),
     )
     for (const release of waiting) release()

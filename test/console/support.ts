@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import type { Browser, BrowserContextOptions, Locator, Page } from 'playwright-core'
+import { voidStatement } from '../../src/core/db/sql.ts'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
 import { openPage, startChromium, type Watched } from '../support/chromium.ts'
 import { allowing, type OauthApp, startOauthApp } from '../support/oauth.ts'
@@ -63,6 +64,23 @@ export async function openConsole(
   return watched
 }
 
+/** Adds approvals that wait, each of a tool of its own: `tool_1` is the last of the inbox. */
+export const addApprovals = ({ services, projectId, agentId }: ConsoleApp, count: number): Promise<unknown> =>
+  services.pool.query(voidStatement`
+    insert into approvals (id, project_id, origin, status, proposed_action, expires_at, generation_id, agent_id)
+    select 'apr_' || lpad(n::text, 26, '0'), ${projectId}, 'tool_call', 'pending',
+      json_build_object('tool_id', null, 'tool_name', 'tool_' || n, 'arguments', json_build_object('n', n)),
+      now() + interval '1 day', 'gen_00000000000000000000000001', ${agentId}
+    from generate_series(1, ${count}) n`)
+
+/** Replaces the outputs of the nodes of a run by rows of 1 KB. */
+export const setOutput = ({ services }: ConsoleApp, runId: string, rows: number): Promise<unknown> =>
+  services.pool.query(voidStatement`
+    update orchestration_node_executions
+    set output = (select json_agg(json_build_object('row', n, 'text', repeat('x', 1024)))
+      from generate_series(1, ${rows}) n)
+    where run_id = ${runId}`)
+
 /** Goes to another address as a link of the console does, without a reload. */
 export const go = (page: Page, at: string): Promise<void> =>
   page.evaluate(
@@ -81,6 +99,12 @@ export async function focusOn(control: Locator): Promise<void> {
       }),
   )
   await control.focus()
+}
+
+/** Activates a button or a link, or submits the form of a field, with the keyboard. */
+export async function pressEnter(control: Locator): Promise<void> {
+  await focusOn(control)
+  await control.press('Enter')
 }
 
 /** Chooses an option, with the keyboard alone, of the control that has the focus. */
@@ -133,8 +157,8 @@ export type ConsoleSuite = {
   /** The path of a view in the project, below /app. */
   at(view: string): string
   /**
-   * Opens a view in a new tab of ada's browser, who may do everything in the project, or is an admin; it closes after the
-   * test.
+   * Opens a view in a new tab of ada's browser, who may do everything in the project, or is an admin; it closes after
+   * the test.
    */
   open(
     view: string,
@@ -144,7 +168,9 @@ export type ConsoleSuite = {
   closeLater(what: { close(): Promise<unknown> }): void
   /** Waits for the heading of a view. */
   heading(page: Page, name: string): Promise<void>
-  /** Fails unless views, given with their headings, are accessible in both color schemes, on a screen and on a phone. */
+  /**
+   * Fails unless views, given with their headings, are accessible in both color schemes, on a screen and on a phone.
+   */
   checkAccess(views: readonly (readonly [view: string, title: string])[]): Promise<void>
   /** Fails unless views show a hostile text, and nothing but text of it. */
   checkHostileText(views: readonly string[]): Promise<void>

@@ -1,9 +1,8 @@
 import assert from 'node:assert/strict'
 import { readFile } from 'node:fs/promises'
-import type { Locator } from 'playwright-core'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
-import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, violations } from './support.ts'
+import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter, violations } from './support.ts'
 
 describe('work in the console', function () {
   this.timeout(180_000)
@@ -45,8 +44,7 @@ describe('work in the console', function () {
     await column('doing').getByRole('article', { name: 'Broken lamp' }).waitFor()
     await eventually(async () => (await state()) === 'doing', { what: 'the task is moved' })
     await page.getByText('Broken lamp is in doing now').waitFor()
-    await focusOn(page.getByRole('button', { name: 'Actions of Broken lamp' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'Actions of Broken lamp' }))
     await page.getByRole('menuitem', { name: 'finish' }).waitFor()
     await page.keyboard.press('ArrowDown')
     await page.keyboard.press('Enter')
@@ -55,8 +53,7 @@ describe('work in the console', function () {
     await eventually(async () => (await page.evaluate('document.activeElement.id')) === `task-${id}`, {
       what: 'the keyboard goes on at the card',
     })
-    await focusOn(page.getByRole('link', { name: 'Broken lamp' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('link', { name: 'Broken lamp' }))
     const panel = page.getByRole('dialog', { name: 'Broken lamp' })
     await panel.getByText('finish: doing → done').waitFor()
     await panel.getByText('Created in inbox').waitFor()
@@ -171,28 +168,23 @@ describe('work in the console', function () {
   it('leads from a new case through a manual step to its outcome, by the keyboard alone', async () => {
     await playbook('Review', [MANUAL])
     const { page, problems } = await open('cases')
-    await focusOn(page.getByRole('button', { name: 'New case' }).first())
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'New case' }).first())
     await page.getByRole('dialog').getByLabel('Title').waitFor()
     await page.keyboard.type('Broken lamp')
     await page.keyboard.press('Enter')
-    await focusOn(page.getByRole('button', { name: 'Start playbook' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'Start playbook' }))
     const start = page.getByRole('dialog')
     await focusOn(start.getByLabel('Playbook ID'))
     await choose(page, 'Review')
-    await focusOn(start.getByRole('button', { name: 'Start', exact: true }))
-    await page.keyboard.press('Enter')
+    await pressEnter(start.getByRole('button', { name: 'Start', exact: true }))
     await page.getByText('Compare the receipt.').waitFor()
     await page.getByText('Waits for a person').waitFor()
     // The service refuses the step without its evidence.
     await page.getByLabel('Amount paid').fill('20')
-    await focusOn(page.getByRole('button', { name: 'Complete the step' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'Complete the step' }))
     await page.getByRole('alert').waitFor()
     await page.getByLabel('Receipt').fill('seen')
-    await focusOn(page.getByRole('button', { name: 'Complete the step' }))
-    await page.keyboard.press('Enter')
+    await pressEnter(page.getByRole('button', { name: 'Complete the step' }))
     await page.getByText('Step completed: check').waitFor()
     await page.getByText('Resolved', { exact: true }).first().waitFor()
     const { data } = await read(`/cases?project_id=${suite.app.projectId}&q=Broken`)
@@ -259,13 +251,9 @@ describe('work in the console', function () {
       scorers: [{ type: 'exact_match' }],
     })
     const { page, problems } = await open(`evals/${evaluation.id}`)
-    const press = async (locator: Locator) => {
-      await focusOn(locator)
-      await page.keyboard.press('Enter')
-    }
     const run = async () => {
-      await press(page.getByRole('button', { name: 'Run', exact: true }))
-      await press(page.getByRole('dialog').getByRole('button', { name: 'Run', exact: true }))
+      await pressEnter(page.getByRole('button', { name: 'Run', exact: true }))
+      await pressEnter(page.getByRole('dialog').getByRole('button', { name: 'Run', exact: true }))
     }
     await run()
     await page.getByRole('cell', { name: '50%', exact: true }).waitFor()
@@ -275,20 +263,20 @@ describe('work in the console', function () {
     await app.admin.patch(`/agents/${agent.id}`, { model: 'worse/m' })
     await run()
     await page.getByRole('cell', { name: '0%', exact: true }).waitFor()
-    await press(page.getByRole('tab', { name: 'Compare' }))
+    await pressEnter(page.getByRole('tab', { name: 'Compare' }))
     await page.getByText('1 regressed, 0 improved').waitFor()
     const item = page.getByRole('region', { name: 'open', exact: true })
     await item.getByText('Regressed').waitFor()
     assert.equal(await item.locator('del').innerText(), 'open')
     assert.equal(await item.locator('ins').innerText(), 'something else')
     assert.equal(await page.getByRole('region', { name: 'closed', exact: true }).count(), 0)
-    await press(page.getByRole('button', { name: 'Items with an equal outcome' }))
+    await pressEnter(page.getByRole('button', { name: 'Items with an equal outcome' }))
     await page.getByRole('region', { name: 'closed', exact: true }).waitFor()
     // The new answer is the right one: it becomes the expected one.
-    await press(page.getByRole('tab', { name: 'Runs' }))
-    await press(page.getByRole('link', { name: /Version 2/ }))
-    await press(page.getByRole('button', { name: 'Use as expected output' }).first())
-    await press(page.getByRole('dialog').getByRole('button', { name: 'Use as expected output' }))
+    await pressEnter(page.getByRole('tab', { name: 'Runs' }))
+    await pressEnter(page.getByRole('link', { name: /Version 2/ }))
+    await pressEnter(page.getByRole('button', { name: 'Use as expected output' }).first())
+    await pressEnter(page.getByRole('dialog').getByRole('button', { name: 'Use as expected output' }))
     await page.getByText('The expected output is changed').waitFor()
     const items = (await read(`/datasets/${dataset_id}/items`)).data
     assert.equal(items[0].expected_output, 'echo: something else')
@@ -457,7 +445,9 @@ describe('work in the console', function () {
     await page.reload()
     await go(page, at('workflows'))
     await heading(page, 'Workflows')
-    await page.waitForTimeout(1500)
+    // So many other requests, one after the other, that an endless repetition would be among them.
+    await page.route('**/healthz', route => route.fulfill({ body: '' }))
+    for (let n = 0; n < 30; n++) await page.evaluate(`fetch('/healthz').then(() => {})`)
     await page.context().unroute('**/users/me/permissions**')
     assert.ok(requests > 0 && requests < 8, `${requests} requests`)
   })

@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from 'node:timers/promises'
 import { openEvents, type StreamedEvent } from '../execution/streams.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 
@@ -72,6 +71,3 @@ export const is =
   (name: string, fields: Json = {}) =>
   ({ event, data }: StreamedEvent): boolean =>
     event === name && Object.entries(fields).every(([field, value]) => data[field] === value)
-
-/** Waits for events that must not come; other events have come meanwhile. */
-export const nothingFor = (ms: number): Promise<void> => sleep(ms)

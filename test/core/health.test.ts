@@ -19,7 +19,9 @@ import { startProcess, type TestProcess } from '../support/processes.ts'
 /** A relay before PostgreSQL that can break like a network does. */
 type Relay = {
   url: string
-  /** `pass` forwards, `refuse` takes no connection, `silence` takes them and says nothing. Existing ones share its fate. */
+  /**
+   * `pass` forwards, `refuse` takes no connection, `silence` takes them and says nothing. Existing ones share its fate.
+   */
   set(mode: 'pass' | 'refuse' | 'silence'): Promise<void>
   close(): Promise<void>
 }

@@ -333,17 +333,17 @@ describe('durable turns', function () {
   })
 
   it('a starting worker immediately continues the turn of a killed one, with default leases', async () => {
-    await double.put('succeeded', {
+    await double.put('successor', {
       rules: [
-        { when: { call: 1 }, reply: { text: 'held', gate: 'succeeded-gate' } },
+        { when: { call: 1 }, reply: { text: 'held', gate: 'successor-gate' } },
         { reply: { text: 'taken over' } },
       ],
     })
-    const agent = await app.agent({ model: 'succeeded/m' })
+    const agent = await app.agent({ model: 'successor/m' })
     const long = { GENERATION_LEASE_SECONDS: '60', GENERATION_SWEEP_SECONDS: '60' }
     const running = await worker(long)
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'x' })
-    await waitingAt('succeeded-gate')
+    await waitingAt('successor-gate')
     await running.kill()
     await steadyWorker(long)
     assert.equal((await ended(body.generation_id)).output.content, 'taken over')

@@ -5,9 +5,9 @@ import { build, type Plugin } from 'esbuild'
 import { BUNDLES, PROGRAMS, root } from './bundled.ts'
 
 /**
- * Bundles the programs that tests start hundreds of times, each with the packages that it loads at its start: a worker is
- * ready after two thirds of the processor time. Then loads a bundle and the application, so that their modules are in the
- * compile cache before several processes would compile them concurrently.
+ * Bundles the programs that tests start hundreds of times, each with the packages that it loads at its start: a worker
+ * is ready after two thirds of the processor time. Then loads a bundle and the application, so that their modules are
+ * in the compile cache before several processes would compile them concurrently.
  */
 
 /** Modules find files where their sources are, and packages that are loaded later stay where they are. */

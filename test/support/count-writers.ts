@@ -89,8 +89,8 @@ async function transaction(client: pg.Client): Promise<number> {
 }
 
 /**
- * A project that is gone, a deadlock of two who delete, a snapshot that is too old, or too old for a delete of a project or
- * webhook, a connection that was ended.
+ * A project that is gone, a deadlock of two who delete, a snapshot that is too old, or too old for a delete of a
+ * project or webhook, a connection that was ended.
  */
 const EXPECTED = ['23503', '40P01', '40001', '25000', '57P01']
 

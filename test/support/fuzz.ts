@@ -173,7 +173,7 @@ const polluting = () =>
   )
 
 /** A value of any type, most often one that does not belong where it is put. */
-export function nasty(random: Random, ids: Ids): unknown {
+function nasty(random: Random, ids: Ids): unknown {
   switch (random.int(12)) {
     case 0:
       return null

@@ -2,8 +2,8 @@
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
  * the test, which is faster. A complete run runs files with a failed test once more, alone, and names those that pass
- * then; it fails where no test received an event that a stream declares. The last line printed is the totals; a step that
- * fails counts as one failed test.
+ * then; it fails where no test received an event that a stream declares. The last line printed is the totals; a step
+ * that fails counts as one failed test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -82,7 +82,9 @@ delete env.DATABASE_URL
 const running = new Set<ChildProcess>()
 let interrupted = false
 
-/** Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets its output, at the end. */
+/**
+ * Runs a program to its end, at most LIMIT_MS; returns whether it exited with 0. `print` gets its output, at the end.
+ */
 async function succeeds(
   program: string,
   args: string[],
@@ -150,8 +152,8 @@ function report(files: FileTotals, times: FileTime[], serverMs: number): void {
 }
 
 /**
- * Runs mocha; a run that ends badly without a failed test (a crash, a file that does not load) counts as one. Always with
- * several jobs: with one, mocha loads the files by `require`, which takes no module with a top-level await.
+ * Runs mocha; a run that ends badly without a failed test (a crash, a file that does not load) counts as one. Always
+ * with several jobs: with one, mocha loads the files by `require`, which takes no module with a top-level await.
  */
 async function test(args: string[], databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[] }> {
   const file = path.join(tmpdir(), `muster-totals-${process.pid}.json`)

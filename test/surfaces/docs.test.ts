@@ -63,7 +63,10 @@ const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides
 /** Routes that are no operations. */
 const MOUNTS = /^\/(docs|mcp|oauth)(\/|$)/
 
-/** Operations whose example is refused for the state of the project, in which no turn was completed and each kind has one row. */
+/**
+ * Operations whose example is refused for the state of the project, in which no turn was completed and each kind has
+ * one row.
+ */
 const NEEDS_ANOTHER_STATE = [
   'acceptShare',
   'callTool',

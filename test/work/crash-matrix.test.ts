@@ -20,14 +20,17 @@ const FAST = {
 }
 
 /**
- * Who runs the turns that an item needs: a worker during a request, one that is lost with the commit of the requested turn, or
- * one until the end of the test.
+ * Who runs the turns that an item needs: a worker during a request, one that is lost with the commit of the requested
+ * turn, or one until the end of the test.
  */
 type Turns = Record<'during' | 'lostAfter', <T>(request: () => Promise<T>) => Promise<T>> & {
   onwards: () => Promise<unknown>
 }
 
-/** Starts an item of a kind; returns a check that is truthy when the item has settled, and fails if it did anything twice. */
+/**
+ * Starts an item of a kind; returns a check that is truthy when the item has settled, and fails if it did anything
+ * twice.
+ */
 type Scenario = { concern: string; table: string; start: (turns: Turns) => Promise<() => Promise<unknown>> }
 
 /** Points of an attempt in the order in which it reaches them. */
@@ -381,7 +384,9 @@ describe('durable work whose workers are lost', function () {
     const concerns = [...new Set(Object.values(SCENARIOS).map(({ concern }) => concern))]
     const hasSettled: Record<string, () => Promise<unknown>> = {}
 
-    /** One worker that is killed when the items of all kinds are at a point: most of what a worker costs is its start. */
+    /**
+     * One worker that is killed when the items of all kinds are at a point: most of what a worker costs is its start.
+     */
     before(async () => {
       for (const point of POINTS) {
         const doomed = await worker(concerns, {

@@ -23,7 +23,7 @@ function stacked(series: ChartSeries[]): number[][] {
   return sums
 }
 
-/** Stacked bars by day, with the numbers of the day under the pointer, and a table of all of them for screen readers. */
+/** Stacked bars by day, with the numbers of the day under the pointer, and a table of all for screen readers. */
 export default function Chart({
   label,
   days,

@@ -35,7 +35,7 @@ export function useDatasetSelect(projectId: string) {
         onChange={setChosen}
         allowDeselect={false}
         searchable
-        nothingFoundMessage={strings.shell.noCommand}
+        nothingFoundMessage={strings.nothingFound}
         data-autofocus
       />
     ),

@@ -337,7 +337,7 @@ function SchemaField({
         clearButtonProps={clear}
         searchable
         openOnFocus={false}
-        nothingFoundMessage={strings.shell.noCommand}
+        nothingFoundMessage={strings.nothingFound}
       />
     )
   switch (input) {

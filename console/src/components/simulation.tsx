@@ -102,7 +102,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
                   value={principal.id}
                   onChange={id => setPrincipal({ ...principal, id })}
                   searchable
-                  nothingFoundMessage={strings.shell.noCommand}
+                  nothingFoundMessage={strings.nothingFound}
                   flex={1}
                 />
               </Group>
@@ -115,7 +115,7 @@ export function Simulation({ projectId, unsaved }: { projectId: string; unsaved?
               onChange={setAction}
               searchable
               limit={50}
-              nothingFoundMessage={strings.shell.noCommand}
+              nothingFoundMessage={strings.nothingFound}
             />
           </SimpleGrid>
           <TextInput

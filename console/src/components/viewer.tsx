@@ -31,7 +31,7 @@ export default function Viewer({ text, label, onClose }: { text: string; label: 
   )
 }
 
-/** The lines in view of a text. They are the content of the dialog, because their frame does not exist when the dialog is set up. */
+/** The lines in view of a text. A component of its own: its frame does not exist before the content of the dialog. */
 function Lines({ text, label }: { text: string; label: string }) {
   const lines = useMemo(() => linesOf(text), [text])
   const [search, setSearch] = useState('')

@@ -39,7 +39,7 @@ export type GraphEdge = { from: string; to: string; label?: string; isPassed?: b
 type NodeData = { node: GraphNode; isSelected: boolean; isTabStop: boolean }
 type EdgeData = { points: { x: number; y: number }[]; x: number; y: number; edge: GraphEdge }
 
-/** Smallest scale at which the texts of nodes are readable: a larger graph is moved instead. A narrow frame allows less. */
+/** Smallest scale with readable texts of nodes: a larger graph is moved instead. A narrow frame allows less. */
 const READABLE = 0.65
 const READABLE_NARROW = 0.5
 const NARROW_PX = 560

@@ -1,15 +1,11 @@
-import { useDebouncedValue, useDocumentVisibility } from '@mantine/hooks'
 import { streamActivity } from '@muster/client/operations'
 import { type QueryClient, useQueryClient } from '@tanstack/react-query'
-import { useEffect } from 'react'
 import { api, every } from '../api.ts'
+import { pause, readStream, useWhileVisible } from '../live.ts'
 import { usePermissions } from '../projects.ts'
 
-/** Time for which a hidden tab keeps its part in the stream. */
-const HIDDEN_MS = 60_000
 /** The first requests of a page come before the stream. */
 const START_MS = 3000
-const REOPEN_MS = 10_000
 /** Entries within this time make lists stale together. */
 const GATHER_MS = 500
 
@@ -35,12 +31,10 @@ export const activityInterval = (projectId: string) => (query: Parameters<Return
   every(live.has(projectId) ? POLL_LIVE_MS : POLL_MS)(query)
 
 /**
- * Follows the activity of a project in all tabs of the browser: the tab that holds a lock reads the stream and passes
- * the entries on. Returns what stops it.
+ * Follows the activity of a project in all tabs of the browser until the signal is aborted: the tab that holds a lock
+ * reads the stream and passes the entries on.
  */
-function follow(projectId: string, cache: QueryClient): () => void {
-  const controller = new AbortController()
-  const { signal } = controller
+function follow(projectId: string, cache: QueryClient, signal: AbortSignal): void {
   const name = `muster-activity-${projectId}`
   const channel = new BroadcastChannel(name)
   const stale = new Set<string>()
@@ -61,60 +55,50 @@ function follow(projectId: string, cache: QueryClient): () => void {
     // What came before the stream.
     if (isLive) markStale(ALL)
   }
-  const tell = (message: Message) => channel.postMessage(message)
+  const post = (message: Message) => channel.postMessage(message)
   channel.onmessage = ({ data }: MessageEvent<Message>) => {
     if ('asks' in data) {
-      if (isReader) tell({ isLive: live.has(projectId) })
+      if (isReader) post({ isLive: live.has(projectId) })
     } else if ('isLive' in data) setLive(data.isLive)
     else markStale(STALE[data.kind] ?? [])
   }
-  const wait = (ms: number) =>
-    new Promise<void>(resolve => {
-      const id = setTimeout(resolve, ms)
-      signal.addEventListener('abort', () => {
-        clearTimeout(id)
-        resolve()
-      })
-    })
-  const read = async () => {
+  const change = (isLive: boolean) => {
+    setLive(isLive)
+    post({ isLive })
+  }
+  const read = () => {
     isReader = true
-    while (!signal.aborted) {
-      setLive(true)
-      tell({ isLive: true })
-      try {
-        for await (const event of streamActivity(api, { project_id: projectId }, { signal })) {
-          if (event.event !== 'entry') continue
-          markStale(STALE[event.data.kind] ?? [])
-          tell({ kind: event.data.kind })
-        }
-      } catch {
-        // Too many streams, or no connection: the lists are polled until the next attempt.
-      }
-      setLive(false)
-      tell({ isLive: false })
-      await wait(REOPEN_MS * (1 + Math.random() * 0.2))
-    }
+    return readStream(signal, {
+      open: () => {
+        change(true)
+        return streamActivity(api, { project_id: projectId }, { signal })
+      },
+      onEvent: event => {
+        if (event.event !== 'entry') return
+        markStale(STALE[event.data.kind] ?? [])
+        post({ kind: event.data.kind })
+      },
+      // Too many streams, or no connection: the lists are polled until the next attempt.
+      onLost: () => change(false),
+      reopenMs: POLL_MS,
+    })
   }
   const start = async () => {
-    tell({ asks: true })
-    await wait(START_MS)
-    if (!signal.aborted) await navigator.locks.request(name, { signal }, read)
+    post({ asks: true })
+    await pause(START_MS, signal)
+    await navigator.locks.request(name, { signal }, read)
   }
   start().catch(() => {})
-  return () => {
-    controller.abort()
+  signal.addEventListener('abort', () => {
     clearTimeout(timer)
     live.delete(projectId)
     channel.close()
-  }
+  })
 }
 
 /** Keeps the lists of a project up to date by its activity while the tab is visible. */
 export function useActivity(projectId: string | undefined): void {
   const cache = useQueryClient()
   const isAllowed = usePermissions(projectId)('activity:ListActivity') === true
-  const visibility = useDocumentVisibility()
-  const [recent] = useDebouncedValue(visibility, HIDDEN_MS)
-  const isOn = isAllowed && (visibility === 'visible' || recent === 'visible')
-  useEffect(() => (projectId && isOn ? follow(projectId, cache) : undefined), [projectId, isOn, cache])
+  useWhileVisible(projectId, (id, signal) => follow(id, cache, signal), isAllowed)
 }

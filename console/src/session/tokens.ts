@@ -51,7 +51,7 @@ const store: OAuthStore = {
     tokens = session?.tokens
     if (tokens) tell({ kind: 'tokens', tokens })
   },
-  // A refresh token that is used twice ends the sign-in: one tab refreshes, after it has received the tokens of the others.
+  // A refresh token that is used twice ends the sign-in: one tab refreshes, after the others have sent their tokens.
   exclusive: run =>
     navigator.locks.request(LOCK, async () => {
       await askTabs()

@@ -64,7 +64,7 @@ export function CommandPalette({
               </Group>
             </Combobox.Option>
           ))}
-          {entries.length === 0 && <Combobox.Empty>{strings.shell.noCommand}</Combobox.Empty>}
+          {entries.length === 0 && <Combobox.Empty>{strings.nothingFound}</Combobox.Empty>}
         </Combobox.Options>
       </Combobox>
     </Modal>

@@ -86,7 +86,7 @@ export function ProjectSwitcher({ projectId }: { projectId?: string }) {
                 </Group>
               </Combobox.Option>
             ))}
-            {found.length === 0 && <Combobox.Empty>{strings.shell.noCommand}</Combobox.Empty>}
+            {found.length === 0 && <Combobox.Empty>{strings.nothingFound}</Combobox.Empty>}
             {me?.role === 'admin' && (
               <Combobox.Option value={NEW}>
                 <Group gap="xs">

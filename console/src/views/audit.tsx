@@ -160,7 +160,7 @@ export function Audit() {
               clearable
               clearButtonProps={{ 'aria-label': strings.form.clear(texts.action) }}
               limit={50}
-              nothingFoundMessage={strings.shell.noCommand}
+              nothingFoundMessage={strings.nothingFound}
               w={{ base: '100%', xs: 260 }}
             />
             <ChoiceField name="outcome" label={texts.outcome} choices={OUTCOMES} />

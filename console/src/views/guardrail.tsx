@@ -369,7 +369,7 @@ function AttachForm({
           onChange={setChosen}
           searchable
           required
-          nothingFoundMessage={strings.shell.noCommand}
+          nothingFoundMessage={strings.nothingFound}
           data-autofocus
         />
         <SubmitRow label={texts.attach} isPending={attach.isPending} error={attach.error} onCancel={onDone} />

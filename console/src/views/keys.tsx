@@ -137,7 +137,7 @@ export function Keys() {
           </Notice>
         }
       />
-      {/* Outside of the list: with the first key the notice of the empty one goes, and would take the secret with it. */}
+      {/* Outside of the list: with the first key the notice of the empty list goes, and what is in it. */}
       <Modal opened={isCreating} onClose={creating.close} title={texts.create} size="lg">
         {isCreating && <KeyForm onDone={creating.close} />}
       </Modal>

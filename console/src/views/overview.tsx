@@ -1,4 +1,5 @@
 import { Badge, Button, Card, Group, Stack, Table, Text, Title } from '@mantine/core'
+import type { GenerationListed, SystemStatus } from '@muster/client'
 import {
   aggregateUsage,
   getQuotaUsage,
@@ -30,11 +31,9 @@ const POLL_MS = 10_000
 const SAMPLE = 100
 const SHOWN = 8
 
-/** What happens in a project, and what needs attention. */
-export function Overview() {
-  const projectId = useProjectId()
+/** Reads the figures of a project. `status` is that of the deployment, for those who may see it. */
+function useFigures(projectId: string, status: SystemStatus | undefined): Figure[] {
   const isAllowed = usePermissions(projectId)
-  const projects = useProjects()
   const refetchInterval = every(POLL_MS)
   const usage = useQuery({
     queryKey: ['overview', 'usage', projectId],
@@ -46,19 +45,13 @@ export function Overview() {
     enabled: isAllowed('usage:GetAggregate') === true,
     refetchInterval,
   })
-  // The query of the navigation's number.
+  // One query with the number in the navigation.
   const approvals = useApprovals(projectId, 1, 1).data?.total
   const exceptions = useQuery({
     queryKey: ['overview', 'exceptions', projectId],
     queryFn: async ({ signal }) =>
       (await listExceptions(api, { project_id: projectId, status: ['open'], limit: 1 }, { signal }).page()).total,
     enabled: isAllowed('exceptions:ListExceptions') === true,
-    refetchInterval,
-  })
-  const turns = useQuery({
-    queryKey: ['overview', 'turns', projectId],
-    queryFn: async ({ signal }) =>
-      (await listGenerations(api, { project_id: projectId, limit: SAMPLE }, { signal }).page()).data,
     refetchInterval,
   })
   const perMinute = useQuery({
@@ -84,14 +77,7 @@ export function Overview() {
     enabled: isAllowed('quotas:ListQuotas') === true,
     refetchInterval,
   })
-  const system = useQuery({
-    queryKey: ['system', 'status'],
-    queryFn: async ({ signal }) => getSystemStatus(api, {}, { signal }),
-    enabled: isAllowed('system:GetSystemStatus') === true,
-    refetchInterval,
-  })
-  const oldest = system.data && Math.max(0, ...system.data.queues.map(({ oldest_seconds }) => oldest_seconds))
-  const isPaused = projects.data?.data.find(({ id }) => id === projectId)?.paused_at
+  const oldest = status && Math.max(0, ...status.queues.map(({ oldest_seconds }) => oldest_seconds))
   const totals = usage.data?.totals
   const open = (count: number | undefined) =>
     count ? (
@@ -100,7 +86,7 @@ export function Overview() {
       </Button>
     ) : null
   const limit = quota.data
-  const figures: Figure[] = [
+  return [
     {
       label: texts.cost,
       value: totals && costText(totals.event_count === 0 ? 0 : totals.cost_usd),
@@ -137,6 +123,27 @@ export function Overview() {
       ),
     },
   ]
+}
+
+/** What happens in a project, and what needs attention. */
+export function Overview() {
+  const projectId = useProjectId()
+  const isAllowed = usePermissions(projectId)
+  const projects = useProjects()
+  const system = useQuery({
+    queryKey: ['system', 'status'],
+    queryFn: async ({ signal }) => getSystemStatus(api, {}, { signal }),
+    enabled: isAllowed('system:GetSystemStatus') === true,
+    refetchInterval: every(POLL_MS),
+  })
+  const turns = useQuery({
+    queryKey: ['overview', 'turns', projectId],
+    queryFn: async ({ signal }) =>
+      (await listGenerations(api, { project_id: projectId, limit: SAMPLE }, { signal }).page()).data,
+    refetchInterval: every(POLL_MS),
+  })
+  const figures = useFigures(projectId, system.data)
+  const isPaused = projects.data?.data.find(({ id }) => id === projectId)?.paused_at
   return (
     <Page
       title={strings.nav.overview}
@@ -146,82 +153,87 @@ export function Overview() {
       {system.data && <FailingChecks checks={system.data.checks} />}
       <Figures figures={figures} />
       <Loaded query={turns} rows={3} action="generations:ListGenerations">
-        {rows => {
-          if (rows.length === 0)
-            return (
-              <Notice
-                icon={<IconPlayerPlay />}
-                title={texts.noTurns}
-                color="indigo"
-                action={
-                  isAllowed('agents:CreateAgentGeneration') && (
-                    <Button component={Link} to={`/p/${projectId}/playground`}>
-                      {strings.agents.try}
-                    </Button>
-                  )
-                }
-              >
-                {texts.noTurnsText}
-              </Notice>
-            )
-          const causes = Object.entries(
-            Object.groupBy(
-              rows.filter(({ status }) => status === 'failed'),
-              ({ error }) => error?.code ?? 'UNKNOWN',
-            ),
-          ).map(([code, failed]) => ({ code, count: failed?.length ?? 0 }))
-          return (
-            <>
-              <Card withBorder padding="lg" radius="lg">
-                <Title order={2} size="h4" mb="sm">
-                  {texts.failures}
-                </Title>
-                {causes.length === 0 ? (
-                  <Text c="dimmed">{texts.noFailures}</Text>
-                ) : (
-                  <Stack gap={6}>
-                    {causes
-                      .toSorted((one, other) => other.count - one.count)
-                      .map(({ code, count }) => (
-                        <Group key={code} gap="sm">
-                          <Badge variant="default">{count}</Badge>
-                          <Text size="sm" className="mono">
-                            {visible(code)}
-                          </Text>
-                        </Group>
-                      ))}
-                  </Stack>
-                )}
-              </Card>
-              <Card withBorder padding="lg" radius="lg">
-                <Title order={2} size="h4" mb="sm">
-                  {texts.recent}
-                </Title>
-                <Table className="rows" aria-label={texts.recent} verticalSpacing="xs">
-                  <Table.Tbody>
-                    {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
-                      <Table.Tr key={id}>
-                        <Table.Td>
-                          <Text size="sm" className="mono">
-                            {id}
-                          </Text>
-                        </Table.Td>
-                        <Table.Td>
-                          <StatusBadge status={status} />
-                        </Table.Td>
-                        <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
-                        <Table.Td>
-                          <When at={created_at} />
-                        </Table.Td>
-                      </Table.Tr>
-                    ))}
-                  </Table.Tbody>
-                </Table>
-              </Card>
-            </>
+        {rows =>
+          rows.length === 0 ? (
+            <Notice
+              icon={<IconPlayerPlay />}
+              title={texts.noTurns}
+              color="indigo"
+              action={
+                isAllowed('agents:CreateAgentGeneration') && (
+                  <Button component={Link} to={`/p/${projectId}/playground`}>
+                    {strings.agents.try}
+                  </Button>
+                )
+              }
+            >
+              {texts.noTurnsText}
+            </Notice>
+          ) : (
+            <Turns rows={rows} />
           )
-        }}
+        }
       </Loaded>
     </Page>
+  )
+}
+
+/** Failures of turns by cause, and the latest turns. */
+function Turns({ rows }: { rows: GenerationListed[] }) {
+  const causes = Object.entries(
+    Object.groupBy(
+      rows.filter(({ status }) => status === 'failed'),
+      ({ error }) => error?.code ?? 'UNKNOWN',
+    ),
+  ).map(([code, failed]) => ({ code, count: failed?.length ?? 0 }))
+  return (
+    <>
+      <Card withBorder padding="lg" radius="lg">
+        <Title order={2} size="h4" mb="sm">
+          {texts.failures}
+        </Title>
+        {causes.length === 0 ? (
+          <Text c="dimmed">{texts.noFailures}</Text>
+        ) : (
+          <Stack gap={6}>
+            {causes
+              .toSorted((one, other) => other.count - one.count)
+              .map(({ code, count }) => (
+                <Group key={code} gap="sm">
+                  <Badge variant="default">{count}</Badge>
+                  <Text size="sm" className="mono">
+                    {visible(code)}
+                  </Text>
+                </Group>
+              ))}
+          </Stack>
+        )}
+      </Card>
+      <Card withBorder padding="lg" radius="lg">
+        <Title order={2} size="h4" mb="sm">
+          {texts.recent}
+        </Title>
+        <Table className="rows" aria-label={texts.recent} verticalSpacing="xs">
+          <Table.Tbody>
+            {rows.slice(0, SHOWN).map(({ id, status, created_at, usage }) => (
+              <Table.Tr key={id}>
+                <Table.Td>
+                  <Text size="sm" className="mono">
+                    {id}
+                  </Text>
+                </Table.Td>
+                <Table.Td>
+                  <StatusBadge status={status} />
+                </Table.Td>
+                <Table.Td>{costText(usage?.cost_usd)}</Table.Td>
+                <Table.Td>
+                  <When at={created_at} />
+                </Table.Td>
+              </Table.Tr>
+            ))}
+          </Table.Tbody>
+        </Table>
+      </Card>
+    </>
   )
 }

@@ -24,7 +24,7 @@ import * as strings from '../strings.ts'
 const texts = strings.prices
 const PRICE = new Intl.NumberFormat(undefined, { style: 'currency', currency: 'USD', maximumFractionDigits: 9 })
 
-/** Prices of the project, which take precedence, and of the deployment. A price never changes: a later one takes over. */
+/** Prices of the project, which take precedence, and of the deployment. A price never changes, a later one follows. */
 export function Prices() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)

@@ -264,7 +264,7 @@ function Caller({ tool }: { tool: Tool }) {
                 onChange={setChosen}
                 allowDeselect={false}
                 searchable
-                nothingFoundMessage={strings.shell.noCommand}
+                nothingFoundMessage={strings.nothingFound}
               />
             )}
           </Loaded>

@@ -153,7 +153,7 @@ function UserPolicies({ user }: { user: User }) {
         disabled={!mayAttach}
         searchable
         placeholder={chosen.length === 0 ? texts.noPolicies : undefined}
-        nothingFoundMessage={strings.shell.noCommand}
+        nothingFoundMessage={strings.nothingFound}
       />
       {save.error && <FailureAlert error={save.error} />}
       {mayAttach && (

@@ -58,7 +58,7 @@ export const SystemStatus = z
   .meta({ id: 'SystemStatus' })
 export type SystemStatus = z.output<typeof SystemStatus>
 
-export const WAIT_REASONS = ['slot', 'project_share', 'entity', 'backoff', 'no_worker'] as const
+const WAIT_REASONS = ['slot', 'project_share', 'entity', 'backoff', 'no_worker'] as const
 
 export const QueueMessage = z
   .object({

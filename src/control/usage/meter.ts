@@ -76,8 +76,8 @@ type UsageOfCall = {
 }
 
 /**
- * Writes usage of concurrent calls of a project in one statement: a separate commit for each would be the largest part of a
- * completion.
+ * Writes usage of concurrent calls of a project in one statement: a separate commit for each would be the largest part
+ * of a completion.
  */
 const usageWriter = processSingleton(services => {
   async function writeAll(calls: readonly UsageOfCall[]): Promise<unknown[]> {

@@ -42,8 +42,8 @@ type DeltaHandlers = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
 type PreparedCompletion = {
   content_mode: 'full' | 'none'
   /**
-   * Makes the model call and checks its answer. The audit entry of a call that is not streamed is written with its usage,
-   * unless the answer may still be refused or a response is stored for repeats.
+   * Makes the model call and checks its answer. The audit entry of a call that is not streamed is written with its
+   * usage, unless the answer may still be refused or a response is stored for repeats.
    * @throws errors of the call, OUTPUT_SCHEMA_VALIDATION_FAILED
    */
   complete(signal: AbortSignal, handlers?: DeltaHandlers): Promise<ModelAnswer>

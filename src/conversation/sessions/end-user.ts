@@ -74,7 +74,7 @@ export function requireUsableAgent({ agent_ids, session_ids }: EndUser, agentId:
 }
 
 /** Condition of the sessions `t` that `ownsSession` accepts. By sessions_actor. */
-export const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
+const ownSessions = ({ actor_id, agent_ids, session_ids }: EndUser): Fragment =>
   allOf([
     sql.fragment`t.actor_id = ${actor_id}`,
     sql.fragment`t.agent_id = any(${sql.array([...agent_ids], 'text')})`,

@@ -20,7 +20,7 @@ import { TurnResult } from '../turns/result.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 export const CONTROLS = ['agent', 'operator'] as const
-export const URGENCIES = ['normal', 'high'] as const
+const URGENCIES = ['normal', 'high'] as const
 
 const name = ActorName.nullable().describe('Display name')
 const settings = {

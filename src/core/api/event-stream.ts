@@ -37,8 +37,9 @@ export const dataMessage = (data: object): string => `data: ${JSON.stringify(dat
 export const PING = ': ping\n\n'
 
 /**
- * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is checked
- * again with each ping and when the tokens of an end user are revoked; once it is lost, the stream ends with an `error` event.
+ * Returns a response of server-sent events, which lasts until the client disconnects. The caller's permission is
+ * checked again with each ping and when the tokens of an end user are revoked; once it is lost, the stream ends with an
+ * `error` event.
  */
 export const eventStream = (
   context: Pick<Context, 'services' | 'request' | 'recheck'>,

@@ -12,7 +12,10 @@ import {
   type Schema,
 } from './description.ts'
 
-/** Examples of a call with curl, the command line and the TypeScript client, from the flat call and the declared example. */
+/**
+ * Examples of a call with curl, the command line and the TypeScript client, from the flat call and the declared
+ * example.
+ */
 
 export type CallExamples = { curl: string; cli: string | null; typescript: string | null }
 

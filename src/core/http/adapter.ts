@@ -55,8 +55,8 @@ function proofOf(req: Request): Proof {
 const closedSignals = new WeakMap<Response, AbortSignal>()
 
 /**
- * Returns a signal that is aborted when the client disconnects. Created lazily, because few operations use it and a signal
- * costs more than binding a query.
+ * Returns a signal that is aborted when the client disconnects. Created lazily, because few operations use it and a
+ * signal costs more than binding a query.
  */
 function closedSignal(res: Response): AbortSignal {
   let signal = closedSignals.get(res)
@@ -71,8 +71,8 @@ function closedSignal(res: Response): AbortSignal {
 }
 
 /**
- * Builds the HTTP application from operations: converts requests to calls and writes their responses. `mount` adds other
- * endpoints (documents, health).
+ * Builds the HTTP application from operations: converts requests to calls and writes their responses. `mount` adds
+ * other endpoints (documents, health).
  */
 export function createHttp(
   services: Services,
@@ -295,8 +295,8 @@ export function createHttp(
     const callerMs = operation.receive ? config.UPLOAD_TIMEOUT_MS : config.HTTP_BODY_TIMEOUT_MS
     const anonymousMs = operation.bodyTimeMs?.(config) ?? config.HTTP_ANONYMOUS_BODY_TIMEOUT_MS
     /**
-     * Reads the body and returns the function that resolves the caller. Without a credential, reads only a small body, so
-     * that its problems can be reported.
+     * Reads the body and returns the function that resolves the caller. Without a credential, reads only a small body,
+     * so that its problems can be reported.
      */
     const readBody = async (req: Wire, res: Response): Promise<Call['identify']> => {
       const { ticket } = req.query
@@ -347,9 +347,10 @@ export function createHttp(
   }
 
   function sendStream(req: Wire, res: Response, result: OperationResult, entry: RequestLog): void {
+    const stream = result.stream as NonNullable<OperationResult['stream']>
     // The client has disconnected meanwhile. The end of the stream releases its resources.
     if (res.destroyed) {
-      result.stream?.destroy()
+      stream.destroy()
       logRequest(req, result.status, entry)
       return
     }
@@ -357,9 +358,8 @@ export function createHttp(
     res.setHeader('Content-Type', result.contentType as string)
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     // With the first bytes, if they are available.
-    if (result.stream?.readableLength === 0) res.flushHeaders()
+    if (stream.readableLength === 0) res.flushHeaders()
     limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
-    const stream = result.stream as NonNullable<OperationResult['stream']>
     // In place of `pipeline`, which keeps 6 KiB for each open stream.
     stream.on('error', error => {
       if (config.ERROR_LOGS_ENABLED)
@@ -397,8 +397,8 @@ export function httpLayerError(error: unknown): AppError {
 }
 
 /**
- * Returns a reader of bearer tokens that uses passport's bearer strategy. It passes only the Authorization header, so that
- * tokens in a query or a body are not accepted.
+ * Returns a reader of bearer tokens that uses passport's bearer strategy. It passes only the Authorization header, so
+ * that tokens in a query or a body are not accepted.
  */
 function bearerTokenReader(): (req: Request) => string | null {
   const authenticator = new passport.Passport()

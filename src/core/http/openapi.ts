@@ -41,13 +41,6 @@ function refusalsOf(operation: Operation): { statuses: Set<number>; codes: Error
   }
 }
 
-/** Returns all error codes of an operation for a status. */
-export function refusalCodes(operation: Operation, status: number): ErrorCode[] {
-  const { statuses } = refusalsOf(operation)
-  const codes = [...pipelineCodes(operation), ...operation.raises].filter(code => errorEntry(code).status === status)
-  return codes.length === 0 && statuses.has(status) ? ['REQUEST_REJECTED'] : [...new Set(codes)].sort()
-}
-
 /** Codes common to all operations to which they apply. */
 const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
   'API_KEY_PROJECT_SCOPE',

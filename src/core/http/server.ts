@@ -93,8 +93,8 @@ const IDLE_CHECKS = 4
 
 /**
  * Ends a request with 408 and closes its connection if the body pauses for longer than `idleMs` or takes longer than
- * `totalMs`, both with a tolerance of a quarter of `idleMs`. A single check is not sufficient: it may run between the end of
- * our backpressure and the next bytes.
+ * `totalMs`, both with a tolerance of a quarter of `idleMs`. A single check is not sufficient: it may run between the
+ * end of our backpressure and the next bytes.
  */
 export function limitBodyTime(req: IncomingMessage, { totalMs, idleMs }: { totalMs: number; idleMs: number }): void {
   // A small body has arrived with its head.

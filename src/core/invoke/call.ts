@@ -99,8 +99,8 @@ export type Call = {
   /** The request whose body is read by the operation's `receive`. */
   upload?: IncomingMessage
   /**
-   * Transaction of the caller in which the call runs: all its reads and writes use it. A refusal rolls back only the writes
-   * of the call.
+   * Transaction of the caller in which the call runs: all its reads and writes use it. A refusal rolls back only the
+   * writes of the call.
    */
   tx?: Tx
 }

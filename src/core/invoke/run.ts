@@ -84,8 +84,8 @@ function toResult({ operation: { answers, shape } }: Invocation, value: unknown)
 }
 
 /**
- * Runs the operation; prepares and runs it once more if another call deleted a referenced row between its checks and its
- * writes.
+ * Runs the operation; prepares and runs it once more if another call deleted a referenced row between its checks and
+ * its writes.
  */
 async function runInTransaction(inv: Invocation, context: AnyContext): Promise<OperationResult> {
   try {

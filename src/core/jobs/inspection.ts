@@ -92,7 +92,7 @@ export type MessageFilter = {
 }
 
 /** Rows that are counted; above, the total is this. */
-export const COUNTED_MESSAGES = 10_000
+const COUNTED_MESSAGES = 10_000
 
 /**
  * Returns a page of the unfinished messages and dead letters of a queue, oldest first, and their number up to

@@ -63,8 +63,8 @@ type FaultPoint =
   | 'request_carried_out'
 
 /**
- * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point is
- * reached for the nth time, `point=freeze:<ms>` logs the point and suspends what reached it. Costs one comparison if
+ * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point
+ * is reached for the nth time, `point=freeze:<ms>` logs the point and suspends what reached it. Costs one comparison if
  * unset; refused in production.
  */
 export async function injectFault({ config, log }: Pick<Services, 'config' | 'log'>, point: FaultPoint): Promise<void> {

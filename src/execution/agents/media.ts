@@ -1,7 +1,7 @@
 import { z } from 'zod'
 
 /** What a model gets of a file that it cannot take. */
-export const MEDIA_FALLBACKS = ['note', 'extract', 'describe', 'refuse'] as const
+const MEDIA_FALLBACKS = ['note', 'extract', 'describe', 'refuse'] as const
 
 const MediaPattern = z
   .string()

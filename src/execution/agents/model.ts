@@ -81,7 +81,7 @@ export type StopCondition = z.output<typeof StopCondition>
 export const TurnStopConditions = z.array(HasToolCall).max(20)
 
 /** Settings of single requests that an agent may let through. */
-export const REQUEST_SETTINGS = [
+const REQUEST_SETTINGS = [
   ...['temperature', 'top_p', 'seed', 'stop', 'presence_penalty', 'frequency_penalty', 'logit_bias'],
   ...['reasoning_effort', 'verbosity', 'service_tier', 'prompt_cache_key'],
 ] as [RequestSetting, ...RequestSetting[]]

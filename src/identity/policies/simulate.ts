@@ -77,8 +77,8 @@ type Subject = NonNullable<Awaited<ReturnType<typeof resolveSubject>>>
 type Evaluated = { layers: Layer[]; layerIds: string[]; policyIds: (string | null)[][] }
 
 /**
- * Returns the layers of a subject with an unsaved text: in place of the policy where it is attached, otherwise after the
- * policies of the user or the key. The first policy of a key adds the layer of the key.
+ * Returns the layers of a subject with an unsaved text: in place of the policy where it is attached, otherwise after
+ * the policies of the user or the key. The first policy of a key adds the layer of the key.
  */
 function withDocument(
   { caller, layerIds, policyIds }: Subject,

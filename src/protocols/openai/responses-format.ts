@@ -176,7 +176,10 @@ export const statusOf = (finish_reason: string | null): 'completed' | 'incomplet
 /** The end of an answer, with its texts by step. */
 type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
 
-/** Returns the items of an answer; the last text of an incomplete answer is incomplete. @param afterStep steps before the request */
+/**
+ * Returns the items of an answer; the last text of an incomplete answer is incomplete.
+ * @param afterStep steps before the request
+ */
 export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number): object[] => [
   ...answer.texts.flatMap((text, index) => {
     const status = index === answer.texts.length - 1 ? statusOf(answer.finish_reason) : 'completed'

@@ -5,7 +5,7 @@ import { applyPatch, JSON_PATCH_SCHEMA, type PatchOperation } from './json-patch
 import type { TurnTool } from './toolbox.ts'
 
 /** Name of the built-in tool that changes the state shared with the client. */
-export const UPDATE_STATE = 'update_state'
+const UPDATE_STATE = 'update_state'
 
 const DESCRIPTION =
   'Change the state that you share with the client application by a JSON Patch (RFC 6902). All operations apply, or none. Returns the new state.'
