@@ -60,7 +60,8 @@ describe('a streamed turn over connections that are cut', function () {
       const draw = random(seed)
       const cutter = await startCutter(new URL(app.url), () => 1 + draw(CUT_BYTES))
       try {
-        const muster = new Muster({ baseUrl: cutter.url, token: app.key.token as string, maxRetries: 50 })
+        // Without the waits between them, many tries pass while a slow machine carries out the first one.
+        const muster = new Muster({ baseUrl: cutter.url, token: app.key.token as string, maxRetries: 1000 })
         const stream = muster.agents.generateStream(ask)
         const events = []
         for await (const event of stream) events.push(event)
