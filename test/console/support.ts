@@ -87,14 +87,19 @@ export const go = (page: Page, at: string): Promise<void> =>
     `history.pushState({}, '', ${JSON.stringify(`/app${at}`)}); dispatchEvent(new PopStateEvent('popstate'))`,
   )
 
-/** Puts the focus on a control; in a dialog not before the dialog, which opens, has put it where it begins. */
+/**
+ * Puts the focus on a control; in a dialog not before the dialog, which opens, has put it where it begins. A dialog whose
+ * content changes may hold no focus.
+ */
 export async function focusOn(control: Locator): Promise<void> {
   await control.evaluate(
     (element: any) =>
       new Promise<void>(done => {
         const { document, requestAnimationFrame } = globalThis as any
         const dialog = element.closest('[role=dialog]')
-        const look = () => (!dialog || dialog.contains(document.activeElement) ? done() : requestAnimationFrame(look))
+        let frames = 120
+        const look = () =>
+          !dialog || dialog.contains(document.activeElement) || frames-- === 0 ? done() : requestAnimationFrame(look)
         look()
       }),
   )

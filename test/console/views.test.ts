@@ -275,8 +275,8 @@ describe('the console in a browser', function () {
     await dialog.getByText('"theirs"').waitFor()
     await dialog.getByText('"mine"').waitFor()
     await dialog.getByRole('button', { name: 'Save mine' }).click()
-    await page.getByText('mine').waitFor()
-    assert.equal((await suite.app.admin.get(`/agents/${id}`)).body.description, 'mine')
+    await eventually(async () => (await suite.app.admin.get(`/agents/${id}`)).body.description === 'mine')
+    await page.locator('main').getByText('mine').waitFor()
   })
 
   it('compares versions and restores an earlier one', async () => {
