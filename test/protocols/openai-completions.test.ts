@@ -311,6 +311,8 @@ describe('the OpenAI mount: models and completions', () => {
           await reader.cancel()
         }
         const closed = own.services.close()
+        // Without the wait for entries, the pool is closed within a few round trips.
+        for (let n = 0; n < 500 && own.services.pool.state().state === 'ACTIVE'; n++) await locking.query('select 1')
         await locking.query('rollback')
         await closed
         const { rows } = await locking.query('select status from audit_entries where resource_public_id = $1', [
