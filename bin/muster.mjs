@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { existsSync, lstatSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import module from 'node:module'
 import { homedir } from 'node:os'
 import path from 'node:path'
@@ -13,11 +13,17 @@ const isOperatorVerb = ([first, second, third]) => {
   return Object.keys(OPERATOR_VERBS).some(verb => verb.split(' ').every((word, index) => words[index] === word))
 }
 
-/** Keeps compiled code for the next start, where no other user can write. */
+/** Keeps compiled code for the next start. Another user who can write in its directory could run code as this user. */
 function cacheCode() {
   try {
-    const directory = path.join(process.env.XDG_CACHE_HOME || path.join(homedir(), '.cache'), 'muster')
+    const { XDG_CACHE_HOME = '' } = process.env
+    // The XDG standard ignores relative paths, which lead into the directory of the caller.
+    const caches = path.isAbsolute(XDG_CACHE_HOME) ? XDG_CACHE_HOME : path.join(homedir(), '.cache')
+    const directory = path.join(caches, 'muster')
     mkdirSync(directory, { recursive: true, mode: 0o700 })
+    const { mode, uid } = lstatSync(directory)
+    // A symbolic link has all permissions. Windows has no user IDs.
+    if (process.getuid && (uid !== process.getuid() || (mode & 0o022) !== 0)) return
     // Node 22 and later.
     module.enableCompileCache?.(directory)
   } catch {

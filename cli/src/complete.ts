@@ -9,10 +9,15 @@ import { isBoolean } from './values.ts'
 
 type Candidate = [text: string, description?: string]
 
+/** Text that no shell expands: shells insert some candidates unquoted, and a service may have written them. */
+const PLAIN = /^[\w.,:@%+=/-]+$/
+
 /** `muster __complete`: prints candidates for the last of the words, without any request. */
 export function main(words: readonly string[], operatorVerbs: OperatorVerbs): number {
   const current = words.at(-1) ?? ''
-  const found = candidates(words.slice(0, -1), current, operatorVerbs).filter(([text]) => text.startsWith(current))
+  const found = candidates(words.slice(0, -1), current, operatorVerbs).filter(
+    ([text]) => text.startsWith(current) && PLAIN.test(text),
+  )
   // Opening the stream of stdout takes longer.
   writeFileSync(
     1,

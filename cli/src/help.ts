@@ -1,7 +1,7 @@
 import { type ApiCommand, type CommandTable, flagOf, hasJsonBody, isTurn, needsConfirmation } from './commands.ts'
 import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
 import { parserOf } from './parse.ts'
-import { printLine } from './terminal.ts'
+import { printLine, visible } from './terminal.ts'
 
 const DOCS = 'docs/cli.md'
 
@@ -20,14 +20,16 @@ export async function printHelp(
   table: CommandTable,
   operatorVerbs: OperatorVerbs,
 ): Promise<boolean> {
-  if (words.length === 0) await printLine(programHelp(table, operatorVerbs))
+  // The service of a synchronized profile has written some of it.
+  const print = (text: string) => printLine(visible(text, 'lines'))
+  if (words.length === 0) await print(programHelp(table, operatorVerbs))
   else {
     const command = table.find(words)
-    if (command) await printLine(commandHelp(command))
+    if (command) await print(commandHelp(command))
     else {
       const below = table.below(words)
       if (below.length === 0) return false
-      await printLine(groupHelp(words, below, operatorVerbs))
+      await print(groupHelp(words, below, operatorVerbs))
     }
   }
   return true

@@ -86,11 +86,15 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
     return body
   }
 
-  /** Reads the endpoints, which must be of the origin that gets the credentials. */
+  /**
+   * Reads the issuer and the endpoints, which must be of the origin that gets the credentials: with the issuer of another
+   * service, this one could send the user there and get its code.
+   */
   const discover = (): Promise<Endpoints> => {
     endpoints ??= (async () => {
       const found: Endpoints = await request(`${base.href.replace(/\/$/, '')}/.well-known/oauth-authorization-server`)
-      for (const url of [found.authorization_endpoint, found.token_endpoint, found.revocation_endpoint])
+      const { issuer, authorization_endpoint, token_endpoint, revocation_endpoint } = found
+      for (const url of [issuer, authorization_endpoint, token_endpoint, revocation_endpoint])
         if (new URL(url).origin !== base.origin) throw new NoAnswer('redirect', 'the sign-in has another origin')
       return found
     })()
@@ -157,7 +161,9 @@ export function oauth({ baseUrl, clientId, store = memory(), fetch = globalThis.
     async finish(callbackUrl: string | URL): Promise<OAuthTokens> {
       const answer = new URL(callbackUrl).searchParams
       const pending = (await store.get())?.pending
-      if (!pending || answer.get('state') !== pending.state || answer.get('iss') !== pending.issuer)
+      // A store may hold the sign-in of another service, whose tokens this one must not get.
+      const isOwn = pending?.tokenEndpoint && new URL(pending.tokenEndpoint).origin === base.origin
+      if (!pending || !isOwn || answer.get('state') !== pending.state || answer.get('iss') !== pending.issuer)
         throw new OAuthError('invalid_state', 'the answer is not of the sign-in that was started')
       const error = answer.get('error')
       if (error) throw new OAuthError(error, answer.get('error_description') ?? error)

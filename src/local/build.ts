@@ -18,7 +18,7 @@ export const CONSOLE_INPUTS = [
 export function hashFiles(root: string, patterns: readonly string[]): string {
   const hash = createHash('sha256')
   for (const file of fs.globSync([...patterns], { cwd: root }).sort()) {
-    if (fs.statSync(path.join(root, file)).isDirectory()) continue
+    if (!fs.statSync(path.join(root, file), { throwIfNoEntry: false })?.isFile()) continue
     hash
       .update(`${file}\0`)
       .update(fs.readFileSync(path.join(root, file)))

@@ -162,7 +162,8 @@ describe('muster up', function () {
       assert.equal(await running.ended, 1)
       return running.output.stderr
     }
-    assert.doesNotMatch(await stderr(), /other sources/)
+    fs.symlinkSync('nowhere', path.join(copy, 'console/src/lock.tsx'))
+    assert.doesNotMatch(await stderr(), /other sources|ENOENT/)
     fs.appendFileSync(path.join(copy, 'console/src/main.tsx'), '\n')
     assert.match(await stderr(), /the console was built from other sources.*npm run build/)
     fs.rmSync(path.join(copy, 'console/src'), { recursive: true })

@@ -83,6 +83,24 @@ describe('a start of the command line', function () {
     assert.equal((await user.run(['agents', 'list'])).code, 1)
   })
 
+  it('prints what a service wrote about its commands so that no terminal and no shell executes it', async () => {
+    const [head, ...lines] = fs.readFileSync(path.join(root, 'client/commands.json'), 'utf8').split('\n')
+    const hostile = lines.map(each =>
+      each.startsWith('{"words":["actors","get"]')
+        ? `${each.replace(/"summary":"/, '$&\\u001b]0;title\\u0007')}\n${each
+            .replace('"actors","get"', '"actors","$(id)"')
+            .replace(/"id":"\w+"/, '"id":"hostile"')}`
+        : each,
+    )
+    user.file('config/cache/default/commands.json', [head, ...hostile].join('\n'))
+    const { stdout: help } = await user.run(['actors', '--help'])
+    assert.ok(help.includes('\\x1b]0;title\\x07Get an actor'))
+    const { stdout: candidates } = await user.run(['__complete', 'actors', ''])
+    assert.match(candidates, /^get\t.*title/m)
+    for (const text of [help, candidates]) assert.ok(!text.includes('\x1b'))
+    assert.ok(!candidates.includes('$(id)'))
+  })
+
   it('keeps compiled code in a directory of the user, and works without one', async () => {
     const cache = path.join(user.directory, 'cache')
     assert.equal(
@@ -94,6 +112,23 @@ describe('a start of the command line', function () {
     const env = { NODE_COMPILE_CACHE: '', XDG_CACHE_HOME: user.file('no-directory', '') }
     const { code, stdout, stderr } = await user.run(['actors', 'get', ID], { env })
     assert.deepEqual([code, stdout, stderr], [0, JSON.stringify(LIST), ''])
+  })
+
+  it('keeps no compiled code where another user can write', async () => {
+    const shared = path.join(user.directory, 'shared', 'muster')
+    fs.mkdirSync(shared, { recursive: true })
+    fs.chmodSync(shared, 0o777)
+    const own = path.join(user.directory, 'own')
+    fs.mkdirSync(own, { mode: 0o700 })
+    fs.mkdirSync(path.join(user.directory, 'linked'))
+    fs.symlinkSync(own, path.join(user.directory, 'linked', 'muster'))
+    for (const cache of [path.dirname(shared), path.join(user.directory, 'linked'), 'relative']) {
+      const env = { NODE_COMPILE_CACHE: '', HOME: user.directory, XDG_CACHE_HOME: cache }
+      assert.equal((await user.run(['actors', 'get', ID], { env })).code, 0)
+    }
+    assert.deepEqual([fs.readdirSync(shared), fs.readdirSync(own)], [[], []])
+    assert.equal(fs.existsSync(path.join(user.directory, 'relative')), false)
+    assert.equal(fs.readdirSync(path.join(user.directory, '.cache/muster')).length, 1)
   })
 
   it('completes in bash, where an ID of the service is no code', async () => {

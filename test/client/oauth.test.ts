@@ -60,7 +60,7 @@ describe('sign-in of the client', function () {
   })
 
   it('refuses an answer that is not of the sign-in that was started', async () => {
-    const { signIn, callback } = await signedIn()
+    const { signIn, callback, store } = await signedIn()
     for (const [name, value] of [
       ['state', 'other'],
       ['iss', 'https://other.example'],
@@ -69,6 +69,11 @@ describe('sign-in of the client', function () {
       changed.searchParams.set(name, value)
       await assert.rejects(signIn.finish(changed), (error: OAuthError) => error.code === 'invalid_state')
     }
+    await assert.rejects(
+      oauth({ baseUrl: 'https://other.example', clientId: 'muster-cli', store }).finish(callback),
+      (error: OAuthError) => error.code === 'invalid_state',
+    )
+    assert.equal(store.get()?.tokens, undefined)
     const denied = new URL(callback)
     denied.searchParams.set('error', 'access_denied')
     await assert.rejects(signIn.finish(denied), (error: OAuthError) => error.code === 'access_denied')
@@ -109,15 +114,21 @@ describe('sign-in of the client', function () {
     await assert.rejects(async () => await muster.actors.list().page(), { code: 'UNAUTHORIZED' })
   })
 
-  it('refuses endpoints of another origin', async () => {
+  it('refuses an issuer and endpoints of another origin', async () => {
     const metadata = {
       issuer: 'https://a.example',
-      authorization_endpoint: 'https://evil.example/authorize',
+      authorization_endpoint: 'https://a.example/authorize',
       token_endpoint: 'https://a.example/token',
       revocation_endpoint: 'https://a.example/revoke',
     }
-    const answering: typeof fetch = async () => Response.json(metadata)
-    const signIn = oauth({ baseUrl: 'https://a.example', clientId: 'muster-cli', fetch: answering })
-    await assert.rejects(signIn.start({ redirectUri: REDIRECT }), { reason: 'redirect' })
+    const start = (changed: Partial<typeof metadata>) => {
+      const answering: typeof fetch = async () => Response.json({ ...metadata, ...changed })
+      return oauth({ baseUrl: 'https://a.example', clientId: 'muster-cli', fetch: answering }).start({
+        redirectUri: REDIRECT,
+      })
+    }
+    assert.ok((await start({})).url.startsWith(`${metadata.authorization_endpoint}?`))
+    for (const name of Object.keys(metadata))
+      await assert.rejects(start({ [name]: 'https://evil.example/x' }), { reason: 'redirect' }, name)
   })
 })

@@ -296,6 +296,60 @@ describe('the OpenAI mount: models and completions', () => {
       }
     })
 
+    it('are audited if their clients leave and the process ends', async () => {
+      const own = await startOpenAiApp({ workers: [], actions: ACTIONS, env: { PROVIDER_MAX_RETRIES: '0' } })
+      const locking = new pg.Client(own.databaseUrl)
+      await locking.connect()
+      try {
+        const chat = await own.chat({ model: 'double-1' })
+        await locking.query('begin; lock table audit_entries in share mode')
+        // The second entry waits in this process for the statement of the first.
+        for (let n = 0; n < 2; n++) {
+          const { body } = await own.send('/chat/completions', { model: chat.id, messages: [user('a')], stream: true })
+          const reader = (body as ReadableStream<Uint8Array>).getReader()
+          assert.equal((await reader.read()).done, false)
+          await reader.cancel()
+        }
+        const closed = own.services.close()
+        // Without the wait for entries, the pool is closed within a few round trips.
+        for (let n = 0; n < 500 && own.services.pool.state().state === 'ACTIVE'; n++) await locking.query('select 1')
+        await locking.query('rollback')
+        await closed
+        const { rows } = await locking.query('select status from audit_entries where resource_public_id = $1', [
+          chat.id,
+        ])
+        assert.deepEqual(
+          rows.filter(({ status }) => status === 200),
+          [{ status: 200 }, { status: 200 }],
+        )
+      } finally {
+        await locking.end()
+        await own.close()
+      }
+    })
+
+    it('are metered even if the database refuses their audit entry', async () => {
+      const chat = await chatOn('unaudited')
+      const metered = () =>
+        app.services.pool.oneFirst(
+          sql.type(z.object({ n: z.int() }))`select count(*)::int as n from usage_events where source = 'chat'`,
+        )
+      const before = await metered()
+      const owner = new pg.Client(app.databaseUrl)
+      await owner.connect()
+      try {
+        await owner.query(
+          `alter table audit_entries add constraint refused check (resource_public_id is distinct from '${chat.id}') not valid`,
+        )
+        const made = await app.send('/chat/completions', { model: chat.id, messages: [user('a')] })
+        assert.equal(made.status, 200, await made.text())
+        assert.deepEqual([(await metered()) - before, await audited(chat.id)], [1, []])
+      } finally {
+        await owner.query('alter table audit_entries drop constraint if exists refused')
+        await owner.end()
+      }
+    })
+
     it('check structured answers, also streamed: a violation is an error frame without [DONE]', async () => {
       await put(
         'schema',

@@ -26,7 +26,11 @@ describe('the OpenAI mount: images and files', () => {
   before(async () => {
     server = await startTarget()
     server.answer = (request, response) => {
-      if (request.url === '/moved.png') response.writeHead(302, { location: '/cat.png' }).end()
+      if (request.url === '/paused.png')
+        void app.admin
+          .post(`/projects/${app.projectId}/pause`, { reason: 'enough' })
+          .then(() => response.writeHead(200, { 'content-type': 'image/png' }).end(PNG))
+      else if (request.url === '/moved.png') response.writeHead(302, { location: '/cat.png' }).end()
       else if (request.url === '/page') response.writeHead(200, { 'content-type': 'text/html' }).end('<html>')
       else response.writeHead(200, { 'content-type': 'image/png' }).end(PNG)
     }
@@ -110,6 +114,18 @@ describe('the OpenAI mount: images and files', () => {
       const chat = await app.chat()
       const many = Array.from({ length: 17 }, () => image(`${server.url}/cat.png`))
       assert.deepEqual(refusal(await ask(chat.id, [user(...many)])), [400, 'MEDIA_NOT_ACCEPTED', 'count'])
+      assert.equal((await requests()).length, 0)
+    })
+
+    it('do not reach the model of a project that is paused while they are fetched', async () => {
+      const { agentId, requests } = await app.scripted(echo)
+      const chat = await app.chat({ model: (await app.key.get(`/agents/${agentId}`)).body.model })
+      try {
+        const refused = refusal(await ask(chat.id, [user(image(`${server.url}/paused.png`))]))
+        assert.deepEqual(refused.slice(0, 2), [400, 'PROJECT_PAUSED'])
+      } finally {
+        expectStatus(await app.admin.post(`/projects/${app.projectId}/resume`), 200)
+      }
       assert.equal((await requests()).length, 0)
     })
 

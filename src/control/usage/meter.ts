@@ -1,6 +1,6 @@
 import { Counter } from 'prom-client'
 import { batchByKey } from '../../core/db/batcher.ts'
-import { isTransient } from '../../core/db/database-errors.ts'
+import { databaseErrorKind, isTransient } from '../../core/db/database-errors.ts'
 import { onSeparateConnection } from '../../core/db/pool.ts'
 import { sql } from '../../core/db/sql.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
@@ -49,18 +49,18 @@ const projectsWithThresholds = (priced: readonly PricedUsage[]): string[] => [
 /** Prices and writes usage, with the last statement of `tx` if given. Without `tx`, the caller must log errors. */
 export async function recordUsage(services: Services, drafts: readonly UsageDraft[], tx?: Tx): Promise<void> {
   if (tx) return recordUsageInTx(tx, await priceUsage(services, drafts, tx))
-  await recordUsageWith(services, drafts, () => {})
+  await recordUsageWith(services, drafts)
 }
 
 /**
  * Prices and writes usage, and in the same statement what `add` puts into its outbox; nothing if there is no usage.
- * The caller must log errors.
+ * Usage is written without it if it is refused. The caller must log errors.
  * @param add may be called again after a failed write
  */
 export async function recordUsageWith(
   services: Services,
   drafts: readonly UsageDraft[],
-  add: (outbox: Outbox) => void,
+  add?: (outbox: Outbox) => void,
 ): Promise<void> {
   const priced = await priceUsage(services, drafts)
   if (priced.length > 0) await usageWriter(services)(priced, add)
@@ -72,7 +72,7 @@ const MAX_CALLS = 100
 type UsageOfCall = {
   priced: readonly PricedUsage[]
   chain: readonly string[]
-  add: (outbox: Outbox) => void
+  add?: (outbox: Outbox) => void
 }
 
 /**
@@ -88,12 +88,14 @@ const usageWriter = processSingleton(services => {
           services,
           calls.flatMap(({ priced }) => priced),
           outbox => {
-            for (const { add } of calls) add(outbox)
+            for (const { add } of calls) add?.(outbox)
           },
         ),
       )
       return calls.map(() => null)
     } catch (error) {
+      if (calls.some(({ add }) => add) && databaseErrorKind(error) !== 'unavailable')
+        return writeAll(calls.map(({ add: _, ...usage }) => usage))
       // Written individually, so that one failing call does not affect the others.
       if (calls.length > 1 && !isTransient(error))
         return (await Promise.all(calls.map(call => writeAll([call])))).flat()

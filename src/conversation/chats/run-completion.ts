@@ -30,7 +30,7 @@ export async function runCompletion(
   services: Services,
   target: CompletionTarget,
   request: ModelRequest,
-  onAnswer: (outbox: Outbox) => void = () => {},
+  onAnswer?: (outbox: Outbox) => void,
 ): Promise<ModelAnswer> {
   const { provider, route } = target
   const routing = route && routingRecorder(route, null)
@@ -58,7 +58,7 @@ export async function runCompletion(
     if (streamedChars > 0) {
       const last = routing?.attempts.at(-1)
       const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meterCompletion(services, target, by, estimateUsage(request, streamedChars), () => {})
+      await meterCompletion(services, target, by, estimateUsage(request, streamedChars))
     }
     throw error
   }
@@ -91,7 +91,7 @@ async function meterCompletion(
   { project_id, provider, route }: CompletionTarget,
   { ai_provider_id, model }: { ai_provider_id: string | null; model: string },
   counts: TokenCounts,
-  add: (outbox: Outbox) => void,
+  add?: (outbox: Outbox) => void,
 ): Promise<void> {
   const served = [provider, ...(route?.providers ?? [])].find(row => row?.id === ai_provider_id)
   const draft: UsageDraft = {

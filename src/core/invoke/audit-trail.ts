@@ -75,7 +75,7 @@ const writeEntries = ({ writeOne }: Services, entries: readonly ChainedEntry[]):
  * statement per entry was a third of the database cost of a tool call. Projects have separate batches, so that the delete of
  * a project blocks only its own entries.
  */
-const entryWriter = processSingleton(services => {
+function openEntryWriter(services: Services) {
   async function writeAll(entries: ChainedEntry[]): Promise<unknown[]> {
     try {
       await writeEntries(services, entries)
@@ -95,11 +95,24 @@ const entryWriter = processSingleton(services => {
     (tenant, entries) => withTenant({ tenant, patienceMs: MAX_REQUEST_WAIT_MS }, () => writeAll(entries)),
     { max: MAX_BATCH },
   )
-  return async (entry: AuditEntry): Promise<void> => {
+  const writeOnce = async (entry: AuditEntry): Promise<void> => {
     const failure = await write(entry.project_id, { entry, chain: currentTriggerChain() })
     if (failure !== null) throw failure
   }
-})
+  const writing = new Set<Promise<void>>()
+
+  return {
+    write(entry: AuditEntry, withinMs: number): Promise<void> {
+      const task = retryWhileUnavailable(() => writeOnce(entry), { withinMs }).finally(() => writing.delete(task))
+      writing.add(task)
+      return task
+    },
+    // A shutdown waits for responses, but the client of a stream may leave before its entry is written.
+    close: async (): Promise<void> => void (await Promise.allSettled(writing)),
+  }
+}
+
+const entryWriter = processSingleton(openEntryWriter, writer => writer.close())
 
 /** Maximum time a response waits for an unavailable database to store its audit entry. Error responses do not wait. */
 const AUDIT_PATIENCE_MS = 5000
@@ -112,7 +125,7 @@ async function recordEntry(inv: Invocation, status: number, createdId: string | 
   if (!entry) return
   if (call.tx) return call.tx.audit(entry)
   try {
-    await retryWhileUnavailable(() => entryWriter(services)(entry), { withinMs: status < 500 ? AUDIT_PATIENCE_MS : 0 })
+    await entryWriter(services).write(entry, status < 500 ? AUDIT_PATIENCE_MS : 0)
   } catch (error) {
     services.log.error({ err: error, request_id: call.request.id }, 'audit entry write failed')
   }

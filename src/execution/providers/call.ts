@@ -15,10 +15,13 @@ import type {
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
 
-let attempts: Promise<typeof import('./attempt.ts')> | undefined
+let attempts: typeof import('./attempt.ts') | undefined
 
-/** Loaded on demand: the package takes memory and time, which a web process without calls avoids. */
-const loadAttempts = () => (attempts ??= import('./attempt.ts'))
+/**
+ * Loaded on demand: the package takes memory and time, which a web process without calls avoids. A failed load, for lack of
+ * file descriptors, is repeated by the next call.
+ */
+const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
 
 /**
  * Attempts a model call until it is answered, fails permanently, or `retries` are used up; a stream is retried only

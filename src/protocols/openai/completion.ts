@@ -12,7 +12,8 @@ import { type FoundTarget, findCompletionTarget, findRouteTarget } from '../../c
 import { raise } from '../../core/api/errors.ts'
 import { type Context, type OperationResult, operation, result } from '../../core/api/operation.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
-import { loadAttachments } from './client-media.ts'
+import { requireUnpaused } from '../../identity/projects/pause.ts'
+import { hasRemoteImages, loadAttachments } from './client-media.ts'
 import { type ClientChatRequest, schemaOf } from './client-request.ts'
 import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
 import type { ModelRef } from './models.ts'
@@ -57,7 +58,10 @@ async function createCompletion(context: Context<Record<string, never>, Completi
   authorizeCompletion(context, found)
   const { temperature, top_p, seed, stop, ...vendor_settings } = request.settings
   const { format } = request
-  const messages = await loadAttachments(context.services, target.project_id, request.messages, context.request.closed)
+  const { services } = context
+  const messages = await loadAttachments(services, target.project_id, request.messages, context.request.closed)
+  // The target was read before the fetches, whose servers may be slow.
+  if (hasRemoteImages(request.messages)) await requireUnpaused(services.pool, target.project_id)
   const prepared = await prepareCompletion(context, target, {
     messages,
     schema: schemaOf(format),

@@ -4,10 +4,10 @@ import { sweepTurnRequests } from './turn-requests.ts'
 
 const MEGABYTE = 1024 * 1024
 
-let endpoint: Promise<typeof import('./endpoint.ts')> | undefined
+let endpoint: typeof import('./endpoint.ts') | undefined
 
-/** Loads the endpoint on first use; an import for each request takes 20 us. */
-const loadEndpoint = () => (endpoint ??= import('./endpoint.ts'))
+/** Loads the endpoint on first use, again after a failed load; an import for each request takes 20 us. */
+const loadEndpoint = async () => (endpoint ??= await import('./endpoint.ts'))
 
 export default module('openai', {
   extensions: [
