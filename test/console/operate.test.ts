@@ -172,8 +172,8 @@ describe('views to operate a deployment', function () {
       await page.keyboard.press('Tab')
       await pressEnter(page.getByRole('dialog').getByRole('button', { name: 'Drop' }))
       await eventually(async () => (await count()) === 0)
-      const { total } = (await suite.app.admin.get('/audit-log?action=system:ManageDeadLetters')).body
-      assert.equal(total, 2)
+      const audited = async () => (await suite.app.admin.get('/audit-log?action=system:ManageDeadLetters')).body.total
+      await eventually(async () => (await audited()) === 2)
       await suite.app.services.pool.query(
         voidStatement`delete from pgboss.job_common where name = ${nodeExecutionQueue.name}`,
       )

@@ -55,11 +55,9 @@ export function KeyForm({ record, onDone }: { record?: ProjectKey; onDone: () =>
       onSubmit={values => save.mutate(values)}
       onCancel={onDone}
     >
-      {!record && (
-        <Alert icon={<IconInfoCircle />} p="xs">
-          <Text size="sm">{strings.key.policy}</Text>
-        </Alert>
-      )}
+      <Alert icon={<IconInfoCircle />} p="xs">
+        <Text size="sm">{strings.key.policy}</Text>
+      </Alert>
     </SchemaForm>
   )
 }
