@@ -193,7 +193,13 @@ describe('the inbox of the console', function () {
         document.dispatchEvent(new Event('visibilitychange'))`)
     await setHidden(true)
     await page.clock.fastForward(60_000)
-    await eventually(() => streams.size === 0)
+    // A stream that is lost for another reason is opened again within these times.
+    for (let n = 0; n < 3; n++) {
+      await eventually(() => streams.size === 0)
+      await page.clock.fastForward(10_000)
+      await page.evaluate(`fetch('/healthz').then(() => {})`)
+    }
+    assert.equal(streams.size, 0)
     await setHidden(false)
     await eventually(() => streams.size === 2)
     assert.deepEqual(problems, [])
