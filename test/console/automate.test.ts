@@ -4,7 +4,7 @@ import { voidStatement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'
-import { consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
+import { choose, consoleSuite, focusOn, go, HOSTILE, openConsole, pressEnter } from './support.ts'
 
 describe('the console for automation', function () {
   this.timeout(180_000)
@@ -173,9 +173,7 @@ describe('the console for automation', function () {
       await page.keyboard.type('By keys')
       await page.keyboard.press('Tab')
       await page.keyboard.type('Nightly')
-      await page.getByRole('option', { name: 'Nightly' }).waitFor()
-      await page.keyboard.press('ArrowDown')
-      await page.keyboard.press('Enter')
+      await choose(page, 'Nightly')
       await focusOn(dialog.getByLabel('Cron'))
       await page.keyboard.type('0 9 * * 1')
       await page.keyboard.press('Enter')

@@ -115,7 +115,7 @@ export async function pressEnter(control: Locator): Promise<void> {
 /** Chooses an option, with the keyboard alone, of the control that has the focus. */
 export async function choose(page: Page, name: string): Promise<void> {
   await page.keyboard.press('ArrowDown')
-  const option = page.getByRole('option', { name, exact: true })
+  const option = page.getByRole('option', { name })
   await option.waitFor()
   for (let count = 0; (await option.getAttribute('data-combobox-selected')) === null; count++) {
     assert.ok(count < 50, `no option ${name} is reached`)
