@@ -96,6 +96,17 @@ export function Board({ workflow }: { workflow: Workflow }) {
   )
 }
 
+/** Frames for which the focus follows a card: its menu closes, and its column is drawn again. */
+const FOLLOWED_FRAMES = 60
+
+/** Moves the focus to a card that is mounted again in another column, unless the user has put it elsewhere. */
+function followFocus(task: Task, frames = FOLLOWED_FRAMES): void {
+  requestAnimationFrame(() => {
+    if (document.activeElement === document.body) document.getElementById(`task-${task.id}`)?.focus()
+    if (frames > 1) followFocus(task, frames - 1)
+  })
+}
+
 function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard }) {
   const cache = useQueryClient()
   const boardKey = ['board', workflow.id]
@@ -121,12 +132,7 @@ function Columns({ workflow, board }: { workflow: Workflow; board: WorkflowBoard
     },
     onSettled: async (_, __, { task }) => {
       await Promise.all(staleOf(task).map(queryKey => cache.invalidateQueries({ queryKey })))
-      // The focused card is mounted again in another column: the focus follows it, also from the menu that closes.
-      requestAnimationFrame(() => {
-        const focused = document.activeElement
-        if (focused === document.body || focused?.closest('[role=menu]'))
-          document.getElementById(`task-${task.id}`)?.focus()
-      })
+      followFocus(task)
     },
   })
   const drop = (task: Task, state: string) => {
