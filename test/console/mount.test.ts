@@ -37,6 +37,7 @@ describe('the files of the console', () => {
       const nonce = /style-src 'self' 'nonce-([\w-]{22})'/.exec(csp)?.[1] as string
       const page = await response.text()
       assert.ok(page.includes(`<meta nonce="${nonce}"`))
+      assert.match(page, /<link rel="icon" href="data:/)
       nonces.add(nonce)
       const headers = ['cache-control', 'referrer-policy', 'cross-origin-opener-policy', 'x-content-type-options']
       assert.deepEqual(

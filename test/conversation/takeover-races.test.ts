@@ -55,7 +55,7 @@ describe('takeovers and turns in parallel', function () {
         await app.key.get(`/events?event=sessions.taken_over&resource_id=${session.id}`),
         200,
       )
-      const isFinished = generation.completed_at <= data[0].created_at
+      const isFinished = generation.completed_at <= data[0].timestamp
       assert.ok(isFinished || data[0].data.generation_id === id, JSON.stringify([generation, data[0]]))
     })
     assert.ok(wins.takeover > 0, JSON.stringify(wins))

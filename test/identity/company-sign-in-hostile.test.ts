@@ -74,7 +74,8 @@ describe('attacks on sign-in with a company account', () => {
     it('forbids framing, caching, referrers and cross-origin reads', async () => {
       const start = startAddress({ return_to: '/app/callback', code_challenge: challenge })
       for (const address of [start, CALLBACK, startAddress({})]) {
-        const { headers } = await fixture.browser().get(address)
+        const { status, headers, body } = await fixture.browser().get(address)
+        if (status >= 400) assert.match(body, /<link rel="icon" href="data:/)
         assert.match(headers.get('content-security-policy') ?? '', /default-src 'none'; frame-ancestors 'none'/)
         assert.equal(headers.get('x-frame-options'), 'DENY')
         assert.equal(headers.get('cache-control'), 'no-store')

@@ -113,6 +113,7 @@ describe('attacks on OAuth', function () {
       assert.equal(response.headers.get('referrer-policy'), 'no-referrer')
       assert.match(response.headers.get('cache-control') ?? '', /no-store/)
       assert.equal(response.headers.get('access-control-allow-origin'), null)
+      assert.match(await response.text(), /<link rel="icon" href="data:/)
     }
     const script = await (await fetch(`${app.base}/oauth/consent.js`)).text()
     assert.ok(!/innerHTML|insertAdjacentHTML|document\.write/.test(script))
@@ -317,7 +318,7 @@ describe('attacks on OAuth', function () {
       const pages = ['/oauth/consent', '/oauth/authorize', '/oauth/consent.js']
       for (const path of pages) {
         const text = await (await fetch(own.url + path)).text()
-        const named = [...text.matchAll(/(?:href="|src="|root = new URL\(')([^"$]+)/g)].map(([, address]) => address)
+        const named = [...text.matchAll(/(?:href="(?!data:)|src="|root = new URL\(')([^"$]+)/g)].map(([, address]) => address)
         assert.ok(named.length > 0, path)
         for (const address of named) {
           const from = path.endsWith('.js') ? '/oauth/consent' : path

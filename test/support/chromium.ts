@@ -1,19 +1,51 @@
 import assert from 'node:assert/strict'
-import { existsSync } from 'node:fs'
+import { execFile } from 'node:child_process'
+import { existsSync, mkdirSync, mkdtempSync, readFileSync } from 'node:fs'
+import { rename, rm } from 'node:fs/promises'
+import path from 'node:path'
+import { promisify } from 'node:util'
 import { type BrowserContextOptions, type Browser as Chromium, chromium, type Page } from 'playwright-core'
 
 const INSTALLED = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome']
 
-/** The program of the browser of this machine; null where there is none. */
+/**
+ * The program of the browser: CHROMIUM_PATH, an installed one with TEST_INSTALLED_BROWSER (`npm test -- --installed-browser`),
+ * else the packed one, so that results do not depend on the machine. Null without one.
+ */
 async function findProgram(): Promise<string | null> {
-  const named = process.env.CHROMIUM_PATH ?? INSTALLED.find(path => existsSync(path))
-  if (named) return named
+  const { CHROMIUM_PATH, TEST_INSTALLED_BROWSER } = process.env
+  if (CHROMIUM_PATH) return CHROMIUM_PATH
+  if (TEST_INSTALLED_BROWSER) {
+    const installed = INSTALLED.find(path => existsSync(path))
+    assert.ok(installed, `none of ${INSTALLED.join(', ')} is installed (set CHROMIUM_PATH)`)
+    return installed
+  }
   if (process.platform !== 'linux' || process.arch !== 'x64') return null
+  return unpack()
+}
+
+/**
+ * Unpacks the packed browser once for all processes and runs: into a directory of this process, which a rename publishes. Of
+ * concurrent processes the first one to finish wins. Null without the package.
+ */
+async function unpack(): Promise<string | null> {
+  const root = path.resolve(import.meta.dirname, '../..')
+  const manifest = path.join(root, 'node_modules/@sparticuz/chromium/package.json')
   // Optional packages may be left out.
-  return import('@sparticuz/chromium').then(
-    ({ default: packed }) => packed.executablePath(),
-    () => null,
-  )
+  if (!existsSync(manifest)) return null
+  const { version } = JSON.parse(readFileSync(manifest, 'utf8'))
+  const cache = path.join(root, 'node_modules/.cache')
+  const directory = path.join(cache, `chromium-${version}`)
+  const program = path.join(directory, 'chromium')
+  if (existsSync(program)) return program
+  mkdirSync(cache, { recursive: true })
+  const own = mkdtempSync(path.join(cache, 'chromium-'))
+  // The package unpacks into the temporary directory, in which it also takes a program that another checkout unpacked.
+  const source = `import packed from '@sparticuz/chromium'; await packed.executablePath()`
+  const options = { cwd: root, env: { ...process.env, TMPDIR: own, NODE_OPTIONS: '' } }
+  await promisify(execFile)(process.execPath, ['--input-type=module', '--eval', source], options)
+  await rename(own, directory).catch(() => rm(own, { recursive: true }))
+  return program
 }
 
 /**

@@ -1,7 +1,7 @@
 /**
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
- * the test, which is faster. A complete run runs files with a failed test once more, alone, and names those that pass
+ * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one. A complete run runs files with a failed test once more, alone, and names those that pass
  * then; it fails where no test received an event that a stream declares. The last line printed is the totals; a step
  * that fails counts as one failed test.
  */
@@ -186,18 +186,20 @@ const sum = (files: FileTotals): Totals =>
  * Every test file; the few with failed tests once more, when nothing else runs. What passes only then is named: it
  * depends on the moment, which is a fault of the test or of the product.
  */
-async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[] }> {
+async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[]; flaky: string[] }> {
   const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl)
   const again = failedIn(first.files)
-  if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes('')) return first
+  if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes(''))
+    return { ...first, flaky: [] }
   console.log(`failed, and run once more: ${again.join(', ')}`)
   const files = { ...first.files }
+  const flaky: string[] = []
   for (const file of again) {
     const second = await test(['--forbid-only', file], databaseUrl)
     Object.assign(files, second.files)
-    if (failedIn(second.files).length === 0) console.log(`passed when it was run again: ${file}`)
+    if (failedIn(second.files).length === 0) flaky.push(file)
   }
-  return { files, times: first.times }
+  return { files, times: first.times, flaky }
 }
 
 /** Names the events of streams that operations declare and no test received; returns the number of failures, 0 or 1. */
@@ -219,8 +221,12 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   })
 }
 
-const args = process.argv.slice(2).filter(arg => arg !== '--in-process')
-if (args.length < process.argv.length - 2) env.TEST_IN_PROCESS = 'true'
+const SWITCHES: Record<string, string> = {
+  '--in-process': 'TEST_IN_PROCESS',
+  '--installed-browser': 'TEST_INSTALLED_BROWSER',
+}
+const args = process.argv.slice(2).filter(arg => !(arg in SWITCHES))
+for (const [option, name] of Object.entries(SWITCHES)) if (process.argv.includes(option)) env[name] = 'true'
 const framesFile = path.join(tmpdir(), `muster-frames-${process.pid}.txt`)
 if (args.length === 0) env.TEST_FRAMES = framesFile
 const usesClient =
@@ -238,10 +244,12 @@ try {
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
-    const result = args.length ? await test(some, url) : await testAll(url)
+    const result = args.length ? { ...(await test(some, url)), flaky: [] } : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
     report(result.files, result.times, server ? processorTime(server.pid) : 0)
+    if (result.flaky.length > 0)
+      console.log(`${result.flaky.length} flaky, passed only when run again: ${result.flaky.join(', ')}`)
   } finally {
     await server?.stop()
   }

@@ -160,11 +160,12 @@ describe('the documentation', function () {
       const loaded = [...text.matchAll(/<(?:script|link|img|iframe)[^>]* (?:src|href)="([^"]*)"/g)].map(
         ([, url]) => url,
       )
+      const icon = loaded.find(url => url.startsWith('data:image/svg+xml;'))
       const images = loaded.filter(url => url.startsWith('images/'))
       for (const url of images) assert.equal((await get(`/docs/guides/${url}`)).type, 'image/png', url)
       assert.deepEqual(
         loaded.filter(url => !images.includes(url)),
-        ['/docs/assets/docs.css', '/docs/assets/docs.js'],
+        [icon, '/docs/assets/docs.css', '/docs/assets/docs.js'],
       )
       assert.doesNotMatch(text, /<script(?![^>]* src=)|<style| style="| on\w+="/)
       assert.ok(text.includes('<main id="page.content"><h1>'), path)

@@ -1,3 +1,4 @@
+import { withIcon } from '../http/icon.ts'
 import type { Links, Page } from './page.ts'
 
 /** The HTML around the content of a page. */
@@ -8,9 +9,9 @@ export const escapeHtml = (text: string): string =>
 const SECTIONS = ['Guides', 'Reference', 'API'] as const
 
 const head = (title: string): string =>
-  `<!doctype html>
+  withIcon(`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>${escapeHtml(title)} – Muster</title>`
+<title>${escapeHtml(title)} – Muster</title>`)
 
 const styleSheet = (address: string): string => `<link rel="stylesheet" href="${address}">`
 
@@ -55,8 +56,7 @@ export function referenceLayout(isBuilt: boolean, pages: readonly Page[], links:
     return `${opening}${styleSheet(to('assets/docs.css'))}</head><body><main id="page.content"><h1>API reference</h1>
 <p>The interactive reference is not built in this deployment. <code>npm run build</code> in the checkout builds it; the development
 packages must be installed. These pages describe the same operations:</p><ul>${list}</ul></main></body></html>`
-  // The icon is empty, so that browsers request none.
-  return `${opening}<link rel="icon" href="data:,"></head><body><div id="reference" data-document="${to('openapi.json')}"></div>
+  return `${opening}</head><body><div id="reference" data-document="${to('openapi.json')}"></div>
 <noscript><main><h1>API reference</h1><p>This page needs scripts. These pages do not:</p><ul>${list}</ul></main></noscript>
 <script src="${to('assets/scalar.js')}"></script><script src="${to('assets/reference.js')}"></script></body></html>`
 }

@@ -26,7 +26,7 @@ const JSON_TEXT = 'application/json; charset=utf-8'
 
 const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
 const NO_EMBEDDING = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-const PAGE_POLICY = `${POLICY}; img-src 'self'; ${NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'`
+const PAGE_POLICY = `${POLICY}; img-src 'self' data:; ${NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'`
 /** The interactive reference writes style elements. */
 const REFERENCE_POLICY = `${POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")}; img-src 'self' data:; ${NO_EMBEDDING}`
 

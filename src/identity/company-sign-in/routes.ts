@@ -1,6 +1,7 @@
 import { type Express, type NextFunction, type Request, type Response, Router } from 'express'
 import { raise } from '../../core/api/errors.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
+import { withIcon } from '../../core/http/icon.ts'
 import type { Services } from '../../core/process/services.ts'
 import { signedCookie } from '../signed-cookies.ts'
 import type { SignInRequest } from '../users/sign-in-audit.ts'
@@ -16,7 +17,8 @@ const PROMPT = /^(?:login|consent|select_account)$/
 
 const HEADERS = {
   'Cache-Control': 'no-store',
-  'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+  'Content-Security-Policy':
+    "default-src 'none'; frame-ancestors 'none'; img-src data:; base-uri 'none'; form-action 'none'",
   'Referrer-Policy': 'no-referrer',
   'X-Frame-Options': 'DENY',
 }
@@ -106,6 +108,8 @@ function sendPage(res: Response, status: number, text: string): void {
     .status(status)
     .type('html')
     .send(
-      `<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign-in</title><h1>Sign-in</h1><p>${text}</p></html>`,
+      withIcon(
+        `<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign-in</title><h1>Sign-in</h1><p>${text}</p></html>`,
+      ),
     )
 }

@@ -1,5 +1,6 @@
 import fs from 'node:fs'
 import path from 'node:path'
+import { withIcon } from '../../core/http/icon.ts'
 
 /** A file of the console with its compressed forms, as `npm run build` wrote them. */
 export type Asset = { type: string; tag: string; bodies: { identity: Buffer; gzip?: Buffer; br?: Buffer } }
@@ -10,7 +11,6 @@ export type Console = { page: string[]; assets: ReadonlyMap<string, Asset> }
 const TYPES: Record<string, string> = {
   '.js': 'text/javascript; charset=utf-8',
   '.css': 'text/css; charset=utf-8',
-  '.svg': 'image/svg+xml',
 }
 
 /** Placeholder of the nonce in the page. */
@@ -32,5 +32,5 @@ export function readConsole(directory: string): Console | null {
     // Its name contains the hash of its content.
     assets.set(`/assets/${name}`, { type, tag: `"${name}"`, bodies })
   }
-  return { page: page.toString('utf8').split(NONCE), assets }
+  return { page: withIcon(page.toString('utf8')).split(NONCE), assets }
 }

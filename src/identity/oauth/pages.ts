@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
 import type { Config } from '../../config.ts'
 import { basePath } from '../../core/http/base-path.ts'
+import { withIcon } from '../../core/http/icon.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isEnabled } from '../company-sign-in/provider.ts'
 
@@ -10,7 +11,7 @@ import { isEnabled } from '../company-sign-in/provider.ts'
 /** Headers of all pages: no framing, no external resources, no caching. */
 export const PAGE_HEADERS: Record<string, string> = {
   'Content-Security-Policy':
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
   'X-Frame-Options': 'DENY',
   'Referrer-Policy': 'no-referrer',
   'X-Content-Type-Options': 'nosniff',
@@ -23,11 +24,12 @@ export const escapeHtml = (text: string): string =>
     character => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' })[character] as string,
   )
 
-export const renderPage = (config: Config, title: string, body: string): string => `<!doctype html>
+export const renderPage = (config: Config, title: string, body: string): string =>
+  withIcon(`<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>${title} – Muster</title><link rel="stylesheet" href="${basePath(config)}/oauth/consent.css"></head>
 <body><header class="brand">Muster <span>${escapeHtml(new URL(config.BASE_URL).host)}</span></header>
-<main><h1>${title}</h1>${body}</main></body></html>`
+<main><h1>${title}</h1>${body}</main></body></html>`)
 
 function renderInto({ config }: Services, ctx: KoaContextWithOIDC, title: string, body: string): void {
   ctx.type = 'html'
@@ -119,7 +121,7 @@ const fileOf = (name: string): string => readFileSync(new URL(`page/${name}`, im
 
 /** Returns the consent page and its assets; the page offers company sign-in if it is configured. */
 export function staticFiles(config: Config): Record<string, { type: string; body: string }> {
-  const page = fileOf('consent.html')
+  const page = withIcon(fileOf('consent.html'))
   return {
     '/oauth/consent': {
       type: 'text/html; charset=utf-8',
