@@ -14,7 +14,7 @@ import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
-import { checkDefinition, type DefinitionCheck, parameterSchemas } from './check-definition.ts'
+import { addressWarnings, checkDefinition, type DefinitionCheck, parameterSchemas } from './check-definition.ts'
 import { checkPipeline, stepToolIds } from './check-pipeline.ts'
 import { toolGate } from './guardrail-gate.ts'
 import { listMcpActions } from './mcp.ts'
@@ -45,11 +45,15 @@ const raises = [
   'GUARDRAIL_NOT_FOUND',
 ] as const
 
-/** Returns the warnings of a tool's guardrails. */
-const toolWarnings = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<object> =>
-  warningsField(
-    (await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? [],
-  )
+/** Returns the warnings of a tool: of its guardrails, and about addresses that the egress rule blocks. */
+const toolWarnings = async (tool: ToolRow, { tx, services }: Pick<Context, 'tx' | 'services'>): Promise<object> =>
+  warningsField([
+    ...((await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? []),
+    ...addressWarnings(services, tool, ''),
+    ...(tool.pipeline?.steps ?? []).flatMap(({ tool: inline }, index) =>
+      inline ? addressWarnings(services, withToolDefaults(inline), `pipeline.steps[${index}].tool.`) : [],
+    ),
+  ])
 
 /**
  * Validates a tool as it would be stored and returns the ids of its secrets. Adding a secret, or changing the request
@@ -67,7 +71,7 @@ async function checkTool(
   stored: ToolRow | null,
 ): Promise<string[]> {
   const { tx, allow, project_id } = checking
-  await checkDefinition(checking, tool, '', stored)
+  await checkDefinition(checking, tool, '')
   if (tool.pipeline) await checkPipeline(checking, tool.pipeline, stored?.pipeline ?? null)
   else if (tool.type === 'pipeline')
     raise('PIPELINE_INVALID_STEP', { message: 'pipeline: is required for a tool of type pipeline' })
