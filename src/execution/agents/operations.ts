@@ -12,7 +12,14 @@ import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
 import { refuseBoundedCaller } from './bounds.ts'
-import { agentRefusals, checkConfig, compileSchemas, referencePermissions, requireValidAgentConfig } from './check.ts'
+import {
+  agentRefusals,
+  checkConfig,
+  compileSchemas,
+  referencePermissions,
+  requireValidAgentConfig,
+  validateConfig,
+} from './check.ts'
 import { agentAccess } from './end-user.ts'
 import {
   Agent,
@@ -94,6 +101,7 @@ export const agentOperations: Operation[] = [
       'Binding a tool requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, sources of `knowledge_config` `knowledge:SearchKnowledge`, its store for writes `memories:CreateMemoryEntry`, and an avatar `files:DownloadFile`.',
     alsoActions: referencePermissions,
     body: AgentInput,
+    validate: ({ services, project, body }) => validateConfig(services, project, body),
     answers: { 201: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals],

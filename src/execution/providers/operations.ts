@@ -163,6 +163,11 @@ export const aiProviderOperations: Operation[] = [
     description: 'A secret in `secret_id` or in a header requires `secrets:UseSecret` on it.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderInput,
+    validate({ services, body }) {
+      const { secret_id = null, base_url = null, config = null } = body
+      checkProvider({ ...body, secret_id, base_url, config })
+      checkCredential({ ...body, secret_id, base_url, config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+    },
     answers: { 201: AiProviderWithWarnings },
     show: showWarnings,
     raises: [...raises],

@@ -19,6 +19,9 @@ import {
 /** Context for validating a tool definition. */
 export type DefinitionCheck = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
 
+/** Context for validating a definition, which needs no database. */
+type ProjectCheck = Pick<DefinitionCheck, 'services' | 'project_id'>
+
 const CONTEXT_KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 const HEADER_NAME = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
 /** Allowed characters of a header value. */
@@ -34,7 +37,7 @@ const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem
  * Validates one definition, of a record or inline.
  * @param at path of the definition in the body, with a trailing dot unless empty
  */
-export async function checkDefinition(checking: DefinitionCheck, tool: ToolDefinition, at: string): Promise<void> {
+export async function checkDefinition(checking: ProjectCheck, tool: ToolDefinition, at: string): Promise<void> {
   const { services, project_id } = checking
   const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
   const tooLarge = sizeProblems({ execute, mcp, preset_parameters }, at)
