@@ -1,6 +1,9 @@
+import { notifications } from '@mantine/notifications'
 import { Client, MusterError, NoAnswer, OAuthError } from '@muster/client'
-import { QueryCache, QueryClient } from '@tanstack/react-query'
+import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query'
+import { visible } from './components/untrusted.ts'
 import { accessToken, signOut } from './session/tokens.ts'
+import * as strings from './strings.ts'
 
 /** The client of all requests, with the tokens of the user. */
 export const api = new Client({ baseUrl: location.origin, token: accessToken })
@@ -16,9 +19,25 @@ function checkSignIn(error: unknown): void {
   if (isOver) void signOut('expired')
 }
 
+type Warning = { code: string; path: string; message: string }
+
+/** Shows the warnings in the answer of a write, which the record itself does not have. */
+function showWarnings(answer: unknown): void {
+  const { id, warnings = [] } = (answer ?? {}) as { id?: string; warnings?: readonly Warning[] }
+  if (id === undefined) return
+  for (const { path, message } of warnings)
+    notifications.show({
+      title: strings.saveWarning,
+      message: visible(`${path}: ${message}`),
+      color: 'yellow',
+      autoClose: false,
+    })
+}
+
 /** The only cache of answers. */
 export const queries = new QueryClient({
   queryCache: new QueryCache({ onError: checkSignIn }),
+  mutationCache: new MutationCache({ onSuccess: showWarnings }),
   defaultOptions: {
     queries: { retry: false, staleTime: 2000, gcTime: 5 * 60_000, refetchOnWindowFocus: true },
     // Requests and answers may contain secrets: they are forgotten with their form.

@@ -4,6 +4,7 @@ import { requireConnections } from '../core/db/connections.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
+import { createEgress } from '../core/net/egress.ts'
 import { loadSettings } from '../core/process/settings.ts'
 import { createSecretBox, DEVELOPMENT_KEY } from '../core/secrets/secretbox.ts'
 import { hasUsers } from '../identity/users/store.ts'
@@ -12,7 +13,14 @@ import { checkContent } from './doctor-content.ts'
 import { commandLog, type Environment, openDeployment } from './environment.ts'
 import { countValuesByKey } from './keys.ts'
 import { type Check, describeError, print, printJson } from './output.ts'
-import { countBrowserKeys, listAppliedMigrations, listHeartbeats, listQueueNames, readServerFacts } from './store.ts'
+import {
+  countBrowserKeys,
+  listAppliedMigrations,
+  listHeartbeats,
+  listLiteralAddresses,
+  listQueueNames,
+  readServerFacts,
+} from './store.ts'
 
 const MIN_SERVER_VERSION = 150_000
 const SKEW_WARN_MS = 1000
@@ -81,6 +89,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
     checks.push(...(await checkWorkers(config, pool)))
     checks.push(...(await checkContent(config)))
     if (!broken.has('SECRETS_ENCRYPTION_KEY')) checks.push(...(await checkKeys(config, pool)))
+    checks.push(await checkAddresses(config, pool))
     checks.push(await checkUsers(pool))
     checks.push(await checkBrowserKeys(pool))
   } finally {
@@ -163,6 +172,24 @@ async function checkMigrations(pool: Pool): Promise<Check> {
 async function checkUsers(pool: Pool): Promise<Check> {
   if (await hasUsers(pool)) return { name: 'users', status: 'ok', detail: 'at least one user exists' }
   return { name: 'users', status: 'warn', detail: 'no user exists', fix: 'Run muster bootstrap.' }
+}
+
+/** Lists records whose address the egress rule blocks, judged without a lookup. */
+async function checkAddresses(config: Config, pool: Pool): Promise<Check> {
+  const name = 'addresses'
+  const egress = createEgress({ allowHosts: config.EGRESS_ALLOW_HOSTS, resolve: async () => [] })
+  const stored = await listLiteralAddresses(pool)
+  const blocked = [...new Set(stored.flatMap(({ id, address }) => (egress.refusal(address) ? id : [])))]
+  await egress.close()
+  if (blocked.length === 0)
+    return { name, status: 'ok', detail: 'no webhook, tool or provider has an address that the egress rule blocks' }
+  const ids = `${blocked.slice(0, 10).join(', ')}${blocked.length > 10 ? ', ...' : ''}`
+  return {
+    name,
+    status: 'warn',
+    detail: `${blocked.length} record(s) with an address that the egress rule blocks, which is never called: ${ids}`,
+    fix: 'Correct the addresses, or allow their hosts in EGRESS_ALLOW_HOSTS.',
+  }
 }
 
 async function checkBrowserKeys(pool: Pool): Promise<Check> {

@@ -60,6 +60,32 @@ export const tryLockData = (db: Queryable): Promise<boolean> =>
   db.oneFirst(sql.type(z.strictObject({ locked: z.boolean() }))`
     select pg_try_advisory_lock(hashtext('muster.up')) as locked`)
 
+const StoredAddress = z.strictObject({ id: z.string(), address: z.string() })
+
+/** Maximum number of addresses that the doctor reads. */
+const MAX_ADDRESSES = 10_000
+
+/**
+ * Lists addresses of active webhooks, providers, tools and inline tools whose host is an IP address or localhost, with the
+ * ID of their record. Reads the tables whole.
+ */
+export const listLiteralAddresses = (db: Queryable): Promise<readonly z.output<typeof StoredAddress>[]> =>
+  db.any(sql.type(StoredAddress)`
+    with requests as (
+      select t.id, r.request::jsonb as request from tools t, lateral (values (t.execute), (t.mcp)) r (request)
+      union all select t.id, r from tools t, jsonb_path_query(t.pipeline::jsonb, '$.steps[*].tool.execute') r
+      union all select t.id, r from tools t, jsonb_path_query(t.pipeline::jsonb, '$.steps[*].tool.mcp') r
+      union all select a.id, r from agents a, jsonb_path_query(a.tool_bindings::jsonb, '$[*].tool.execute') r
+      union all select a.id, r from agents a, jsonb_path_query(a.tool_bindings::jsonb, '$[*].tool.mcp') r
+    ), addresses as (
+      select id, url as address from webhooks where active and task_id is null
+      union all select id, base_url from ai_providers
+      union all select id, request ->> 'url' from requests
+      union all select id, request -> 'auth' ->> 'token_url' from requests
+    )
+    select distinct id, address from addresses where address ~* '^https?://(\\[|[0-9]|[^/?#]*localhost)'
+    order by id, address limit ${MAX_ADDRESSES}`)
+
 export type DeliveryFilter = {
   project: string | null
   webhook: string | null

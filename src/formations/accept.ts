@@ -99,7 +99,7 @@ export async function prepareDeploy(
   const tracked = formation ? await listTrackedResources(pool, formation.id) : []
   const existing = formation && new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
   const source = template ?? (formation ? authoredTemplate(services, formation) : null)
-  const compiled = requireCompiled(await compileTemplate(services, source, { parameters, existing }))
+  const compiled = requireCompiled(await compileTemplate(services, source, { parameters, existing, tenant: projectId }))
   const imports = await resolveImports(pool, caller, projectId, compiled)
   if (imports.denied.length > 0) raiseInvalid(imports.denied.map(importProblem))
   const plan = await buildPlan(services, pool, compiled, tracked, { projectId, imports: imports.values })

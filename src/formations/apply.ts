@@ -103,7 +103,8 @@ export async function createResource(
   const { operations, later } = type
   const projectArgs = flatten(operations.create)?.fields.has('project_id') ? { project_id: attempt.projectId } : {}
   const direct = pick(desired, name => !later.has(name))
-  const complete = (await type.declared.complete?.(attempt.services, tx ?? attempt.services.pool, direct)) ?? direct
+  const complete =
+    (await type.declared.complete?.(attempt.services, tx ?? attempt.services.pool, attempt.projectId, direct)) ?? direct
   const args = { ...operationArguments(type, complete), ...projectArgs }
   const answer = await call(attempt, operations.create, operationRequest(operations.create, args), { tx, key })
   const record = createdRecord(type, answer)

@@ -40,8 +40,9 @@ import { compileTemplate } from './template/compile.ts'
 export async function validateTemplate(
   services: Services,
   { template, parameters }: z.output<typeof ValidateTemplateInput>,
+  tenant: string,
 ): Promise<z.output<typeof TemplateValidation>> {
-  const compilation = await compileTemplate(services, template, { parameters, existing: null })
+  const compilation = await compileTemplate(services, template, { parameters, existing: null, tenant })
   const missing = parameters === undefined ? [] : compilation.missing
   const { compiled } = compilation
   // Handlers validate only what has no other error.

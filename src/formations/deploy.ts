@@ -291,7 +291,7 @@ export async function deleteTracked(
   action: 'rollback' | 'delete',
 ): Promise<RecordedFailure | null> {
   const id = row.physical_resource_id as string
-  const deleted = { status: 'deleted' as const, physical_resource_id: null }
+  const deleted = { status: 'deleted' as const }
   return deleteWithEvent(attempt, row, id, (addEvent, failure) =>
     failure
       ? addEvent(eventOf(row, action, id, failure), { id: row.id, values: { status: 'failed' } })
@@ -348,7 +348,7 @@ async function removeUndeclared(attempt: OperationAttempt, others: readonly Trac
 
 /** Stops tracking a resource without deleting it. */
 export function forgetResource(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
-  tx.alongside(guard => updateTracked(row.id, { status: 'deleted', physical_resource_id: null }, guard))
+  tx.alongside(guard => updateTracked(row.id, { status: 'deleted' }, guard))
 }
 
 type CleanupFailure = Pick<TrackedRow, 'logical_id' | 'resource_type'> & {

@@ -79,6 +79,7 @@ async function runOperation(attempt: OperationWorkAttempt): Promise<AttemptField
   const { compiled, problems } = await compileTemplate(services, authoredTemplate(services, formation), {
     parameters,
     existing,
+    tenant: formation.project_id,
   })
   if (!compiled) return raise('VALIDATION_FAILED', { message: problems[0]?.message, meta: { problems } })
   return runDeploy(operationAttempt, compiled)

@@ -88,7 +88,7 @@ const validate = operation({
   bodyLimit,
   answers: { 200: TemplateValidation },
   raises: ['FORMATION_HANDLER_FAILED'],
-  run: ({ services, body }) => validateTemplate(services, body),
+  run: ({ services, body, caller }) => validateTemplate(services, body, `user:${caller.user.id}`),
 })
 
 const plan = operation({

@@ -83,11 +83,11 @@ const listed = sql.type(
   }),
 )
 
-/** Lists current and deleted resources of a formation for responses. By formation_resources_formation. */
+/** Lists current resources of a formation, then deleted ones, for responses. By formation_resources_formation. */
 export const listFormationResources = (db: Queryable, formationId: string): Promise<readonly FormationResource[]> =>
   db.any(listed`
     select id, logical_id, resource_type, physical_resource_id, status from formation_resources
-    where formation_id = ${formationId} order by position, id`)
+    where formation_id = ${formationId} order by status = 'deleted', position, id`)
 
 /** New values of columns of a tracked resource. */
 export type ResourceChange = Partial<
@@ -169,7 +169,7 @@ export const isTracked = (
 ): Promise<boolean> =>
   db.exists(voidStatement`
     select from formation_resources r join formations f on f.id = r.formation_id
-    where r.physical_resource_id = ${id} and r.resource_type = ${resourceType}
+    where r.physical_resource_id = ${id} and r.resource_type = ${resourceType} and r.status <> 'deleted'
       and (${projectId}::text is null or f.project_id = ${projectId})`)
 
 /** Whether a formation tracks one of some resources. */

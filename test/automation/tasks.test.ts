@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type Client, eventually } from '../support/app.ts'
+import { type Client, eventually, startApp } from '../support/app.ts'
 import {
   eventsOf,
   historyOf,
@@ -292,6 +292,48 @@ describe('tasks', () => {
     const moved = (await historyOf(key, gated.id)).at(-1)
     assert.deepEqual([moved.transition, moved.principal_kind], ['finish', 'approval'])
     assert.match(moved.principal_id, /^user_/)
+  })
+
+  it('moves a task in the transaction of the decision, without a worker', async () => {
+    const idle = await startApp()
+    try {
+      const { key } = await idle.project()
+      const flow = await workflow(key, withGate)
+      const decided = async (payload: object, decision: string, body: object = {}) => {
+        const { id } = await task(key, flow.id, { payload })
+        const { pending_approval_id } = await ok(move(key, id, 'finish'))
+        await ok(key.post(`/approvals/${pending_approval_id}/${decision}`, body))
+        const after = await ok(key.get(`/tasks/${id}`))
+        assert.deepEqual([after.pending_transition, after.pending_approval_id], [null, null])
+        return { state: after.state, last: (await historyOf(key, id)).at(-1) }
+      }
+      const approved = await decided({ ready: true }, 'approve')
+      assert.deepEqual([approved.state, approved.last.principal_kind], ['done', 'approval'])
+      const failed = await decided({ ready: false }, 'approve')
+      assert.deepEqual([failed.state, failed.last.principal_kind === 'approval'], ['draft', false])
+      const rejected = await decided({ ready: true }, 'reject', { reason: 'no' })
+      assert.deepEqual([rejected.state, rejected.last.transition], ['draft', null])
+
+      const parked = await task(key, flow.id, { payload: { ready: true } })
+      const { pending_approval_id } = await ok(move(key, parked.id, 'finish'))
+      const body = { ids: [pending_approval_id], decision: 'approved' }
+      assert.equal((await ok(key.post('/approvals/resolve', body))).results[0].error, null)
+      assert.equal((await ok(key.get(`/tasks/${parked.id}`))).state, 'done')
+
+      // A task is locked before its approval by both, so that neither waits for the other.
+      for (let round = 0; round < 20; round++) {
+        const { id } = await task(key, flow.id, { payload: { ready: true } })
+        const { pending_approval_id } = await ok(move(key, id, 'finish'))
+        const [decision, removal] = await Promise.all([
+          key.post(`/approvals/${pending_approval_id}/approve`),
+          key.delete(`/tasks/${id}`),
+        ])
+        assert.ok([200, 409].includes(decision.status), JSON.stringify(decision.body))
+        assert.equal(removal.status, 204, JSON.stringify(removal.body))
+      }
+    } finally {
+      await idle.close()
+    }
   })
 
   it('withdraws the pending approval of a deleted task', async () => {

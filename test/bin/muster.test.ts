@@ -221,6 +221,7 @@ describe('muster', function () {
           'embeddings ok',
           'text search ok',
           'encryption key ok',
+          'addresses ok',
           'users ok',
           'keys in browsers ok',
         ],
@@ -248,6 +249,39 @@ describe('muster', function () {
       const [{ status, detail }] = (await diagnosis()).of('keys in browsers')
       assert.deepEqual([status, detail], ['warn', '1 key(s) were sent by browsers in the last seven days'])
       await app.services.pool.query(sql.unsafe`update project_keys set browser_used_at = null`)
+    })
+
+    it('names records with an address that the egress rule blocks, and allowed ones not', async () => {
+      const { key, id } = await app.project()
+      const url = 'http://10.0.0.1/x'
+      const made = async (path: string, body: object): Promise<string> => {
+        const reply = await key.post(path, { name: 'x', project_id: id, ...body })
+        assert.equal(reply.status, 201, JSON.stringify(reply.body))
+        return reply.body.id
+      }
+      const custom = { provider: 'custom', default_model: 'm' }
+      const provider = await made('/ai-providers', { ...custom, base_url: 'http://10.0.0.2/v1' })
+      const auth = { type: 'oauth2_client_credentials', client_id: 'a', client_secret: 'b', token_url: url }
+      const blocked = [
+        provider,
+        await made('/webhooks', { url, events: ['*'] }),
+        await made('/tools', { execute: { url: 'https://example.com/{id}', auth } }),
+        await made('/tools', { type: 'mcp', mcp: { url: 'http://[::1]/mcp' } }),
+        await made('/tools', {
+          type: 'pipeline',
+          pipeline: { steps: [{ id: 'a', tool: { name: 'b', execute: { url } } }] },
+        }),
+        await made('/agents', { ai_provider_id: provider, tool_bindings: [{ tool: { name: 'b', execute: { url } } }] }),
+      ]
+      await made('/webhooks', { url, events: ['*'], active: false })
+      await made('/tools', { execute: { url: 'https://8.8.8.8/localhost' } })
+      const [{ status, detail, fix }] = (await diagnosis()).of('addresses')
+      assert.equal(status, 'warn')
+      assert.deepEqual(detail.split(': ')[1].split(', '), blocked.toSorted(), detail)
+      assert.match(fix as string, /EGRESS_ALLOW_HOSTS/)
+      const allowed = await diagnosis({ EGRESS_ALLOW_HOSTS: '10.0.0.0/8,::1' })
+      assert.equal(allowed.of('addresses')[0].status, 'ok')
+      await app.admin.delete(`/projects/${id}?force=true`)
     })
 
     it('warns of the development key and of a missing BASE_URL', async () => {

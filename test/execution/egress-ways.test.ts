@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { INTERNAL_HOSTS, storeAddress } from '../support/addresses.ts'
+import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
-import { call, json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
+import { call, json, made, refused, startTarget, type Target, warnedAt } from './tool-target.ts'
 
 describe('no way out leads to an address that is not public:', function () {
   this.timeout(180_000)
@@ -38,8 +38,7 @@ describe('no way out leads to an address that is not public:', function () {
   it('a tool that sends requests', async () => {
     const tool = await made(key, { execute: { url: `${target.url}/x` } })
     await each(async (url, host, address) => {
-      refusedAt(await key.patch(`/tools/${tool.id}`, { execute: { url } }), 'execute.url')
-      await storeAddress(app, ['tools', 'execute', 'url'], tool.id, url)
+      warnedAt(await key.patch(`/tools/${tool.id}`, { execute: { url } }), 'execute.url')
       blocked(await call(key, tool.id), host, address)
     })
   })
@@ -55,8 +54,7 @@ describe('no way out leads to an address that is not public:', function () {
   it('a tool of an MCP server', async () => {
     const tool = await made(key, { type: 'mcp', execute: undefined, mcp: { url: `${target.url}/mcp` } })
     await each(async (url, host, address) => {
-      refusedAt(await key.patch(`/tools/${tool.id}`, { mcp: { url } }), 'mcp.url')
-      await storeAddress(app, ['tools', 'mcp', 'url'], tool.id, url)
+      warnedAt(await key.patch(`/tools/${tool.id}`, { mcp: { url } }), 'mcp.url')
       blocked(await key.get(`/tools/${tool.id}/actions`), host, address)
     })
   })
@@ -67,8 +65,7 @@ describe('no way out leads to an address that is not public:', function () {
     const asking = (token_url: string) => ({ execute: { url: `${target.url}/x`, auth: { ...auth, token_url } } })
     const tool = await made(key, asking(`${target.url}/token`))
     await each(async (token_url, host, address) => {
-      refusedAt(await key.patch(`/tools/${tool.id}`, asking(token_url)), 'execute.auth.token_url')
-      await storeAddress(app, ['tools', 'execute', 'auth', 'token_url'], tool.id, token_url)
+      warnedAt(await key.patch(`/tools/${tool.id}`, asking(token_url)), 'execute.auth.token_url')
       blocked(await call(key, tool.id), host, address)
     })
   })
@@ -79,8 +76,7 @@ describe('no way out leads to an address that is not public:', function () {
     const agent = await key.post('/agents', { name: 'a', ai_provider_id: body.id })
     assert.equal(agent.status, 201, JSON.stringify(agent.body))
     await each(async base_url => {
-      refusedAt(await app.admin.patch(`/ai-providers/${body.id}`, { base_url }), 'base_url')
-      await storeAddress(app, ['ai_providers', 'base_url'], body.id, base_url)
+      warnedAt(await app.admin.patch(`/ai-providers/${body.id}`, { base_url }), 'base_url')
       const listed = refused(await app.admin.get(`/ai-providers/${body.id}/models`), 400, 'AI_PROVIDER_MISCONFIGURED')
       assert.equal(listed.meta.reason, 'egress_blocked', base_url)
       const messages = [{ role: 'user', content: 'x' }]
@@ -89,32 +85,40 @@ describe('no way out leads to an address that is not public:', function () {
     })
   })
 
-  it('nor is one that says so itself written anew, in any field, as any name', async () => {
-    const fields = { name: 'x', default_model: 'm', provider: 'custom', events: ['*'] }
+  it('and a write that names one is accepted with a warning, in any field, as any name', async () => {
     for (const host of ['169.254.169.254', 'localhost', 'LOCALHOST.', 'api.localhost', '[::1]', '0x7f.1']) {
       const url = `http://${host}:${stranger.port}/x`
-      refusedAt(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 'url')
-      const { events: _, ...provider } = fields
-      refusedAt(await key.post('/ai-providers', { ...provider, base_url: url }), 'base_url')
-      refusedAt(await key.post('/tools', { name: 'x', execute: { url: `${url}/{id}` } }), 'execute.url')
-      refusedAt(await key.post('/tools', { name: 'x', type: 'mcp', mcp: { url } }), 'mcp.url')
+      const hook = warnedAt(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 'url')
+      assert.equal(hook.url, url)
+      assert.match(hook.secret, /^whsec_/)
+      for (const write of [key.patch, key.put])
+        warnedAt(await write.call(key, `/webhooks/${hook.id}`, { name: 'y' }), 'url')
+      // Only writes have the warning.
+      const stored = (await key.get(`/webhooks/${hook.id}`)).body
+      assert.deepEqual([stored.url, 'warnings' in stored], [url, false])
+      assert.ok(!('warnings' in (await key.patch(`/webhooks/${hook.id}`, { url: `${target.url}/h` })).body))
+      assert.equal((await key.delete(`/webhooks/${hook.id}`)).status, 204)
+
+      const provider = { name: 'x', default_model: 'm', provider: 'custom' }
+      const own = warnedAt(await key.post('/ai-providers', { ...provider, base_url: url }), 'base_url')
+      const execute = { url: `${url}/{id}` }
+      warnedAt(await key.post('/tools', { name: 'x', execute }), 'execute.url')
+      warnedAt(await key.post('/tools', { name: 'x', type: 'mcp', mcp: { url } }), 'mcp.url')
       const steps = [{ id: 'a', tool: { name: 'x', execute: { url } } }]
       const step = await key.post('/tools', { name: 'x', type: 'pipeline', pipeline: { steps } })
-      refusedAt(step, 'pipeline.steps[0].tool.execute.url')
-      const agent = { name: 'x', ai_provider_id: null, tool_bindings: [{ tool: { name: 'x', execute: { url } } }] }
-      const { body: own } = await key.post('/ai-providers', { ...provider, base_url: 'https://example.com/v1' })
-      const bound = await key.post('/agents', { ...agent, ai_provider_id: own.id })
-      refusedAt(bound, 'tool_bindings[0].tool.execute.url')
+      warnedAt(step, 'pipeline.steps[0].tool.execute.url')
+      const tool_bindings = [{ tool: { name: 'x', execute: { url } } }]
+      const agent = { name: 'x', ai_provider_id: own.id, tool_bindings }
+      const bound = warnedAt(await key.post('/agents', agent), 'tool_bindings[0].tool.execute.url')
+      warnedAt(await key.patch(`/agents/${bound.id}`, { name: 'y' }), 'tool_bindings[0].tool.execute.url')
     }
-    // What is allowed, or says nothing itself, is written.
-    for (const url of [target.url, 'http://internal.test/x', 'https://example.com/x'])
-      assert.equal((await key.post('/tools', { name: 'x', execute: { url } })).status, 201, url)
-    // A change of something else leaves a stored address alone.
-    const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['*'] })
-    await storeAddress(app, ['webhooks', 'url'], hook.id, 'http://10.0.0.1/h')
-    const renamed = await key.patch(`/webhooks/${hook.id}`, { name: 'other', url: 'http://10.0.0.1/h' })
-    assert.deepEqual([renamed.status, renamed.body.name], [200, 'other'])
-    assert.equal((await key.delete(`/webhooks/${hook.id}`)).status, 204)
+    for (const url of [target.url, 'http://internal.test/x', 'https://example.com/x']) {
+      const { status, body } = await key.post('/tools', { name: 'x', execute: { url } })
+      assert.deepEqual([status, 'warnings' in body], [201, false], url)
+    }
+    // The contract refuses only what is no URL of the web.
+    for (const url of ['ftp://example.com/', '/hook', 'http://user:password@example.com/'])
+      refused(await key.post('/webhooks', { name: 'x', url, events: ['*'] }), 400, 'VALIDATION_FAILED')
     assert.equal(stranger.connections, 0)
   })
 
@@ -123,8 +127,7 @@ describe('no way out leads to an address that is not public:', function () {
     const { body: hook } = await key.post('/webhooks', { name: 'h', url: `${target.url}/h`, events: ['secrets.*'] })
     const before = target.requests.length
     await each(async (url, host, address) => {
-      refusedAt(await key.patch(`/webhooks/${hook.id}`, { url }), 'url')
-      await storeAddress(app, ['webhooks', 'url'], hook.id, url)
+      warnedAt(await key.patch(`/webhooks/${hook.id}`, { url }), 'url')
       const sent = await key.post('/secrets', { name: `s${Math.random()}`, value: 'v' })
       assert.equal(sent.status, 201)
       const delivery = await eventually(

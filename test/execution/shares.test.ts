@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict'
-import { storeAddress } from '../support/addresses.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { accepted, eventsOf, PUBLISHING, shared, USING } from './share-support.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
@@ -280,8 +279,7 @@ describe('shares of tools', () => {
     } finally {
       target.answer = json({ ok: true })
     }
-    const blocked = await usable({ execute: { url: 'https://example.com/x' } })
-    await storeAddress(app, ['tools', 'execute', 'url'], blocked.id, 'http://10.0.0.1/x')
+    const blocked = await usable({ execute: { url: 'http://10.0.0.1/x' } })
     const error = refused(await call(grantee.key, blocked.id), 403, 'TOOL_EGRESS_BLOCKED')
     assert.ok(!JSON.stringify(error).includes('10.0.0.1'), JSON.stringify(error))
   })

@@ -93,3 +93,14 @@ export function refusedAt(reply: Reply, path: string): any {
   assert.ok(paths.includes(path), JSON.stringify(error))
   return error
 }
+
+/** The record that a write returns, with a warning about the address at a path. */
+export function warnedAt({ status, body }: Reply, path: string): any {
+  assert.ok(status === 200 || status === 201, JSON.stringify(body))
+  assert.deepEqual(
+    body.warnings?.map(({ code, path }: { code: string; path: string }) => [code, path]),
+    [['ADDRESS_BLOCKED', path]],
+    JSON.stringify(body),
+  )
+  return body
+}

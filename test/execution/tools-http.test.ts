@@ -4,7 +4,6 @@ import type { ServerResponse } from 'node:http'
 import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
 import { type ToolRow, toolKind } from '../../src/execution/tools/model.ts'
-import { storeAddress } from '../support/addresses.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'
@@ -239,8 +238,7 @@ describe('http tools', () => {
       target.answer = (_request, response) => response.destroy()
       errors.push(refused(await call(caller, made.id, { a: 'b' }), 502, 'TOOL_HTTP_ERROR'))
       for (const error of [errors[0], errors[2]]) assert.equal(error.meta.tool_url, shown)
-      const blocked = await made_({ execute: { url: `https://example.com/{a}?k=${S}` } })
-      await storeAddress(app, ['tools', 'execute', 'url'], blocked.id, `http://10.1.2.3/{a}?k=${S}`)
+      const blocked = await made_({ execute: { url: `http://10.1.2.3/{a}?k=${S}` } })
       errors.push(refused(await call(caller, blocked.id, { a: 'b' }), 403, 'TOOL_EGRESS_BLOCKED'))
       assert.equal(errors[3].meta.tool_url, `http://10.1.2.3/b?k=${S}`)
       for (const error of errors) assert.ok(!leaks(JSON.stringify(error)), JSON.stringify(error))
@@ -455,8 +453,7 @@ describe('http tools', () => {
         '0x7f.1:9',
       ]
       for (const host of hosts) {
-        const { id } = await tool({ url: 'https://example.com/' })
-        await storeAddress(app, ['tools', 'execute', 'url'], id, `http://${host}/`)
+        const { id } = await tool({ url: `http://${host}/` })
         const { meta } = refused(await call(caller, id), 403, 'TOOL_EGRESS_BLOCKED')
         assert.ok(meta.tool_address, host)
         assert.ok(meta.tool_url.startsWith('http://'))

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict'
 import { request as httpRequest, type ServerResponse } from 'node:http'
 import { callTool, openCall } from '../../src/execution/tools/call.ts'
 import { toolKind } from '../../src/execution/tools/model.ts'
-import { storeAddress } from '../support/addresses.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { bomb } from '../support/bombs.ts'
 import { type McpTarget, startMcpServer } from './mcp-target.ts'
@@ -717,8 +716,7 @@ describe('mcp tools', () => {
 
   it('reach no private address, by themselves or by a redirect', async () => {
     for (const url of [`http://localhost:${hidden.port}/`, `${hidden.url}/`, 'http://169.254.169.254/']) {
-      const { id } = await raw()
-      await storeAddress(app, ['tools', 'mcp', 'url'], id, url)
+      const { id } = await raw({}, { url })
       for (const reply of [await calling(id, 'x'), await key.get(`/tools/${id}/actions`)]) {
         const { meta } = refused(reply, 403, 'TOOL_EGRESS_BLOCKED')
         assert.equal(meta.tool_url, url)

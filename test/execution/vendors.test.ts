@@ -10,7 +10,6 @@ import { callModel } from '../../src/execution/providers/call.ts'
 import { aiProviderKind } from '../../src/execution/providers/model.ts'
 import type { ModelRequest } from '../../src/execution/providers/model-messages.ts'
 import { type Double, startDouble } from '../../src/local/double/server.ts'
-import { storeAddress } from '../support/addresses.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { startVendors, type Vendors } from './vendors.ts'
 
@@ -71,11 +70,7 @@ describe('model calls', () => {
   }
 
   /** A provider whose address the egress rule refuses. */
-  const blocked = async (): Promise<string> => {
-    const id = await provider({ provider: 'custom', base_url: 'https://example.com/v1' })
-    await storeAddress(app, ['ai_providers', 'base_url'], id, 'http://10.1.2.3/v1')
-    return id
-  }
+  const blocked = (): Promise<string> => provider({ provider: 'custom', base_url: 'http://10.1.2.3/v1' })
 
   const call = async (
     id: string,

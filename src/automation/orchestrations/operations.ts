@@ -5,7 +5,13 @@ import { itemOperation, type Operation, operation, streamResult } from '../../co
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
 import { versionAuthor } from '../../core/versions/version.ts'
-import { checkGraph, contextKeyProblems, requireValidGraph, withMissingReferences } from './check.ts'
+import {
+  checkGraph,
+  contextKeyProblems,
+  requireValidGraph,
+  validateDefinition,
+  withMissingReferences,
+} from './check.ts'
 import { withCurrentFieldNames } from './definition.ts'
 import { orchestrationDeleteHooks } from './delete-hooks.ts'
 import { diagramOf, diagramRuns } from './diagram.ts'
@@ -56,6 +62,7 @@ export const orchestrationOperations: Operation[] = [
       'Problems of the graph are listed in meta.problems. Referenced tools, agents, stores and orchestrations are looked up when a run reaches them. Referencing a tool or an orchestration requires permission to call or run it, because these permissions are not checked when a run is started.',
     alsoActions: REFERENCE_PERMISSIONS,
     body: OrchestrationInput,
+    validate: ({ services, project, body }) => validateDefinition(services, project, graphIn(body)),
     raises: [...refusals],
     prepare: ({ services, body, project }) => schemaProblems(services, graphIn(body), project as string),
     async make({ tx, services, allow, body, project, caller }) {

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
@@ -45,6 +45,12 @@ export async function checkPlaybook(
     ...(await schemaProblems(services, definition, tenant)),
     ...(project === null ? [] : await referenceProblems(db, project, definition.steps)),
   ])
+}
+
+/** Refuses an invalid definition, without its references. @throws VALIDATION_FAILED */
+export async function validateDefinition(services: Services, project: string, definition: PlaybookDefinition) {
+  const problems = [...validatePlaybook(definition), ...(await schemaProblems(services, definition, project))]
+  if (problems.length > 0) raiseInvalid(truncateProblems(problems))
 }
 
 /**

@@ -5,7 +5,7 @@ import { sql } from '../../core/db/sql.ts'
 import { versionAuthor } from '../../core/versions/version.ts'
 import { lookupProject } from '../orchestrations/lookup-project.ts'
 import { orchestrationKind } from '../orchestrations/model.ts'
-import { checkPlaybook, requireValidPlaybook, schemaProblems } from './check.ts'
+import { checkPlaybook, requireValidPlaybook, schemaProblems, validateDefinition } from './check.ts'
 import { type PlaybookDefinition, playbookFields } from './definition.ts'
 import { playbookDeleteHooks } from './delete-hooks.ts'
 import {
@@ -57,6 +57,7 @@ export const playbookOperations: Operation[] = [
       'Problems of the definition are listed in meta.problems. Referenced agents, tools, orchestrations and deciders must exist. Requires permission to call the tools, run the orchestrations and call the deciders, because these permissions are not checked when an execution is started. A step that waits for an event requires triggers:CreateTrigger.',
     alsoActions: STEP_PERMISSIONS,
     body: PlaybookInput,
+    validate: ({ services, project, body }) => validateDefinition(services, project, playbookIn(body)),
     bodyLimit,
     raises: ['PLAYBOOK_VALIDATION_FAILED', 'NAME_CONFLICT'],
     prepare: ({ services, body, project }) => schemaProblems(services, playbookIn(body), project as string),

@@ -1,6 +1,6 @@
 import { turnContent } from '../../control/retention/erasure.ts'
 import { module } from '../../core/api/module.ts'
-import { approvalWaiters } from '../../execution/approvals/model.ts'
+import { approvalEffects, approvalWaiters } from '../../execution/approvals/model.ts'
 import { turnOwners } from '../../execution/generations/loop/turn-owner.ts'
 import { resumeHooks } from '../../identity/projects/pause.ts'
 import { runWaiters } from '../runs/engine/run-notifications.ts'
@@ -14,7 +14,7 @@ import { sealedTaskColumns, taskKind } from './model.ts'
 import { taskOperations } from './operations.ts'
 import { projectTasksHandler, resumeTasks } from './pause.ts'
 import { taskFirings, taskRuns, taskTurns } from './targets.ts'
-import { settleHandler, taskApprovals } from './transition-approval.ts'
+import { settleHandler, taskApprovals, taskDecisions } from './transition-approval.ts'
 
 export default module('tasks', {
   tags: { Tasks: 'Items that move through the states of a workflow, manually and by automation.' },
@@ -28,6 +28,7 @@ export default module('tasks', {
     turnOwners.with(taskTurns),
     runWaiters.with(taskRuns),
     firingWaiters.with(taskFirings),
+    approvalEffects.with(taskDecisions),
     approvalWaiters.with(taskApprovals),
     workflowEnds.with(refuseOpenTasks),
     resumeHooks.with(resumeTasks),

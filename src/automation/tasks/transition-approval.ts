@@ -3,7 +3,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Waiter } from '../../core/work/waiters.ts'
-import { type ApprovalRow, approvalKind } from '../../execution/approvals/model.ts'
+import { type ApprovalEffect, type ApprovalRow, approvalKind } from '../../execution/approvals/model.ts'
 import { fileTaskApproval } from '../../execution/approvals/task-approval.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { transitionRow } from './history.ts'
@@ -38,12 +38,14 @@ export async function withPendingTransition(
 }
 
 /** Applies the pending transition of a task if it was approved, or clears it if it was rejected or expired. */
-export const settlePendingTransition = (services: Services, { task_id }: { task_id: string }): Promise<unknown> =>
-  services.write(async tx => {
-    const task = await taskKind.find(tx, task_id, true)
-    const change = task && (await decidePendingTransition(tx, services, task))
-    if (change) await writeChange(tx, services, change)
-  })
+export const settlePendingTransition = (services: Services, { task_id }: { task_id: string }): Promise<void> =>
+  services.write(tx => settleWithin(tx, services, task_id))
+
+async function settleWithin(tx: Tx, services: Services, taskId: string): Promise<void> {
+  const task = await taskKind.find(tx, taskId, true)
+  const change = task && (await decidePendingTransition(tx, services, task))
+  if (change) await writeChange(tx, services, change)
+}
 
 /** Returns the change that follows from the approval of a transition, or null while there is none. Requires the row lock. */
 async function decidePendingTransition(tx: Tx, services: Services, task: TaskRow): Promise<TaskChange | null> {
@@ -110,7 +112,14 @@ export const settleHandler = handler(
   (message, { services }) => settlePendingTransition(services, message),
 )
 
-/** Wakes the task whose approval was resolved. */
+/** Moves the task in the transaction of the decision. Tasks are locked before their approvals. */
+export const taskDecisions: ApprovalEffect = {
+  applies: ({ task_id }) => task_id !== null,
+  lock: (tx, { task_id }) => taskKind.find(tx, task_id as string, true),
+  apply: (tx, services, { task_id }) => settleWithin(tx, services, task_id as string),
+}
+
+/** Wakes the task whose approval expired. */
 export const taskApprovals: Waiter<ApprovalRow> = {
   async settled(tx, { task_id, project_id }) {
     if (task_id !== null) tx.send(settleQueue, { task_id, project_id })

@@ -49,7 +49,20 @@ export async function validateTrigger<T extends Fields & { project_id: string }>
   db: Queryable,
   trigger: T,
 ): Promise<{ trigger: T; allow: (allow: Context['allow']) => void }> {
-  const next = { ...trigger, ...typeFields(trigger) }
+  const next = { ...trigger, ...checkTriggerFields(trigger) }
+  const { target, kind, row } = await requireTriggerTarget(db, next)
+  if (target.configure) target.configure(row, next)
+  else if (next.action !== null) refuse('action', `action is not allowed for targets of type ${target.type}`)
+  return { trigger: next, allow: allow => allow(target.action, { kind, row: row as KindRow }) }
+}
+
+/**
+ * Validates the fields of a trigger without its target. Returns the type-specific fields with defaults.
+ * @throws TRIGGER_ACTION_NOT_ALLOWED, INVALID_CRON_EXPRESSION, INVALID_EVENT_PATTERN
+ */
+export function checkTriggerFields(trigger: Fields): Partial<Fields> {
+  const own = typeFields(trigger)
+  const next = { ...trigger, ...own }
   if (next.signature_header !== null && next.signature_scheme !== 'body_sha256')
     refuse('signature_header', 'signature_header is allowed only with signature_scheme body_sha256')
   if (next.cron !== null) {
@@ -57,10 +70,7 @@ export async function validateTrigger<T extends Fields & { project_id: string }>
     if (!isTimezone(next.timezone as string)) refuse('timezone', 'timezone must be an IANA time zone name')
   }
   if (next.event_pattern !== null) checkPattern(next.event_pattern)
-  const { target, kind, row } = await requireTriggerTarget(db, next)
-  if (target.configure) target.configure(row, next)
-  else if (next.action !== null) refuse('action', `action is not allowed for targets of type ${target.type}`)
-  return { trigger: next, allow: allow => allow(target.action, { kind, row: row as KindRow }) }
+  return own
 }
 
 /** Returns the first occurrence of an active schedule after `now`. Null for other triggers. */

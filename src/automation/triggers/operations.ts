@@ -19,7 +19,13 @@ import { canSeeProject } from '../../core/iam/access.ts'
 import { addStarter } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
-import { firstFireTime, refuseBoundedAgents, refuseRecursion, validateTrigger } from './configure.ts'
+import {
+  checkTriggerFields,
+  firstFireTime,
+  refuseBoundedAgents,
+  refuseRecursion,
+  validateTrigger,
+} from './configure.ts'
 import { awaitFiring, fireManually } from './fire-manually.ts'
 import { callHook, hookUrl } from './hook.ts'
 import {
@@ -129,6 +135,7 @@ const createTrigger = triggers.create({
   raises: [...validationErrors],
   secretAnswer: true,
   admit: refuseBoundedAgents,
+  validate: ({ body }) => void checkTriggerFields({ ...DEFAULTS, active: true, ...body }),
   async make({ tx, body, project, services, caller, allow }) {
     await requireCapacity(tx, services, project, body.type)
     const id = newId(triggerKind.prefix)

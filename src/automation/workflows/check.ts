@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { type Problem, problemsText, raise } from '../../core/api/errors.ts'
+import { type Problem, problemsText, raise, raiseInvalid } from '../../core/api/errors.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -47,6 +47,13 @@ export async function requireValidWorkflow(
     project,
     targets.filter(({ kind }) => kind === 'tool'),
   )
+}
+
+/** Refuses an invalid definition, without its targets. @throws VALIDATION_FAILED */
+export async function validateDefinition(services: Services, project: string, definition: UncheckedWorkflow) {
+  const { problems } = validateWorkflow(definition)
+  const found = [...problems, ...(await schemaProblems(services, project, definition.payload_schema))]
+  if (found.length > 0) raiseInvalid(truncateProblems(found))
 }
 
 /** Returns the problem of an invalid payload schema. */

@@ -2,7 +2,7 @@ import { containsFilter } from '../../core/api/filters.ts'
 import type { Context, Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
-import { CALL_TOOL, requireValidWorkflow, schemaProblems } from './check.ts'
+import { CALL_TOOL, requireValidWorkflow, schemaProblems, validateDefinition } from './check.ts'
 import { workflowFields } from './definition.ts'
 import { workflowEnds } from './delete-hooks.ts'
 import { WorkflowInput, WorkflowPatch, type WorkflowRow, workflowKind, workflowVersions } from './model.ts'
@@ -31,6 +31,7 @@ export const workflowOperations: Operation[] = [
       'Problems of the definition are listed in meta.problems. Custom keys in states and transitions are stored and ignored. A state that calls a tool requires permission to call it.',
     alsoActions: [CALL_TOOL],
     body: WorkflowInput,
+    validate: ({ services, project, body }) => validateDefinition(services, project, { payload_schema: null, ...body }),
     raises: [...refusals],
     prepare: ({ services, body, project }) => schemaProblems(services, project as string, body.payload_schema),
     check: ({ body, project, ...context }) => requireValidWorkflow(context, project, { payload_schema: null, ...body }),

@@ -28,7 +28,7 @@ export async function checkIngestionRule(
   rule: IngestionRulePatch,
   stored: IngestionRuleRow | null,
 ): Promise<void> {
-  refuse(ruleProblems(rule))
+  checkRuleFields(rule)
   const { tool_id, action = null, preset_parameters = null } = rule
   if (tool_id == null) return
   const same = tool_id === stored?.tool_id && action === stored.action
@@ -39,6 +39,9 @@ export async function checkIngestionRule(
   if (!tool) return raise('TOOL_NOT_FOUND', { meta: { id: tool_id } })
   refuse(toolProblems(tool.type, action))
 }
+
+/** Refuses a rule without its converter. @throws INGESTION_RULE_VALIDATION_FAILED */
+export const checkRuleFields = (rule: IngestionRulePatch): void => refuse(ruleProblems(rule))
 
 function refuse(problems: Problem[]): void {
   if (problems.length === 0) return

@@ -1,7 +1,7 @@
 import { authorColumn } from '../../core/api/authors.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { checkIngestionRule } from './check.ts'
+import { checkIngestionRule, checkRuleFields } from './check.ts'
 import { isNative, matchRule } from './match.ts'
 import { IngestionRuleInput, IngestionRulePatch, ingestionRuleKind, ResolvedRule, ResolveRuleInput } from './model.ts'
 
@@ -40,6 +40,7 @@ export const ingestionRuleOperations: Operation[] = [
   rules.create({
     summary: 'Create an ingestion rule',
     body: IngestionRuleInput,
+    validate: ({ body }) => checkRuleFields(body),
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
     description: 'A rule with a tool requires `tools:CallTool` on the tool.',

@@ -107,6 +107,8 @@ export const metadataSchemaOperations: Operation[] = [
     summary: 'Create a metadata schema',
     description: 'Applies to writes of metadata and paths from now on. Stored metadata is not validated.',
     body: MetadataSchemaInput,
+    validate: ({ services, project, body }) =>
+      requireUsableSchema(services, { project_id: project, schema: body.schema }),
     raises: ['NAME_CONFLICT'],
     prepare: ({ body, project, services }) =>
       requireUsableSchema(services, { project_id: project as string, schema: body.schema }),

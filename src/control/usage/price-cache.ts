@@ -19,6 +19,8 @@ const MAX_BOOKS = 2_000
 export type CachedPrice = Pick<PriceBookRow, 'id' | 'component' | 'unit' | 'quantity'> & {
   unit_price: Big
   effective_from: number
+  /** Infinity unless the price was ended. */
+  effective_until: number
 }
 
 /** The prices of a project and whether it has thresholds. */
@@ -37,13 +39,14 @@ export const priceKey = (of: { ai_provider_id: string } | { provider: string }, 
 
 const latestFirst = (rows: readonly PriceBookRow[]): CachedPrice[] =>
   rows
-    .map(({ id, component, unit, quantity, unit_price, effective_from }) => ({
+    .map(({ id, component, unit, quantity, unit_price, effective_from, effective_until }) => ({
       id,
       component,
       unit,
       quantity,
       unit_price: new Big(unit_price),
       effective_from: new Date(effective_from).getTime(),
+      effective_until: effective_until === null ? Number.POSITIVE_INFINITY : new Date(effective_until).getTime(),
     }))
     .sort((left, right) => right.effective_from - left.effective_from)
 

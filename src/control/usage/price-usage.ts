@@ -174,7 +174,7 @@ function findPrice(
   now: number,
 ): CachedPrice | null {
   const scoped = (name: string): CachedPrice | null => {
-    const of = (book: PriceBook, key: string) => priceInEffect(book.prices.get(key) ?? [], unit, now)
+    const of = (book: PriceBook, key: string) => priceInEffect(book.prices.get(key) ?? [], now, unit)
     return (
       (ai_provider_id && of(own, priceKey({ ai_provider_id }, model, name))) ||
       of(own, priceKey({ provider }, model, name)) ||
@@ -184,9 +184,11 @@ function findPrice(
   return scoped(component) ?? (INPUT_PRICE_FALLBACKS.includes(component) ? scoped('input_tokens') : null)
 }
 
-/** Returns the price in effect, from prices of a component, latest first. */
-const priceInEffect = (prices: readonly CachedPrice[], unit: string, now: number): CachedPrice | null =>
-  prices.find(price => price.unit === unit && price.effective_from <= now) ?? null
+/** Returns the latest price that has started, from prices of a component, latest first; null if it was ended. */
+function priceInEffect(prices: readonly CachedPrice[], now: number, unit?: string): CachedPrice | null {
+  const latest = prices.find(price => (unit === undefined || price.unit === unit) && price.effective_from <= now)
+  return latest && latest.effective_until > now ? latest : null
+}
 
 /** Returns the SRN of the tool or agent whose prices add components. */
 function pricedResource({ meter_type, tool_id, agent_id }: UsageDraft, owner: string): string | null {
@@ -209,7 +211,7 @@ function resourceComponents(
   const budget = freshBudget()
   const added: ResourceComponents = { components: [], invalid: [] }
   for (const prices of pricesByComponent) {
-    const price = prices.find(({ effective_from }) => effective_from <= now)
+    const price = priceInEffect(prices, now)
     if (!price) continue
     const { component, unit } = price
     const quantity = evaluateQuantity(price, call, budget)

@@ -35,6 +35,7 @@ export const Price = record(
     project_id: z.string().nullable().describe('ID of the project. Null for global prices.'),
     ai_provider_id: z.string().nullable().describe('ID of the AI provider for which the price is an override'),
     ...fields,
+    effective_until: z.string().nullable().describe('Time at which the price was ended. Null unless it was.'),
   },
   { project: false, updated: false },
 )

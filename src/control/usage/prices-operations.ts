@@ -1,9 +1,9 @@
-import type { z } from 'zod'
+import { z } from 'zod'
 import { type ErrorCode, raise } from '../../core/api/errors.ts'
 import { etagMatches, etagOf } from '../../core/api/etag.ts'
 import { equalsFilter, filterConditions, filterSchema } from '../../core/api/filters.ts'
 import { isIdOf, type Kind, type KindRow } from '../../core/api/kind.ts'
-import { pageOf, pageResult } from '../../core/api/lists.ts'
+import { booleanQuery, pageOf, pageResult } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { projectKind } from '../../identity/projects/model.ts'
@@ -39,6 +39,13 @@ const listPricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, sco
 
 const PUT_DESCRIPTION =
   'Writes all prices or none. Usage is priced once, when it is written, at the latest price in effect. The first price of a component may start in the past; once a price is in effect, further prices must start in the future. A future price is replaced by another one with the same start.'
+
+const DELETE_DESCRIPTION =
+  'Past and current prices cannot be deleted because receipts refer to them. With `end`, the price of the item in this scope that is in effect ends now: prices of a broader scope apply to later usage.'
+
+const EndQuery = z.object({
+  end: booleanQuery.optional().describe('Whether to end the current price instead of failing with PRICE_IN_EFFECT'),
+})
 
 const presentPrices = (rows: readonly PriceRow[]) => ({ prices: rows.map(priceKind.present) })
 const putAndPresent = async (
@@ -94,12 +101,13 @@ export function priceOperationsFor<Row extends KindRow, B extends z.ZodType>(
       method: 'delete',
       path: `${path}/{price_id}`,
       summary: `Delete a future price of ${words}`,
-      description: 'Past and current prices cannot be deleted because receipts refer to them.',
+      description: DELETE_DESCRIPTION,
       tag,
       action: `${module}:Manage${noun}Prices`,
+      query: EndQuery,
       answers: { 204: null },
       raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
-      run: ({ tx, services, params, resource }) => removePrice(tx, services, params.price_id, scope(resource.id)),
+      run: context => removePrice(context, context.params.price_id, scope(context.resource.id)),
     }),
   ]
 }
@@ -158,14 +166,15 @@ export const priceOperations: Operation[] = [
     method: 'delete',
     path: '/usage/prices/{price_id}',
     summary: 'Delete a future global price',
-    description: 'Past and current prices cannot be deleted because receipts refer to them.',
+    description: DELETE_DESCRIPTION,
     tag,
     action: 'usage:ManagePriceBook',
     gate: 'admin',
     about: priceKind,
+    query: EndQuery,
     answers: { 204: null },
     raises: ['RESOURCE_NOT_FOUND', 'PRICE_IN_EFFECT'],
-    run: ({ tx, services, params }) => removePrice(tx, services, params.price_id, globalScope),
+    run: context => removePrice(context, context.params.price_id, globalScope),
   }),
   itemOperation(projectKind, {
     id: 'getProjectPrice',

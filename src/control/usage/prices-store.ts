@@ -14,6 +14,7 @@ const PriceBookRow = z.object({
   unit: z.string(),
   unit_price: z.string(),
   effective_from: z.string(),
+  effective_until: z.string().nullable(),
   resource: z.string().nullable(),
   quantity: z.unknown(),
 })
@@ -39,7 +40,8 @@ export const listPriceBooks = (db: Queryable, projectIds: readonly string[], now
       coalesce((
         select json_agg(json_build_object('id', r.id, 'project_id', r.project_id, 'ai_provider_id', r.ai_provider_id,
           'provider', r.provider, 'model', r.model, 'component', r.component, 'unit', r.unit,
-          'unit_price', r.unit_price::text, 'effective_from', r.effective_from, 'resource', r.resource,
+          'unit_price', r.unit_price::text, 'effective_from', r.effective_from, 'effective_until', r.effective_until,
+          'resource', r.resource,
           'quantity', r.quantity)) from (
           ${pricesWithSuccessor(sql.fragment`nullif(p.project_id, '')`)}) r
         where r.followed is null or r.followed > ${now.toISOString()}::timestamptz), '[]') as rows
@@ -64,8 +66,8 @@ const inputRecordset = (rows: readonly PriceInput[]): Fragment => sql.fragment`
 
 /**
  * Returns the position of the first price that starts in the past although a price of the same or a broader scope is in
- * effect; null if there is none. Uses the later of the two clocks, so that a slow clock cannot change the price of
- * recorded usage (index prices_identity).
+ * effect, or was until later than that start; null if there is none. Uses the later of the two clocks, so that a slow
+ * clock cannot change the price of recorded usage (index prices_identity).
  */
 export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
   db.maybeOneFirst(sql.type(positionRow)`
@@ -76,7 +78,8 @@ export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], n
       where (p.project_id is null or p.project_id = n.project_id)
         and (p.ai_provider_id is null or p.ai_provider_id = n.ai_provider_id)
         and p.provider = n.provider and p.model = n.model and p.component = n.component
-        and p.resource is not distinct from n.resource and p.effective_from <= at.now)
+        and p.resource is not distinct from n.resource and p.effective_from <= at.now
+        and coalesce(p.effective_until, 'infinity') > n.effective_from)
     order by n.position limit 1`)
 
 /** Upserts prices by scope, provider, model, component and start; returns them in the order of `rows`. */
@@ -117,18 +120,38 @@ export const countPrices = (db: Queryable, projectId: string | null, now: Date):
 export const findPrice = (db: Queryable, id: string, scope: Fragment): Promise<PriceRow | null> =>
   db.maybeOne(priceKind.sql`select ${priceKind.columns} from prices t where t.id = ${id} and ${scope}`)
 
-/** Deletes a future price in a scope. Returns the row, `in_effect` if it must stay, or null if not found. */
-export const deletePrice = async (
+/**
+ * Deletes a future price in a scope. With `end`, also ends the price of its item in the scope that is in effect. Returns
+ * the row, `in_effect` if it must stay, or null if not found.
+ */
+export async function deletePrice(
   db: Queryable,
   id: string,
   scope: Fragment,
-  now: Date,
-): Promise<PriceRow | 'in_effect' | null> => {
+  { now, end }: { now: Date; end: boolean },
+): Promise<PriceRow | 'in_effect' | null> {
   const row = await db.maybeOne(
     priceKind.sql`select ${priceKind.columns} from prices t where t.id = ${id} and ${scope} for update`,
   )
   if (!row) return null
   const later = sql.fragment`greatest(${now.toISOString()}::timestamptz, clock_timestamp())`
   const { rowCount } = await db.query(voidStatement`delete from prices where id = ${id} and effective_from > ${later}`)
-  return rowCount > 0 ? row : 'in_effect'
+  if (!end) return rowCount > 0 ? row : 'in_effect'
+  // The latest price of each unit (index prices_identity).
+  await db.query(voidStatement`
+    update prices set effective_until = ${later} where effective_until is null and id in (
+      select distinct on (t.unit) t.id from prices t
+      where t.project_id is not distinct from ${row.project_id} and t.ai_provider_id is not distinct from ${row.ai_provider_id}
+        and t.provider = ${row.provider} and t.model = ${row.model} and t.component = ${row.component}
+        and t.resource is not distinct from ${row.resource} and t.effective_from <= ${later}
+      order by t.unit, t.effective_from desc)`)
+  return row
 }
+
+/** Returns the latest end of a price of an item in its scope; null if none was ended (index prices_identity). */
+export const findPriceEnd = (db: Queryable, of: PriceInput): Promise<string | null> =>
+  db.oneFirst(sql.type(z.strictObject({ ended: z.string().nullable() }))`
+    select max(t.effective_until) as ended from prices t
+    where t.project_id is not distinct from ${of.project_id} and t.ai_provider_id is not distinct from ${of.ai_provider_id}
+      and t.provider = ${of.provider} and t.model = ${of.model} and t.component = ${of.component}
+      and t.resource is not distinct from ${of.resource}`)

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
+import type { Context } from '../../core/api/operation.ts'
 import { requireAll } from '../../core/api/references.ts'
 import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
@@ -50,7 +51,7 @@ export async function putPrices(tx: Tx, services: Services, rows: readonly Price
       rows[position],
       position,
       'effective_from',
-      'must be in the future because a price is already in effect',
+      'must be in the future because a price is already in effect, or not before the end of an ended one',
     )
   const written = await writePrices(tx, rows)
   for (const project of projects)
@@ -76,11 +77,16 @@ async function requireResources(tx: Tx, rows: readonly PriceInput[]): Promise<vo
 }
 
 /**
- * Deletes a future price.
+ * Deletes a future price. With `end`, a price in effect ends instead.
  * @throws RESOURCE_NOT_FOUND, PRICE_IN_EFFECT
  */
-export async function removePrice(tx: Tx, services: Services, id: string, scope: Fragment): Promise<void> {
-  const removed = isIdOf(priceKind, id) ? await deletePrice(tx, id, scope, services.clock.now()) : null
+export async function removePrice(
+  { tx, services, query }: Pick<Context<{ end?: boolean }>, 'tx' | 'services' | 'query'>,
+  id: string,
+  scope: Fragment,
+): Promise<void> {
+  const when = { now: services.clock.now(), end: query.end === true }
+  const removed = isIdOf(priceKind, id) ? await deletePrice(tx, id, scope, when) : null
   if (removed === null) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (removed === 'in_effect') raise('PRICE_IN_EFFECT', { meta: { id } })
   invalidateOnCommit(tx, usageChannel, removed.project_id ?? GLOBAL_PRICES)

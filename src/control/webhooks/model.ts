@@ -3,6 +3,7 @@ import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { withWarnings } from '../../core/api/warnings.ts'
 import { isEventPattern } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
@@ -72,12 +73,17 @@ export const Webhook = record('Webhook', {
   active: z.boolean(),
 })
 
-export const WebhookWithSecret = Webhook.extend({
-  secret: z
-    .string()
-    .describe('Secret that signs deliveries; returned only here and by the secret endpoint')
-    .meta({ 'x-secret': true }),
-}).meta({ id: 'WebhookWithSecret' })
+export const WebhookWithSecret = withWarnings(
+  Webhook.extend({
+    secret: z
+      .string()
+      .describe('Secret that signs deliveries; returned only here and by the secret endpoint')
+      .meta({ 'x-secret': true }),
+  }),
+  'WebhookWithSecret',
+)
+
+export const WebhookWithWarnings = withWarnings(Webhook, 'WebhookWithWarnings')
 
 export const WebhookSecret = z
   .object({ secret: z.string().describe('Secret that signs deliveries').meta({ 'x-secret': true }) })

@@ -4,8 +4,9 @@ import { equalsFilter, filterConditions, filterSchema, flagFilter, oneOf } from 
 import { newId } from '../../core/api/ids.ts'
 import { isIdOf, srn } from '../../core/api/kind.ts'
 import { maintainedCount, pageOf, pageResult, parseTime } from '../../core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { warningsField } from '../../core/api/warnings.ts'
 import { makeEvent } from '../../core/db/events.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
@@ -30,6 +31,7 @@ import {
   type WebhookRow,
   WebhookSecret,
   WebhookWithSecret,
+  WebhookWithWarnings,
   webhookKind,
   webhookPayload,
 } from './model.ts'
@@ -73,15 +75,17 @@ function openSecret({ secrets }: Services, { id, project_id, sealed_secret }: We
 
 const webhooks = resource(webhookKind, { path: '/webhooks', tag })
 
+/** Returns the warning about a URL that the egress rule blocks. */
+const showWarnings = ({ url }: WebhookRow, { services }: Pick<Context<any>, 'services'>): object =>
+  warningsField(addressProblems(services, 'url', url))
+
 const updateOperation = (method: 'patch' | 'put'): Operation =>
   webhooks.update({
     method,
     body: WebhookPatch,
     raises: ['POLICY_NOT_FOUND'],
-    check(_next, { body, stored, services }) {
-      const problems = addressProblems(services, 'url', body.url, stored.url)
-      if (problems.length > 0) raiseInvalid(problems)
-    },
+    answers: { 200: WebhookWithWarnings },
+    show: showWarnings,
     // Enabling a webhook resets its failure count.
     change: (next, { body }) => (body.active ? { ...next, failures: 0, failing_since: null } : next),
     changed: (row, { tx }) => reloadWebhook(tx, row),
@@ -182,8 +186,6 @@ export const webhookOperations: Operation[] = [
     raises: ['POLICY_NOT_FOUND'],
     secretAnswer: true,
     async make({ tx, body, project, services }) {
-      const problems = addressProblems(services, 'url', body.url)
-      if (problems.length > 0) raiseInvalid(problems)
       const limit = services.config.WEBHOOK_MAX_PER_PROJECT
       if ((await countLockedWebhooks(tx, project)) >= limit)
         raiseInvalid({
@@ -197,7 +199,7 @@ export const webhookOperations: Operation[] = [
       const sealed_secret = services.secrets.seal(newWebhookSecret(), sealedForWebhook(id, project))
       return insertWebhook(tx, { ...body, id, project_id: project, sealed_secret, created_at, updated_at: created_at })
     },
-    show: (row, { services }) => ({ secret: openSecret(services, row) }),
+    show: (row, context) => ({ secret: openSecret(context.services, row), ...showWarnings(row, context) }),
   }),
   // webhooks_project
   webhooks.list({ filters: { active: flagFilter('active') }, where: () => [sql.fragment`t.task_id is null`] }),

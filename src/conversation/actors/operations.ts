@@ -25,6 +25,7 @@ export const actorOperations: Operation[] = [
     description:
       'Creates an end user or persona, or returns the actor with the external id unchanged with status 200. Only the permission to create is required for both.',
     body: ActorInput,
+    validate: ({ body }) => checkLinks(body),
     answers: { 201: Actor, 200: Actor },
     raises: [...raises, 'NAME_CONFLICT'],
     check: ({ body }) => checkLinks(body),

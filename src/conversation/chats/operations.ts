@@ -1,7 +1,7 @@
 import { containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
-import { checkBinding } from '../../execution/agents/check.ts'
+import { checkBinding, checkBindingFields } from '../../execution/agents/check.ts'
 import { COMPLETE_ACTION } from './complete.ts'
 import { createCompletion } from './completion.ts'
 import { ChatInput, ChatPatch, chatKind } from './model.ts'
@@ -16,6 +16,7 @@ export const chatOperations: Operation[] = [
   chats.create({
     description: 'A chat without an AI provider uses the default model route of the project, which must exist.',
     body: ChatInput,
+    validate: ({ body }) => checkBindingFields(body),
     raises: ['AI_PROVIDER_NOT_FOUND'],
     check: ({ body, tx, project }) => checkBinding(body, tx, project),
   }),

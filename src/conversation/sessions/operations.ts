@@ -85,6 +85,7 @@ const createOperation = operation({
   endUser: createAccess,
   projectOf: projectOfAgent,
   body: SessionInput,
+  validate: ({ services, body }) => void callerContext(body.tool_context, services.config.TOOL_CONTEXT_HEADER_PREFIX),
   answers: { 201: Session },
   raises: [
     'AGENT_NOT_FOUND',

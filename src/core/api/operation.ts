@@ -171,6 +171,9 @@ export type WaitingGrant = {
 }
 
 /** The declaration of an operation: source of its route, permission check, audit entry, OpenAPI path and action. */
+/** Input of the checks of a create that need no database. `project`: project, or tenant if there is none yet. */
+export type ValidateInput<B = any> = { services: Services; project: string; body: B }
+
 export type Operation = {
   id: string
   method: Method
@@ -217,6 +220,11 @@ export type Operation = {
   waiting?: WaitingGrant
   /** Operation that validates the same body without writing. */
   checkedBy?: string
+  /**
+   * The checks of a create beyond the schema of its body that need no database: raises their refusals. Validation of
+   * templates calls it; `run` makes the same checks.
+   */
+  validate?(input: ValidateInput): unknown
   raises: ErrorCode[]
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
@@ -339,6 +347,7 @@ type QueryOf<Q> = Q extends z.ZodType ? z.output<Q> : Record<string, never>
 type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 
 type RunHandlers<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
+  validate?(input: ValidateInput<BodyOf<B>>): unknown
   prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
   run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
   again?(context: Context<QueryOf<Q>, BodyOf<B>, R, P>, made: Made): Promise<unknown>
@@ -470,6 +479,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
     ticket: declaration.ticket,
+    validate: (declaration as { validate?: Operation['validate'] }).validate,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,

@@ -29,6 +29,8 @@ export type ResourceType<Row extends KindRow = any> = {
   delete: string
   /** Arguments of the operations that are not properties. */
   without: readonly string[]
+  /** Required properties, in addition to those that `create` requires. */
+  required: readonly string[]
   /** Immutable properties, in addition to those that `update` does not take. */
   fixed: readonly string[]
   /** Properties whose change replaces the resource. */
@@ -71,7 +73,7 @@ export type ResourceType<Row extends KindRow = any> = {
   /** Returns the record in the response of `create` and `changing`; default the response. */
   made?: (answer: JsonObject) => JsonObject
   /** Adds defaults that depend on stored data to the properties of a create. */
-  complete?: (services: Services, db: Queryable, properties: JsonObject) => Promise<JsonObject>
+  complete?: (services: Services, db: Queryable, projectId: string, properties: JsonObject) => Promise<JsonObject>
   /** Returns the call that changes properties, if it is not `update`. */
   changing?: (row: Row, changed: JsonObject) => FlatArguments
   /** Returns the call that deletes a resource, if it is not `delete`; null if the resource is retained. */
@@ -97,6 +99,7 @@ export function resourceType<Row extends KindRow>(
     tags: kind.tags ? `replace${noun}Tags` : null,
     delete: `delete${noun}`,
     without: [],
+    required: [],
     fixed: [],
     replaced: [],
     moving: [],

@@ -20,6 +20,7 @@ import {
   type OperationBase,
   operation,
   result,
+  type ValidateInput,
 } from './operation.ts'
 import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
@@ -166,6 +167,7 @@ export function resource<Row extends KindRow, Event extends string>(
       overrides: Overrides &
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
+          validate?: (input: ValidateInput<z.output<B>>) => unknown
           prepare?: (context: QueryContext<z.output<B>>) => Promise<unknown>
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>

@@ -13,4 +13,5 @@ export const withWarnings = (record: z.ZodObject, id: string) =>
     })
     .meta({ id })
 
+/** Returns the field with the warnings of a write; no field if there are none. */
 export const warningsField = (warnings: readonly Problem[]): object => (warnings.length > 0 ? { warnings } : {})

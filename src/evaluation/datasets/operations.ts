@@ -122,6 +122,7 @@ export const datasetOperations: Operation[] = [
     tag,
     action: WRITE_ACTION,
     body: DatasetItemInput,
+    validate: ({ body }) => checkItem(body),
     bodyLimit: itemLimit,
     answers: { 201: DatasetItem },
     raises: ['SYSTEM_MESSAGE_NOT_ALLOWED', 'QUOTA_STORAGE_EXCEEDED'],

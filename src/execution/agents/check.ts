@@ -8,6 +8,7 @@ import { requireAll, requireReferences } from '../../core/api/references.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { lenientSchema, schemaChecks } from '../../core/json-schema/checks.ts'
+import type { Services } from '../../core/process/services.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { modelRouteKind } from '../model-routes/model.ts'
@@ -27,19 +28,24 @@ type ModelBinding = { ai_provider_id?: string | null; model_route_id?: string | 
  * Validates the model binding that a write would store: a provider, or a route, or neither if the project has a default
  * route. The default route is then locked against removal until the write commits.
  */
-export async function checkBinding(
-  { ai_provider_id, model_route_id, model }: ModelBinding,
-  tx: Queryable,
-  projectId: string,
-) {
+export function checkBindingFields({ ai_provider_id, model_route_id, model }: ModelBinding): void {
   if (ai_provider_id != null && model_route_id != null)
     raiseInvalid({
       code: 'INVALID_VALUE',
       path: 'model_route_id',
       message: 'cannot be combined with ai_provider_id',
     })
+  if (ai_provider_id == null && model != null)
+    raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'requires ai_provider_id' })
+}
+
+export async function checkBinding(
+  { ai_provider_id, model_route_id, model }: ModelBinding,
+  tx: Queryable,
+  projectId: string,
+) {
+  checkBindingFields({ ai_provider_id, model_route_id, model })
   if (ai_provider_id != null) return
-  if (model != null) raiseInvalid({ code: 'REQUIRED', path: 'model', message: 'requires ai_provider_id' })
   if (model_route_id == null && (await lockDefaultRoute(tx, projectId)) === null)
     raiseInvalid({
       code: 'REQUIRED',
@@ -150,6 +156,21 @@ export const compileSchemas = ({
     ),
     ...(output_schema == null ? [] : [lenientSchema(project as string, output_schema)]),
   ])
+
+/**
+ * Validates a configuration without its references.
+ * @throws VALIDATION_FAILED, TOOL_NOT_FOUND, FORCED_TOOL_CHOICE_CANNOT_STOP, INVALID_OUTPUT_SCHEMA
+ */
+export async function validateConfig(
+  services: Services,
+  project: string,
+  body: Partial<z.output<typeof AgentConfig>>,
+): Promise<void> {
+  checkBindingFields(body)
+  checkToolSettings(body, body.tool_bindings ?? null)
+  if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
+  if (body.output_schema) await checkOutputSchema(services, project, body.output_schema)
+}
 
 /** Permissions that references in a configuration require. */
 export const referencePermissions = [

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import type { Problem } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
@@ -6,11 +7,19 @@ import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { sql } from '../../core/db/sql.ts'
 import { detachPermission, hasGuardrail, removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
+import { addressWarnings } from '../tools/check-definition.ts'
 import { toolGate } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { listToolsById } from '../tools/store.ts'
 import { refuseBoundedCaller } from './bounds.ts'
-import { agentRefusals, checkConfig, compileSchemas, referencePermissions, requireValidAgentConfig } from './check.ts'
+import {
+  agentRefusals,
+  checkConfig,
+  compileSchemas,
+  referencePermissions,
+  requireValidAgentConfig,
+  validateConfig,
+} from './check.ts'
 import { agentAccess } from './end-user.ts'
 import {
   Agent,
@@ -28,15 +37,23 @@ import { agentVersions } from './versions.ts'
 const tag = 'Agents'
 const agents = resource(agentKind, { path: '/agents', tag, versions: agentVersions })
 
-/** Returns the warnings of the agent's guardrails about the tools in its bindings. */
-async function agentWarnings(agent: AgentRow, { tx }: Pick<Context, 'tx'>): Promise<object> {
+/** Returns the warnings of an agent: of its guardrails about its tools, and about addresses of its inline tools. */
+const agentWarnings = async (agent: AgentRow, { tx, services }: Pick<Context, 'tx' | 'services'>): Promise<object> =>
+  warningsField([
+    ...(await guardrailWarnings(tx, agent)),
+    ...(agent.tool_bindings ?? []).flatMap(({ tool }, index) =>
+      tool ? addressWarnings(services, withToolDefaults(tool), `tool_bindings[${index}].tool.`) : [],
+    ),
+  ])
+
+async function guardrailWarnings(tx: Context['tx'], agent: AgentRow): Promise<Problem[]> {
   const { guardrail_ids, tool_bindings } = agent
-  if (!guardrail_ids?.length || !tool_bindings?.length) return {}
+  if (!guardrail_ids?.length || !tool_bindings?.length) return []
   const ids = tool_bindings.flatMap(({ tool_id }) => tool_id ?? [])
   const records = ids.length === 0 ? [] : await listToolsById(tx, agent.project_id, ids)
   const tools = [...records, ...tool_bindings.flatMap(({ tool }) => (tool ? withToolDefaults(tool) : []))]
   const guarded = tools.map(tool => ({ tool, path: 'guardrail_ids' }))
-  return warningsField((await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? [])
+  return (await toolGate.only()?.warnings(tx, guardrail_ids, guarded)) ?? []
 }
 
 /** Requires permission to detach each guardrail that a write removes. */
@@ -84,6 +101,7 @@ export const agentOperations: Operation[] = [
       'Binding a tool requires `tools:CallTool` on it, a secret referenced by an inline definition `secrets:UseSecret`, sources of `knowledge_config` `knowledge:SearchKnowledge`, its store for writes `memories:CreateMemoryEntry`, and an avatar `files:DownloadFile`.',
     alsoActions: referencePermissions,
     body: AgentInput,
+    validate: ({ services, project, body }) => validateConfig(services, project, body),
     answers: { 201: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals],

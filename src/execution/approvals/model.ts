@@ -3,6 +3,9 @@ import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
+import type { Tx } from '../../core/db/writer.ts'
+import { extensionPoint } from '../../core/declarations.ts'
+import type { Services } from '../../core/process/services.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 import { waiters } from '../../core/work/waiters.ts'
 import type { GenerationRow } from '../generations/model.ts'
@@ -166,6 +169,19 @@ export const approvalKind = kind({
 
 /** Nodes and tasks that wait for the decision or expiry of an approval without a tool call. */
 export const approvalWaiters = waiters<ApprovalRow>('approvals')
+
+/** What a decision changes in its transaction, so that the response is sent after it. */
+export type ApprovalEffect = {
+  /** Whether the approval has this effect. */
+  applies(row: ApprovalRow): boolean
+  /** Locks the affected row before the approval, in the order of its module. */
+  lock(tx: Tx, row: ApprovalRow): Promise<unknown>
+  /** Applies the decision. */
+  apply(tx: Tx, services: Services, row: ApprovalRow): Promise<unknown>
+}
+
+/** Effects of decisions in later modules. Expiry has none: it notifies `approvalWaiters`. */
+export const approvalEffects = extensionPoint<ApprovalEffect>('effects of approvals')
 
 export type ApprovalRow = z.output<typeof approvalKind.row>
 

@@ -13,6 +13,7 @@ import { expireDue } from './expire.ts'
 import { enqueueFollowUp } from './follow-up.ts'
 import {
   type ApprovalRow,
+  approvalEffects,
   approvalKind,
   approvalWaiters,
   type Execution,
@@ -136,6 +137,8 @@ export async function resolveWithin(
   { status, reason, edited }: ApprovalDecision,
 ): Promise<ApprovalRow | null> {
   requireResolver(caller, row)
+  const effect = approvalEffects.all().find(({ applies }) => applies(row))
+  await effect?.lock(tx, row)
   const hasCall = status === 'approved' && row.origin === 'tool_call'
   const found = await resolvePending(tx, row.id, {
     status,
@@ -149,7 +152,8 @@ export async function resolveWithin(
   if (!found) return null
   tx.emit(approvalKind, status, storableApproval(found))
   if (found.origin === 'tool_call') await enqueueFollowUp(tx, found)
-  if (found.origin !== 'tool_call') await approvalWaiters.notify(tx, found)
+  else if (effect) await effect.apply(tx, services, found)
+  else await approvalWaiters.notify(tx, found)
   const { project_id, proposed_action, policy_version, agent_id, generation_id } = found
   recordActivityInTx(tx, {
     project_id,

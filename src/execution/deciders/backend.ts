@@ -60,6 +60,16 @@ async function requireTool(db: Queryable, projectId: string, id: string): Promis
   return { agent: null, agent_version: null, tool }
 }
 
+/** Raises VALIDATION_FAILED unless exactly one of an agent and a tool is set. */
+export function checkBackendFields({ agent_id, tool_id }: BackendRef): void {
+  if ((agent_id == null) === (tool_id == null))
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'tool_id',
+      message: 'exactly one of tool_id and agent_id must be set',
+    })
+}
+
 /**
  * Returns the backend of a decider or decision; an agent in its served version.
  * @throws VALIDATION_FAILED unless exactly one is set, AGENT_NOT_FOUND, TOOL_NOT_FOUND, DECIDER_AGENT_NOT_TOOL_LESS,
@@ -70,12 +80,7 @@ export async function resolveBackend(
   projectId: string,
   { agent_id, tool_id }: BackendRef,
 ): Promise<DeciderBackend> {
-  if ((agent_id == null) === (tool_id == null))
-    return raiseInvalid({
-      code: 'INVALID_VALUE',
-      path: 'tool_id',
-      message: 'exactly one of tool_id and agent_id must be set',
-    })
+  checkBackendFields({ agent_id, tool_id })
   return tool_id == null ? requireAgent(db, projectId, agent_id as string) : requireTool(db, projectId, tool_id)
 }
 

@@ -3,7 +3,7 @@ import { itemOperation, type Operation, operation } from '../../core/api/operati
 import { resource } from '../../core/api/resource.ts'
 import { parse } from '../../core/api/validate.ts'
 import { spendRefusals } from '../generations/request/create.ts'
-import { requireBackendPermission, resolveBackend } from './backend.ts'
+import { checkBackendFields, requireBackendPermission, resolveBackend } from './backend.ts'
 import {
   answerDecision,
   answerDecisionAgain,
@@ -69,6 +69,7 @@ const deciderOperations: Operation[] = [
       'A decider with an agent requires `agents:CreateAgentGeneration` on it, a decider with a tool `tools:CallTool`. Callers of the decider do not need these permissions.',
     alsoActions: BACKEND_PERMISSIONS,
     body: DeciderInput,
+    validate: ({ body }) => checkBackendFields(body),
     raises: [...refusals, 'NAME_CONFLICT'],
     check: async ({ tx, body, project, allow }) =>
       requireBackendPermission(allow, await resolveBackend(tx, project, body)),

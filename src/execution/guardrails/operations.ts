@@ -58,6 +58,7 @@ export const guardrailOperations: Operation[] = [
     description: 'A context tool requires `tools:CallTool` on it.',
     alsoActions: ['tools:CallTool'],
     body: GuardrailInput,
+    validate: ({ body }) => checkGuardrailDocument(body.document),
     raises: ['TOOL_NOT_FOUND'],
     async check({ body, project, ...context }) {
       checkGuardrailDocument(body.document)

@@ -28,7 +28,7 @@ type RuleSettings = Pick<
 >
 
 /** Refuses invalid combinations of fields. */
-function checkFields(rule: RuleSettings): void {
+export function checkFields(rule: Omit<RuleSettings, 'project_id'>): void {
   const { on, agent_id, tool_id, action, preset_parameters } = rule
   if (agent_id !== null && tool_id !== null) raiseInvalidValue('tool_id', 'cannot be combined with agent_id')
   if (tool_id === null && action !== null) raiseInvalidValue('action', 'is allowed only with tool_id')

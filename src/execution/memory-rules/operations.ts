@@ -7,7 +7,7 @@ import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
 import { memoryStoreKind } from '../../memory/stores/model.ts'
-import { allowHandler, checkMemoryRule } from './check.ts'
+import { allowHandler, checkFields, checkMemoryRule } from './check.ts'
 import {
   MemoryRule,
   MemoryRuleInput,
@@ -43,6 +43,7 @@ const createRule = operation({
   creates: memoryRuleKind,
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryRuleInput,
+  validate: ({ body }) => checkFields({ ...UNSET, ...body }),
   answers: { 201: MemoryRule },
   raises: [...refusals],
   async run(context) {

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { withWarnings } from '../../core/api/warnings.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
 
@@ -47,6 +48,8 @@ const fields = {
 }
 
 export const AiProvider = record('AiProvider', fields)
+
+export const AiProviderWithWarnings = withWarnings(AiProvider, 'AiProviderWithWarnings')
 
 export const AiProviderInput = createBody('AiProviderInput', fields, ['name', 'provider', 'default_model'], {
   name: 'openai',

@@ -2,13 +2,14 @@ import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
-import { AppError, RecordedFailure, raiseInvalid } from '../../core/api/errors.ts'
+import { AppError, RecordedFailure } from '../../core/api/errors.ts'
 import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Values } from '../../core/api/kind.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
 import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { warningsField } from '../../core/api/warnings.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
@@ -25,6 +26,7 @@ import { listModels } from './listing.ts'
 import {
   AiProviderInput,
   AiProviderPatch,
+  AiProviderWithWarnings,
   aiProviderKind,
   PROVIDER_TYPES,
   ProviderModel,
@@ -59,8 +61,6 @@ async function providerColumns(
   const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
   const next = { ...draft, base_url }
   checkProvider(next)
-  const blocked = addressProblems(services, 'base_url', base_url, stored?.base_url)
-  if (blocked.length > 0) raiseInvalid(blocked)
   const noCredentials = { config: {}, headers: {} }
   const splitConfig =
     given.config === undefined && stored
@@ -78,6 +78,10 @@ async function providerColumns(
   await checkTokens(tx, project_id, given.config ? tokenTexts(splitConfig.config) : [], newSecretIds)
   return { ...next, ...splitConfig, secret_ids }
 }
+
+/** Returns the warning about a `base_url` that the egress rule blocks. */
+const showWarnings = ({ base_url }: ProviderRow, { services }: Pick<Context<any>, 'services'>): object =>
+  warningsField(addressProblems(services, 'base_url', base_url))
 
 const CheckInput = z
   .strictObject({ model: z.string().min(1).max(255).nullish().describe('Model to call. Default default_model.') })
@@ -159,6 +163,13 @@ export const aiProviderOperations: Operation[] = [
     description: 'A secret in `secret_id` or in a header requires `secrets:UseSecret` on it.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderInput,
+    validate({ services, body }) {
+      const { secret_id = null, base_url = null, config = null } = body
+      checkProvider({ ...body, secret_id, base_url, config })
+      checkCredential({ ...body, secret_id, base_url, config }, services.config.PROVIDER_AMBIENT_CREDENTIALS)
+    },
+    answers: { 201: AiProviderWithWarnings },
+    show: showWarnings,
     raises: [...raises],
     async make(context) {
       const { tx, body, project } = context
@@ -175,6 +186,8 @@ export const aiProviderOperations: Operation[] = [
       'Applies to the next model call. Omitted fields are unchanged. Another secret requires `secrets:UseSecret` on it; a changed destination (type, `base_url`, region, location, project or resource name) requires it on every remaining secret. A credential sent as `***` keeps the stored value, unless the destination changes: then it must be provided again.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderPatch,
+    answers: { 200: AiProviderWithWarnings },
+    show: showWarnings,
     raises: [...raises],
     async change(next, context) {
       const { stored, body } = context

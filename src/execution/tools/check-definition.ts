@@ -19,6 +19,9 @@ import {
 /** Context for validating a tool definition. */
 export type DefinitionCheck = Pick<Context, 'tx' | 'services' | 'allow'> & { project_id: string }
 
+/** Context for validating a definition, which needs no database. */
+type ProjectCheck = Pick<DefinitionCheck, 'services' | 'project_id'>
+
 const CONTEXT_KEY = /^[A-Za-z0-9!#$%&'*+.^_`|~-]+$/
 const HEADER_NAME = /^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}$/
 /** Allowed characters of a header value. */
@@ -33,14 +36,8 @@ const problem = (path: string, message: string, code = 'INVALID_VALUE'): Problem
 /**
  * Validates one definition, of a record or inline.
  * @param at path of the definition in the body, with a trailing dot unless empty
- * @param stored previous definition, whose addresses are not checked again
  */
-export async function checkDefinition(
-  checking: DefinitionCheck,
-  tool: ToolDefinition,
-  at: string,
-  stored: Partial<Pick<ToolDefinition, 'execute' | 'mcp'>> | null = null,
-): Promise<void> {
+export async function checkDefinition(checking: ProjectCheck, tool: ToolDefinition, at: string): Promise<void> {
   const { services, project_id } = checking
   const { execute, mcp, parameters, preset_parameters, output_mapping, context_keys } = tool
   const tooLarge = sizeProblems({ execute, mcp, preset_parameters }, at)
@@ -58,7 +55,6 @@ export async function checkDefinition(
     ...(execute ? executeProblems(execute, services.config.TOOL_CALL_TIMEOUT_MS, `${at}execute`) : []),
     ...(mcp ? mcpProblems(mcp, `${at}mcp`) : []),
     ...actionProblems(tool, at),
-    ...blockedProblems(services, tool, at, stored),
   ]
   const mappingProblem = output_mapping && expressionProblem(output_mapping)
   if (mappingProblem) problems.push(problem(`${at}output_mapping`, mappingProblem))
@@ -79,24 +75,21 @@ export const parameterSchemas = (
   tools: readonly ({ parameters?: object | null } | null | undefined)[],
 ) => tools.flatMap(tool => (tool?.parameters ? [lenientSchema(project as string, tool.parameters)] : []))
 
-/** Returns the addresses that the egress rule blocks. The path cannot change the host. */
-function blockedProblems(
+/**
+ * Returns a warning for each address of a definition that the egress rule blocks. The path cannot change the host.
+ * @param at path of the definition in the record, with a trailing dot unless empty
+ */
+export const addressWarnings = (
   services: Services,
   { execute, mcp }: Pick<ToolDefinition, 'execute' | 'mcp'>,
   at: string,
-  stored: Partial<Pick<ToolDefinition, 'execute' | 'mcp'>> | null,
-): Problem[] {
-  const originOf = (sent: TokenTemplate | null | undefined) => sent && AUTHORITY.exec(sent.url)?.[0]
-  const tokenUrl = (sent: TokenTemplate | null | undefined) =>
-    sent?.auth?.type === 'oauth2_client_credentials' ? sent.auth.token_url : null
-  return (['execute', 'mcp'] as const).flatMap(name => {
-    const [sent, previous] = [{ execute, mcp }[name], stored?.[name]]
-    return [
-      ...addressProblems(services, `${at}${name}.url`, originOf(sent), originOf(previous)),
-      ...addressProblems(services, `${at}${name}.auth.token_url`, tokenUrl(sent), tokenUrl(previous)),
-    ]
-  })
-}
+): Problem[] =>
+  Object.entries({ execute, mcp }).flatMap(([name, sent]) => [
+    ...addressProblems(services, `${at}${name}.url`, sent && AUTHORITY.exec(sent.url)?.[0]),
+    ...(sent?.auth?.type === 'oauth2_client_credentials'
+      ? addressProblems(services, `${at}${name}.auth.token_url`, sent.auth.token_url)
+      : []),
+  ])
 
 const sizeProblems = (values: Record<string, unknown>, at: string): Problem[] =>
   Object.entries(values).flatMap(([name, value]) =>

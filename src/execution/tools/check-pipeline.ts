@@ -33,6 +33,32 @@ export async function checkPipeline(
   pipeline: Pipeline,
   stored: Pipeline | null,
 ): Promise<void> {
+  checkSteps(pipeline)
+  const { steps = [] } = pipeline
+  await checkStepTools(checking, steps)
+  if (!isDeepStrictEqual(stored, pipeline)) requireStepPermissions(checking, steps)
+  await checkStepDefinitions(checking, steps)
+}
+
+/** Validates the inline tools of steps. */
+async function checkStepDefinitions(
+  checking: Parameters<typeof checkDefinition>[0],
+  steps: readonly PipelineStep[],
+): Promise<void> {
+  for (const [index, { tool }] of steps.entries())
+    if (tool) await checkDefinition(checking, withToolDefaults(tool), `pipeline.steps[${index}].tool.`)
+}
+
+/** Validates a pipeline without the tools that its steps refer to. @throws the errors of checkPipeline */
+export async function validatePipeline(
+  checking: Parameters<typeof checkDefinition>[0],
+  pipeline: Pipeline,
+): Promise<void> {
+  checkSteps(pipeline)
+  await checkStepDefinitions(checking, pipeline.steps ?? [])
+}
+
+function checkSteps(pipeline: Pipeline): void {
   const { steps = [], output } = pipeline
   if (Buffer.byteLength(JSON.stringify(pipeline)) > MAX_BYTES)
     raiseInvalid({ code: 'TOO_BIG', path: 'pipeline', message: 'must be at most 256 KiB' })
@@ -43,8 +69,8 @@ export async function checkPipeline(
     const { id } = step
     const at = `pipeline.steps[${index}]`
     if (id === undefined || !STEP_ID.test(id))
-      return refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
-    if (isReservedName(id)) return refuse(`${at}.id: ${id} is a reserved name`, { step_id: id })
+      refuse(`${at}.id: must be 1 to 64 letters, digits and underscores`, { step_id: id ?? null })
+    if (isReservedName(id)) refuse(`${at}.id: ${id} is a reserved name`, { step_id: id })
     if (earlier.has(id)) refuse(`${at}.id: is a duplicate`, { step_id: id })
     if ((step.tool_id == null) === (step.tool == null))
       refuse(`${at}: exactly one of tool_id and tool must be set`, { step_id: id })
@@ -52,10 +78,6 @@ export async function checkPipeline(
     earlier.add(id)
   }
   if (output !== undefined) checkExpression(output, 'pipeline.output', earlier)
-  await checkStepTools(checking, steps)
-  if (!isDeepStrictEqual(stored, pipeline)) requireStepPermissions(checking, steps)
-  for (const [index, { tool }] of steps.entries())
-    if (tool) await checkDefinition(checking, withToolDefaults(tool), `pipeline.steps[${index}].tool.`)
 }
 
 /** Refuses an expression that is too large or that reads the result of a step that is not earlier. */

@@ -14,8 +14,8 @@ import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { actionsOf } from './actions.ts'
 import { callTool, openCall } from './call.ts'
-import { checkDefinition, type DefinitionCheck, parameterSchemas } from './check-definition.ts'
-import { checkPipeline, stepToolIds } from './check-pipeline.ts'
+import { addressWarnings, checkDefinition, type DefinitionCheck, parameterSchemas } from './check-definition.ts'
+import { checkPipeline, stepToolIds, validatePipeline } from './check-pipeline.ts'
 import { toolGate } from './guardrail-gate.ts'
 import { listMcpActions } from './mcp.ts'
 import {
@@ -45,11 +45,15 @@ const raises = [
   'GUARDRAIL_NOT_FOUND',
 ] as const
 
-/** Returns the warnings of a tool's guardrails. */
-const toolWarnings = async (tool: ToolRow, { tx }: Pick<Context, 'tx'>): Promise<object> =>
-  warningsField(
-    (await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? [],
-  )
+/** Returns the warnings of a tool: of its guardrails, and about addresses that the egress rule blocks. */
+const toolWarnings = async (tool: ToolRow, { tx, services }: Pick<Context, 'tx' | 'services'>): Promise<object> =>
+  warningsField([
+    ...((await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? []),
+    ...addressWarnings(services, tool, ''),
+    ...(tool.pipeline?.steps ?? []).flatMap(({ tool: inline }, index) =>
+      inline ? addressWarnings(services, withToolDefaults(inline), `pipeline.steps[${index}].tool.`) : [],
+    ),
+  ])
 
 /**
  * Validates a tool as it would be stored and returns the ids of its secrets. Adding a secret, or changing the request
@@ -67,10 +71,9 @@ async function checkTool(
   stored: ToolRow | null,
 ): Promise<string[]> {
   const { tx, allow, project_id } = checking
-  await checkDefinition(checking, tool, '', stored)
+  await checkDefinition(checking, tool, '')
   if (tool.pipeline) await checkPipeline(checking, tool.pipeline, stored?.pipeline ?? null)
-  else if (tool.type === 'pipeline')
-    raise('PIPELINE_INVALID_STEP', { message: 'pipeline: is required for a tool of type pipeline' })
+  else requireNoPipeline(tool)
   const texts = secretTextsOf(tool)
   const secret_ids = tokenIds(texts)
   const linked = stored && destinationKey(stored) === destinationKey(tool) ? stored.secret_ids : []
@@ -79,6 +82,19 @@ async function checkTool(
   if (changes.execute !== undefined || changes.mcp !== undefined || changes.pipeline !== undefined)
     await checkTokens(tx, project_id, texts)
   return secret_ids
+}
+
+/** Raises PIPELINE_INVALID_STEP for a tool of type pipeline. */
+function requireNoPipeline({ type }: ToolDefinition): void {
+  if (type === 'pipeline')
+    raise('PIPELINE_INVALID_STEP', { message: 'pipeline: is required for a tool of type pipeline' })
+}
+
+/** Validates a tool without the resources that it refers to. @throws the errors of checkTool */
+async function validateTool(checking: Parameters<typeof checkDefinition>[0], tool: ToolDefinition): Promise<void> {
+  await checkDefinition(checking, tool, '')
+  if (tool.pipeline) await validatePipeline(checking, tool.pipeline)
+  else requireNoPipeline(tool)
 }
 
 /** Compiles the schemas of a tool and of inline tools in its steps before the transaction that checks them. */
@@ -99,6 +115,7 @@ export const toolOperations: Operation[] = [
       'The definition is validated as a whole. Without the `execute` or `mcp` that its type requires, it is a draft and fails when called. A secret requires `secrets:UseSecret` on it, a tool in a step `tools:CallTool`.',
     alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
+    validate: ({ services, project, body }) => validateTool({ services, project_id: project }, withToolDefaults(body)),
     answers: { 201: ToolWithWarnings },
     show: toolWarnings,
     raises: [...raises],

@@ -54,6 +54,8 @@ export type Compilation = {
 }
 
 type Options = {
+  /** Project, or user without one, in whose turn schemas are compiled. */
+  tenant: string
   parameters?: Readonly<Record<string, string>>
   /** Logical IDs of existing resources, whose required properties may be omitted. Null for a new formation. */
   existing: ReadonlySet<string> | null
@@ -189,8 +191,7 @@ async function compile(services: Services, template: TemplateShape, options: Opt
         ]
       : []
   })
-  for (const each of declared)
-    problems.push(...(await checkProperties(services, each, { values, types, existing: options.existing })))
+  for (const each of declared) problems.push(...(await checkProperties(services, each, { ...options, values, types })))
   const dormant = Object.entries(template.resources).flatMap(([logical_id, { type: name, properties = {} }]) => {
     const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
     return type ? [{ logical_id, type, properties }] : []
@@ -319,6 +320,7 @@ async function checkProperties(
     values: ReadonlyMap<string, string>
     types: ReadonlyMap<string, TemplateType>
     existing: ReadonlySet<string> | null
+    tenant: string
   },
 ): Promise<Problem[]> {
   const at = `resources.${logical_id}.properties`
@@ -344,9 +346,12 @@ async function checkProperties(
   const { problems } = await resolveProperties(services, type, properties, example, {
     at,
     complete: !known.existing?.has(logical_id),
+    tenant: known.tenant,
   })
-  // Problems of example values are ignored.
-  return problems.filter(({ path }) => !unknownPaths.some(each => isBelow(path, each)))
+  // Problems of example values are ignored, and of a whole resource that has some.
+  return problems.filter(
+    ({ path }) => !(path === at && unknownPaths.length > 0) && !unknownPaths.some(each => isBelow(path, each)),
+  )
 }
 
 const hasKnownValue = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>

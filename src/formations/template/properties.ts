@@ -23,7 +23,7 @@ export async function resolveProperties(
   type: TemplateType,
   properties: JsonObject,
   scope: TemplateScope,
-  { at, complete }: { at: string; complete: boolean },
+  { at, complete, tenant }: { at: string; complete: boolean; tenant?: string },
 ): Promise<{ resolved: ResolvedProperties; problems: Problem[] }> {
   const resolved = new Map(
     Object.entries(properties).map(([name, value]) => [name, resolveValue(value, scope, propertyPath(at, name))]),
@@ -31,7 +31,7 @@ export async function resolveProperties(
   const texts = new Set([...resolved.values()].flatMap(each => each.texts))
   const present = () =>
     Object.fromEntries([...resolved].filter(([, { nothing }]) => !nothing).map(([name, { value }]) => [name, value]))
-  let problems = await type.check(services, present(), { at, complete })
+  let problems = await type.check(services, present(), { at, complete, tenant })
   const convertible = problems.filter(({ path }) => texts.has(path))
   let changed = false
   for (const { path, message } of convertible)
@@ -41,7 +41,7 @@ export async function resolveProperties(
       each.value = replacedAt(before, path.slice(propertyPath(at, name).length), text => converted(text, message))
       changed ||= each.value !== before
     }
-  if (changed) problems = await type.check(services, present(), { at, complete })
+  if (changed) problems = await type.check(services, present(), { at, complete, tenant })
   return { resolved, problems }
 }
 

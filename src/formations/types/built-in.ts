@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Problem, raise } from '../../core/api/errors.ts'
+import { AppError, type Problem, raise } from '../../core/api/errors.ts'
 import { type FlatField, flatten, type JsonObject, type Request } from '../../core/api/flatten.ts'
 import { kinds } from '../../core/api/kind.ts'
 import { type Operation, operations } from '../../core/api/operation.ts'
@@ -53,7 +53,7 @@ function typeOf(declared: ResourceType): BuiltInType {
   const tagged = tags && !changing.has('tags')
   const properties = new Map<string, Property>()
   for (const [name, { required, schema }] of [...changing, ...creating])
-    properties.set(name, { required: creating.has(name) && required, schema })
+    properties.set(name, { required: (creating.has(name) && required) || declared.required.includes(name), schema })
   if (tagged && !properties.has('tags'))
     properties.set('tags', { required: false, schema: { type: 'object', additionalProperties: { type: 'string' } } })
   const { translate } = declared
@@ -89,7 +89,7 @@ function typeOf(declared: ResourceType): BuiltInType {
     ),
     attributes: new Set([...scalarFields(operation(declared.read)), ...Object.keys(declared.attributes)]),
     exampleId: `${kind.prefix}_${'0'.repeat(26)}`,
-    check: async (_services, given, options) => problemsOf(type, given, options),
+    check: (services, given, options) => problemsOf(services, type, given, options),
   }
   return type
 }
@@ -113,11 +113,12 @@ const unwrappedType = (type: z.ZodType): string =>
     : type.type
 
 /** Validates properties against the request schemas of the operations of the type. */
-function problemsOf(
+async function problemsOf(
+  services: Services,
   type: BuiltInType,
   values: JsonObject,
-  { at, complete }: { at: string; complete: boolean },
-): Problem[] {
+  { at, complete, tenant }: { at: string; complete: boolean; tenant?: string },
+): Promise<Problem[]> {
   const problems = Object.keys(values)
     .filter(name => !type.properties.has(name))
     .map(
@@ -147,6 +148,7 @@ function problemsOf(
     if (values[name] !== undefined && typeof values[name] !== 'string')
       found.push({ code: 'INVALID_TYPE', path: name, message: 'must be a string' })
   if (found.length === 0) found.push(...(type.declared.check?.(values) ?? []))
+  if (found.length === 0 && tenant !== undefined) found.push(...(await createProblems(services, type, body, tenant)))
   return found
     .filter(({ code, path }) => complete || code !== 'REQUIRED' || /[.[]/.test(path))
     .map(problem => ({
@@ -155,10 +157,30 @@ function problemsOf(
     }))
 }
 
+/** Returns the problems for which the create would refuse a body that its schema accepts, without its references. */
+async function createProblems(
+  services: Services,
+  { operations: { create } }: BuiltInType,
+  body: unknown,
+  project: string,
+): Promise<Problem[]> {
+  try {
+    if (create.validate && create.body) await create.validate({ services, project, body: create.body.parse(body) })
+    return []
+  } catch (error) {
+    if (!(error instanceof AppError) || error.status !== 400) throw error
+    const { problems, field } = (error.meta ?? {}) as { problems?: Problem[]; field?: string }
+    if (problems) return problems
+    // Messages of other codes begin with the path.
+    const path = field ?? /^[a-z_]+(?:\[\d+\]|\.[\w-]+)*(?=:? )/.exec(error.message)?.[0] ?? ''
+    return [{ code: error.code, path, message: error.message }]
+  }
+}
+
 /** Returns the property path for an argument path: strips the argument that contains the property. */
 function pathInProperties({ properties }: BuiltInType, path: string): string {
   const first = propertyName(path)
-  return properties.has(first) || first === path ? path : path.slice(first.length + 1)
+  return properties.has(first) || first === path ? path : path.slice(first.length).replace(/^(?:\[\d+\])?\.?/, '')
 }
 
 /** Translates properties to flat arguments. */

@@ -19,8 +19,15 @@ type Common = {
   attributes: ReadonlySet<string> | null
   /** A well-formed ID of the type, for validation. */
   exampleId: string
-  /** Validates properties. `complete`: whether required properties must be present. */
-  check(services: Services, properties: JsonObject, options: { at: string; complete: boolean }): Promise<Problem[]>
+  /**
+   * Validates properties. `complete`: whether required properties must be present. With `tenant`, the schemas of callers in
+   * them are compiled too, in its turn.
+   */
+  check(
+    services: Services,
+    properties: JsonObject,
+    options: { at: string; complete: boolean; tenant?: string },
+  ): Promise<Problem[]>
 }
 
 export type BuiltInType = Common & {

@@ -10,6 +10,7 @@ export default module('keys', {
     resourceType(projectKeyKind, {
       name: 'api_key',
       aliases: ['project_key'],
+      required: ['name'],
       attributes: { secret: { once: 'secret' } },
     }),
   ],

@@ -9,7 +9,7 @@ import { principalsChanged } from '../principals.ts'
 import { mayChangeKey, mayCreateKey, mayDeleteKey, mayReadKey, mayRotateKey, visibleKeys } from './access.ts'
 import { isoTime, KeyInput, KeyPatch, KeyUsage, ProjectKeyWithSecret, projectKeyKind, RotateInput } from './model.ts'
 import { findLastAuditedAction, generateKey, insertKey, listAuditedDays, rotateKey, updateKey } from './store.ts'
-import { limitToDeployingKey, requireDeployable, validateKeyFields } from './validate.ts'
+import { limitToDeployingKey, requireDeployable, validateExpiry, validateKeyFields } from './validate.ts'
 
 const DAY_MS = 86_400_000
 const USAGE_DAYS = 30
@@ -51,6 +51,7 @@ const routes: Operation[] = [
     decide: mayCreateKey,
     body: KeyInput,
     bodyOptional: true,
+    validate: ({ services, body }) => void validateExpiry(services, body.expires_at, null),
     answers: { 201: ProjectKeyWithSecret },
     raises: ['POLICY_NOT_FOUND'],
     secretAnswer: true,

@@ -77,7 +77,7 @@ export async function validateKeyFields(
 }
 
 /** Returns the expiry to store; nothing if it is not written. @throws VALIDATION_FAILED */
-function validateExpiry(
+export function validateExpiry(
   { clock, config: { KEY_MAX_TTL_DAYS } }: Services,
   given: string | null | undefined,
   stored: string | null | undefined,

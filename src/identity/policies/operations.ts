@@ -93,6 +93,7 @@ export const policyOperations: Operation[] = [
   policies.create({
     gate: 'admin',
     body: PolicyInput,
+    validate: ({ body }) => void policyDocumentProblems(body.document),
     make({ body: { name = null, description = null, document }, caller, tx }) {
       const policy = { id: newId(policyKind.prefix), name, description, document: policyDocumentProblems(document) }
       return insertPolicy(tx, { ...policy, by: caller.principal.id })

@@ -26,6 +26,12 @@ const secrets = resource(secretKind, { path: '/secrets', tag: 'Secrets' })
 
 type ValueInput = { value?: string; source?: SecretSource }
 
+/** Raises VALIDATION_FAILED for a store that is not configured. */
+function requireConfigured({ config }: Services, { source }: Pick<ValueInput, 'source'>): void {
+  if (source && !isConfigured(config, source.type))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'source.type', message: 'is not configured in this deployment' })
+}
+
 /** Returns a value in stored form; null for none. @throws VALIDATION_FAILED for a store that is not configured */
 function storedValue(
   services: Services,
@@ -34,12 +40,7 @@ function storedValue(
   project: string,
 ): StoredValue | null {
   if (source) {
-    if (!isConfigured(services.config, source.type))
-      raiseInvalid({
-        code: 'INVALID_VALUE',
-        path: 'source.type',
-        message: 'is not configured in this deployment',
-      })
+    requireConfigured(services, { source })
     return { sealed_value: null, source }
   }
   if (value === undefined) return null
@@ -72,6 +73,7 @@ export const secretOperations: Operation[] = [
     description:
       'Requires either `value`, which is stored encrypted, or `source`. Values of external stores are read at use and cached for a minute.',
     body: SecretInput,
+    validate: ({ services, body }) => requireConfigured(services, body),
     make({ body, project, tx, services }) {
       const id = newId(secretKind.prefix)
       const { name, expires_at = null } = body

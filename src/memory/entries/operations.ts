@@ -7,6 +7,7 @@ import { reachOf } from '../../core/iam/authority.ts'
 import { ownerColumn, ownerFilter } from '../memories/model.ts'
 import { canReachMemory, withinReach } from '../reach.ts'
 import { memoryStoreKind } from '../stores/model.ts'
+import { effectiveThresholds } from '../stores/thresholds.ts'
 import {
   DryRun,
   ENTRY_ACTIONS,
@@ -34,6 +35,7 @@ const create = operation({
   creates: memoryEntryKind,
   under: { kind: memoryStoreKind, field: 'memory_store_id' },
   body: MemoryEntryInput,
+  validate: ({ body }) => void effectiveThresholds(body),
   answers: { 201: MemoryEntry, 200: MemoryEntry.or(DryRun) },
   raises: ['RESOURCE_NOT_FOUND', 'ACTOR_NOT_FOUND', 'QUOTA_STORAGE_EXCEEDED', 'QUOTA_EXCEEDED'],
   transaction: false,

@@ -19,6 +19,7 @@ const updateWith = (method: 'patch' | 'put') =>
 export const memoryStoreOperations: Operation[] = [
   stores.create({
     body: MemoryStoreInput,
+    validate: ({ body }) => void effectiveThresholds(body),
     check: ({ body }) => void effectiveThresholds(body),
     make: ({ body, project, tx }) => insertStore(tx, { ...body, project_id: project }),
   }),

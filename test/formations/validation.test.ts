@@ -1,0 +1,256 @@
+import assert from 'node:assert/strict'
+import { builtInTypes } from '../../src/formations/types/built-in.ts'
+import { type Client, startApp, type TestApp } from '../support/app.ts'
+
+type Json = Record<string, any>
+type Refused = {
+  type: string
+  /** Route of the type, if it is not its plural. */
+  route?: string
+  properties: Json
+  /** Property at fault. */
+  path: string
+  /** Body of the route, if it is not the properties. */
+  body?: Json
+}
+
+const BAD_SCHEMA = { type: 'object', properties: { a: { type: 'nothing' } } }
+const state = (name: string, more: object = {}) => ({ name, ...more })
+const tool = (fields: Json, path: string): Refused => ({ type: 'tool', properties: { name: 't', ...fields }, path })
+const url = 'https://example.com/'
+
+/** Bodies that the create of each type refuses, whatever the project has. `ids` are of existing resources. */
+const refusedBodies = (ids: Json): Refused[] => [
+  { type: 'actor', properties: { name: 'a', agent_id: ids.agent, chat_id: ids.chat }, path: '' },
+  { type: 'agent', properties: { name: 'a', model: 'm' }, path: 'model' },
+  { type: 'agent', properties: { name: 'a', tool_choice: 'sometimes' }, path: 'tool_choice' },
+  { type: 'agent', properties: { ai_provider_id: ids.provider, tool_choice: 'required' }, path: '' },
+  { type: 'agent', properties: { ai_provider_id: ids.provider, output_schema: BAD_SCHEMA }, path: 'output_schema' },
+  {
+    type: 'agent',
+    properties: {
+      ai_provider_id: ids.provider,
+      boundary_policy: { statement: [{ effect: 'Allow', action: ['no:Thing'] }] },
+    },
+    path: 'boundary_policy',
+  },
+  { type: 'ai_provider', properties: { name: 'p', provider: 'custom', default_model: 'm' }, path: 'base_url' },
+  { type: 'ai_provider', properties: { name: 'p', provider: 'none', default_model: 'm' }, path: 'provider' },
+  { type: 'ai_provider', properties: { name: 'p', provider: 'bedrock', default_model: 'm' }, path: '' },
+  {
+    type: 'api_key',
+    route: 'project-keys',
+    properties: { name: 'k', expires_at: '2020-01-01T00:00:00Z' },
+    path: 'expires_at',
+  },
+  { type: 'chat', properties: { model: 'm' }, path: 'model' },
+  { type: 'conversation', properties: { status: 'none' }, path: 'status' },
+  { type: 'dataset', properties: { name: '' }, path: 'name' },
+  {
+    type: 'dataset_item',
+    route: `datasets/${ids.dataset}/items`,
+    properties: { dataset_id: ids.dataset, input: [{ role: 'system', content: 'x' }] },
+    body: { input: [{ role: 'system', content: 'x' }] },
+    path: '',
+  },
+  {
+    type: 'decider',
+    properties: { name: 'd', questions: [{ type: 'predicate', name: 'q', instructions: 'q?' }] },
+    path: 'tool_id',
+  },
+  { type: 'document', properties: { content: 'x', chunk_strategy: 'none' }, path: 'chunk_strategy' },
+  {
+    type: 'eval',
+    properties: { name: 'e', agent_id: ids.agent, dataset_id: ids.dataset, scorers: [{ type: 'none' }] },
+    path: 'scorers',
+  },
+  { type: 'file', properties: { filename: 'a', content_type: 'text/plain', size: -1 }, path: 'size' },
+  {
+    type: 'guardrail',
+    properties: { name: 'g', class: { nothing: [] } },
+    body: { name: 'g', document: { class: { nothing: [] } } },
+    path: 'class',
+  },
+  { type: 'ingestion_rule', properties: { content_type_glob: 'text/*' }, path: 'tool_id' },
+  { type: 'ingestion_rule', properties: { content_type_glob: 'text', agent_id: ids.agent }, path: 'content_type_glob' },
+  {
+    type: 'memory_entry',
+    route: 'memory-entries',
+    properties: { memory_store_id: ids.store, content: '' },
+    path: 'content',
+  },
+  {
+    type: 'memory_rule',
+    properties: { memory_store_id: ids.store, on: 'conversation_messages.generated' },
+    path: 'on',
+  },
+  { type: 'memory_rule', properties: { memory_store_id: ids.store, on: 'none' }, path: 'on' },
+  {
+    type: 'memory_store',
+    properties: { name: 's', duplicate_threshold: 0.5, supersede_threshold: 0.9 },
+    path: 'supersede_threshold',
+  },
+  {
+    type: 'metadata_schema',
+    properties: { resource_type: 'document', path_prefix: '/', schema: BAD_SCHEMA },
+    path: 'schema',
+  },
+  { type: 'model_route', properties: { name: 'r', targets: [] }, path: 'targets' },
+  {
+    type: 'orchestration',
+    properties: { name: 'o', nodes: [{ id: 'a', type: 'human', prompt: 'x' }], edges: [{ from: 'a', to: 'b' }] },
+    path: 'edges[0].to',
+  },
+  {
+    type: 'orchestration',
+    properties: { name: 'o', nodes: [{ id: 'a', type: 'human', prompt: 'x' }], edges: [], state_schema: BAD_SCHEMA },
+    path: 'state_schema',
+  },
+  { type: 'playbook', properties: { name: 'p', steps: [{ key: 'a', title: 'a', type: 'none' }] }, path: 'steps' },
+  {
+    type: 'playbook',
+    properties: { name: 'p', steps: [{ key: 'a', title: 'a', type: 'manual' }], input_schema: BAD_SCHEMA },
+    path: 'input_schema',
+  },
+  {
+    type: 'policy',
+    route: 'policies',
+    properties: { document: { statement: [{ effect: 'Allow', action: ['no:Thing'] }] } },
+    path: 'document',
+  },
+  {
+    type: 'project_price',
+    properties: { provider: 'p', model: 'm', component: 'c', unit: 'u', unit_price: 1, quantity: { var: 'a' } },
+    path: 'quantity',
+  },
+  { type: 'quota', properties: { scope: 'project', metric: 'none', window: 'day', limit: 1 }, path: 'metric' },
+  { type: 'secret', properties: { name: 's', source: { type: 'vault', path: 'p' } }, path: 'source.type' },
+  { type: 'session', properties: { agent_id: ids.agent, tool_context: { 'not a key': 'x' } }, path: '' },
+  tool({ execute: { url: 'ftp://example.com/' } }, 'execute.url'),
+  tool({ execute: { url: `${url}{{nothing:x}}` } }, 'execute'),
+  tool({ execute: { url, headers: { host: 'x' } } }, 'execute.headers.host'),
+  tool({ type: 'platform', actions: ['no-such-action'] }, 'actions'),
+  tool({ execute: { url }, parameters: BAD_SCHEMA }, 'parameters'),
+  tool({ execute: { url }, context_keys: ['not a key'] }, 'context_keys'),
+  tool({ type: 'pipeline' }, 'pipeline'),
+  tool({ type: 'pipeline', pipeline: { steps: [{ id: 'a b', tool_id: ids.tool }] } }, 'pipeline.steps[0].id'),
+  {
+    type: 'trigger',
+    properties: { name: 't', type: 'schedule', target_type: 'agent', target_id: ids.agent },
+    path: 'cron',
+  },
+  {
+    type: 'trigger',
+    properties: { name: 't', type: 'schedule', cron: 'whenever', target_type: 'agent', target_id: ids.agent },
+    path: '',
+  },
+  {
+    type: 'trigger',
+    properties: { name: 't', type: 'event', event_pattern: 'Nothing!', target_type: 'agent', target_id: ids.agent },
+    path: '',
+  },
+  {
+    type: 'trigger',
+    properties: { name: 't', type: 'manual', cron: '* * * * *', target_type: 'agent', target_id: ids.agent },
+    path: 'cron',
+  },
+  { type: 'webhook', properties: { name: 'w', url: 'ftp://example.com/', events: ['*'] }, path: 'url' },
+  { type: 'workflow', properties: { name: 'w', states: [state('a')], transitions: [] }, path: 'states' },
+  {
+    type: 'workflow',
+    properties: {
+      name: 'w',
+      states: [state('a', { initial: true }), state('b', { terminal: true })],
+      transitions: [{ name: 'go', from: ['a'], to: 'b' }],
+      payload_schema: BAD_SCHEMA,
+    },
+    path: 'payload_schema',
+  },
+]
+
+describe('the validation of a template', () => {
+  let app: TestApp
+  let key: Client
+  let ids: Json
+  let projectId: string
+
+  before(async () => {
+    app = await startApp()
+    const project = await app.project()
+    ;({ key } = project)
+    projectId = project.id
+    const made = async (path: string, body: object): Promise<string> => {
+      const reply = await key.post(path, body)
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+      return reply.body.id
+    }
+    const provider = await made('/ai-providers', { name: 'p', provider: 'ollama', default_model: 'm' })
+    ids = {
+      provider,
+      agent: await made('/agents', { name: 'a', ai_provider_id: provider }),
+      chat: await made('/chats', { ai_provider_id: provider }),
+      dataset: await made('/datasets', { name: 'd' }),
+      store: await made('/memory-stores', { name: 's' }),
+      tool: await made('/tools', { name: 't', execute: { url } }),
+    }
+  })
+  after(() => app.close())
+
+  const validate = async (resource: object, more: object = {}) => {
+    const { status, body } = await key.post('/formations/validate', {
+      template: { ...more, resources: { It: resource } },
+    })
+    assert.equal(status, 200, JSON.stringify(body))
+    return body
+  }
+
+  it('refuses what the create of each type refuses', async () => {
+    const failures: string[] = []
+    const cases = refusedBodies(ids)
+    for (const { type, route = `${type.replaceAll('_', '-')}s`, properties, body = properties, path } of cases) {
+      const label = `${type} ${JSON.stringify(properties).slice(0, 120)}`
+      if (type !== 'project_price') {
+        const reply = await app.admin.post(`/${route}`, type === 'policy' ? body : { project_id: projectId, ...body })
+        if (reply.status !== 400) failures.push(`${label}: REST ${reply.status} ${JSON.stringify(reply.body)}`)
+      }
+      const { valid, errors } = await validate({ type, properties })
+      const at = `resources.It.properties${path && `.${path}`}`
+      if (
+        valid ||
+        !errors.some(
+          (each: { path: string }) =>
+            each.path === at || each.path.startsWith(`${at}.`) || each.path.startsWith(`${at}[`),
+        )
+      )
+        failures.push(`${label}: ${JSON.stringify(errors)} without ${at}`)
+    }
+    assert.deepEqual(failures, [])
+    const covered = new Set(cases.map(({ type }) => type))
+    assert.deepEqual(
+      builtInTypes(app.services)
+        .filter(({ name }) => !covered.has(name))
+        .map(({ name }) => name),
+      [],
+    )
+  })
+
+  it('checks values with references as far as they are known', async () => {
+    const parameters = { Cron: {}, Url: {}, Class: {} }
+    const schedule = (cron: unknown) => ({
+      type: 'trigger',
+      properties: { name: 't', type: 'schedule', cron, target_type: 'agent', target_id: ids.agent },
+    })
+    assert.equal((await validate(schedule({ param: 'Cron' }), { parameters })).valid, true)
+    assert.equal((await validate(schedule('whenever'), { parameters })).valid, false)
+    const reached = await validate(
+      { type: 'tool', properties: { name: 't', execute: { url: { param: 'Url' } } } },
+      { parameters },
+    )
+    assert.equal(reached.valid, true, JSON.stringify(reached.errors))
+    const key = await validate({ type: 'api_key', properties: {} })
+    assert.deepEqual(
+      key.errors.map(({ path }: any) => path),
+      ['resources.It.properties.name'],
+    )
+  })
+})
