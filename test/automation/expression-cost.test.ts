@@ -15,7 +15,9 @@ const MOST_MS = 3000
 describe('expressions that multiply a literal', () => {
   let app: RunApp
   before(async () => {
-    app = await startRunApp({ actions: ['orchestrations:*', 'guardrails:CreateGuardrail', 'guardrails:EvaluateGuardrail'] })
+    app = await startRunApp({
+      actions: ['orchestrations:*', 'guardrails:CreateGuardrail', 'guardrails:EvaluateGuardrail'],
+    })
   })
   after(() => app?.close())
 
