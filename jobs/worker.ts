@@ -20,6 +20,7 @@ import type { Services } from '../src/core/process/services.ts'
 import { openServices } from '../src/core/process/services-lifecycle.ts'
 import { loadSettings } from '../src/core/process/settings.ts'
 import { loadConfigOrExit, runUntilShutdown } from '../src/core/process/shutdown.ts'
+import { stallWatchdog } from '../src/core/process/stall-watchdog.ts'
 import { modules } from '../src/modules.ts'
 
 export type WorkerProcess = { healthPort: number; stop(): Promise<void> }
@@ -45,6 +46,7 @@ export async function startWorker(
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'worker' })
+  stallWatchdog(services)
   for (const { start } of modules) await start?.(services, 'worker')
   log.debug(declaredNames(), 'modules loaded')
   const { handlers, schedules, background } = workForConcerns(kinds)

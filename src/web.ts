@@ -11,6 +11,7 @@ import { createLog, type Logger } from './core/process/log.ts'
 import { openServices } from './core/process/services-lifecycle.ts'
 import { loadSettings } from './core/process/settings.ts'
 import { loadConfigOrExit, runUntilShutdown } from './core/process/shutdown.ts'
+import { stallWatchdog } from './core/process/stall-watchdog.ts'
 import { modules } from './modules.ts'
 
 export type Web = { port: number; url: string; server: Server; stop(): Promise<void> }
@@ -26,6 +27,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
       log: line => log.debug(line),
     })
   const services = await openServices(config, { log, role: 'web' })
+  stallWatchdog(services)
   for (const { start } of modules) await start?.(services, 'web')
   log.debug(declaredNames(), 'modules loaded')
   const app = createApp(services)

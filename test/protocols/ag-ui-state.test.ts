@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
+import { processorTime } from '../support/timing.ts'
 import { CHAT_ACTIONS, calls, ofType, postRun, said, ThreadClient, types } from './ag-ui-support.ts'
 
 describe('state of AG-UI clients', () => {
@@ -110,5 +111,35 @@ describe('state of AG-UI clients', () => {
     const grown = said(patch({ op: 'add', path: '/text', value: state.text }), { text: 'sorry' })
     await client.say(grown)
     assert.deepEqual((await sessionOf(client)).state, { a: 1 })
+  })
+
+  it('is sent again after a change by the agent to a state that another caller changed', async () => {
+    const client = open({ state: { a: 1 } })
+    await client.say(said({ text: 'ok' }))
+    const { id } = await sessionOf(client)
+    const script = said({ ...patch({ op: 'add', path: '/b', value: 1 }), gate: 'patch-gate' }, { text: 'ok' })
+    const running = client.say(script)
+    await app.atGate('patch-gate')
+    assert.equal((await app.key.patch(`/sessions/${id}`, { state: { a: 2 } })).status, 200)
+    await app.openGate('patch-gate')
+    assert.deepEqual(
+      types(await running).filter(type => type.startsWith('STATE')),
+      ['STATE_DELTA', 'STATE_SNAPSHOT'],
+    )
+    assert.deepEqual(client.agent.state, { a: 2, b: 1 })
+  })
+
+  it('is not doubled beyond its limit by copies, even if the patch removes them again', async () => {
+    const client = open({ state: { list: [1] } })
+    const doubling = Array.from({ length: 24 }, () => ({ op: 'copy', from: '/list', path: '/list/-' }))
+    const { pid } = app.worker as { pid: number }
+    const before = processorTime(pid)
+    const script = said(patch(...doubling, { op: 'replace', path: '/list', value: [] }), { text: 'sorry' })
+    const events = await client.say(script)
+    assert.deepEqual(client.texts(), ['sorry'])
+    assert.equal(ofType(events, 'STATE_DELTA').length, 0)
+    assert.deepEqual((await sessionOf(client)).state, { list: [1] })
+    const used = processorTime(pid) - before
+    assert.ok(used < 3000, `${used} ms`)
   })
 })

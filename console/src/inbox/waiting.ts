@@ -35,6 +35,7 @@ const COUNT_POLL_MS = 30_000
 /** Kinds of exceptions but sessions that ask for a person, which have a list of their own. */
 const EXCEPTIONS = [
   'run_failed',
+  'worker_lost',
   'guardrail_tripwire',
   'approval_expired',
   'quota_unpriced',

@@ -128,7 +128,7 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
         claims: advance => (mayExecuteHere(advance) ? 1 : 0),
       })
       uncommitted.result = advanced
-      await injectFault(services, 'run_advanced')
+      await injectFault(services, 'run_advanced', () => run_id)
       context.complete(tx)
       return advanced
     })

@@ -8,6 +8,7 @@ export const EXCEPTION_STATUSES = ['open', 'acknowledged', 'resolved'] as const
 /** Kinds of exceptions with their default severity. */
 export const EXCEPTION_KINDS = {
   run_failed: 'critical',
+  worker_lost: 'critical',
   guardrail_tripwire: 'warning',
   approval_expired: 'warning',
   quota_unpriced: 'warning',

@@ -1,6 +1,8 @@
 import { module } from '../../core/api/module.ts'
+import { lostMessageHooks } from '../../core/jobs/lost-messages.ts'
 import { exceptionErrors } from './errors.ts'
 import { exceptionsDropped, filingHandler } from './file-exception.ts'
+import { reportLostMessage } from './lost-messages.ts'
 import { exceptionKind } from './model.ts'
 import { exceptionOperations } from './operations.ts'
 import { reportExpiring } from './secret-expiry.ts'
@@ -11,6 +13,7 @@ export default module('exceptions', {
   kinds: [exceptionKind],
   operations: exceptionOperations,
   handlers: [filingHandler],
+  extensions: [lostMessageHooks.with(reportLostMessage)],
   metrics: [exceptionsDropped],
   sweeps: [{ name: 'expiring secrets', when: '11 * * * *', run: reportExpiring }],
 })

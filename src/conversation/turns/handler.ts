@@ -181,6 +181,7 @@ export const turnHandlers = [
     conversationQueue,
     {
       leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
+      boundsLosses: true,
       onExhausted: ({ conversation_id }, _error, services) => abandonNextTurn(services, conversation_id),
     },
     ({ conversation_id }, context) => processMailbox(context.services, conversation_id, context),

@@ -84,6 +84,12 @@ export const coreErrors = {
     message: 'The resource is at version {current_version}, not at expected_version {expected_version}',
     hint: 'Get the resource again and send its version as expected_version.',
   },
+  WORKER_LOST: {
+    status: 500,
+    description: 'Work that ended its workers repeatedly, the last time while nothing else ran in the process',
+    message: 'The work was abandoned after three lost workers',
+    hint: 'Check the input of the work, which may exhaust a worker, and the exceptions of the project.',
+  },
 } as const satisfies ErrorTable
 
 /**

@@ -9,6 +9,8 @@ export type TenantContext = {
   patienceMs: number
   /** Whether the caller is gone, so that statements are cancelled. Absent for work that must finish regardless. */
   isAbandoned?: () => boolean
+  /** Operation or queue, for the watchdog of the event loop. */
+  work?: string
 }
 
 const current = new AsyncLocalStorage<TenantContext | undefined>()
@@ -20,6 +22,12 @@ export const withTenant = <T>(context: TenantContext, work: () => T): T => curre
 export function currentTenant(): (TenantContext & { tenant: string }) | undefined {
   const context = current.getStore()
   return context?.tenant ? (context as TenantContext & { tenant: string }) : undefined
+}
+
+/** Returns the operation or queue and the tenant of this async context. */
+export const currentWork = (): { work: string | null; project_id: string | null } => {
+  const { work = null, tenant: project_id = null } = current.getStore() ?? {}
+  return { work, project_id }
 }
 
 /** Returns the abandonment check of this async context, for a later call; undefined for work that must finish. */

@@ -60,7 +60,7 @@ export function openInvocation(services: Services, operation: Operation, call: C
       additional_checks: [],
       detail: call.surface === 'rest' ? {} : { surface: call.surface },
     },
-    tenancy: { tenant: null, patienceMs: MAX_REQUEST_WAIT_MS },
+    tenancy: { tenant: null, patienceMs: MAX_REQUEST_WAIT_MS, work: operation.id },
     caller: undefined,
     decided: false,
     recorded: false,

@@ -53,6 +53,7 @@ export type Handler = {
   graceMs?: (config: Config) => number | null
   handle: (message: any, context: JobContext) => Promise<unknown>
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
+  boundsLosses?: boolean
 }
 
 /** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
@@ -81,6 +82,11 @@ type HandlerOptions<M> = {
    * entity, so that it is not blocked. Must be idempotent: it is called again after a crash.
    */
   onExhausted?: (message: M, error: unknown, services: Services) => Promise<unknown>
+  /**
+   * Whether the handler counts lost workers in its rows and fails the work itself. Otherwise a message that was active in
+   * three lost workers fails with WORKER_LOST.
+   */
+  boundsLosses?: boolean
 }
 
 /**

@@ -27,12 +27,19 @@ const hasNoOther = (state: 'active' | 'created') => `(
         where other.name = j.name and other.policy = 'stately' and other.state = '${state}'
           and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
 
+// A suspect (quarantine.ts) is blocked. The wake-ups of its key wait for it: they would run the same work. One lookup in
+// job_i3 or its kind for `retry`, the state of suspects.
+const hasNoSuspect = `(
+        select 1 from pgboss.job_common other
+        where other.name = j.name and other.policy = 'stately' and other.state = 'retry' and other.blocked
+          and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
+
 // pg-boss's fetch of a stately queue returns nothing while the key of the oldest waiting message is active: activating
 // it would violate job_i3. So active keys are skipped here, and if a key has a new message and a retry, only the new
 // one is claimed.
 const isClaimable = (policy: Queue<any>['policy']) => `
       j.name = $1 and j.state < 'active' and not j.blocked and j.start_after <= now()
-      ${policy === 'stately' ? `and ${hasNoOther('active')} and (j.state <> 'retry' or ${hasNoOther('created')})` : ''}`
+      ${policy === 'stately' ? `and ${hasNoOther('active')} and ${hasNoSuspect} and (j.state <> 'retry' or ${hasNoOther('created')})` : ''}`
 
 // group_tier, which pg-boss's own fetch would use, stores the process that holds the message. The array keeps
 // PostgreSQL from joining the whole table when its statistics are stale.
@@ -236,6 +243,69 @@ export async function completeMessages(db: SqlExecutor, queue: Queue<any>, attem
   return new Set(rows.map(row => row.id as string))
 }
 
+/** Field of the data of a message: number of workers that were lost while it was active. */
+const LOSSES = 'worker_losses'
+
+/** Number of lost workers after which a message fails. */
+export const MAX_WORKER_LOSSES = 3
+
+/** Returns the number of workers that were lost while a message was active. */
+export const workerLosses = ({ data }: Pick<MessageClaim, 'data'>): number =>
+  Number((data as Record<string, unknown>)[LOSSES] ?? 0)
+
+/** Assignment that counts a lost worker in the active messages of the alias `j`. */
+export const countWorkerLoss: Fragment = rawFragment(
+  `data = j.data || jsonb_build_object('${LOSSES}', coalesce((j.data ->> '${LOSSES}')::int, 0) + 1)`,
+)
+
+// Whether a message is a suspect (quarantine.ts), which no other claim takes, and pg-boss's indexes omit.
+const isSuspect = (job: string) => `${job}.data ? '${LOSSES}'`
+
+const dueSuspects = `
+  from pgboss.job_common j
+  where j.name = any ($1::text[]) and j.blocked and j.state < 'active' and j.start_after <= now()
+    and (j.policy <> 'stately' or ${hasNoOther('active')})
+  order by (j.data ->> '${LOSSES}')::int, j.created_on
+  limit 1`
+
+/** Returns the lost workers of the next suspect that is due, null without one. */
+export async function findSuspect(db: SqlExecutor, names: readonly string[]): Promise<number | null> {
+  const { rows } = await db.executeSql(`select (j.data ->> '${LOSSES}')::int as losses ${dueSuspects}`, [names])
+  return rows.length === 0 ? null : (rows[0].losses ?? 0)
+}
+
+/** Claims the next suspect of the queues that is due. Returns null without one, or if another worker claims it. */
+export async function claimSuspect(
+  db: SqlExecutor,
+  names: readonly string[],
+): Promise<(MessageClaim & { queue: string }) | null> {
+  try {
+    const { rows } = await db.executeSql(
+      `with next as (select j.name, j.id ${dueSuspects} for update skip locked)
+      update pgboss.job_common j
+      set state = 'active', blocked = false, started_on = now(), heartbeat_on = now(),
+        retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end,
+        group_tier = '${HOLDER}'
+      from next n where j.name = n.name and j.id = n.id
+      returning ${columns}, j.name as queue`,
+      [names],
+    )
+    return rows[0] ?? null
+  } catch (error) {
+    if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null
+    throw error
+  }
+}
+
+/** Moves the waiting retry of the same key, with which a lost message was merged, into quarantine. */
+export async function blockRetryOf(db: SqlExecutor, queue: Queue<any>, { key, data }: MessageClaim): Promise<void> {
+  await db.executeSql(
+    `update pgboss.job_common j set blocked = true, data = j.data || jsonb_build_object('${LOSSES}', $3::int)
+    where j.name = $1 and j.policy = 'stately' and j.state = 'retry' and coalesce(j.singleton_key, '') = coalesce($2, '')`,
+    [queue.name, key, workerLosses({ data })],
+  )
+}
+
 /**
  * Schedules the retry of a message in `delayMs` and stores `error` with it. Returns `kept` if the message waits for its
  * retry, `merged` if another retry of the same key already waits, `lost` if the claim is lost.
@@ -252,7 +322,8 @@ export async function scheduleRetry(
   try {
     const { rows } = await db.executeSql(
       `update pgboss.job_common
-       set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb
+       set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb,
+         blocked = ${isSuspect('job_common')}
        where ${fence} returning id`,
       [...values, delayMs, JSON.stringify(error)],
     )
@@ -274,7 +345,7 @@ const requeueSql = `
   update pgboss.job_common j
   set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
     completed_on = case when w.waits then now() end,
-    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms'
+    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms', blocked = ${isSuspect('j')}
   from pgboss.job_common me
   cross join lateral (select me.policy = 'stately' and exists (
     select from pgboss.job_common other
@@ -326,7 +397,7 @@ export async function takeOverExpired(db: SqlExecutor, queue: Queue<any>): Promi
  * State of a queue: whether messages are `due` and whether leases have `expired`; `nextMs` is the time until the next
  * message is due or the next lease expires.
  */
-export type QueueBacklog = { name: string; due: boolean; expired: boolean; nextMs: number | null }
+export type QueueBacklog = { name: string; due: boolean; expired: boolean; suspects: boolean; nextMs: number | null }
 
 // job_i11 (name, priority, created_on, start_after; waiting) serves `due`, which stops at the first due message, and
 // `next_ms`, which reads all delayed messages; job_i7 (name, group_id; active) serves the leases. `limit` and
@@ -345,11 +416,13 @@ const backlogSql = `
         where j.name = q.name and j.state < 'active' and not j.blocked) end as next_ms,
       (select extract(epoch from min(a.heartbeat_on) - now() + q.lease_seconds * interval '1 s') * 1000
         from pgboss.job_common a
-        where a.name = q.name and a.state = 'active' and a.group_id is not null) as lease_ms
+        where a.name = q.name and a.state = 'active' and a.group_id is not null) as lease_ms,
+      (select true from pgboss.job_common s
+        where s.name = q.name and s.blocked and s.state < 'active' limit 1) as suspects
     from queue q
   )
-  select name, due, coalesce(lease_ms <= 0, false) as expired, least(next_ms, lease_ms)::float8 as "nextMs"
-  from state where due or next_ms is not null or lease_ms is not null`
+  select name, due, coalesce(lease_ms <= 0, false) as expired, coalesce(suspects, false) as suspects, least(next_ms, lease_ms)::float8 as "nextMs"
+  from state where due or suspects or next_ms is not null or lease_ms is not null`
 
 const backlogStatement = namedStatement('waiting', backlogSql)
 

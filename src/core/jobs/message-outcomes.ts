@@ -1,16 +1,21 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { AppError } from '../api/errors.ts'
 import { storableText, truncateChars } from '../api/storable-text.ts'
 import { Batcher } from '../db/batcher.ts'
 import { retryPause, retryWhileUnavailable } from '../db/retry.ts'
 import { messageAttempts as attemptsTotal } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import type { Handler } from './handler.ts'
+import { lostMessageHooks } from './lost-messages.ts'
 import {
+  blockRetryOf,
   completeMessages,
+  MAX_WORKER_LOSSES,
   type MessageClaim,
   requeueMessages,
   scheduleRetry,
   takeOverExpired,
+  workerLosses,
 } from './message-claims.ts'
 import { isDroppedOnFailure, type Queue } from './queue.ts'
 
@@ -121,19 +126,29 @@ export class MessageOutcomes {
     } catch {
       return false
     }
-    const error = new Error('lease expired')
     let due = false
     for (const message of expired) {
+      const losses = workerLosses(message)
+      // A handler that bounds lost workers itself fails the work when it is claimed once more.
+      const isPoison = losses >= MAX_WORKER_LOSSES + (this.#handler.boundsLosses ? 1 : 0)
+      const error = isPoison
+        ? new AppError('WORKER_LOST', { meta: { queue: this.#queue.name } })
+        : new Error('lease expired')
       try {
-        if (message.retryCount < message.retryLimit) {
+        if (losses > 0) log.warn({ queue: this.#queue.name, job: message.id, losses }, 'message lost with its worker')
+        if (losses === MAX_WORKER_LOSSES)
+          for (const onLost of lostMessageHooks.all()) await onLost(this.#services, this.#queue, message)
+        if (message.retryCount < message.retryLimit && !isPoison) {
           const result = await scheduleRetry(queues.db, this.#queue, message, 0, describeFailure(error))
+          if (result === 'merged' && losses > 0) await blockRetryOf(queues.db, this.#queue, message)
           queues.wake(this.#queue.name, 'later')
           if (result !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })
           due = true
         } else {
           await this.#recordExhausted(message, error)
           const isDead = await this.#deadLetter(message, describeFailure(error))
-          if (isDead) this.#report(message, this.#finalOutcome, undefined, { reason: 'lease_expired' })
+          if (isDead)
+            this.#report(message, this.#finalOutcome, undefined, { reason: isPoison ? 'worker_lost' : 'lease_expired' })
         }
       } catch (failure) {
         log.error({ err: failure, queue: this.#queue.name, job: message.id }, 'takeover of expired message failed')

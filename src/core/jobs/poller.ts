@@ -15,6 +15,7 @@ export class QueuePoller {
   readonly #pollMs: number
   readonly #idleMs: number
   readonly #notificationsHealthy: () => boolean
+  readonly #onSuspects: () => void
   readonly #onPoll: (() => unknown) | undefined
   readonly #stopped = new AbortController()
   #pollRequested = false
@@ -27,6 +28,8 @@ export class QueuePoller {
     idleMs: number
     /** Whether notifications arrive. */
     notificationsHealthy: () => boolean
+    /** Called when suspects wait (quarantine.ts). */
+    onSuspects: () => void
     onPoll?: () => unknown
   }) {
     this.#services = options.services
@@ -36,6 +39,7 @@ export class QueuePoller {
     const leases = [...options.consumers.values()].map(({ queue }) => queue.leaseSeconds * 1000)
     this.#idleMs = Math.max(options.pollMs, Math.min(options.idleMs, ...leases))
     this.#notificationsHealthy = options.notificationsHealthy
+    this.#onSuspects = options.onSuspects
     this.#onPoll = options.onPoll
   }
 
@@ -66,7 +70,7 @@ export class QueuePoller {
         if (failures > 0) log.info('queues recovered')
         failures = 0
         nextMs = Math.min(...found.map(queue => queue.nextMs ?? nextMs))
-        const isIdle = !found.some(({ due, expired }) => due || expired)
+        const isIdle = !found.some(({ due, expired, suspects }) => due || expired || suspects)
         interval = isIdle ? Math.min(interval * 2, this.#idleMs) : this.#pollMs
       } catch (error) {
         if (failures === 0 && !this.#stopped.signal.aborted) log.error({ err: error }, 'queues unreachable')
@@ -82,9 +86,10 @@ export class QueuePoller {
     const polled = [...this.#consumers.values()].map(({ queue }) => queue)
     const found = await readBacklog(this.#services.queues.db, polled)
     if (this.#stopped.signal.aborted) return []
-    for (const { name, due, expired } of found) {
+    for (const { name, due, expired, suspects } of found) {
       if (due) this.#consumers.get(name)?.claimNow()
-      if (expired) void this.#consumers.get(name)?.takeOverExpired()
+      if (expired) void this.#consumers.get(name)?.takeOverExpired().then(this.#onSuspects)
+      if (suspects) this.#onSuspects()
     }
     this.#callOnPoll()
     return found

@@ -4,6 +4,7 @@ import { databaseErrorKind } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
+import { injectFault } from '../process/fault-injection.ts'
 import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Handler, type JobContext, type QueueSlots, RequeueError } from './handler.ts'
@@ -20,6 +21,8 @@ type Attempt = ActiveMessage & {
   completion: 'none' | 'pending' | 'committed'
   /** Number of active `releaseSlotWhile` calls. */
   waits: number
+  /** Called when the handler waits for other messages. */
+  onWait: (() => void) | undefined
   /** `unknown`: not renewed for the length of the lease because the database was unavailable. */
   lease: 'held' | 'lost' | 'unknown'
 }
@@ -71,6 +74,9 @@ export class QueueConsumer {
   /** Slots acquired by `tryAcquireSlot`. */
   #acquiredSlots = 0
   #unsettled = 0
+  /** Whether the process runs a suspect (quarantine.ts): nothing is claimed. */
+  #paused = false
+  #claiming = false
   #woken = false
   #wake: (() => void) | undefined
   #nextDue = Number.POSITIVE_INFINITY
@@ -145,7 +151,7 @@ export class QueueConsumer {
    */
   tryAcquireSlot(project: string): (() => void) | null {
     const isFull = (this.#slotsByProject.get(project) ?? 0) >= this.#share && this.#usedSlots >= this.#borrow
-    if (this.#usedSlots >= this.#slots || isFull) return null
+    if (this.#usedSlots >= this.#slots || isFull || this.#paused) return null
     this.#usedSlots += 1
     this.#acquiredSlots += 1
     this.#countProject({ project }, 1)
@@ -155,6 +161,27 @@ export class QueueConsumer {
       this.#countProject({ project }, -1)
       if (this.#waitsForSlot) this.claimNow()
     }
+  }
+
+  /** Stops or resumes claiming. */
+  pause(paused: boolean): void {
+    if (this.#paused === paused) return
+    this.#paused = paused
+    if (!paused) this.claimNow()
+  }
+
+  /** Whether no message is in progress or being claimed, except those with the given IDs. */
+  isIdle(except: ReadonlySet<string>): boolean {
+    return !this.#claiming && this.#acquiredSlots === 0 && [...this.#attempts.keys()].every(id => except.has(id))
+  }
+
+  /**
+   * Runs a claimed suspect, even without a free slot. Resolves when its handler has ended, or waits for other messages.
+   */
+  runSuspect(claim: MessageClaim): Promise<void> {
+    return new Promise(resolve => {
+      void this.#startSlot([claim], resolve).finally(resolve)
+    })
   }
 
   /** Takes over messages whose lease has expired, and claims if some are due again. */
@@ -215,7 +242,7 @@ export class QueueConsumer {
     while (!this.#stopping.aborted) {
       const free = this.#slots - this.#usedSlots
       const isCongested = this.#unsettled > this.#slots * this.#batch * UNSETTLED_PER_SLOT + MIN_UNSETTLED
-      if (free <= 0 || isCongested) {
+      if (free <= 0 || isCongested || this.#paused) {
         this.#waitsForSlot = free <= 0
         this.#waitsForCompletions = isCongested
         await this.#waitForWake(Number.POSITIVE_INFINITY)
@@ -226,6 +253,7 @@ export class QueueConsumer {
       // claim.
       this.#waitsForSlot = this.#slotsByProject.size > 0
       this.#woken = false
+      this.#claiming = true
       try {
         const claimsAgain = await this.#claimAndStart(free)
         if (failures > 0) this.#log.info({ queue: this.#queue.name }, 'queue recovered')
@@ -234,8 +262,11 @@ export class QueueConsumer {
       } catch (error) {
         failures += 1
         if (failures === 1) this.#log.error({ err: error, queue: this.#queue.name }, 'queue unreachable')
+        this.#claiming = false
         await this.#waitForWake(performance.now() + Math.min(100 * 2 ** failures, 5000))
         continue
+      } finally {
+        this.#claiming = false
       }
       const due = this.#nextDue
       await this.#waitForWake(due)
@@ -261,9 +292,9 @@ export class QueueConsumer {
     const keyReleased = this.#queue.policy === 'stately' && claims.othersWait && this.#overAt >= claimedAt
     const jobs = await this.#filterHandled(claims.jobs)
     if (this.#batch > 1) {
-      if (jobs.length > 0) this.#startSlot(jobs)
+      if (jobs.length > 0) void this.#startSlot(jobs)
     } else {
-      for (const job of jobs) this.#startSlot([job])
+      for (const job of jobs) void this.#startSlot([job])
     }
     // The released slot of a project at its share may be filled by the same project.
     this.#waitsForSlot =
@@ -310,7 +341,7 @@ export class QueueConsumer {
     this.#nextDue = Math.min(this.#nextDue, time)
   }
 
-  #startSlot(jobs: MessageClaim[]): void {
+  #startSlot(jobs: MessageClaim[], onWait?: () => void): Promise<void> {
     const now = performance.now()
     const attempts = jobs.map(
       (job): Attempt => ({
@@ -319,6 +350,7 @@ export class QueueConsumer {
         heldSince: now,
         completion: 'none',
         waits: 0,
+        onWait,
         lease: 'held',
         state: 'running',
         abort: new AbortController(),
@@ -331,7 +363,7 @@ export class QueueConsumer {
       this.#countProject(attempt, 1)
     }
     const handling = this.#handler.batch ? this.#handleBatch(attempts) : this.#handleOne(attempts[0])
-    void handling
+    return handling
       .catch(error => this.#log.error({ err: error, queue: this.#queue.name }, 'attempt recording failed'))
       .finally(() => {
         this.#usedSlots -= 1
@@ -344,6 +376,7 @@ export class QueueConsumer {
   /** Releases the slot of an attempt while any `work` of it waits for other messages. */
   async #releaseSlotWhile<T>(attempt: Attempt, work: () => Promise<T>): Promise<T> {
     if (attempt.waits++ === 0) {
+      attempt.onWait?.()
       this.#usedSlots -= 1
       this.#countProject(attempt, -1)
       if (this.#waitsForSlot) this.claimNow()
@@ -369,9 +402,12 @@ export class QueueConsumer {
     const { context, delay } = this.#context(attempt, attempt.abort.signal)
     try {
       const tenant = attempt.project === NO_PROJECT ? null : attempt.project
-      const tenantContext = { tenant, patienceMs: Number.POSITIVE_INFINITY }
+      const tenantContext = { tenant, patienceMs: Number.POSITIVE_INFINITY, work: this.#queue.name }
       await withTriggerChain(messageTriggerChain(attempt.data), () =>
-        withTenant(tenantContext, () => this.#handler.handle(this.#parse(attempt), context)),
+        withTenant(tenantContext, async () => {
+          await injectFault(this.#services, 'message_started', () => JSON.stringify(attempt.data))
+          await this.#handler.handle(this.#parse(attempt), context)
+        }),
       )
     } catch (error) {
       return this.#onFailed(attempt, error, delay())

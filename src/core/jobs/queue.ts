@@ -460,6 +460,10 @@ const plannerOptions = '-c enable_sort=off -c enable_seqscan=off -c plan_cache_m
 const waitingIndex = `create index if not exists muster_waiting on ${schema}.job_common
   (name, group_id, priority desc, created_on, start_after) where state < 'active' and not blocked`
 
+// Suspects (quarantine.ts) that wait; almost always empty.
+const suspectsIndex = `create index if not exists muster_suspects on ${schema}.job_common
+  (name, created_on) where blocked and state < 'active'`
+
 // With these foreign keys each insert share-locks the rows of its queue and dead letter queue, which all senders
 // contend for. They protect nothing: an insert reads the row of its queue anyway, and queues are never deleted.
 const dropQueueForeignKeys = `do $$ begin
@@ -511,6 +515,7 @@ export async function createQueuesInDatabase(
   await boss.start()
   try {
     await boss.getDb().executeSql(waitingIndex)
+    await boss.getDb().executeSql(suspectsIndex)
     await boss.getDb().executeSql(dropQueueForeignKeys)
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
     for (const queue of queues.all()) {

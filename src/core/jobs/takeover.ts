@@ -6,6 +6,7 @@ import { HOLDER, hasProcessEnded, type ProcessIdentity } from '../process/holder
 import { release } from '../process/release.ts'
 import type { Services } from '../process/services.ts'
 import type { QueueSlots } from './handler.ts'
+import { countWorkerLoss } from './message-claims.ts'
 import { delayedChannel, queues } from './queue.ts'
 
 /**
@@ -136,7 +137,7 @@ export class Heartbeat {
       // job_i7 (name, group_id; active) serves it.
       const affected = await tx.anyFirst(queueRow`
         with ended as (
-          update pgboss.job_common j set heartbeat_on = 'epoch', started_on = now()
+          update pgboss.job_common j set heartbeat_on = 'epoch', started_on = now(), ${countWorkerLoss}
           where j.name = any(${sql.array(names, 'text')}) and j.state = 'active' and j.group_id is not null
             and ${isGone(sql.fragment`j.group_tier`)}
           returning j.name)

@@ -7,6 +7,7 @@ import { reportSlots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Handler, type Schedule, slotsOf } from './handler.ts'
 import { QueuePoller } from './poller.ts'
+import { Quarantine } from './quarantine.ts'
 import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
 import { QueueConsumer } from './queue-consumer.ts'
 
@@ -64,9 +65,11 @@ export async function startWorkers(options: {
   }
 
   reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
+  const quarantine = new Quarantine({ services, consumers, stopping: stopping.signal })
   const poller = new QueuePoller({
     services,
     consumers,
+    onSuspects: () => quarantine.check(),
     pollMs: options.pollMs ?? 1000,
     idleMs: options.idleMs ?? IDLE_POLL_MS,
     notificationsHealthy,

@@ -7,6 +7,7 @@ import type { Services } from './services.ts'
  */
 type FaultPoint =
   | `${string}/${'claimed' | 'ending' | 'ended'}`
+  | 'message_started'
   | 'turn_taken'
   | 'after_claim'
   | 'before_model'
@@ -64,22 +65,35 @@ type FaultPoint =
 
 /**
  * Injects a fault for tests: FAULT_POINTS=`point=kill` ends the process like a crash, `point=kill:<n>` when the point
- * is reached for the nth time, `point=freeze:<ms>` logs the point and suspends what reached it. Costs one comparison if
- * unset; refused in production.
+ * is reached for the nth time, `point=freeze:<ms>` logs the point and suspends what reached it, `point=stall:<ms>` blocks
+ * the process. `@<text>` after a fault restricts it to details that contain the text. Costs one comparison if unset;
+ * refused in production.
+ * @param detail what reached the point
  */
-export async function injectFault({ config, log }: Pick<Services, 'config' | 'log'>, point: FaultPoint): Promise<void> {
+export async function injectFault(
+  { config, log }: Pick<Services, 'config' | 'log'>,
+  point: FaultPoint,
+  detail?: () => string,
+): Promise<void> {
   const { FAULT_POINTS } = config
   if (!FAULT_POINTS) return
   for (const rule of FAULT_POINTS.split(',')) {
-    const [name, fault] = rule.trim().split('=')
+    const [name, effect] = rule.trim().split('=')
     if (name !== point) continue
-    if (fault === 'kill' || (fault?.startsWith('kill:') && countReached(point) === Number(fault.slice(5))))
+    const [fault, text] = effect.split('@')
+    if (text !== undefined && !detail?.().includes(text)) continue
+    if (fault === 'kill' || (fault.startsWith('kill:') && countReached(point) === Number(fault.slice(5))))
       process.kill(process.pid, 'SIGKILL')
-    else if (fault?.startsWith('freeze:')) {
+    else if (fault.startsWith('stall:')) blockProcess(Number(fault.slice(6)))
+    else if (fault.startsWith('freeze:')) {
       log.info({ point }, 'fault injected')
       await sleep(Number(fault.slice(7)))
     }
   }
+}
+
+function blockProcess(ms: number): void {
+  for (const until = performance.now() + ms; performance.now() < until; );
 }
 
 const reachedCounts = new Map<FaultPoint, number>()

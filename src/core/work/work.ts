@@ -81,7 +81,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   run: (attempt: WorkAttempt<Row, Columns<S>>) => Promise<AttemptFields>
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
   fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
-  /** Error of an item that lost too many workers. Default INTERNAL_ERROR. */
+  /** Error of an item that lost too many workers. Default WORKER_LOST. */
   lostError?: (claim: WorkClaim) => AppError
 }
 
@@ -149,7 +149,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   const leaseSecondsOf = (config: Config): number =>
     typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
   const { fail } = declaration
-  const lostError = declaration.lostError ?? (() => new AppError('INTERNAL_ERROR'))
+  const lostError = declaration.lostError ?? (() => new AppError('WORKER_LOST'))
 
   const handle = async (message: WorkMessage, context: JobContext): Promise<void> => {
     if (await beforeClaim?.(message, context)) return
@@ -285,6 +285,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
       {
         concurrency: declaration.concurrency,
         leaseSeconds: leaseSecondsOf,
+        boundsLosses: true,
         // The sweep sends another message for work that is retried until it succeeds.
         onExhausted: async ({ entity_id, work_id }, error, services) => {
           if (retryOf(services.config).attempts < UNLIMITED.attempts)

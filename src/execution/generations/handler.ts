@@ -25,6 +25,7 @@ export const generationHandlers = [
   handler(
     turnQueue,
     {
+      boundsLosses: true,
       leaseSeconds: config => config.GENERATION_LEASE_SECONDS,
       onExhausted: async ({ generation_id }, error, services) => {
         await services.write(tx =>

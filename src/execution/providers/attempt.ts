@@ -11,7 +11,7 @@ import type {
 import { safeParseJSON } from '@ai-sdk/provider-utils'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
-import { type ModelFailure, modelFailure } from './failure.ts'
+import { AnswerLimitError, type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
@@ -75,6 +75,18 @@ export async function attemptCall(
   }
 }
 
+/**
+ * Limits of an answer. A piece takes 20 microseconds of processor time, and up to ten times that when it arrives by itself.
+ */
+const MAX_CALLS = 256
+const MAX_ARGUMENT_PIECES = 50_000
+const MAX_PIECES = 250_000
+
+/** @throws AnswerLimitError for an answer with more parts than allowed */
+function limitAnswer(count: number, max: number, what: string): void {
+  if (count > max) throw new AnswerLimitError(`the answer has more than ${max} ${what}`)
+}
+
 type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 
 async function callSdk(
@@ -88,28 +100,39 @@ async function callSdk(
   const options = callOptions(client, request, signal)
   if (!request.onDelta) {
     const { content, ...end } = await vendor.doGenerate(options)
+    limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
     return rawAnswer(content, end)
   }
   const { stream } = await vendor.doStream(options)
-  let text = ''
-  let reasoning = ''
+  const text: string[] = []
+  const reasoning: string[] = []
   const calls: LanguageModelV4ToolCall[] = []
+  let [pieces, argumentPieces, started] = [0, 0, 0]
   for await (const part of stream) {
+    if (part.type.endsWith('-delta')) limitAnswer(++pieces, MAX_PIECES, 'pieces')
     if (part.type === 'text-delta') {
       if (part.delta === '') continue
       markFirstChunk()
-      text += part.delta
+      text.push(part.delta)
       // Chunks may split a surrogate pair, so only the whole text is made well formed.
       request.onDelta(part.delta.replaceAll('\0', '\u{fffd}'))
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
-      reasoning += part.delta
+      reasoning.push(part.delta)
       request.onReasoning?.(part.delta.replaceAll('\0', '\u{fffd}'))
-    } else if (part.type === 'tool-call') calls.push(part)
-    else if (part.type === 'tool-input-start') markFirstChunk()
-    else if (part.type === 'error') throw part.error
+    } else if (part.type === 'tool-input-delta') {
+      limitAnswer(++argumentPieces, MAX_ARGUMENT_PIECES, 'pieces of arguments')
+    } else if (part.type === 'tool-call') {
+      limitAnswer(calls.push(part), MAX_CALLS, 'tool calls')
+    } else if (part.type === 'tool-input-start') {
+      markFirstChunk()
+      limitAnswer(++started, MAX_CALLS, 'tool calls')
+    } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish')
-      return rawAnswer([{ type: 'text', text }, { type: 'reasoning', text: reasoning }, ...calls], part)
+      return rawAnswer(
+        [{ type: 'text', text: text.join('') }, { type: 'reasoning', text: reasoning.join('') }, ...calls],
+        part,
+      )
   }
   throw new Error('the response ended early')
 }

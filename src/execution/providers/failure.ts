@@ -74,7 +74,7 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
   const errorClass =
     attempt.timedOutAfter !== null
       ? 'timeout'
-      : causes(thrown).some(refusedBySdk)
+      : causes(thrown).some(isPermanent)
         ? null
         : failureClassOf(status ?? streamError?.statusCode ?? null, apiError, streamError)
   const failureClass = attempt.started ? null : errorClass
@@ -103,11 +103,15 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
   }
 }
 
-/** Whether the SDK refused to send a model, an option or a part that the vendor does not support. */
-const refusedBySdk = (error: unknown): boolean =>
+/** An answer has more parts than are accepted. */
+export class AnswerLimitError extends Error {}
+
+/** Whether the SDK refused to send what the vendor does not support, or the answer exceeds a limit. */
+const isPermanent = (error: unknown): boolean =>
   UnsupportedFunctionalityError.isInstance(error) ||
   InvalidArgumentError.isInstance(error) ||
-  NoSuchModelError.isInstance(error)
+  NoSuchModelError.isInstance(error) ||
+  error instanceof AnswerLimitError
 
 /** Returns why a successful response was interrupted, or null if it was complete. */
 function interruptedResponse(apiError: APICallError | null): string | null {

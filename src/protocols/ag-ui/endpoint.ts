@@ -190,7 +190,7 @@ async function* turnEvents(
       isCancelled: cancelReads(request),
       agentName: agentNameReads(request, thread.project_id),
       approvals: filed => filedApprovals(request, thread.project_id, filed),
-      stateChange: delta => state.change(delta),
+      stateChange: change => state.change(change),
       stateAtEnd: async () =>
         thread.shared_state ? state.sync(await readState(request.services.pool, sessionId)) : [],
       stateSnapshot: async () => state.snapshot(await readState(request.services.pool, sessionId)),

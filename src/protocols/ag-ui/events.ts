@@ -1,6 +1,6 @@
 import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
 import { NESTED_AGENT } from '../../execution/generations/streams/frames.ts'
-import type { PatchOperation } from '../../execution/generations/tools/json-patch.ts'
+import type { StateChange } from '../../execution/generations/tools/update-state.ts'
 import { type Message, PROTOCOL_VERSION, RESULT_PREFIX, stepOfMessage, turnOfMessage } from './input.ts'
 
 /** An event of the protocol. */
@@ -20,7 +20,7 @@ export type TurnReads = {
   /** Whether the turn was cancelled, if its failure does not say it. */
   isCancelled(generationId: string): Promise<boolean>
   /** Returns the events of a change of the state by the agent. */
-  stateChange(delta: readonly PatchOperation[]): AgUiEvent[]
+  stateChange(change: StateChange): AgUiEvent[]
   /** Returns a snapshot of the state, unless the client has it. */
   stateAtEnd(): Promise<AgUiEvent[]>
   /** Returns a snapshot of the state. */
@@ -129,7 +129,7 @@ export class TurnTranslation {
       case 'step_restarted':
         return this.restart(data.step)
       case 'state':
-        return this.reads.stateChange(data.patch)
+        return this.reads.stateChange(data as StateChange)
       case 'approval':
         this.approvals.push(data.approval_id)
         return []

@@ -3,7 +3,7 @@ import { findSession } from '../../conversation/sessions/kind.ts'
 import { setSessionState } from '../../conversation/sessions/state.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { applyPatch, type PatchOperation } from '../../execution/generations/tools/json-patch.ts'
+import { type StateChange, stateDigest } from '../../execution/generations/tools/update-state.ts'
 import type { AgUiEvent } from './events.ts'
 import type { RunInput } from './input.ts'
 import type { Thread } from './store.ts'
@@ -32,35 +32,31 @@ export async function replaceState(tx: Tx, sessionId: string, { state }: RunInpu
 
 const stateSnapshot = (snapshot: unknown): AgUiEvent => ({ type: 'STATE_SNAPSHOT', snapshot })
 
-/** The state that the client has in the course of a run. */
+/** The state that the client has in the course of a run, as its digest. Patches of the agent are not repeated. */
 export class ClientState {
-  private current: unknown
+  /** Null if it is unknown. */
+  private digest: string | null
 
   constructor(input: RunInput) {
-    this.current = clientState(input)
+    this.digest = stateDigest(clientState(input))
   }
 
   /** Returns a snapshot of the session's state, unless the client has it. */
   sync(state: unknown): AgUiEvent[] {
-    if (isDeepStrictEqual(state ?? {}, this.current)) return []
-    this.current = state ?? {}
-    return [stateSnapshot(this.current)]
+    return stateDigest(state) === this.digest ? [] : [this.snapshot(state)]
   }
 
   /** Returns a snapshot of the session's state. */
   snapshot(state: unknown): AgUiEvent {
-    this.current = state ?? {}
-    return stateSnapshot(this.current)
+    this.digest = stateDigest(state)
+    return stateSnapshot(state ?? {})
   }
 
   /** Returns a change of the session's state by the agent. */
-  change(delta: readonly PatchOperation[]): AgUiEvent[] {
-    try {
-      this.current = applyPatch(this.current, delta)
-    } catch {
-      // The state has changed otherwise as well: a snapshot follows at the end of the run.
-    }
-    return [{ type: 'STATE_DELTA', delta }]
+  change({ patch, before, after }: StateChange): AgUiEvent[] {
+    // If the state has changed otherwise as well, a snapshot follows at the end of the run.
+    this.digest = before === this.digest ? after : null
+    return [{ type: 'STATE_DELTA', delta: patch }]
   }
 }
 

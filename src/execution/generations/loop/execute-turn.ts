@@ -128,7 +128,7 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
     const tools = activeTools(turn.tools, settings)
     if (!turn.open) {
       const startedAt = new Date().toISOString()
-      await injectFault(services, 'before_model')
+      await injectFault(services, 'before_model', () => turn.generation.id)
       turn.partial = ''
       const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)
       if (answer.reasoning && turn.showsReasoning) turn.reasoning.push(answer.reasoning)

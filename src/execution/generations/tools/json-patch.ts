@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { raiseInvalid } from '../../../core/api/errors.ts'
+import { storabilityProblem } from '../../../core/api/validate.ts'
 
 /** An operation of a JSON Patch (RFC 6902). */
 export type PatchOperation = { op: string; path: string; from?: string; value?: unknown }
@@ -29,30 +30,138 @@ export const JSON_PATCH_SCHEMA = {
 
 const refuse = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
+/** Most levels of the path of an added value. */
+const MAX_PATH = 64
+
+/** Limits of a patch in characters of JSON: the document after each operation, and all values copied and measured. */
+type PatchLimits = { size: number; work: number }
+
 /**
  * Returns a document with the operations applied; the given one is unchanged.
- * @throws VALIDATION_FAILED for an operation that does not apply
+ * @throws VALIDATION_FAILED for an operation that does not apply or exceeds a limit
  */
-export function applyPatch(document: unknown, operations: readonly PatchOperation[]): unknown {
-  let current = structuredClone(document)
-  for (const [index, operation] of operations.entries()) current = apply(current, operation, `patch[${index}]`)
-  return current
+export function applyPatch(document: unknown, operations: readonly PatchOperation[], limits: PatchLimits): unknown {
+  const patch = new Patch(structuredClone(document), limits)
+  for (const [index, operation] of operations.entries()) patch.apply(operation, `patch[${index}]`)
+  const problem = storabilityProblem(patch.document)
+  return problem ? raiseInvalid(problem) : patch.document
 }
 
-function apply(document: unknown, { op, path, from, value }: PatchOperation, at: string): unknown {
-  const target = parsePointer(path, `${at}.path`)
-  if ((op === 'add' || op === 'replace' || op === 'test') && value === undefined) refuse(`${at}.value`, 'is required')
-  if (op === 'add') return add(document, target, structuredClone(value), at)
-  if (op === 'remove') return remove(document, target, at)
-  if (op === 'replace') return add(remove(document, target, at), target, structuredClone(value), at)
-  if (op === 'test')
-    return isDeepStrictEqual(read(document, target, at), value) ? document : refuse(at, 'the test failed')
-  const source = parsePointer(from ?? refuse(`${at}.from`, 'is required'), `${at}.from`)
-  const moved = structuredClone(read(document, source, at))
-  if (op === 'copy') return add(document, target, moved, at)
-  if (op !== 'move') return refuse(`${at}.op`, 'is not an operation')
-  if (path.startsWith(`${from}/`)) return refuse(`${at}.from`, 'must not contain path')
-  return add(remove(document, source, at), target, moved, at)
+/** A document in the course of a patch. Its size is counted before a value is copied, so that `copy` cannot double it. */
+class Patch {
+  document: unknown
+  readonly #limits: PatchLimits
+  #size: number
+  #work = 0
+
+  constructor(document: unknown, limits: PatchLimits) {
+    this.document = document
+    this.#limits = limits
+    this.#size = textOf(document).length
+  }
+
+  apply({ op, path, from, value }: PatchOperation, at: string): void {
+    const target = parsePointer(path, `${at}.path`)
+    if ((op === 'add' || op === 'replace' || op === 'test') && value === undefined) refuse(`${at}.value`, 'is required')
+    const source = () => parsePointer(from ?? refuse(`${at}.from`, 'is required'), `${at}.from`)
+    switch (op) {
+      case 'test':
+        this.#measure(value, at)
+        if (!isDeepStrictEqual(read(this.document, target, at), value)) refuse(at, 'the test failed')
+        break
+      case 'remove':
+        this.#remove(target, at)
+        break
+      case 'add':
+        this.#addCopy(target, value, at)
+        break
+      case 'replace':
+        this.#remove(target, at)
+        this.#addCopy(target, value, at)
+        break
+      case 'copy':
+        this.#addCopy(target, read(this.document, source(), at), at)
+        break
+      case 'move': {
+        if (path.startsWith(`${from}/`)) refuse(`${at}.from`, 'must not contain path')
+        const moved = read(this.document, source(), at)
+        const { length } = this.#remove(source(), at)
+        this.#add(target, moved, length, at)
+        break
+      }
+      default:
+        refuse(`${at}.op`, 'is not an operation')
+    }
+  }
+
+  #addCopy(path: readonly string[], value: unknown, at: string): void {
+    const text = this.#measure(value, at)
+    if (path.length > 0) this.#bound(this.#size + text.length, at)
+    this.#add(path, JSON.parse(text), text.length, at)
+  }
+
+  /** Adds a value of a size at a path. */
+  #add(path: readonly string[], value: unknown, size: number, at: string): void {
+    if (path.length > MAX_PATH) refuse(`${at}.path`, `must have at most ${MAX_PATH} levels`)
+    const token = path.at(-1)
+    if (token === undefined) {
+      this.document = value
+      this.#size = size
+      this.#bound(size, at)
+      return
+    }
+    this.#size += size + token.length
+    this.#bound(this.#size, at)
+    const container = containerAt(this.document, path.slice(0, -1), at)
+    if (Array.isArray(container)) {
+      container.splice(token === '-' ? container.length : indexIn(container, token, container.length, at), 0, value)
+      return
+    }
+    if (Object.hasOwn(container, token)) this.#release(container[token], token, at)
+    // Assignment would set the prototype for the key `__proto__`.
+    Object.defineProperty(container, token, { value, enumerable: true, configurable: true, writable: true })
+  }
+
+  /** Removes the value at a path. Returns its JSON. */
+  #remove(path: readonly string[], at: string): string {
+    const token = path.at(-1)
+    const text = this.#release(read(this.document, path, at), token ?? '', at)
+    if (token === undefined) {
+      this.document = null
+      return text
+    }
+    const container = containerAt(this.document, path.slice(0, -1), at)
+    if (Array.isArray(container)) container.splice(indexIn(container, token, container.length - 1, at), 1)
+    else delete container[token]
+    return text
+  }
+
+  #bound(size: number, at: string): void {
+    if (size > this.#limits.size) refuse(at, `makes the document larger than ${this.#limits.size} characters of JSON`)
+  }
+
+  #release(value: unknown, key: string, at: string): string {
+    const text = this.#measure(value, at)
+    this.#size = Math.max(0, this.#size - text.length - key.length)
+    return text
+  }
+
+  /** Returns a value as JSON, and counts its length. */
+  #measure(value: unknown, at: string): string {
+    const text = textOf(value)
+    this.#work += text.length
+    if (this.#work > this.#limits.work) refuse(at, 'makes the patch read and copy too much')
+    return text
+  }
+}
+
+function textOf(value: unknown): string {
+  try {
+    return JSON.stringify(value)
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error
+    return refuse('patch', 'makes the document nested too deeply')
+  }
 }
 
 function parsePointer(text: string, at: string): string[] {
@@ -88,25 +197,4 @@ function read(document: unknown, path: readonly string[], at: string): unknown {
     else refuse(at, 'the path does not exist')
   }
   return current
-}
-
-function add(document: unknown, path: readonly string[], value: unknown, at: string): unknown {
-  const token = path.at(-1)
-  if (token === undefined) return value
-  const container = containerAt(document, path.slice(0, -1), at)
-  if (Array.isArray(container))
-    container.splice(token === '-' ? container.length : indexIn(container, token, container.length, at), 0, value)
-  // Assignment would set the prototype for the key `__proto__`.
-  else Object.defineProperty(container, token, { value, enumerable: true, configurable: true, writable: true })
-  return document
-}
-
-function remove(document: unknown, path: readonly string[], at: string): unknown {
-  read(document, path, at)
-  const token = path.at(-1)
-  if (token === undefined) return null
-  const container = containerAt(document, path.slice(0, -1), at)
-  if (Array.isArray(container)) container.splice(indexIn(container, token, container.length - 1, at), 1)
-  else delete container[token]
-  return document
 }

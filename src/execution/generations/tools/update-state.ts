@@ -1,3 +1,5 @@
+import { hash } from 'node:crypto'
+import { canonicalJson } from '../../../core/api/canonical.ts'
 import { raise } from '../../../core/api/errors.ts'
 import { withToolDefaults } from '../../tools/model.ts'
 import type { TurnAttempt } from '../loop/turn-attempt.ts'
@@ -17,12 +19,23 @@ const SCHEMA = {
   additionalProperties: false,
 }
 
+/** Limits of a patch. The size is above that of any state, which is checked once the patch is applied. */
+const PATCH_LIMITS = { size: 256 * 1024, work: 1024 * 1024 }
+
+/** A change of the state by the agent. The digests tell a reader whether a state that it knows is the one changed. */
+export type StateChange = { patch: PatchOperation[]; before: string; after: string }
+
+/** Returns a digest of a state; equal states have equal digests. */
+export const stateDigest = (state: unknown): string => hash('sha256', canonicalJson(state ?? {}), 'base64')
+
 /** Returns the tool that changes the state of the session; null for an agent without shared state or without a session. */
 export function updateStateTool({ agent, generation, services, context }: TurnAttempt): TurnTool | null {
   const { source } = context
   if (!agent.shared_state || generation.session_id === null || !source?.changeState) return null
   const definition = withToolDefaults({ name: UPDATE_STATE, description: DESCRIPTION, parameters: SCHEMA })
   const patchOf = (input: Record<string, unknown>) => input.patch as PatchOperation[]
+  /** By input of a call that succeeded. */
+  const changes = new WeakMap<object, StateChange>()
   return {
     name: UPDATE_STATE,
     description: DESCRIPTION,
@@ -34,10 +47,19 @@ export function updateStateTool({ agent, generation, services, context }: TurnAt
     repeatable: false,
     justificationFields: [],
     async perform(input) {
-      const state = await source.changeState?.(services, before => applyPatch(before ?? {}, patchOf(input)))
+      const patch = patchOf(input)
+      let before: unknown
+      const state = await source.changeState?.(services, current => {
+        before = current
+        return applyPatch(current ?? {}, patch, PATCH_LIMITS)
+      })
       if (state === undefined) raise('RESOURCE_NOT_FOUND', { meta: { id: generation.session_id } })
+      changes.set(input, { patch, before: stateDigest(before), after: stateDigest(state) })
       return { state }
     },
-    eventsOf: input => [{ event: 'state', data: { patch: patchOf(input) } }],
+    eventsOf(input) {
+      const change = changes.get(input)
+      return change ? [{ event: 'state', data: change }] : []
+    },
   }
 }

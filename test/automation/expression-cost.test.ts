@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict'
+import { client } from '../support/app.ts'
+import { runWeb } from '../support/hosts.ts'
+import { processorTime } from '../support/timing.ts'
+import { type RunApp, startRunApp } from './fixtures.ts'
+
+/** An expression of 40 KB that builds 18 million keys if literals cost nothing. */
+const KEYS = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
+const multiplied = (list: string) => ({ length: [{ map: [{ var: list }, KEYS] }] })
+const items = Array.from({ length: 6000 }, () => 0)
+
+/** Processor time that one evaluation up to its limits may take, with its request; without limits it took over 9 s. */
+const MOST_MS = 3000
+
+describe('expressions that multiply a literal', () => {
+  let app: RunApp
+  before(async () => {
+    app = await startRunApp({
+      actions: ['orchestrations:*', 'guardrails:CreateGuardrail', 'guardrails:EvaluateGuardrail'],
+    })
+  })
+  after(() => app?.close())
+
+  it('end a guardrail with its default class, in a web process that continues', async () => {
+    const web = await runWeb(app.databaseUrl)
+    try {
+      const key = client(web.url, app.key.token)
+      const { body: guardrail } = await key.post('/guardrails', { name: 'a', document: { class: 'A' } })
+      const document = { class: { if: [{ '>': [multiplied('args.list'), 0] }, 'A', 'B'] }, default_class: 'D' }
+      const before = processorTime(web.pid)
+      const reply = await key.post(`/guardrails/${guardrail.id}/evaluate`, { document, args: { list: items } })
+      assert.equal(reply.status, 200, JSON.stringify(reply.body))
+      assert.deepEqual([reply.body.class, reply.body.decision], ['D', 'blocked'])
+      const used = processorTime(web.pid) - before
+      assert.ok(used < MOST_MS, `${used} ms`)
+    } finally {
+      await web.stop()
+    }
+  })
+
+  it('end a transform node with an error, and the worker continues', async () => {
+    const { pid } = app.worker as { pid: number }
+    const before = processorTime(pid)
+    const run = await app.run([{ id: 'a', type: 'transform', expression: multiplied('input.list') }], [], {
+      input: { list: items },
+    })
+    assert.equal(run.status, 'failed', JSON.stringify(run))
+    assert.equal(run.node_executions[0].error.code, 'ORCHESTRATION_NODE_FAILED')
+    const used = processorTime(pid) - before
+    assert.ok(used < MOST_MS, `${used} ms`)
+    const next = await app.run([{ id: 'a', type: 'transform', expression: 1 }])
+    assert.equal(next.status, 'succeeded', JSON.stringify(next))
+  })
+})
