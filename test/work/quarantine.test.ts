@@ -83,14 +83,15 @@ describe('a message that kills its workers', function () {
     ['a run', startRun, (id: string) => `run_advanced=kill@${id}`],
     ['a turn', startTurn, (id: string) => `before_model=kill@${id}`],
   ] as const)
-    it(`fails after three workers, the others succeed: ${what}`, async () => {
+    it(`fails after a bounded number of workers, the others succeed: ${what}`, async () => {
       const neighbours: string[] = []
       for (let index = 0; index < NEIGHBOURS; index++) neighbours.push(await startTurn())
       const poison = await startPoison()
       for (let index = 0; index < NEIGHBOURS; index++) neighbours.push(await startRun())
       const id = poison.split('/').at(-1) as string
       const deaths = await runWorkers(fault(id), [poison, ...neighbours])
-      assert.ok(deaths <= 3, `${deaths} workers`)
+      // Three, and a fourth if the third took longer than the probation.
+      assert.ok(deaths <= 4, `${deaths} workers`)
       const { body } = await app.key.get(poison)
       assert.equal(body.status, 'failed')
       assert.match(JSON.stringify(body.error), /WORKER_LOST|executor_lost/)

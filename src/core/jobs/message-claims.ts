@@ -246,7 +246,23 @@ export async function completeMessages(db: SqlExecutor, queue: Queue<any>, attem
 /** Field of the data of a message: number of workers that were lost while it was active. */
 const LOSSES = 'worker_losses'
 
-/** Number of lost workers after which a message fails. */
+/** Field of the data of a message: whether no other message was in progress beside the suspect. */
+const ALONE = 'ran_alone'
+
+/** Whether a message was the only one in progress since its last claim. */
+export const ranAlone = ({ data }: Pick<MessageClaim, 'data'>): boolean =>
+  (data as Record<string, unknown>)[ALONE] === true
+
+/** Records that other messages are in progress beside a suspect. */
+export async function endProbation(db: SqlExecutor, queue: string, { id, retryCount }: Attempt): Promise<void> {
+  await db.executeSql(
+    `update pgboss.job_common set data = data - '${ALONE}'
+    where name = $1 and id = $2 and retry_count = $3 and state = 'active'`,
+    [queue, id, retryCount],
+  )
+}
+
+/** Number of lost workers after which a message fails, if it was alone in the last one. */
 export const MAX_WORKER_LOSSES = 3
 
 /** Returns the number of workers that were lost while a message was active. */
@@ -278,6 +294,7 @@ export async function findSuspect(db: SqlExecutor, names: readonly string[]): Pr
 export async function claimSuspect(
   db: SqlExecutor,
   names: readonly string[],
+  { alone }: { alone: boolean },
 ): Promise<(MessageClaim & { queue: string }) | null> {
   try {
     const { rows } = await db.executeSql(
@@ -285,10 +302,10 @@ export async function claimSuspect(
       update pgboss.job_common j
       set state = 'active', blocked = false, started_on = now(), heartbeat_on = now(),
         retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end,
-        group_tier = '${HOLDER}'
+        data = j.data || jsonb_build_object('${ALONE}', $2::boolean), group_tier = '${HOLDER}'
       from next n where j.name = n.name and j.id = n.id
       returning ${columns}, j.name as queue`,
-      [names],
+      [names, alone],
     )
     return rows[0] ?? null
   } catch (error) {

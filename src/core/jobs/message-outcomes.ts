@@ -12,6 +12,7 @@ import {
   completeMessages,
   MAX_WORKER_LOSSES,
   type MessageClaim,
+  ranAlone,
   requeueMessages,
   scheduleRetry,
   takeOverExpired,
@@ -129,15 +130,15 @@ export class MessageOutcomes {
     let due = false
     for (const message of expired) {
       const losses = workerLosses(message)
+      const isCulprit = losses > MAX_WORKER_LOSSES || (losses === MAX_WORKER_LOSSES && ranAlone(message))
       // A handler that bounds lost workers itself fails the work when it is claimed once more.
-      const isPoison = losses >= MAX_WORKER_LOSSES + (this.#handler.boundsLosses ? 1 : 0)
+      const isPoison = isCulprit && (!this.#handler.boundsLosses || losses > MAX_WORKER_LOSSES)
       const error = isPoison
         ? new AppError('WORKER_LOST', { meta: { queue: this.#queue.name } })
         : new Error('lease expired')
       try {
         if (losses > 0) log.warn({ queue: this.#queue.name, job: message.id, losses }, 'message lost with its worker')
-        if (losses === MAX_WORKER_LOSSES)
-          for (const onLost of lostMessageHooks.all()) await onLost(this.#services, this.#queue, message)
+        if (isCulprit) for (const onLost of lostMessageHooks.all()) await onLost(this.#services, this.#queue, message)
         if (message.retryCount < message.retryLimit && !isPoison) {
           const result = await scheduleRetry(queues.db, this.#queue, message, 0, describeFailure(error))
           if (result === 'merged' && losses > 0) await blockRetryOf(queues.db, this.#queue, message)

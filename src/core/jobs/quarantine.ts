@@ -1,20 +1,20 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from '../process/services.ts'
-import { claimSuspect, findSuspect, workerLosses } from './message-claims.ts'
+import { claimSuspect, endProbation, findSuspect, MAX_WORKER_LOSSES, workerLosses } from './message-claims.ts'
 import type { QueueConsumer } from './queue-consumer.ts'
 
 /** Time for which other messages wait for the end of a suspect that was active in one lost worker. */
-const PROBATION_MS = 1000
+const PROBATION_MS = 2000
 
-/** Longest wait for the end of the messages in progress, by the number of workers lost with the suspect. */
-const DRAIN_MS = { once: 2000, again: 60_000 }
+/** Longest wait for the end of the messages in progress: before a probation, and before a run that is strictly alone. */
+const DRAIN_MS = { probation: 5000, strict: 60_000 }
 
 /**
  * Runs the suspects of this process: messages that were active when a worker was lost, one of which may have stalled or
- * killed it. A suspect runs while the process claims nothing else. After a second without a loss the next suspects and
- * other messages follow, so that long innocent messages do not wait for each other; a suspect of two lost workers runs
- * alone to its end. A message that kills its workers therefore kills at most three, the third one alone, and only its
- * own count reaches the limit.
+ * killed it. A suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and
+ * other messages follow, so that long innocent messages do not wait for each other; a suspect of three lost workers runs
+ * alone to its end. A message that kills its workers within two seconds therefore kills three, any other four, the last one
+ * alone, and no other message fails for it.
  */
 export class Quarantine {
   readonly #services: Pick<Services, 'queues' | 'log'>
@@ -52,10 +52,9 @@ export class Quarantine {
         const losses = await findSuspect(db, names)
         if (losses === null) return
         this.#pause(true)
-        const isAlone = losses > 1
-        await this.#drain(isAlone)
+        const alone = await this.#drain(losses >= MAX_WORKER_LOSSES)
         if (this.#stopping.aborted) return
-        const suspect = await claimSuspect(db, names)
+        const suspect = await claimSuspect(db, names, { alone })
         if (suspect) await this.#runSuspect(suspect)
       }
     } finally {
@@ -69,18 +68,27 @@ export class Quarantine {
     this.#services.log.warn({ queue, job: claim.id, losses }, 'message quarantined')
     this.#suspects.add(claim.id)
     const ended = this.#consumers.get(queue)?.runSuspect(claim)
-    await (losses > 1 ? ended : Promise.race([ended, sleep(PROBATION_MS)]))
+    if (losses >= MAX_WORKER_LOSSES) return ended
+    const hasEnded = await Promise.race([ended?.then(() => true), sleep(PROBATION_MS, false)])
+    if (!hasEnded) await endProbation(this.#services.queues.db, queue, claim)
   }
 
   #pause(paused: boolean): void {
     for (const consumer of this.#consumers.values()) consumer.pause(paused)
   }
 
-  /** Waits until no message is in progress, except other suspects past their probation, or until the limit. */
-  async #drain(isAlone: boolean): Promise<void> {
-    const until = performance.now() + (isAlone ? DRAIN_MS.again : DRAIN_MS.once)
-    const isDrained = () =>
-      [...this.#consumers.values()].every(consumer => consumer.isIdle(isAlone ? new Set<string>() : this.#suspects))
-    while (!isDrained() && performance.now() < until && !this.#stopping.aborted) await sleep(10)
+  /**
+   * Waits until no message is in progress, or no other than suspects past their probation, or until the limit. Returns
+   * whether none is.
+   */
+  async #drain(isStrict: boolean): Promise<boolean> {
+    const until = performance.now() + (isStrict ? DRAIN_MS.strict : DRAIN_MS.probation)
+    const isIdle = (except: ReadonlySet<string>) =>
+      [...this.#consumers.values()].every(consumer => consumer.isIdle(except))
+    while (!isIdle(isStrict ? NONE : this.#suspects) && performance.now() < until && !this.#stopping.aborted)
+      await sleep(10)
+    return isIdle(NONE)
   }
 }
+
+const NONE: ReadonlySet<string> = new Set()

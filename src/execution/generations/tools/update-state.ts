@@ -19,10 +19,10 @@ const SCHEMA = {
   additionalProperties: false,
 }
 
-/** Limits of a patch. The size is above that of any state, which is checked once the patch is applied. */
+/** Limits of a patch. The size exceeds the limit of a state, which is checked after the patch. */
 const PATCH_LIMITS = { size: 256 * 1024, work: 1024 * 1024 }
 
-/** A change of the state by the agent. The digests tell a reader whether a state that it knows is the one changed. */
+/** A change of the state by the agent, with the digests of the state before and after it. */
 export type StateChange = { patch: PatchOperation[]; before: string; after: string }
 
 /** Returns a digest of a state; equal states have equal digests. */
