@@ -20,7 +20,7 @@ import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
 import { crossOrigin } from './cors.ts'
 import { type Mount, type MountExchange, mounts } from './mounts.ts'
-import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
+import { limitBodyTime, requestIdOf } from './server.ts'
 
 /** A request with the fields set by the first middleware. */
 type Wire = Request & { requestId: string; startedAt: number }
@@ -359,7 +359,6 @@ export function createHttp(
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     // With the first bytes, if they are available.
     if (stream.readableLength === 0) res.flushHeaders()
-    limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
     // In place of `pipeline`, which keeps 6 KiB for each open stream.
     stream.on('error', error => {
       if (config.ERROR_LOGS_ENABLED)
