@@ -11,7 +11,7 @@ import { anonymousBodyError } from '../core/http/body.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { insufficientScope, resourceMetadataUrl } from '../core/iam/challenges.ts'
-import { countRequest } from '../core/invoke/hooks.ts'
+import { countKeyRequest } from '../core/invoke/hooks.ts'
 import { isLoopback } from '../core/net/loopback.ts'
 import { release } from '../core/process/release.ts'
 import type { Services } from '../core/process/services.ts'
@@ -64,8 +64,7 @@ function requireOrigin(
  * QUOTA_EXCEEDED
  */
 async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
-  if (caller.credential.type === 'api_key' && caller.project_id !== null)
-    await countRequest(services, caller, caller.project_id)
+  if (caller.project_id !== null) await countKeyRequest(services, caller, caller.project_id)
 }
 
 /** Headers with which intermediaries route requests of 2026-07-28; they repeat values of the body. */
