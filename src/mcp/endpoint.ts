@@ -275,6 +275,20 @@ function requireOldVersion(version: string | undefined): void {
   })
 }
 
+const InitializeParams = z.object({
+  protocolVersion: z.string(),
+  capabilities: z.record(z.string(), z.unknown()),
+  clientInfo: z.object({ name: z.string(), version: z.string() }),
+})
+
+/** Returns the first problem of the parameters of `initialize`, which the SDK reports as an internal error; or null. */
+function initializeProblem(params: unknown): string | null {
+  const issue = InitializeParams.safeParse(params ?? {}).error?.issues[0]
+  if (!issue) return null
+  const expected = 'expected' in issue ? `must be of type ${issue.expected}` : 'is invalid'
+  return `params of initialize: ${['params', ...issue.path].join('.')} ${expected}`
+}
+
 /** Handles requests through the SDK server: the handshake and unknown methods. */
 async function delegateToSdk(
   services: Services,
@@ -282,6 +296,11 @@ async function delegateToSdk(
   message: McpMessage,
   modern: boolean,
 ): Promise<void> {
+  const problem = modern || message.method !== 'initialize' ? null : initializeProblem(message.params)
+  if (problem !== null) {
+    const error = { code: ProtocolErrorCode.InvalidParams, message: problem }
+    return exchange.end(200, JSON.stringify({ jsonrpc: '2.0', id: message.id, error }))
+  }
   const transport = new PerRequestHTTPServerTransport({
     classification: modern ? { era: 'modern', revision: MODERN } : { era: 'legacy' },
     responseMode: 'json',

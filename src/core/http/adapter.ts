@@ -12,6 +12,7 @@ import { authentication, countRequest, type Proof } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
+import { requireStorableParams } from '../invoke/resolve.ts'
 import { redactedPath } from '../process/log.ts'
 import { httpRequests, requestDuration } from '../process/metrics.ts'
 import { release } from '../process/release.ts'
@@ -281,6 +282,7 @@ export function createHttp(
           sendStream(req, res, { status, contentType, stream }, { route: path, caller, noted }),
       }
       try {
+        requireStorableParams(req.params)
         await serve(services, exchange)
       } catch (error) {
         sendError(error, req, res, { route: path, caller })
