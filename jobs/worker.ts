@@ -93,7 +93,11 @@ export async function startWorker(
       }),
     }),
   })
-  const server = openServer(app, { docsBaseUrl: config.DOCS_BASE_URL, log })
+  const server = openServer(app, {
+    docsBaseUrl: config.DOCS_BASE_URL,
+    log,
+    idleMs: config.HTTP_IDLE_TIMEOUT_MS,
+  })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)
     server.listen(config.WORKER_HEALTH_PORT, config.HOST, resolve)

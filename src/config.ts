@@ -390,6 +390,12 @@ const settings = {
     'Allowed hosts of client metadata documents, comma-separated: `*`, host or `*.suffix`.',
   ),
   OAUTH_REGISTRATION_ENABLED: setting('identity', flag, 'true', 'Whether OAuth clients may register themselves.'),
+  OAUTH_INTROSPECTION_ENABLED: setting(
+    'identity',
+    flag,
+    'false',
+    'Whether confidential OAuth clients may introspect their refresh tokens.',
+  ),
   OAUTH_DEVICE_ENABLED: setting('identity', flag, 'true', 'Whether the OAuth device grant is enabled.'),
   OAUTH_CONSENT_URL: setting(
     'identity',

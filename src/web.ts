@@ -37,6 +37,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
     log,
     requestTimeoutMs: Math.max(config.HTTP_BODY_TIMEOUT_MS, config.UPLOAD_TIMEOUT_MS),
     keepAliveMs: config.HTTP_KEEP_ALIVE_MS,
+    idleMs: config.HTTP_IDLE_TIMEOUT_MS,
   })
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject)

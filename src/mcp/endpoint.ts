@@ -11,7 +11,7 @@ import { anonymousBodyError } from '../core/http/body.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { insufficientScope, resourceMetadataUrl } from '../core/iam/challenges.ts'
-import { countRequest } from '../core/invoke/hooks.ts'
+import { countKeyRequest } from '../core/invoke/hooks.ts'
 import { isLoopback } from '../core/net/loopback.ts'
 import { release } from '../core/process/release.ts'
 import type { Services } from '../core/process/services.ts'
@@ -64,8 +64,7 @@ function requireOrigin(
  * QUOTA_EXCEEDED
  */
 async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
-  if (caller.credential.type === 'api_key' && caller.project_id !== null)
-    await countRequest(services, caller, caller.project_id)
+  if (caller.project_id !== null) await countKeyRequest(services, caller, caller.project_id)
 }
 
 /** Headers with which intermediaries route requests of 2026-07-28; they repeat values of the body. */
@@ -276,6 +275,20 @@ function requireOldVersion(version: string | undefined): void {
   })
 }
 
+const InitializeParams = z.object({
+  protocolVersion: z.string(),
+  capabilities: z.record(z.string(), z.unknown()),
+  clientInfo: z.object({ name: z.string(), version: z.string() }),
+})
+
+/** Returns the first problem of the parameters of `initialize`, which the SDK reports as an internal error; or null. */
+function initializeProblem(params: unknown): string | null {
+  const issue = InitializeParams.safeParse(params ?? {}).error?.issues[0]
+  if (!issue) return null
+  const expected = 'expected' in issue ? `must be of type ${issue.expected}` : 'is invalid'
+  return `params of initialize: ${['params', ...issue.path].join('.')} ${expected}`
+}
+
 /** Handles requests through the SDK server: the handshake and unknown methods. */
 async function delegateToSdk(
   services: Services,
@@ -283,6 +296,11 @@ async function delegateToSdk(
   message: McpMessage,
   modern: boolean,
 ): Promise<void> {
+  const problem = modern || message.method !== 'initialize' ? null : initializeProblem(message.params)
+  if (problem !== null) {
+    const error = { code: ProtocolErrorCode.InvalidParams, message: problem }
+    return exchange.end(200, JSON.stringify({ jsonrpc: '2.0', id: message.id, error }))
+  }
   const transport = new PerRequestHTTPServerTransport({
     classification: modern ? { era: 'modern', revision: MODERN } : { era: 'legacy' },
     responseMode: 'json',

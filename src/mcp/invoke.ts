@@ -1,10 +1,10 @@
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
-import { type Call, callAs } from '../core/invoke/call.ts'
+import { type Call, callAs, isCounted } from '../core/invoke/call.ts'
 import { openInvocation } from '../core/invoke/invocation.ts'
 import { executeInvocation, invoke } from '../core/invoke/invoke.ts'
-import { isCounted, type McpClientSession } from './session.ts'
+import type { McpClientSession } from './session.ts'
 
 type RequestContext = Pick<McpClientSession, 'services' | 'caller'> & {
   exchange: Pick<McpClientSession['exchange'], 'request' | 'identify'>

@@ -37,15 +37,6 @@ export type PendingAnswer = {
   notify(method: string, params: Record<string, unknown>): void
 }
 
-const countedRequests = new WeakSet<object>()
-
-/** Whether a request has already made a call: only its first call counts against quotas. */
-export function isCounted({ request }: Pick<McpClientSession['exchange'], 'request'>): boolean {
-  const wasCounted = countedRequests.has(request)
-  countedRequests.add(request)
-  return wasCounted
-}
-
 const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities'
 
 export const capabilitiesIn = (params: Json | undefined): Json =>

@@ -373,7 +373,7 @@ describe('agents', () => {
     const source = await app.project()
     const secret_id = (await source.key.post('/secrets', { name: 's', value: 'a value' })).body.id
     const fields = { name: 'p', provider: 'custom', default_model: 'm', base_url: 'https://models.example.com/v1' }
-    const headers = { Authorization: 'Basic abc', 'X-A': `{{secret:${secret_id}}}`, 'X-B': 'plain' }
+    const headers = { Authorization: 'Basic abc', 'X-A': `{{secret:${secret_id}}}`, 'X-Title': 'plain' }
     const named = await source.key.post('/ai-providers', { ...fields, secret_id, config: { headers, other: 1 } })
     await source.key.post('/ai-providers', fields)
     const agent = await source.key.post('/agents', { ...EVERYTHING, ai_provider_id: named.body.id })
@@ -386,6 +386,6 @@ describe('agents', () => {
     assert.deepEqual([copy.name, copy.version, copy.project_id], ['helper', 1, cloned.body.project.id])
     const provider = (await app.admin.get(`/ai-providers/${copy.ai_provider_id}`)).body
     assert.equal(provider.secret_id, null)
-    assert.deepEqual(provider.config, { headers: { 'X-B': 'plain' }, other: 1 })
+    assert.deepEqual(provider.config, { headers: { 'X-Title': 'plain' }, other: 1 })
   })
 })

@@ -47,7 +47,7 @@ describe('AI providers', () => {
 
   it('are created, read and listed with every field', async () => {
     const secret_id = await secret()
-    const record = await made({ name: '  primary  ', secret_id, config: { other: [1], headers: { 'X-A': 'b' } } })
+    const record = await made({ name: '  primary  ', secret_id, config: { other: [1], headers: { 'X-Title': 'b' } } })
     assert.match(record.id, /^aip_[0-9a-z]{26}$/)
     assert.deepEqual(record, {
       id: record.id,
@@ -57,7 +57,7 @@ describe('AI providers', () => {
       default_model: 'model-1',
       secret_id,
       base_url: 'https://models.example.com/v1',
-      config: { other: [1], headers: { 'X-A': 'b' } },
+      config: { other: [1], headers: { 'X-Title': 'b' } },
       created_at: record.created_at,
       updated_at: record.created_at,
     })
@@ -247,7 +247,7 @@ describe('AI providers', () => {
   })
 
   it('keep no credential of their config that would go to another address', async () => {
-    const credential = { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-A': 'shown' } }
+    const credential = { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-Title': 'shown' } }
     const { id, config, base_url } = await made({ config: credential })
     const change = (body: object) => key.patch(`/ai-providers/${id}`, body)
     const elsewhere = { base_url: 'https://evil.example.com' }
@@ -256,7 +256,7 @@ describe('AI providers', () => {
     refusedAt(await change({ provider: 'openai', base_url: null }), 'config.headers.Authorization')
     assert.equal((await change({ base_url: `${base_url}/`, config, name: 'same place' })).status, 200)
     assert.equal((await change({ ...elsewhere, config: credential })).status, 200)
-    assert.equal((await change({ base_url, config: { headers: { 'X-A': 'b' } } })).status, 200)
+    assert.equal((await change({ base_url, config: { headers: { 'X-Title': 'b' } } })).status, 200)
   })
 
   it('of bedrock and vertex need a credential while the deployment lends none', async () => {
@@ -293,8 +293,10 @@ describe('AI providers', () => {
     assert.deepEqual(kept.body.config, { apiKey: '***', region: 'us-west-2' })
     const dropped = await key.patch(`/ai-providers/${record.id}`, { config: { region: 'us-west-2' } })
     assert.equal(dropped.body.error.code, 'AI_PROVIDER_MISCONFIGURED')
-    const header = await made({ config: { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-A': 'shown' } } })
-    assert.deepEqual(header.config.headers, { Authorization: '***', 'X-A': 'shown' })
+    const header = await made({
+      config: { headers: { Authorization: 'Basic cGFzc3dvcmQ=', 'X-Gate': 'in-the-config', 'X-Title': 'shown' } },
+    })
+    assert.deepEqual(header.config.headers, { Authorization: '***', 'X-Gate': '***', 'X-Title': 'shown' })
     const stored = await app.services.pool.any(sql.unsafe`select t::text from ai_providers t`)
     const said = [...(await events(record.id)), ...(await events(header.id)), ...stored]
     assert.equal(/in-the-config|cGFzc3dvcmQ/.test(JSON.stringify(said)), false)

@@ -41,7 +41,7 @@ describe('attacks on OAuth', function () {
     })
 
   before(async () => {
-    app = await startOauthApp()
+    app = await startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } })
     project = await app.project()
     user = await app.user('ada', [allowing(project.id)])
     ;({ client_id } = await register(app.base))
@@ -295,7 +295,8 @@ describe('attacks on OAuth', function () {
       assert.equal(body.device_authorization_endpoint, undefined)
       assert.equal(body.client_id_metadata_document_supported, undefined)
       assert.ok((await (await fetch(`${own.url}/oauth/consent`)).text()).includes('<div id="company" hidden>'))
-      for (const path of ['register', 'device_authorization', 'device'])
+      assert.equal(body.introspection_endpoint, undefined)
+      for (const path of ['register', 'device_authorization', 'device', 'introspect'])
         assert.equal((await fetch(`${own.url}/oauth/${path}`, { method: 'POST' })).status, 404, path)
       const asked = {
         client_id: 'muster-console',

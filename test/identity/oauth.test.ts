@@ -56,7 +56,7 @@ describe('OAuth', () => {
   const newUser = async (action: string[] = ['*']) => app.user(undefined, [allowing(project.id, action)])
 
   before(async () => {
-    app = await startOauthApp()
+    app = await startOauthApp({ env: { OAUTH_INTROSPECTION_ENABLED: 'true' } })
     project = await app.project()
     other = await app.project()
     user = await newUser()

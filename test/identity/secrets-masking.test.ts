@@ -45,6 +45,21 @@ describe('secrets in third-party texts', () => {
         )
     })
 
+  it('are masked in hex and base64, also as a part of a longer text', () => {
+    for (const secret of secrets) {
+      const bytes = Buffer.from(secret)
+      const encoded = ['', 'u', 'us', 'user:'].map(more => Buffer.concat([Buffer.from(more), bytes, Buffer.from(':x')]))
+      const texts = [
+        bytes.toString('hex'),
+        bytes.toString('hex').toUpperCase(),
+        ...encoded.flatMap(each => [each.toString('base64'), each.toString('base64url')]),
+        ...encoded.map(each => encodeURIComponent(each.toString('base64'))),
+      ]
+      for (const text of texts)
+        assert.match(maskSecrets(`{"said":"${text}"}`, [secret]), /^\{"said":".{0,8}\*\*\*.{0,10}"\}$/, text)
+    }
+  })
+
   it('are masked also where they overlap or touch', () => {
     assert.equal(maskSecrets('<abcdefghijkl>', ['abcdefgh', 'efghijkl']), '<***>')
     assert.equal(maskSecrets('<abcdefghabcdefgh>', ['abcdefgh']), '<***>')

@@ -64,6 +64,14 @@ describe('the transport of /mcp', () => {
       '2025-11-25',
     )
     assert.deepEqual((await send('ping', {}, { revision: null })).body.result, {})
+    for (const [params, field] of [
+      [{}, 'protocolVersion'],
+      [{ ...hello('2025-06-18'), capabilities: 1 }, 'capabilities'],
+      [{ ...hello('2025-06-18'), clientInfo: { name: 'x' } }, 'clientInfo.version'],
+    ] as const) {
+      const { error } = (await send('initialize', params, { revision: null })).body
+      assert.deepEqual([error.code, error.message.split(' must')[0]], [-32602, `params of initialize: params.${field}`])
+    }
   })
 
   it('sends callers without a credential to the sign-in for every request', async () => {

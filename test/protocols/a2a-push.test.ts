@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
-import { idStatement, voidStatement } from '../../src/core/db/sql.ts'
+import { z } from 'zod'
+import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -93,6 +94,39 @@ describe('notifications of A2A clients', function () {
     )
     const shown = JSON.stringify([listed, app.logs])
     for (const secret of ['tok-123456', 'cred-123456']) assert.equal(shown.includes(secret), false)
+  })
+
+  it('leave no credential in the stored responses of a receiver that repeats them', async () => {
+    receiver.answer = ({ headers }, response) => {
+      const text = JSON.stringify(headers)
+      response.end(
+        [text, Buffer.from(text).toString('base64'), Buffer.from(text).toString('hex')][receiver.requests.length % 3],
+      )
+    }
+    await start('generation', 'delivery')
+    const secrets = { token: 'tok-987654', authentication: { scheme: 'Bearer', credentials: 'cred-987654' } }
+    for (let count = 0; count < 3; count++) {
+      const task = await begin(said({ text: 'done' }), secrets)
+      await arrived(task.id, 'COMPLETED')
+    }
+    const stored = await eventually(
+      async () => {
+        const { rows } = await app.services.pool.query(sql.type(z.object({ text: z.string() }))`
+          select response_body as text from webhook_deliveries where response_body like '%***%'`)
+        return rows.length >= 3 ? rows.map(({ text }) => text) : null
+      },
+      { what: 'masked responses' },
+    )
+    const { rows } = await app.services.pool.query(sql.type(z.object({ text: z.string() }))`
+      select response_body as text from webhook_deliveries where response_body is not null`)
+    for (const { text } of rows)
+      for (const spelling of [
+        text,
+        Buffer.from(text, 'base64').toString('latin1'),
+        Buffer.from(text, 'hex').toString('latin1'),
+      ])
+        for (const secret of ['tok-987654', 'cred-987654']) assert.equal(spelling.includes(secret), false, text)
+    assert.ok(stored.some(text => text.includes('content-type')))
   })
 
   it('survive the kill of the worker between the change and the delivery', async () => {

@@ -72,6 +72,20 @@ describe('end users at the AG-UI mount', () => {
     assert.deepEqual(client.texts(), ['done'])
   })
 
+  it('learn no name of a tool on the server by a tool of the client with the name: the tool of the agent wins', async () => {
+    const accepting = await app.scripted([{ reply: { text: 'fine' } }] as any, {
+      accept_client_tools: true,
+      tool_bindings: [{ tool: { name: 'own', type: 'client' } }],
+    })
+    const { token } = await endUser(app, { agent_ids: [accepting.agentId] })
+    const tools = ['own', 'other'].map(name => ({ name, description: 'guess', parameters: { type: 'object' } }))
+    const events = await open(token, { agentId: accepting.agentId }).say('x', { tools })
+    assert.equal(events.at(-1)?.type, 'RUN_FINISHED')
+    const [{ body }] = await accepting.requests()
+    assert.deepEqual(body.tools.map((tool: any) => tool.function.name).sort(), ['other', 'own'])
+    assert.equal(JSON.stringify(body.tools).split('guess').length, 2)
+  })
+
   it('see the label of a tool if the agent shows activity', async () => {
     const tool = { name: 'hidden_tool', execute: { url: `${target.url}/x` } }
     const labelled = await app.agent({

@@ -190,7 +190,11 @@ export async function startApp(
     onRoundTrip: text => void statements.push(text),
   })
   const app: App = createApp(services)
-  const server = openServer(app.http, { docsBaseUrl: config.DOCS_BASE_URL, log })
+  const server = openServer(app.http, {
+    docsBaseUrl: config.DOCS_BASE_URL,
+    log,
+    idleMs: config.HTTP_IDLE_TIMEOUT_MS,
+  })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`
   const worker = await starting

@@ -65,7 +65,6 @@ export async function sendFile({
     'Accept-Ranges': 'bytes',
     'Cache-Control': 'private, no-store',
     'Content-Disposition': attachment(file.filename),
-    'X-Content-Type-Options': 'nosniff',
   }
   const { 'if-none-match': ifNoneMatch, 'if-range': ifRange, range: rangeHeader } = request.headers
   if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, etag)) return result(304, undefined, headers)

@@ -2,6 +2,7 @@ import { createHmac } from 'node:crypto'
 import { storableText, truncateBytes } from '../../core/api/storable-text.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
+import { maskSecrets } from '../../identity/secrets/mask.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 
@@ -122,17 +123,29 @@ async function postDelivery(
     truncate: true,
     signal,
   })
-  return toOutcome(outcome, delivery.attempts + 1, signal)
+  return toOutcome(outcome, delivery.attempts + 1, signal, [...keys, ...Object.values(headers).flatMap(credentialsIn)])
 }
 
-function toOutcome(outcome: EgressOutcome, attempts: number, signal: AbortSignal): DeliveryAttemptOutcome {
+/** Returns a header value and its parts, such as the credentials after a scheme. */
+const credentialsIn = (value: string): string[] => [value, ...value.split(/\s+/)]
+
+/** Converts the outcome of a request. `sent` are the secrets that the receiver may repeat in its response. */
+function toOutcome(
+  outcome: EgressOutcome,
+  attempts: number,
+  signal: AbortSignal,
+  sent: readonly string[] = [],
+): DeliveryAttemptOutcome {
   if (outcome.kind === 'blocked') return closed(`blocked by egress policy: ${outcome.reason}`)
   if (outcome.kind === 'failed' && (outcome.reason === 'busy' || (outcome.reason === 'aborted' && signal.aborted)))
     return requeuedOutcome
   const response =
     outcome.kind === 'answer'
-      ? { status_code: outcome.status, response_body: storableText(truncateBytes(outcome.body, STORED_RESPONSE_BYTES)) }
-      : { status_code: outcome.status ?? null, response_body: singleLine(`${outcome.reason}: ${outcome.message}`) }
+      ? { status_code: outcome.status, response_body: maskSecrets(outcome.body, sent, STORED_RESPONSE_BYTES) }
+      : {
+          status_code: outcome.status ?? null,
+          response_body: singleLine(maskSecrets(`${outcome.reason}: ${outcome.message}`, sent)),
+        }
   if (outcome.kind === 'answer' && outcome.status >= 200 && outcome.status < 300)
     return { decision: 'done', status: 'completed', counted: true, retry_ms: null, ...response }
   return attempts < MAX_ATTEMPTS

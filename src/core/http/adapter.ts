@@ -12,6 +12,7 @@ import { authentication, countRequest, type Proof } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
+import { requireStorableParams } from '../invoke/resolve.ts'
 import { redactedPath } from '../process/log.ts'
 import { httpRequests, requestDuration } from '../process/metrics.ts'
 import { release } from '../process/release.ts'
@@ -20,7 +21,7 @@ import { countAnonymous } from './anonymous-bodies.ts'
 import { anonymousBodyError, CLIENT_GONE, jsonReader, rejectBody, UNKNOWN_BODY_BYTES } from './body.ts'
 import { crossOrigin } from './cors.ts'
 import { type Mount, type MountExchange, mounts } from './mounts.ts'
-import { limitBodyTime, limitReaderStall, requestIdOf } from './server.ts'
+import { limitBodyTime, requestIdOf } from './server.ts'
 
 /** A request with the fields set by the first middleware. */
 type Wire = Request & { requestId: string; startedAt: number }
@@ -281,6 +282,7 @@ export function createHttp(
           sendStream(req, res, { status, contentType, stream }, { route: path, caller, noted }),
       }
       try {
+        requireStorableParams(req.params)
         await serve(services, exchange)
       } catch (error) {
         sendError(error, req, res, { route: path, caller })
@@ -359,7 +361,6 @@ export function createHttp(
     for (const [name, value] of Object.entries(result.headers ?? {})) res.setHeader(name, value)
     // With the first bytes, if they are available.
     if (stream.readableLength === 0) res.flushHeaders()
-    limitReaderStall(res, config.HTTP_IDLE_TIMEOUT_MS)
     // In place of `pipeline`, which keeps 6 KiB for each open stream.
     stream.on('error', error => {
       if (config.ERROR_LOGS_ENABLED)

@@ -4,6 +4,9 @@ import type { Config } from '../../config.ts'
 
 /** Access of pages of other origins, on all endpoints: by bearer credentials, never by cookies. */
 
+/** The first user is created without a credential: `*` does not open it to every page that an operator visits. */
+const BOOTSTRAP_PATH = '/api/v1/users/bootstrap'
+
 const MAX_HEADERS = 40
 const HEADER_NAME = /^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$/
 
@@ -18,8 +21,9 @@ function requestedHeaders(req: Request): string[] {
 
 /** Answers preflights, before authentication and without the database, and adds the headers to other responses. */
 export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): RequestHandler {
+  const isOpen = CORS_ALLOWED_ORIGINS.includes('*')
   const shared = {
-    origin: CORS_ALLOWED_ORIGINS.includes('*') ? '*' : CORS_ALLOWED_ORIGINS,
+    origin: isOpen ? '*' : CORS_ALLOWED_ORIGINS,
     exposedHeaders: [
       'ETag',
       'Retry-After',
@@ -35,5 +39,9 @@ export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): Re
     ],
     maxAge: 600,
   }
-  return cors<Request>((req, done) => done(null, { ...shared, allowedHeaders: requestedHeaders(req) }))
+  return cors<Request>((req, done) => {
+    const path = req.path.toLowerCase().replace(/\/+$/, '')
+    const isRefused = path === '/metrics' || (isOpen && path === BOOTSTRAP_PATH)
+    done(null, isRefused ? { origin: false } : { ...shared, allowedHeaders: requestedHeaders(req) })
+  })
 }

@@ -49,7 +49,6 @@ async function send(req: Request, res: Response, document: CachedDocument): Prom
   const ifNoneMatch = req.headers['if-none-match']
   if (ifNoneMatch !== undefined && etagMatches(ifNoneMatch, document.tag)) return void res.status(304).end()
   res.setHeader('Content-Type', document.type)
-  res.setHeader('X-Content-Type-Options', 'nosniff')
   if (document.policy) res.setHeader('Content-Security-Policy', document.policy)
   // Pictures are compressed already.
   if (document.type.startsWith('image/')) return void res.end(document.text)

@@ -159,3 +159,12 @@ export function jsonUpload(body: Record<string, unknown> | undefined): IncomingM
   const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }
   return Object.assign(Readable.from([bytes], { objectMode: false }), { headers }) as unknown as IncomingMessage
 }
+
+const countedRequests = new WeakSet<object>()
+
+/** Whether a request to a mount has already made a call: only its first call counts against quotas. */
+export function isCounted({ request }: { request: RequestFacts }): boolean {
+  const wasCounted = countedRequests.has(request)
+  countedRequests.add(request)
+  return wasCounted
+}

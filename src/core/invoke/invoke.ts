@@ -97,14 +97,14 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
 
 /** Checks caller, quota and permission. An upload is read in between, as soon as it could be allowed. */
 async function admit(inv: Invocation): Promise<void> {
-  const { operation } = inv
+  const { operation, call } = inv
   const caller = await authenticateCaller(inv)
   if (caller.end_user) {
     await countEndUserCall(inv, caller.end_user)
     await takeStream(inv, caller.end_user)
   }
   await countKeyRequest(inv, caller.project_id)
-  requireStorableParams(inv)
+  requireStorableParams(call.params)
   if (operation.receive && operation.shape !== 'item') {
     // The project of an upload is in its fields; only a caller that can never be allowed is refused before the body is read.
     requireCredentialProject(inv, caller)

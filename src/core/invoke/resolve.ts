@@ -24,8 +24,8 @@ export async function authenticateCaller(inv: Invocation): Promise<Caller> {
 }
 
 /** Raises RESOURCE_NOT_FOUND for path parameters that the database cannot store. */
-export function requireStorableParams({ call }: Invocation): void {
-  for (const value of Object.values(call.params))
+export function requireStorableParams(params: object): void {
+  for (const value of Object.values(params).flat())
     if (typeof value !== 'string' || !isStorable(value))
       raise('RESOURCE_NOT_FOUND', { meta: { id: String(value).slice(0, 200) } })
 }

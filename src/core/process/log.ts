@@ -48,8 +48,14 @@ const CREDENTIAL = /\b(sk[_-]|stk_|whsec_|ort_|upt_|rcb_|eyJ)[\w.-]{8,}/g
 
 export const redactCredentials = (text: string): string => text.replace(CREDENTIAL, '$1[redacted]')
 
-/** Returns the path of a request for the log, without its query and credentials. */
-export const redactedPath = (url: string): string => redactCredentials(url.split('?', 1)[0])
+/** Maximum length of a path in a log line; requests may have paths of 16 KiB. */
+const MAX_PATH = 512
+
+/** Returns the path of a request for the log, without its query and credentials, truncated to MAX_PATH characters. */
+export function redactedPath(url: string): string {
+  const path = redactCredentials(url.split('?', 1)[0])
+  return path.length > MAX_PATH ? `${path.slice(0, MAX_PATH)}…` : path
+}
 
 /** Logged fields of an error. Others may contain content: rows in database errors, requests and responses in model errors. */
 const ERROR_FIELDS = ['type', 'message', 'stack', 'code', 'constraint', 'table'] as const

@@ -132,11 +132,14 @@ export const destinationOf = (provider: ProviderFields): string =>
 export function requireNewCredentials({ provider, config }: ProviderFields): void {
   if (config === null || isCloudProvider(provider)) return
   const { spelling, value: headers } = lookup(config, 'headers')
-  const masked = (values: object, path: string) =>
+  const masked = (values: object, path: string, isCredential: (name: string) => boolean) =>
     Object.entries(values).flatMap(([name, value]) =>
-      value === MASKED && isCredentialName(name) ? [`${path}.${name}`] : [],
+      value === MASKED && isCredential(name) ? [`${path}.${name}`] : [],
     )
-  const fields = [...masked(config, 'config'), ...masked(headers ?? {}, `config.${spelling}`)]
+  const fields = [
+    ...masked(config, 'config', isCredentialName),
+    ...masked(headers ?? {}, `config.${spelling}`, isCredentialHeader),
+  ]
   if (fields.length === 0) return
   const message = 'must be provided again: requests go to another address'
   raiseInvalid(fields.map(path => ({ code: 'REQUIRED', path, message })))
@@ -200,6 +203,24 @@ type Credentials = { config: Record<string, string>; headers: Record<string, str
 const isCredentialName = (name: string): boolean =>
   /api[-_]?key|authorization|token|secret|password|passwd|cookie|credential|private[-_]?key/i.test(name)
 
+/** Headers that contain no credential. Gateways name the header of a credential as they like. */
+const VISIBLE_HEADERS = new Set([
+  'accept',
+  'accept-language',
+  'anthropic-beta',
+  'anthropic-version',
+  'content-type',
+  'http-referer',
+  'openai-beta',
+  'openai-organization',
+  'openai-project',
+  'referer',
+  'user-agent',
+  'x-title',
+])
+
+const isCredentialHeader = (name: string): boolean => !VISIBLE_HEADERS.has(name.toLowerCase())
+
 /**
  * Splits a config into its visible part and its sealed credentials. A value of `***` refers to the stored credential
  * and is dropped if there is none.
@@ -216,10 +237,11 @@ export function sealConfig(
     values: Record<string, unknown>,
     target: Record<string, string>,
     storedValues: Record<string, string>,
+    isCredential: (name: string) => boolean,
   ) =>
     Object.fromEntries(
       Object.entries(values).flatMap(([name, value]): [string, unknown][] => {
-        if (typeof value !== 'string' || !isCredentialName(name) || hasSecretToken(value)) return [[name, value]]
+        if (typeof value !== 'string' || !isCredential(name) || tokensIn(value).length > 0) return [[name, value]]
         const key = toSnakeCase(name)
         const actual = value === MASKED ? storedValues[key] : value
         if (actual === undefined) return []
@@ -227,9 +249,12 @@ export function sealConfig(
         return [[name, MASKED]]
       }),
     )
-  const visible = splitValues(config, credentials.config, stored.config)
+  const visible = splitValues(config, credentials.config, stored.config, isCredentialName)
   const { spelling, value: headers } = lookup(config, 'headers')
-  if (headers) visible[spelling] = splitValues(headers as Record<string, unknown>, credentials.headers, stored.headers)
+  if (headers) {
+    const values = headers as Record<string, unknown>
+    visible[spelling] = splitValues(values, credentials.headers, stored.headers, isCredentialHeader)
+  }
   const any = Object.keys(credentials.config).length + Object.keys(credentials.headers).length > 0
   return {
     config: visible,

@@ -43,7 +43,7 @@ const fields = {
     .record(z.string(), z.unknown())
     .nullable()
     .describe(
-      'Settings of the type, such as region, api_version or headers, and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials are masked as `***`.',
+      'Settings of the type, such as region, api_version or headers, and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
     ),
 }
 

@@ -117,6 +117,9 @@ export async function exchangeResponse(
   })
   let claims: Record<string, unknown> = { ...tokens.claims() }
   const account = { issuer: claims.iss as string, subject: claims.sub as string }
+  // The library does not check the time of issue.
+  if (Number(claims.iat) > Date.now() / 1000 + CLOCK_TOLERANCE_SECONDS)
+    throw new Error('identity provider returned an id_token of the future')
   if (!isAccount(account)) throw new Error('identity provider returned an unusable issuer or subject')
   const requiredClaims = [config.OIDC_USERNAME_CLAIM, config.OIDC_REQUIRED_CLAIM?.name]
   const isMissing = requiredClaims.some(name => name !== undefined && !Object.hasOwn(claims, name))

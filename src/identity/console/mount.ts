@@ -37,7 +37,6 @@ const headersOf = (nonce: string): Record<string, string> => ({
     "require-trusted-types-for 'script'",
     'trusted-types default',
   ].join('; '),
-  'X-Content-Type-Options': 'nosniff',
   'X-Frame-Options': 'DENY',
   'Referrer-Policy': 'no-referrer',
   'Cross-Origin-Opener-Policy': 'same-origin',

@@ -78,7 +78,12 @@ const ROUTES: Route[] = [
   { method: 'post', path: '/oauth/end/confirm', page: true, limit: limitPages },
   { method: 'post', path: '/oauth/token', limit: (services, req) => findTokenBlock(services, req.ip) },
   { method: 'post', path: '/oauth/revoke', limit: limitTokenQueries },
-  { method: 'post', path: '/oauth/introspect', limit: limitTokenQueries },
+  {
+    method: 'post',
+    path: '/oauth/introspect',
+    enabled: ({ OAUTH_INTROSPECTION_ENABLED }) => OAUTH_INTROSPECTION_ENABLED,
+    limit: limitTokenQueries,
+  },
   { method: 'get', path: '/oauth/userinfo' },
   { method: 'post', path: '/oauth/userinfo' },
   {

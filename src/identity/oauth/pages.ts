@@ -14,7 +14,6 @@ export const PAGE_HEADERS: Record<string, string> = {
     "default-src 'none'; img-src data:; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
   'X-Frame-Options': 'DENY',
   'Referrer-Policy': 'no-referrer',
-  'X-Content-Type-Options': 'nosniff',
   'Cache-Control': 'no-store',
 }
 

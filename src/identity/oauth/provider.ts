@@ -217,7 +217,7 @@ function configuration(services: Services): Configuration {
       devInteractions: { enabled: false },
       dPoP: { enabled: true, nonceSecret: derivedKeys(config, 'dpop nonces')[0] },
       introspection: {
-        enabled: true,
+        enabled: config.OAUTH_INTROSPECTION_ENABLED,
         allowedPolicy: (_ctx, client, token) =>
           client.clientAuthMethod !== 'none' && token.clientId === client.clientId,
       },

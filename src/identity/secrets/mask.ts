@@ -3,7 +3,8 @@ import { eventLoopYielder } from '../../core/process/event-loop.ts'
 
 /**
  * Masks secret values in third-party texts in every spelling: literal, or escaped for URLs, forms, JSON and HTML in any
- * mixture and to any depth. Both sides are reduced to plain bytes and compared by the Knuth-Morris-Pratt algorithm, so
+ * mixture and to any depth, or as hex or base64 (both alphabets, also as a part of a longer text such as `user:secret`).
+ * Both sides are reduced to plain bytes and compared by the Knuth-Morris-Pratt algorithm, so
  * the cost is linear in text and value for all contents: about 30 ns per byte.
  */
 
@@ -43,6 +44,8 @@ class Masking {
   readonly #plain: Plain
   /** Number of occurrences that start at each source byte minus the number that end there. */
   readonly #begun: Int32Array
+  /** Views of the text in which encoded values are found, each with its longest run of digits; made for the first value. */
+  #encoded: EncodedView[] | undefined
 
   constructor(text: string | Buffer, maxBytes: number) {
     this.#maxBytes = maxBytes
@@ -62,6 +65,14 @@ class Masking {
     const matched = findAll(bytes, needle, end => this.#hide(end - needle.length, end, MIN_MASKED_BYTES))
     // A truncated text may end with the start of the value.
     if (this.#isCut && matched > 0) this.#hide(bytes.length - matched, bytes.length, 1)
+    this.#encoded ??= ENCODINGS.map(encoding => encodedView(bytes, encoding))
+    for (const { digits, longestRun, encoding } of this.#encoded)
+      if (longestRun >= source.length) for (const encoded of encoding.encode(source)) this.#addEncoded(digits, encoded)
+  }
+
+  #addEncoded(digits: Uint8Array, encoded: Buffer): void {
+    const matched = findAll(digits, encoded, end => this.#hide(end - encoded.length, end, MIN_MASKED_BYTES))
+    if (this.#isCut && matched >= LEAST_CUT_DIGITS) this.#hide(digits.length - matched, digits.length, 1)
   }
 
   /** Masks plain bytes together with adjacent backslashes, which may be part of the value. */
@@ -88,6 +99,57 @@ class Masking {
     // Replacements of unstorable characters may have made the text longer.
     return truncateBytes([...parts, this.#source.subarray(copied, end)].join(''), this.#maxBytes)
   }
+}
+
+/** Minimum number of digits at the end of a truncated text that are masked as the start of an encoded value. */
+const LEAST_CUT_DIGITS = 4
+
+/** A spelling of bytes as digits. */
+type Encoding = {
+  /** Returns the digit for comparison; 0 for a byte that is no digit. */
+  fold: (byte: number) => number
+  /** Returns the possible spellings of a value within a longer encoded text. */
+  encode: (value: Buffer) => Buffer[]
+}
+
+/** An unescaped text as digits of an encoding, at the same indexes. */
+type EncodedView = { digits: Uint8Array; longestRun: number; encoding: Encoding }
+
+const [DASH, UNDERSCORE, SLASH] = [...Buffer.from('-_/')]
+
+const isLetterOrDigit = (byte: number): boolean =>
+  (byte >= 0x30 && byte <= 0x39) || ((byte | 0x20) >= 0x61 && (byte | 0x20) <= 0x7a)
+
+const ENCODINGS: readonly Encoding[] = [
+  {
+    fold: byte => (digitOf(byte) < 0 ? 0 : byte | 0x20),
+    encode: value => [Buffer.from(value.toString('hex'))],
+  },
+  {
+    fold: byte => {
+      // A plus sign of an unescaped text is a space.
+      if (byte === PLUS || byte === SPACE || byte === DASH) return PLUS
+      if (byte === SLASH || byte === UNDERSCORE) return SLASH
+      return isLetterOrDigit(byte) ? byte : 0
+    },
+    // A value starts at one of three positions of a group; digits that it shares with its neighbours are left out.
+    encode: value =>
+      [0, 1, 2].map(offset => {
+        const text = Buffer.concat([Buffer.alloc(offset), value]).toString('base64')
+        return Buffer.from(text.slice(Math.ceil((offset * 8) / 6), Math.floor(((offset + value.length) * 8) / 6)))
+      }),
+  },
+]
+
+function encodedView(bytes: Uint8Array, encoding: Encoding): EncodedView {
+  const digits = bytes.map(encoding.fold)
+  let longestRun = 0
+  let run = 0
+  for (const digit of digits) {
+    run = digit === 0 ? 0 : run + 1
+    if (run > longestRun) longestRun = run
+  }
+  return { digits, longestRun, encoding }
 }
 
 /**

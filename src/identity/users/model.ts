@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
+import { distinctName } from '../../core/api/names.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
@@ -61,13 +62,7 @@ export const Token = z.object(tokenFields).meta({ id: 'UserToken' })
 const CONTROL = /\p{Cc}/u
 const MAX_PASSWORD_BYTES = 1024
 
-export const Username = z
-  .string()
-  .trim()
-  .min(1)
-  .max(128)
-  .refine(text => !CONTROL.test(text), 'must not contain control characters')
-  .describe('Username of 1 to 128 characters, unique regardless of case')
+export const Username = distinctName(128).describe('Username of 1 to 128 characters, unique regardless of case')
 
 const password = z
   .string()

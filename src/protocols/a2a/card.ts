@@ -3,7 +3,7 @@ import type { Config } from '../../config.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
 import type { Services } from '../../core/process/services.ts'
-import { findTarget, projectOf, refuseEndUser, type Target, targetNotFound } from './target.ts'
+import { findTarget, openTarget, type Target, targetNotFound } from './target.ts'
 import { PROTOCOL_VERSION } from './wire.ts'
 
 const MAX_AGE_SECONDS = 300
@@ -37,8 +37,7 @@ export async function serveCard(services: Services, exchange: MountExchange, id:
   if (!isPublic) {
     const caller = await exchange.identify()
     if (!caller) throw anonymousBodyError(req)
-    refuseEndUser(caller)
-    await projectOf(services.pool, caller, target)
+    await openTarget(services, caller, id)
   }
   const text = JSON.stringify(cardOf(services.config, target))
   const tag = `"${createHash('sha256').update(text).digest('base64url')}"`

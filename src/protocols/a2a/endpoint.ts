@@ -6,12 +6,11 @@ import { parse, storabilityProblem } from '../../core/api/validate.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
-import { countRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { serveCard } from './card.ts'
 import { FaultError, refuse, restError, restStatus, rpcError, rpcStatus } from './fault.ts'
 import { type Method, methods, routes } from './methods.ts'
-import { type A2aRequest, findTarget, projectOf, refuseEndUser, targetNotFound } from './target.ts'
+import { type A2aRequest, openTarget } from './target.ts'
 import { PROTOCOL_VERSION } from './wire.ts'
 
 const CARD_PATH = '/.well-known/agent-card.json'
@@ -33,17 +32,13 @@ export async function serveA2a(services: Services, exchange: MountExchange): Pro
 }
 
 /**
- * Authenticates the caller, who is no end user, counts the request of a key and finds the target.
+ * Authenticates the caller and opens the target.
  * @throws UNAUTHORIZED, FORBIDDEN, QUOTA_EXCEEDED, RESOURCE_NOT_FOUND
  */
 async function openRequest(services: Services, exchange: MountExchange, id: string): Promise<A2aRequest> {
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(exchange.req)
-  refuseEndUser(caller)
-  if (caller.credential.type === 'api_key' && caller.project_id !== null)
-    await countRequest(services, caller, caller.project_id)
-  const target = (await findTarget(services.pool, id)) ?? targetNotFound(id)
-  return { services, exchange, caller, target, project_id: await projectOf(services.pool, caller, target) }
+  return { services, exchange, caller, ...(await openTarget(services, caller, id)) }
 }
 
 /** @throws VERSION_NOT_SUPPORTED */

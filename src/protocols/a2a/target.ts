@@ -4,6 +4,8 @@ import { isIdOf } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
+import { countKeyRequest } from '../../core/invoke/hooks.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { A2aFace } from '../../execution/agents/a2a-face.ts'
 import { agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
@@ -22,7 +24,7 @@ export type Target = {
 }
 
 /** A request about a target, on behalf of a project: the project of the credential, else of the target. */
-export type A2aRequest = MountRequest & { target: Target; project_id: string }
+export type A2aRequest = MountRequest & OpenTarget
 
 /** Returns the target with an ID; null unless it is served. */
 export async function findTarget(db: Queryable, id: string): Promise<Target | null> {
@@ -38,13 +40,24 @@ export async function findTarget(db: Queryable, id: string): Promise<Target | nu
 
 export const targetNotFound = (id: string): never => raise('RESOURCE_NOT_FOUND', { meta: { id: id.slice(0, 255) } })
 
+/** A target that a caller may see, and the project in which the caller uses it. */
+export type OpenTarget = { target: Target; project_id: string }
+
 /**
- * Returns the project in which a caller uses a target. A shared agent is also served to the projects that it is shared
- * with.
- * @throws RESOURCE_NOT_FOUND for a target that the caller may not see
+ * Finds a target for a caller, who is no end user, and counts the request of a key. A shared agent is also served to the
+ * projects that it is shared with.
+ * @throws FORBIDDEN, QUOTA_EXCEEDED, RESOURCE_NOT_FOUND for a target that the caller may not see
  */
-export async function projectOf(db: Queryable, caller: Caller, target: Target): Promise<string> {
-  const { id, kind, owner_project_id } = target
+export async function openTarget(services: Services, caller: Caller, id: string): Promise<OpenTarget> {
+  refuseEndUser(caller)
+  if (caller.project_id !== null) await countKeyRequest(services, caller, caller.project_id)
+  const target = (await findTarget(services.pool, id)) ?? targetNotFound(id)
+  const project_id = await projectOf(services.pool, caller, target)
+  if (caller.project_id === null) await countKeyRequest(services, caller, project_id)
+  return { target, project_id }
+}
+
+async function projectOf(db: Queryable, caller: Caller, { id, kind, owner_project_id }: Target): Promise<string> {
   const project = caller.project_id ?? owner_project_id
   const isVisible =
     project === owner_project_id
@@ -54,6 +67,6 @@ export async function projectOf(db: Queryable, caller: Caller, target: Target): 
 }
 
 /** @throws FORBIDDEN for the token of an end user */
-export function refuseEndUser({ end_user }: Caller): void {
+function refuseEndUser({ end_user }: Caller): void {
   if (end_user) raise('FORBIDDEN', { message: 'Tokens of end users are not accepted here' })
 }

@@ -1,14 +1,14 @@
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { raise } from '../../core/api/errors.ts'
 import { canSeeProject, requirePermitted } from '../../core/iam/access.ts'
-import { endUserLimits } from '../../core/invoke/hooks.ts'
+import { countKeyRequest, endUserLimits } from '../../core/invoke/hooks.ts'
 import { agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
 import type { AgUiRequest } from './call.ts'
 
 /**
  * Returns what the agent offers to clients of the protocol.
- * @throws RESOURCE_NOT_FOUND, FORBIDDEN for a caller that may not send messages to sessions
+ * @throws RESOURCE_NOT_FOUND, QUOTA_EXCEEDED, FORBIDDEN for a caller that may not send messages to sessions
  */
 export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId: string): Promise<object> {
   const agent = await findAgent(services.pool, agentId)
@@ -21,6 +21,7 @@ export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId:
       : (await findGrantingShares(services.pool, 'agent', project_id, [agentId])).has(agentId))
   const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
   if (!isVisible || !isOpen) return raise(agentKind.notFound, { meta: { id: agentId } })
+  await countKeyRequest(services, caller, project_id)
   requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, project_id })
   if (caller.end_user) await endUserLimits.only()?.(services, caller.end_user, {})
   return {

@@ -7,8 +7,7 @@ import { dataMessage, PING } from '../../core/api/event-stream.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
 import { type MountExchange, serviceHeader, setServiceHeader } from '../../core/http/mounts.ts'
 import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
-import type { Caller } from '../../core/iam/caller.ts'
-import { countRequest } from '../../core/invoke/hooks.ts'
+import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
@@ -21,7 +20,7 @@ import { awaitContinuation, filedApprovals } from './interrupts.ts'
 import { agentNameReads, callReads, cancelReads, usageReads } from './reads.ts'
 import { attach, beginRun, type RunOutcome } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
-import { findThread, type Thread } from './store.ts'
+import { findThread } from './store.ts'
 
 /** Handles one request of /ag-ui/{agent_id}. */
 export async function serveAgUi(services: Services, exchange: MountExchange): Promise<void> {
@@ -76,7 +75,7 @@ async function openRun(request: AgUiRequest, agentId: string, input: RunInput): 
   const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
   if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
     return raise(agentKind.notFound, { meta: { id: agentId } })
-  await countKeyRequest(services, caller, thread)
+  await countKeyRequest(services, caller, thread.project_id)
   if (thread.session_id !== null) await requireSession(request, thread.session_id)
   const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
   return { request, agentId, sessionId, thread, input }
@@ -100,10 +99,6 @@ async function lostPermission({ request, sessionId }: Run): Promise<AppError | n
     if (error instanceof AppError && error.status < 500) return error
     throw error
   }
-}
-
-async function countKeyRequest(services: Services, caller: Caller, { project_id }: Thread): Promise<void> {
-  if (caller.credential.type === 'api_key') await countRequest(services, caller, project_id)
 }
 
 async function createSession(

@@ -43,8 +43,9 @@ export async function beginRun(run: Run): Promise<RunOutcome> {
     const unstored = outputs ? await storeNextToOutputs(run) : undefined
     return { ...(await showRecorded(run, thread.run)), unstored }
   }
-  const taken = takenToolName(run)
-  if (taken !== null) return { refused: nameTaken(taken) }
+  const [taken] = takenToolNames(run)
+  // To an end user, a refusal would show the names of the agent's tools. The tools of the agent win.
+  if (taken !== undefined && !run.request.caller.end_user) return { refused: nameTaken(taken) }
   try {
     if (run.input.resume?.length) return await resumeInterrupts(run, run.input.resume)
     if (outputs) return await resumeTurn(run, outputs)
@@ -61,11 +62,11 @@ export async function beginRun(run: Run): Promise<RunOutcome> {
   }
 }
 
-/** Returns the first name of a client's tool that the agent's own tools have; null if the agent takes no client tools. */
-function takenToolName({ thread, input }: Run): string | null {
-  if (!thread.accept_client_tools) return null
+/** Returns the names of a client's tools that the agent's own tools have; none if the agent takes no client tools. */
+function takenToolNames({ thread, input }: Run): string[] {
+  if (!thread.accept_client_tools) return []
   const names = new Set(thread.tool_names.map(resolvedName))
-  return input.tools?.find(({ name }) => names.has(resolvedName(name)))?.name ?? null
+  return (input.tools ?? []).map(({ name }) => name).filter(name => names.has(resolvedName(name)))
 }
 
 const nameTaken = (name: string): AppError =>
@@ -138,15 +139,18 @@ async function startTurn(run: Run): Promise<RunOutcome> {
 
 const clientOf = (run: Run, noteTurn?: (id: string) => void): ClientInput => {
   const claim = claimFor(run) as NonNullable<ClientInput['claim']>
+  const taken = takenToolNames(run)
   return {
     queue: true,
     counted: run.counted,
     context: contextBlock(run.input),
-    tools: run.input.tools?.map(({ name, description, parameters }) => ({
-      name,
-      description: description ?? '',
-      parameters: parameters ?? { type: 'object' },
-    })),
+    tools: run.input.tools
+      ?.filter(({ name }) => !taken.includes(name))
+      .map(({ name, description, parameters }) => ({
+        name,
+        description: description ?? '',
+        parameters: parameters ?? { type: 'object' },
+      })),
     async claim(tx, turn) {
       await claim(tx, turn)
       noteTurn?.(turn.generation_id)

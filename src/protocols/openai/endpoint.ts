@@ -1,7 +1,9 @@
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
 import { type MountExchange, serviceHeader } from '../../core/http/mounts.ts'
-import { countRequest } from '../../core/invoke/hooks.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
+import { isCounted } from '../../core/invoke/call.ts'
+import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion } from './chat-completions.ts'
 import { createEmbeddings } from './embeddings.ts'
@@ -70,13 +72,18 @@ export async function serveOpenAi(services: Services, exchange: MountExchange): 
   }
 }
 
-/** Authenticates the caller and counts the request of a bound key. @throws UNAUTHORIZED, QUOTA_EXCEEDED */
+/**
+ * Authenticates the caller and counts the request of a key whose project is known. Otherwise, the first call counts it.
+ * @throws UNAUTHORIZED, QUOTA_EXCEEDED
+ */
 async function openSession(services: Services, exchange: MountExchange): Promise<OpenAiSession> {
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(exchange.req)
-  const { project_id, credential } = caller
-  if (credential.type === 'api_key' && project_id !== null) await countRequest(services, caller, project_id)
-  return { services, exchange, caller, project: project_id ?? serviceHeader({ services, exchange }, 'Project') ?? null }
+  const project = caller.project_id ?? serviceHeader({ services, exchange }, 'Project') ?? null
+  // The requests of a project that the key may not see are not spent.
+  if (project !== null && (caller.project_id !== null || canSeeProject(caller, project)) && !isCounted(exchange))
+    await countKeyRequest(services, caller, project)
+  return { services, exchange, caller, project }
 }
 
 function sendError(services: Services, exchange: MountExchange, error: unknown, hidesDetails: boolean): void {
