@@ -1,6 +1,6 @@
 import type { Config } from '../../config.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { executorLost } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import type { Fragment } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
@@ -175,7 +175,7 @@ async function handleNodeMessage(
   const waiting = await findClaimState(pool, node.execution_id)
   if (!waiting || waiting.leased) return
   if (waiting.deliveries >= config.ORCHESTRATION_NODE_MAX_DELIVERIES)
-    await abandonNodeExecution(services, node, new AppError('INTERNAL_ERROR'))
+    await abandonNodeExecution(services, node, executorLost())
   // The project is at capacity.
   else {
     const ms = Math.min(Math.max(waiting.age_ms / 4, CAPACITY_RETRY_MS.least), CAPACITY_RETRY_MS.most)
