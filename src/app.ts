@@ -1,8 +1,10 @@
 import type { Express } from 'express'
 import { storageBackends } from './content/storage/backends.ts'
+import { listBacklogs } from './control/retention/backlog.ts'
 import { operations } from './core/api/operation.ts'
 import { createHttp } from './core/http/adapter.ts'
 import { mountDocuments } from './core/http/endpoints.ts'
+import { reportBacklogs } from './core/process/metrics.ts'
 import type { Services } from './core/process/services.ts'
 import { mountCompanySignIn } from './identity/company-sign-in/routes.ts'
 import { mountConsole } from './identity/console/mount.ts'
@@ -22,6 +24,7 @@ export function createApp(services: Services): App {
   const http = createHttp(services, operations.all(), app => {
     mountCompanySignIn(app, services)
     mountDocuments(app, services, operations.all(), { draining: () => draining })
+    reportBacklogs(() => listBacklogs(services.pool))
     mountOauth(app, services)
     mountConsole(app, services)
   })

@@ -39,6 +39,9 @@ const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
     .regex(/^-?\d+$/, 'must be an integer')
     .transform(Number)
     .pipe(z.number().int().min(min).max(max))
+/** An integer that is 0 or at least `min`. */
+const zeroOrAtLeast = (min: number) =>
+  integer(0).refine(value => value === 0 || value >= min, `must be 0 or at least ${min}`)
 /** A positive integer; other values fall back to the default. */
 const positiveOr = (value: number) => z.string().transform(text => (/^[1-9]\d{0,8}$/.test(text) ? Number(text) : value))
 /** A positive integer; other values are treated as unset. */
@@ -857,6 +860,12 @@ const settings = {
     'Interval at which counted requests of keys are written as usage; a killed process loses the unwritten counts.',
   ),
   USAGE_REQUEST_METERING_DISABLED: setting('control', flag, 'false', 'Whether requests of keys are not metered.'),
+  USAGE_ROLLUP_DAYS: setting(
+    'control',
+    zeroOrAtLeast(40),
+    '0',
+    'Age at which usage events are replaced by sums per hour, at least 40; events of a turn remain as long as its record. 0 disables it.',
+  ),
   AUDIT_RETENTION_DAYS: setting('control', integer(0), '365', 'Retention of audit entries; 0 disables expiry.'),
   AUDIT_QUEUE_MAX_SIZE: setting(
     'control',
@@ -869,7 +878,7 @@ const settings = {
     'control',
     integer(1000),
     '86400000',
-    'Interval of erasure and deletion according to the retention settings of projects: trace_content_retention_days, trace_retention_days, conversation_retention_days.',
+    'Interval of erasure and deletion according to the retention settings of projects: trace_content_retention_days, trace_retention_days, conversation_retention_days, run_retention_days.',
   ),
   CONTENT_RETENTION_SWEEP_DISABLED: setting(
     'control',

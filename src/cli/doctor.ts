@@ -283,6 +283,9 @@ async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
     const detail = `${fresh.length} alive, all heartbeats within ${Math.ceil(oldest / 1000)} s`
     checks.push({ name: 'workers', status: 'ok', detail })
   }
+  for (const { instance_id, clock_ahead_ms } of fresh)
+    if (clock_ahead_ms !== null && Math.abs(clock_ahead_ms) >= SKEW_WARN_MS)
+      checks.push({ ...checkClock(clock_ahead_ms), name: `clock of ${instance_id}` })
   const silent = all.filter(each => !fresh.includes(each))
   if (silent.length > 0)
     checks.push({

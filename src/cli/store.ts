@@ -47,12 +47,17 @@ export const countBrowserKeys = (db: Queryable): Promise<number> =>
   db.oneFirst(countStatement`
     select count(*)::int as count from project_keys where browser_used_at > now() - interval '7 days'`)
 
-const Heartbeat = z.strictObject({ instance_id: z.string(), kinds: z.array(z.string()), age_ms: z.number() })
+const Heartbeat = z.strictObject({
+  instance_id: z.string(),
+  kinds: z.array(z.string()),
+  age_ms: z.number(),
+  clock_ahead_ms: z.number().nullable(),
+})
 
 /** Lists the heartbeats of workers, newest first. */
 export const listHeartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
   db.any(sql.type(Heartbeat)`
-    select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms
+    select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms, clock_ahead_ms
     from worker_heartbeats order by age_ms`)
 
 /** Acquires the lock of `up` on an embedded database, until the connection is closed. Returns false if it is held. */

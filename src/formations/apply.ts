@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { listForceDeleted } from '../core/api/dependents.ts'
 import { AppError, type ErrorCode, raise, raiseInvalid } from '../core/api/errors.ts'
 import { flatten, type JsonObject, type Request } from '../core/api/flatten.ts'
+import { endIdempotencyLease } from '../core/api/idempotency.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
 import type { Tx } from '../core/db/writer.ts'
@@ -60,7 +61,10 @@ async function call(
 
 const IN_PROGRESS_PAUSE_MS = 500
 
-/** Invokes an operation. Waits while the call of a lost worker still claims the idempotency key. */
+/**
+ * Invokes an operation. The formation has one attempt at a time, so a call that claims the idempotency key belongs to a
+ * worker that lost its attempt: its lease is ended, and the call is made again.
+ */
 async function invokeOnce(
   services: Services,
   operation: Operation,
@@ -72,6 +76,10 @@ async function invokeOnce(
       return await invoke(services, operation, request)
     } catch (error) {
       if (!(error instanceof AppError) || error.code !== 'IDEMPOTENCY_IN_PROGRESS') throw error
+      const { path, idempotencyKey: key } = request
+      const caller = await request.identify()
+      if (caller && key !== undefined)
+        await endIdempotencyLease(services.pool, { credential_id: caller.credential.id, path, key })
       await sleep(IN_PROGRESS_PAUSE_MS, undefined, { signal })
     }
   }

@@ -175,7 +175,8 @@ describe('runs and lost workers', function () {
     await steadyWorker()
     const done = await app.until(run.id)
     assert.deepEqual(attempts(done), ['a:1:failed', 'a:2:completed'])
-    assert.equal(done.node_executions[0].error.code, 'INTERNAL_ERROR')
+    const { code, meta } = done.node_executions[0].error
+    assert.deepEqual([code, meta.reason], ['EXECUTOR_LOST', 'executor_lost'])
     assert.deepEqual(
       app.target.requests.map(keyOf),
       [1, 1, 2].map(attempt => `${run.id}:a:${attempt}`),

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { auditReadsDropped, openReadAudit } from '../../src/control/audit/read-audit.ts'
-import { sealEntries } from '../../src/control/audit/seal.ts'
+import { mergeSeals, sealEntries } from '../../src/control/audit/seal.ts'
+import { findSealHash } from '../../src/control/audit/store.ts'
 import type { AuditEntry } from '../../src/core/api/audit.ts'
 import { idFloor, newId } from '../../src/core/api/ids.ts'
 import { workForConcerns } from '../../src/core/api/module.ts'
@@ -426,8 +427,10 @@ describe('the audit log', () => {
       )
       await assert.rejects(pool.query(sql.unsafe`truncate audit_entries`), /append-only/)
       await sealEntries(pool, { full: true })
-      await assert.rejects(pool.query(sql.unsafe`update audit_seals set position = position + 1000000`), /append-only/)
-      await assert.rejects(pool.query(sql.unsafe`delete from audit_seals`), /append-only/)
+      const seals = sql.identifier(['audit_seal_batches'])
+      await assert.rejects(pool.query(sql.unsafe`update ${seals} set position = position + 1000000`), /append-only/)
+      await assert.rejects(pool.query(sql.unsafe`delete from ${seals}`), /append-only/)
+      await assert.rejects(pool.query(sql.unsafe`truncate ${seals}`), /append-only/)
       await assert.rejects(pool.query(sql.unsafe`truncate audit_seals`), /append-only/)
       assert.equal(await rows(project.id), before)
     })
@@ -439,6 +442,13 @@ describe('the audit log', () => {
         valid: boolean
         checked: number
         first_broken_id: string | null
+      }
+
+    const seals = async (chain: string) =>
+      (await app.services.pool.one(sql.unsafe`
+        select count(*) as batches, coalesce(sum(count), 0)::int8 as entries from audit_seal_batches where chain = ${chain}`)) as {
+        batches: number
+        entries: number
       }
 
     it('verifies every entry of a project, also what was not sealed yet', async () => {
@@ -459,12 +469,12 @@ describe('the audit log', () => {
       }
       const writers = Array.from({ length: 6 }, write)
       try {
-        const before = app.statements.filter(text => text.includes('insert into audit_seals')).length
+        const before = app.statements.filter(text => text.includes('insert into audit_seal_batches')).length
         for (let round = 0; round < 3; round++) {
           await sealEntries(app.services.pool, { full: true })
           assert.equal((await verify(project.id)).valid, true)
         }
-        const sealed = app.statements.filter(text => text.includes('insert into audit_seals')).length - before
+        const sealed = app.statements.filter(text => text.includes('insert into audit_seal_batches')).length - before
         assert.ok(sealed < 20, `sealed ${sealed} pages in six rounds`)
       } finally {
         writing = false
@@ -480,7 +490,7 @@ describe('the audit log', () => {
       await eventually(
         async () =>
           (await app.services.pool.oneFirst(sql.unsafe`
-            select count(*) from audit_seals where chain = ${project.id}`)) === (await rows(project.id)),
+            select sum(count)::int8 from audit_seal_batches where chain = ${project.id}`)) === (await rows(project.id)),
         { every: 200 },
       )
     })
@@ -489,7 +499,7 @@ describe('the audit log', () => {
       const { pool } = app.services
       const read = (value: ReturnType<typeof sql.fragment>) => pool.oneFirst(sql.unsafe`select ${value}`)
       const unsealed = sql.fragment`(select count(*) from audit_entries t
-        where not exists (select from audit_seals s where s.entry_id = t.id))`
+        where not exists (select from audit_seal_batches b where t.id = any(b.entry_ids)))`
       const messages = sql.fragment`(select count(*) from pgboss.job_common where name = 'audit.seal')`
       const pass = sql.fragment`(select passed_at from audit_sealing)`
       await eventually(async () => (await read(unsealed)) === 0, { every: 200 })
@@ -499,6 +509,64 @@ describe('the audit log', () => {
         await eventually(async () => (await read(pass)) !== before, { every: 200 })
       }
       assert.equal(await read(messages), sent)
+    })
+
+    it('has one row for the entries of a project that are sealed together', async () => {
+      const project = await app.project()
+      await backfill(project.id, 300, new Date('2026-01-01T00:00:00Z'))
+      await verify(project.id)
+      assert.equal((await seals(project.id)).batches <= 3, true, JSON.stringify(await seals(project.id)))
+    })
+
+    it('continues a chain with one row per entry, and skips seals of an earlier release from then on', async () => {
+      const project = await app.project()
+      const ids = await backfill(project.id, 40, new Date('2026-01-01T00:00:00Z'))
+      const count = await rows(project.id)
+      await verify(project.id)
+      // The rows that an earlier release would have written.
+      await tamper(sql.unsafe`
+        insert into audit_seals (entry_id, chain, position, hash)
+        select u.id, b.chain, b.position - b.count + u.place, substring(b.hashes from (32 * (u.place - 1) + 1)::int for 32)
+        from audit_seal_batches b cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
+        where b.chain = ${project.id}`)
+      await tamper(sql.unsafe`delete from audit_seal_batches where chain = ${project.id}`)
+      assert.deepEqual(await verify(project.id), { valid: true, checked: count, first_broken_id: null })
+      await backfill(project.id, 20, new Date('2026-01-02T00:00:00Z'))
+      assert.deepEqual(await verify(project.id), { valid: true, checked: count + 20, first_broken_id: null })
+      assert.equal((await seals(project.id)).entries, 20)
+      const from = async (after: number) =>
+        (await app.admin.get(`/audit-log/verify?project_id=${project.id}&after=${after}`)).body
+      for (const after of [0, 10, count - 1, count, count + 1, count + 19, count + 20])
+        assert.deepEqual(await from(after), { valid: true, checked: count + 20, first_broken_id: null })
+      assert.equal((await from(count + 21)).valid, false)
+      await app.services.pool.query(sql.unsafe`
+        insert into audit_seals (entry_id, chain, position, hash) values ('audit_x', ${project.id}, ${count + 1}, 'x')`)
+      assert.equal((await verify(project.id)).valid, true)
+      await tamper(sql.unsafe`update audit_entries set status = 500 where id = ${ids[7]}`)
+      assert.equal((await verify(project.id)).first_broken_id, ids[7])
+    })
+
+    it('merges the seals of a quiet chain without a change of positions and hashes', async () => {
+      const project = await app.project()
+      const old = Date.now() - 5 * 86_400_000
+      const ids = Array.from({ length: 60 }, (_, n) => idFloor('audit', new Date(old + n)))
+      for (let n = 0; n < 60; n += 5) {
+        await backfill(project.id, 5, new Date(old), { ids: ids.slice(n, n + 5) })
+        await sealEntries(app.services.pool, { full: true })
+      }
+      const before = await seals(project.id)
+      assert.ok(before.batches >= 12)
+      const all = await verify(project.id)
+      const hashAt = () => findSealHash(app.services.pool, project.id, 33)
+      const hash = await hashAt()
+      await mergeSeals(app.services)
+      const after = await seals(project.id)
+      assert.ok(after.batches <= 3, JSON.stringify(after))
+      assert.equal(after.entries, before.entries)
+      assert.deepEqual(await verify(project.id), all)
+      assert.deepEqual(await hashAt(), hash)
+      await tamper(sql.unsafe`update audit_entries set status = 500 where id = ${ids[41]}`)
+      assert.equal((await verify(project.id)).first_broken_id, ids[41])
     })
 
     it('names the first entry that was changed', async () => {
@@ -521,7 +589,17 @@ describe('the audit log', () => {
       await verify(project.id)
       await tamper(sql.unsafe`delete from audit_entries where id = ${ids[4]}`)
       assert.equal((await verify(project.id)).first_broken_id, ids[4])
-      await tamper(sql.unsafe`delete from audit_seals where entry_id = ${ids[4]}`)
+      await tamper(
+        sql.unsafe`
+          insert into audit_seal_batches (chain, position, count, first_id, last_id, entry_ids, hashes)
+          select chain, position - count + p - 1, p - 1, first_id, last_id, entry_ids[:p - 1], substring(hashes for 32 * (p - 1))
+          from audit_seal_batches cross join lateral array_position(entry_ids, ${ids[4]}) p where p is not null`,
+        sql.unsafe`
+          update audit_seal_batches set count = count - p, entry_ids = entry_ids[p + 1:], hashes = substring(hashes from 32 * p + 1)
+          from (
+            select position as at, array_position(entry_ids, ${ids[4]}) as p from audit_seal_batches where chain = ${project.id}) f
+          where p is not null and at = position and chain = ${project.id}`,
+      )
       assert.equal((await verify(project.id)).first_broken_id, ids[5])
     })
 
@@ -592,7 +670,7 @@ describe('the audit log', () => {
     const pages = (at: TestApp, from: number) =>
       at.statements
         .slice(from)
-        .filter(text => text.includes('from audit_seals') && text.includes('order by s.position')).length
+        .filter(text => text.includes('from audit_seal_batches') && text.includes('order by s.position')).length
     const intact = (checked: number) => ({ valid: true, checked, first_broken_id: null })
 
     it('waits for a chain that is being sealed without a connection, and is done once for all who ask meanwhile', async () => {
@@ -699,7 +777,9 @@ describe('the audit log', () => {
       assert.deepEqual(await verify('?after=400'), intact(602))
       assert.deepEqual(await verify('?after=602'), intact(602))
       const broken = await quiet.services.pool.oneFirst(
-        sql.unsafe`select entry_id from audit_seals where chain = ${project.id} and position = 200`,
+        sql.unsafe`
+          select entry_ids[200 - position + count] from audit_seal_batches
+          where chain = ${project.id} and position >= 200 order by position limit 1`,
       )
       await tamperAt(quiet, sql.unsafe`update audit_entries set status = 500 where id = ${broken as string}`)
       const found = { valid: false, checked: 200, first_broken_id: broken }
@@ -718,8 +798,10 @@ describe('the audit log', () => {
         quiet,
 
         sql.unsafe`delete from audit_entries where id in (
-          select entry_id from audit_seals where chain = ${project.id} and position > 30)`,
-        sql.unsafe`delete from audit_seals where chain = ${project.id} and position > 30`,
+          select unnest(entry_ids[31:]) from audit_seal_batches where chain = ${project.id})`,
+        sql.unsafe`
+          update audit_seal_batches set position = 30, count = 30, entry_ids = entry_ids[:30], hashes = substring(hashes for 960)
+          where chain = ${project.id}`,
       )
       assert.deepEqual(await verify(), intact(30))
       assert.deepEqual(await verify('?after=42'), { valid: false, checked: 42, first_broken_id: null })

@@ -30,9 +30,8 @@ describe('records', function () {
   }
   const steady = steadyWorkers()
   /** One that comes to no harm. */
-  const steadySweeper = async (env: Record<string, string> = {}) => {
-    const settings = { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000', ...env }
-    await steady.start(app.databaseUrl, settings, ['snapshot'])
+  const steadySweeper = async (concerns = ['snapshot']) => {
+    await steady.start(app.databaseUrl, { CONTENT_RETENTION_SWEEP_INTERVAL_MS: '1000' }, concerns)
   }
   const run = async (text: string, values: unknown[] = []): Promise<any[]> => [
     ...(await app.services.pool.query(rawQuery(text, values))).rows,
@@ -57,7 +56,12 @@ describe('records', function () {
     await steady.stop()
     await Promise.all(processes.map(each => (each.child.exitCode ?? each.child.signalCode) === null && each.kill()))
     processes.length = 0
-    await project({ trace_retention_days: null, conversation_retention_days: null, content_hold_until: null })
+    await project({
+      trace_retention_days: null,
+      conversation_retention_days: null,
+      run_retention_days: null,
+      content_hold_until: null,
+    })
   })
   after(() => app?.close())
 
@@ -254,6 +258,123 @@ describe('records', function () {
       await eventually(async () => (await app.key.get(`/sessions/${running.id}/messages`)).body.total === 2)
       assert.equal(await status(`/sessions/${running.id}`), 200)
     })
+  })
+
+  describe('of runs', () => {
+    let graph: string
+    before(async () => {
+      const made = await app.admin.post('/orchestrations', {
+        project_id: app.projectId,
+        name: 'expiring',
+        nodes: [{ id: 'n', type: 'transform', expression: { cat: ['a', 'b'] } }],
+        edges: [],
+      })
+      assert.equal(made.status, 201, JSON.stringify(made.body))
+      graph = made.body.id
+    })
+    const started = async () => {
+      const { body } = await app.admin.post('/orchestration-runs', { orchestration_id: graph })
+      await eventually(async () => (await app.admin.get(`/orchestration-runs/${body.id}`)).body.status === 'succeeded')
+      return body.id as string
+    }
+    /** As if runs had been made and ended three days ago. */
+    const age = (...ids: string[]) =>
+      run(
+        `update orchestration_runs set created_at = created_at - interval '3 days',
+           completed_at = completed_at - interval '3 days' where id = any($1::text[])`,
+        [ids],
+      )
+    const has = async (id: string) => (await app.admin.get(`/orchestration-runs/${id}`)).status === 200
+
+    it('go with their nodes and nested runs once all have ended, and stay under a hold or while a retry is young', async () => {
+      await steadySweeper(['orchestration'])
+      const [old, young, live, retried, retry, parent, child] = [
+        await started(),
+        await started(),
+        await started(),
+        await started(),
+        await started(),
+        await started(),
+        await started(),
+      ]
+      await age(old, live, retried, parent, child)
+      await run('update orchestration_runs set retry_of_run_id = $1 where id = $2', [retried, retry])
+      await run('update orchestration_runs set parent_id = $1, root_id = $1, run_depth = 1 where id = $2', [
+        parent,
+        child,
+      ])
+      await run(`update orchestration_runs set status = 'awaiting_input', completed_at = null where id = any($1)`, [
+        [live, child],
+      ])
+      await project({ run_retention_days: 1, content_hold_until: new Date(Date.now() + 3_600_000).toISOString() })
+      const other = await app.project()
+      await app.admin.patch(`/projects/${other.id}`, { run_retention_days: 1 })
+      const free = `${old.slice(0, -1)}_`
+      await run(
+        `insert into orchestration_runs select (jsonb_populate_record(r, jsonb_build_object('id', $2::text, 'root_id', $2::text, 'project_id', $3::text))).*
+         from orchestration_runs r where id = $1`,
+        [old, free, other.id],
+      )
+      await steadySweeper()
+      await eventually(async () => (await run('select from orchestration_runs where id = $1', [free])).length === 0)
+      assert.ok(await has(old))
+
+      await project({ content_hold_until: null })
+      await eventually(async () => !(await has(old)))
+      assert.deepEqual(await run('select from orchestration_node_executions where run_id = $1', [old]), [])
+      for (const id of [young, live, retried, retry, parent, child]) assert.ok(await has(id), id)
+      const [{ detail }] = await audits('orchestrations:ExpireRuns')
+      assert.deepEqual([detail.kind, detail.counts], ['retention_sweep', { runs: 1, node_executions: 1 }])
+
+      await age(retry)
+      await run(
+        `update orchestration_runs set status = 'cancelled', completed_at = now() - interval '3 days' where id = $1`,
+        [child],
+      )
+      for (const id of [retried, retry, parent, child]) await eventually(async () => !(await has(id)))
+      for (const id of [young, live]) assert.ok(await has(id), id)
+      await run(`update orchestration_runs set status = 'cancelled', completed_at = now() where id = $1`, [live])
+    })
+  })
+
+  it('that stay are counted in a metric, and reported when they grow, until they are gone', async () => {
+    const other = await app.project()
+    await app.admin.patch(`/projects/${other.id}`, { conversation_retention_days: 1 })
+    const make = (count: number) =>
+      run(
+        `insert into conversations (id, project_id, created_at, updated_at)
+         select 'conv_' || md5(random()::text), $1, now() - interval '5 days', now() - interval '5 days'
+         from generate_series(1, $2::int)`,
+        [other.id, count],
+      )
+    // A fault that lets no conversation of the project go.
+    await run(
+      `create function refuse_delete() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$`,
+    )
+    await run(
+      `create trigger refuse_delete before delete on conversations for each row
+       when (old.project_id = '${other.id}') execute function refuse_delete()`,
+    )
+    const backlog = async () =>
+      Number(
+        /muster_retention_backlog_records\{setting="conversation_retention_days"\} (\d+)/.exec(
+          await (await fetch(`${app.url}/metrics`)).text(),
+        )?.[1] ?? 0,
+      )
+    const exceptions = async (state: string): Promise<any[]> =>
+      (await app.admin.get(`/exceptions?project_id=${other.id}&status=${state}`)).body.data
+    await make(120)
+    await steadySweeper(['snapshot', 'delivery'])
+    await eventually(async () => (await backlog()) === 120)
+    assert.deepEqual(await exceptions('open'), [])
+    await make(30)
+    await eventually(async () => (await backlog()) === 150)
+    await eventually(async () => (await exceptions('open')).length === 1)
+    const [{ kind, title }] = await exceptions('open')
+    assert.deepEqual([kind, title.includes('150 expired records')], ['retention_backlog', true])
+    await run('drop trigger refuse_delete on conversations')
+    await eventually(async () => (await backlog()) === 0)
+    assert.equal((await exceptions('resolved')).length, 1)
   })
 
   it('go page by page, each once, by workers that are killed and that work at the same time', async () => {

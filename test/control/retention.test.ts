@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict'
-import { MOST } from '../../src/control/retention/expire.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
-import { expireContent } from '../../src/execution/generations/erase/expire-content.ts'
+import { contentSweepHandler } from '../../src/execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -154,29 +153,27 @@ describe('content', function () {
     assert.equal((await app.key.get(`/events?resource_id=${old.id}&event=generations.content_purged`)).body.total, 1)
   })
 
-  it('of a project is erased up to a number at one time, oldest first, and that of others beside it', async () => {
-    const other = await app.admin.post('/projects', { name: 'beside' })
+  it('of a project is erased in one sweep, however much it is, in turn with other projects', async () => {
+    const [first, second] = [await app.project(), await app.project()].sort((x, y) => (x.id < y.id ? -1 : 1))
     const traces = (projectId: string, count: number) =>
       run(
         `insert into traces (id, project_id, agent_id, created_at)
-         select 'trace_' || $1 || n, $1, $2, now() - (400 - n) * interval '1 day' from generate_series(1, $3::int) n`,
+         select 'trace_' || $1 || n, $1, $2, now() - interval '400 days' + n * interval '1 s' from generate_series(1, $3::int) n`,
         [projectId, app.agentId, count],
       )
-    await traces(app.projectId, 250)
-    await traces(other.body.id, 1)
-    for (const id of [app.projectId, other.body.id])
-      await app.admin.patch(`/projects/${id}`, { trace_content_retention_days: 1 })
-    const kept = async () =>
+    await traces(first.id, 10_500)
+    await traces(second.id, 1)
+    for (const { id } of [first, second]) await app.admin.patch(`/projects/${id}`, { trace_content_retention_days: 1 })
+    const erased = async ({ id }: { id: string }) =>
       run(
-        `select project_id, count(*)::int as count, max(created_at) > now() - interval '151 days' as newest from traces
-         where content_redacted_at is null group by 1`,
+        'select max(content_redacted_at) as last, count(*)::int as count from traces where project_id = $1 and content_redacted_at is not null',
+        [id],
       )
-    const sweep = () => expireContent(app.services, new AbortController().signal, 200)
-    await sweep()
-    assert.deepEqual(await kept(), [{ project_id: app.projectId, count: 50, newest: true }])
-    await sweep()
-    assert.deepEqual(await kept(), [])
-    assert.equal(MOST, 10_000)
+    const context = { services: app.services, stopping: new AbortController().signal } as never
+    await contentSweepHandler.handle({}, context)
+    const [[large], [small]] = [await erased(first), await erased(second)]
+    assert.deepEqual([large.count, small.count], [10_500, 1])
+    assert.ok(small.last < large.last, 'the small project waited for the large one')
   })
   it('is kept when the sweep is switched off', async () => {
     const { id, trace_id } = await turn()

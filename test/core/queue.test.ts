@@ -877,7 +877,7 @@ describe('queues and workers', function () {
         [true, true, true, false, true, false],
       )
       await queues.send([queueMessage(shared, { id: 'waits', project_id: 'r' })])
-      taken[0]?.()
+      taken[0]?.release()
       await until('handled', () => handled.length === 1)
     })
 
@@ -909,7 +909,7 @@ describe('queues and workers', function () {
           [0, 0],
         )
         assert.deepEqual(handled, [])
-        taken[0]?.()
+        taken[0]?.release()
         await until('handled', () => handled.length === 2)
       } finally {
         gate.release()

@@ -46,6 +46,7 @@ describe('projects', () => {
         trace_content_retention_days: null,
         trace_retention_days: null,
         conversation_retention_days: null,
+        run_retention_days: null,
         trace_content_mode: 'full',
         require_priced_model: false,
         content_hold_until: null,

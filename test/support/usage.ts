@@ -46,8 +46,8 @@ export async function insertUsage(
   })
   await app.services.pool.query(sql.unsafe`
     insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id,
-      actor_id, session_id, source, cost_usd, tokens, components, created_at)
+      actor_id, session_id, source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at)
     select id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
-      source, cost_usd, tokens, components, created_at
+      source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at
     from jsonb_populate_recordset(null::usage_events, ${JSON.stringify(rows)}::jsonb)`)
 }

@@ -28,6 +28,7 @@ const SECTIONS = [
       'trace_content_retention_days',
       'trace_retention_days',
       'conversation_retention_days',
+      'run_retention_days',
       'content_hold_until',
     ],
   },

@@ -1,6 +1,7 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { requireNoExecution, requireNotClosed } from './change.ts'
 import { linkCase } from './links.ts'
 import { type CaseRow, caseKind } from './model.ts'
@@ -42,7 +43,7 @@ export async function mergeCase(
     status: 'closed',
     outcome: 'merged',
     outcome_note: null,
-    closed_at: new Date().toISOString(),
+    closed_at: systemClock.now().toISOString(),
   })
   appendTimeline(tx, into, by, [{ kind: 'updated', data: { merged_case_id: id } }, ...timelineEvents])
   if (evidence > 0)

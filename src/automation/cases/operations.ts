@@ -13,6 +13,7 @@ import { pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/
 import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import {
   changeCase,
   mergeFields,
@@ -62,7 +63,7 @@ const cases = resource(caseKind, { path, tag })
 
 const timeFilter = textFilter.pipe(timeOrDateInput.optional())
 
-const now = (): string => new Date().toISOString()
+const now = (): string => systemClock.now().toISOString()
 
 /** Locks the case of the path. @throws CASE_STATE_CONFLICT if it is closed */
 async function lockOpenCase({ tx, resource: { id } }: Pick<Context<any, any, CaseRow>, 'tx' | 'resource'>) {

@@ -5,6 +5,7 @@ import type { Values } from '../../core/api/kind.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import { mergeFields, moveCase } from '../cases/change.ts'
 import { addEvidence, type HashedEvidence } from '../cases/evidence.ts'
@@ -383,7 +384,7 @@ export class LockedExecution implements DrivenRun {
     }
     await this.#moveCase(now)
     // Uses the clock that stamps events, after the events of this transaction.
-    if (row.event_wait) row.event_wait.since ||= new Date().toISOString()
+    if (row.event_wait) row.event_wait.since ||= systemClock.now().toISOString()
     const steps = [...this.#changedSteps]
     tx.alongside(guard => executionWrite(row, guard))
     if (steps.length > 0) tx.alongside(guard => stepsWrite(steps, guard))

@@ -1,11 +1,12 @@
 import type { Config } from '../../config.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
-import { AppError } from '../../core/api/errors.ts'
+import { executorLost } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import type { Fragment } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
+import { type AcquiredSlot, handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { queueMessage } from '../../core/jobs/queue.ts'
+import { withSlotHolder } from '../../core/net/hanging-calls.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { controlDescendants } from './commands/control-descendants.ts'
@@ -111,12 +112,12 @@ export const runSchedules = [
 /** Advances a run; executes a node that became ready in this process if a slot is free. */
 async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Promise<void> {
   const { services, signal, stopping } = context
-  const slot: { release: (() => void) | null } = { release: null }
+  const slot: { acquired: AcquiredSlot | null } = { acquired: null }
   const uncommitted: { result: AdvanceResult | null } = { result: null }
   const mayExecuteHere = ({ projectLeases, run }: Advance): boolean => {
     if (stopping.aborted || !hasAmpleCapacity(services, projectLeases)) return false
-    slot.release ??= context.tryAcquireSlot(nodeExecutionQueue, run.project_id)
-    return slot.release !== null
+    slot.acquired ??= context.tryAcquireSlot(nodeExecutionQueue, run.project_id)
+    return slot.acquired !== null
   }
   try {
     const after = await services.write(async tx => {
@@ -134,10 +135,18 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
     })
     await injectFault(services, 'run_committed')
     const [first] = after?.claimed ?? []
-    if (after && first)
+    const { acquired } = slot
+    if (after && first && acquired)
       await context
         .releaseSlotWhile(() =>
-          executeNodes(services, { execution: claimedNode(first, after.run), cached: after.cached }, signal, stopping),
+          withSlotHolder(acquired.holder, () =>
+            executeNodes(
+              services,
+              { execution: claimedNode(first, after.run), cached: after.cached },
+              signal,
+              stopping,
+            ),
+          ),
         )
         .catch(error => services.log.error({ err: error, run_id }, 'run attempts exhausted'))
   } catch (error) {
@@ -147,7 +156,7 @@ async function handleRunMessage({ run_id }: RunMessage, context: JobContext): Pr
       for (const row of result.claimed) await requeueNodeExecution(services, claimedNode(row, result.run))
     throw error
   } finally {
-    slot.release?.()
+    slot.acquired?.release()
   }
 }
 
@@ -166,7 +175,7 @@ async function handleNodeMessage(
   const waiting = await findClaimState(pool, node.execution_id)
   if (!waiting || waiting.leased) return
   if (waiting.deliveries >= config.ORCHESTRATION_NODE_MAX_DELIVERIES)
-    await abandonNodeExecution(services, node, new AppError('INTERNAL_ERROR'))
+    await abandonNodeExecution(services, node, executorLost())
   // The project is at capacity.
   else {
     const ms = Math.min(Math.max(waiting.age_ms / 4, CAPACITY_RETRY_MS.least), CAPACITY_RETRY_MS.most)

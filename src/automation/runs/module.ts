@@ -12,6 +12,7 @@ import { pauseHooks, resumeHooks } from '../../identity/projects/pause.ts'
 import { orchestrationDeleteHooks } from '../orchestrations/delete-hooks.ts'
 import { diagramRuns } from '../orchestrations/diagram.ts'
 import { runContent } from './commands/erase.ts'
+import { EXPIRE_RUNS, runExpiryHandler, runExpirySchedule } from './commands/expire-runs.ts'
 import { projectPauseHandlers, wakeRunsOnPause } from './commands/project-pause.ts'
 import { removeRunsOfOrchestration } from './commands/remove-runs.ts'
 import { runErrors } from './errors.ts'
@@ -31,8 +32,15 @@ export default module('orchestration-runs', {
   errors: runErrors,
   kinds: [runKind],
   operations: [...runOperations, ...statsOperations],
-  handlers: [...runHandlers, ...projectPauseHandlers],
-  schedules: runSchedules,
+  handlers: [...runHandlers, ...projectPauseHandlers, runExpiryHandler],
+  schedules: [...runSchedules, runExpirySchedule],
+  policyActions: [
+    {
+      action: EXPIRE_RUNS,
+      description: 'Written to the audit log when runs past the retention of the project are deleted',
+      resource_type: 'project',
+    },
+  ],
   sealedColumns: sealedRuns,
   extensions: [
     longWork.with(runWork),

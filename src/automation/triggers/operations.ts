@@ -18,6 +18,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import { addStarter } from '../../core/iam/authority.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
   checkTriggerFields,
@@ -147,7 +148,7 @@ const createTrigger = triggers.create({
       trigger.type === 'webhook' ? services.secrets.seal(newTriggerSecret(), sealedForTrigger(id, project)) : null
     const next_fire_at = trigger.type === 'schedule' ? firstFireTime(trigger, await readDatabaseTime(tx)) : null
     // The clock of events: earlier events do not fire the trigger.
-    const created_at = new Date().toISOString()
+    const created_at = systemClock.now().toISOString()
     const authority = principalRecord(caller)
     return triggerKind.insert(tx, {
       ...trigger,

@@ -4,7 +4,7 @@ import { auditEntryKind } from './model.ts'
 import { auditOperations } from './operations.ts'
 import { auditReadsDropped, readAuditOf } from './read-audit.ts'
 import { pruneAudit } from './retention.ts'
-import { sealHandler, sealSchedules } from './seal.ts'
+import { mergeSeals, sealHandler, sealSchedules } from './seal.ts'
 
 export default module('audit', {
   tags: { Audit: 'Append-only, verifiable log of actions.' },
@@ -14,5 +14,8 @@ export default module('audit', {
   extensions: [readAudit.with(readAuditOf)],
   metrics: [auditReadsDropped],
   schedules: sealSchedules,
-  sweeps: [{ name: 'audit entries', when: '31 3 * * *', run: pruneAudit }],
+  sweeps: [
+    { name: 'audit entries', when: '31 3 * * *', run: pruneAudit },
+    { name: 'audit seals', when: '1 4 * * *', run: mergeSeals },
+  ],
 })

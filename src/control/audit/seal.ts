@@ -7,6 +7,7 @@ import { idFloor } from '../../core/api/ids.ts'
 import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
+import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
 import {
@@ -16,6 +17,7 @@ import {
   listChainHeads,
   listUnsealedChains,
   listUnsealedEntries,
+  mergeSealBatches,
   readSealingState,
   recordPassIfSealed,
   recordSealingPass,
@@ -144,6 +146,23 @@ export async function sealChain(
 ): Promise<void> {
   const floor = await serialize(() => readSealedFloor(pool))
   await sealPages(pool, { chain, floor }, stopping, serialize)
+}
+
+/** Age of entries whose seals are merged; above the delay of commits and of a full pass. */
+const MERGE_AFTER_MS = 2 * 86_400_000
+/** Ranges of positions per transaction. */
+const MERGE_BATCH = 100
+
+/**
+ * Merges the batches of quiet chains, which have few entries per pass. Positions and hashes remain. Returns the number
+ * of merged ranges.
+ */
+export const mergeSeals = (
+  { clock, pool }: Pick<Services, 'clock' | 'pool'>,
+  stopping?: AbortSignal,
+): Promise<number> => {
+  const before = idFloor(auditEntryKind.prefix, new Date(clock.now().getTime() - MERGE_AFTER_MS))
+  return deleteInBatches(limit => inTransaction(pool, tx => mergeSealBatches(tx, before, limit)), stopping, MERGE_BATCH)
 }
 
 const SEAL_SECONDS = 5

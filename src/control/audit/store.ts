@@ -19,6 +19,11 @@ export const listAuditEntriesAfter = (
     where ${where} ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
     order by t.created_at, t.id limit ${limit}`)
 
+/** Name of the chain of entries without a project; other chains are named by project id. */
+export const GLOBAL_CHAIN = 'global'
+
+const chainExpr = sql.fragment`coalesce(t.project_id, ${GLOBAL_CHAIN})`
+
 const auditFlagRow = sql.type(z.object({ id: z.string(), audit_reads_enabled: z.boolean() }))
 
 /** Returns whether reads are audited, by project; deleted projects are omitted. */
@@ -29,19 +34,29 @@ export const readAuditFlags = (
   db.any(auditFlagRow`select id, audit_reads_enabled from projects where id = any(${sql.array(projectIds, 'text')})`)
 
 /**
- * Deletes up to `limit` entries older than `before` and marks their seals (index audit_entries_created). Requires a
- * transaction: it sets the local setting that the append-only triggers check. Returns their number.
+ * Deletes up to `limit` entries older than `before` and marks their seals (indexes audit_entries_created,
+ * audit_seal_batches_unpruned). Requires a transaction: it sets the local setting that the append-only triggers check. Returns their number.
  */
 export async function deleteAuditEntries(tx: Queryable, before: Date, limit: number): Promise<number> {
   await setForTransaction(tx, { 'muster.audit_retention': 'on' })
   const { rowCount } = await tx.query(sql.type(z.object({ id: z.string() }))`
     with gone as (
-      delete from audit_entries where id in (
+      delete from audit_entries t where id in (
         select id from audit_entries where created_at < ${before.toISOString()}::timestamptz
         order by created_at, id limit ${limit})
-      returning id
+      returning id, ${chainExpr} as chain
     ), marked as (
       update audit_seals set pruned = true where entry_id in (select id from gone)
+    ), marked_in_batches as (
+      update audit_seal_batches b set pruned = b.pruned || p.places
+      from (
+        select b.chain, b.position, array_agg(u.place::int order by u.place) as places
+        from (select chain, min(id) as first_id, max(id) as last_id from gone group by chain) c
+        join audit_seal_batches b on b.chain = c.chain and cardinality(b.pruned) < b.count
+          and b.first_id <= c.last_id and b.last_id >= c.first_id
+        cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
+        where u.id in (select id from gone) group by b.chain, b.position) p
+      where b.chain = p.chain and b.position = p.position
     )
     select id from gone`)
   return rowCount
@@ -78,12 +93,10 @@ export const changesSince = (
     where resource_public_id = any(${sql.array([...ids], 'text')}) and status < 300 and surface is distinct from 'formation'
     order by created_at desc, id desc limit ${MAX_CHANGES}`)
 
-/** Name of the chain of entries without a project; other chains are named by project id. */
-export const GLOBAL_CHAIN = 'global'
-
-const chainExpr = sql.fragment`coalesce(t.project_id, ${GLOBAL_CHAIN})`
-
-/** Returns the condition for entries without a seal. Primary keys of both tables serve the anti-join. */
+/**
+ * Returns the condition for entries without a seal. Primary keys and audit_seal_batches_recent serve the anti-joins; the
+ * batches since a floor are few and are hashed.
+ */
 function unsealedCondition(scope: { chain?: string; floor?: string | null }): Fragment {
   const { chain, floor } = scope
   return allOf([
@@ -92,6 +105,9 @@ function unsealedCondition(scope: { chain?: string; floor?: string | null }): Fr
     floor ? sql.fragment`t.id >= ${floor}` : null,
     sql.fragment`not exists (select 1 from audit_seals s where s.entry_id = t.id
       ${floor ? sql.fragment`and s.entry_id >= ${floor}` : sql.fragment``})`,
+    sql.fragment`not exists (
+      select 1 from audit_seal_batches b cross join lateral unnest(b.entry_ids) as u (id)
+      where u.id = t.id ${floor ? sql.fragment`and b.last_id >= ${floor}` : sql.fragment``})`,
   ])
 }
 
@@ -130,7 +146,14 @@ const Seal = z.object({
 })
 export type Seal = z.output<typeof Seal>
 
-/** Lists the last seal of each chain that has seals (unique index on chain and position, one lookup per chain). */
+/** Returns the hash at a place, from 1, of a batch `b`. */
+const hashAt = (place: Fragment): Fragment =>
+  sql.fragment`substring(b.hashes from (32 * (${place} - 1) + 1)::int for 32)`
+
+/**
+ * Lists the last seal of each chain that has seals (unique index of each table on chain and position, one lookup per
+ * chain).
+ */
 export const listChainHeads = (
   db: Queryable,
   chains: readonly string[],
@@ -141,15 +164,62 @@ export const listChainHeads = (
       ['text'],
     )} as c (chain)
     cross join lateral (
-      select position, hash from audit_seals where chain = c.chain order by position desc limit 1) as s`)
+      (select position, hash from audit_seals where chain = c.chain order by position desc limit 1)
+      union all
+      (select b.position, ${hashAt(sql.fragment`b.count`)} from audit_seal_batches b
+       where b.chain = c.chain order by b.position desc limit 1)
+      order by position desc limit 1) as s`)
 
-export const insertSeals = (db: Queryable, seals: Seal[]): Promise<unknown> =>
-  db.query(voidStatement`
-    insert into audit_seals (entry_id, chain, position, hash)
-    select * from ${sql.unnest(
-      seals.map(seal => [seal.entry_id, seal.chain, seal.position, seal.hash]),
-      ['text', 'text', 'int8', 'bytea'],
-    )}`)
+/** Inserts seals, one row for each chain. Seals of a chain have consecutive positions, in ascending order. */
+export const insertSeals = (db: Queryable, seals: readonly Seal[]): Promise<unknown> => {
+  const batches = [...Map.groupBy(seals, ({ chain }) => chain)].map(([chain, batch]) => ({
+    chain,
+    position: batch[batch.length - 1].position,
+    entry_ids: batch.map(({ entry_id }) => entry_id),
+    hashes: Buffer.concat(batch.map(({ hash }) => hash)).toString('hex'),
+  }))
+  return db.query(voidStatement`
+    insert into audit_seal_batches (chain, position, count, first_id, last_id, entry_ids, hashes)
+    select b.chain, b.position, cardinality(b.entry_ids), (select min(id) from unnest(b.entry_ids) id),
+      (select max(id) from unnest(b.entry_ids) id), b.entry_ids, decode(b.hashes, 'hex')
+    from json_to_recordset(${JSON.stringify(batches)}::json) as b (chain text, position bigint, entry_ids text[], hashes text)`)
+}
+
+/** Positions of a chain whose batches are merged into one. */
+const MERGED_POSITIONS = 500
+
+/**
+ * Replaces the batches of up to `limit` ranges of positions by one batch per range, for batches whose entries all
+ * have ids below `before`. Skips batches across two ranges and ranges with pruned entries or a missing seal. Requires a
+ * transaction: it sets the local setting that the append-only triggers check. Returns the number of merged ranges.
+ * Reads the whole table, except its arrays.
+ */
+export async function mergeSealBatches(tx: Queryable, before: string, limit: number): Promise<number> {
+  await setForTransaction(tx, { 'muster.audit_retention': 'on' })
+  const range = sql.fragment`(b.position - 1) / ${MERGED_POSITIONS}`
+  const isMergeable = sql.fragment`b.last_id < ${before} and b.pruned = '{}'
+    and (b.position - b.count) / ${MERGED_POSITIONS} = ${range}`
+  const { rowCount } = await tx.query(voidStatement`
+    with ranges as (
+      select b.chain, ${range} as range from audit_seal_batches b where ${isMergeable}
+      group by 1, 2 having count(*) > 1 and sum(b.count) = max(b.position) - min(b.position - b.count) limit ${limit}
+    ), parts as (
+      delete from audit_seal_batches b using ranges r
+      where b.chain = r.chain and ${range} = r.range and ${isMergeable}
+      returning b.*, r.range
+    ), merged as (
+      select chain, range, max(position) as position, sum(count) as count, min(first_id) as first_id, max(last_id) as last_id,
+        string_agg(hashes, ''::bytea order by position) as hashes
+      from parts group by chain, range
+    ), ids as (
+      select p.chain, p.range, array_agg(u.id order by p.position, u.place) as entry_ids
+      from parts p cross join lateral unnest(p.entry_ids) with ordinality u (id, place) group by p.chain, p.range
+    )
+    insert into audit_seal_batches (chain, position, count, first_id, last_id, entry_ids, hashes)
+    select m.chain, m.position, m.count, m.first_id, m.last_id, i.entry_ids, m.hashes
+    from merged m join ids i on i.chain = m.chain and i.range = m.range`)
+  return rowCount
+}
 
 const sealColumns = Seal.omit({ chain: true }).extend({ pruned: z.boolean() })
 
@@ -159,7 +229,8 @@ export type SealedEntry = z.output<typeof SealedEntry>
 
 /**
  * Lists up to `limit` seals of a chain after a position, each with its current entry. Seals are limited before the join
- * (unique index on chain and position); otherwise every page would read the whole log.
+ * (unique index of each table on chain and position); otherwise every page would read the whole log. Of batches only
+ * those are unpacked that contain the first `limit` entries.
  */
 export const listSealsAfter = (
   db: Queryable,
@@ -170,16 +241,30 @@ export const listSealsAfter = (
   db.any(sql.type(SealedEntry)`
     select s.entry_id, s.position, s.hash, s.pruned, ${auditEntryKind.columns}
     from (
-      select entry_id, position, hash, pruned from audit_seals
-      where chain = ${chain} and position > ${position} order by position limit ${limit}) as s
+      (select entry_id, position, hash, pruned from audit_seals
+       where chain = ${chain} and position > ${position} order by position limit ${limit})
+      union all
+      (select u.id, b.position - b.count + u.place, ${hashAt(sql.fragment`u.place`)}, u.place = any(b.pruned)
+       from (
+         select *, sum(count) over (order by position) - count as earlier from (
+           select * from audit_seal_batches where chain = ${chain} and position > ${position} order by position limit ${limit}) n
+       ) b cross join lateral unnest(b.entry_ids) with ordinality u (id, place)
+       where b.earlier < ${limit + MERGED_POSITIONS} and b.position - b.count + u.place > ${position} order by 2 limit ${limit})
+      order by position limit ${limit}) as s
     left join audit_entries t on t.id = s.entry_id
     order by s.position`)
 
-/** Returns the hash at a position of a chain; null without a seal (unique index on chain and position). */
+/**
+ * Returns the hash at a position of a chain; null without a seal (unique index of each table on chain and position).
+ */
 export const findSealHash = (db: Queryable, chain: string, position: number): Promise<Buffer | null> =>
   db.maybeOneFirst(
     sql.type(Seal.pick({ hash: true }))`
-      select hash from audit_seals where chain = ${chain} and position = ${position}`,
+      select hash from audit_seals where chain = ${chain} and position = ${position}
+      union all
+      select ${hashAt(sql.fragment`${position} - b.position + b.count`)} from (
+        select * from audit_seal_batches where chain = ${chain} and position >= ${position} order by position limit 1) b
+      where b.position - b.count < ${position}`,
   )
 
 /** Acquires or renews the verification lease of a chain; false while another holder has it. */

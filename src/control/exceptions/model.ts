@@ -20,6 +20,7 @@ export const EXCEPTION_KINDS = {
   webhook_failing: 'warning',
   formation_drift: 'warning',
   human_requested: 'warning',
+  retention_backlog: 'warning',
 } as const satisfies Record<string, Severity>
 export type ExceptionKind = keyof typeof EXCEPTION_KINDS
 

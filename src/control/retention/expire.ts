@@ -2,16 +2,15 @@ import { z } from 'zod'
 import { AppError } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { handler, schedule } from '../../core/jobs/handler.ts'
+import { handler, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
+import { yieldAfter } from '../../core/jobs/sweeps.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
-import type { Counts } from './erasure.ts'
-
-/** Project settings for retention in days. */
-type RetentionSetting = 'trace_content_retention_days' | 'trace_retention_days' | 'conversation_retention_days'
+import { measureBacklog, type RetentionSetting } from './backlog.ts'
+import { type Counts, sumCounts } from './erasure.ts'
 
 /** A project with a retention setting; records older than `cutoff` expire. */
 export type ExpiringProject = { id: string; cutoff: string }
@@ -20,7 +19,7 @@ const expiringRow = sql.type(z.object({ id: z.string(), cutoff: z.string() }))
 
 /**
  * Lists projects after an id that have the setting and no legal hold. Indexes projects_retention,
- * projects_trace_retention, projects_conversation_retention.
+ * projects_trace_retention, projects_conversation_retention, projects_run_retention.
  */
 const listExpiringProjects = (db: Queryable, setting: RetentionSetting, at: Date, after: string, limit: number) => {
   const column = sql.identifier([setting])
@@ -30,7 +29,10 @@ const listExpiringProjects = (db: Queryable, setting: RetentionSetting, at: Date
     order by id limit ${limit}`)
 }
 
-/** Returns the handler and the schedule of a sweep for records past the retention of their project. */
+/**
+ * Returns the handler and the schedule of a sweep for records past the retention of their project. A stopping worker
+ * leaves the rest of a sweep to another one.
+ */
 export function retentionSweep(name: string, run: (services: Services, stopping: AbortSignal) => Promise<void>) {
   const queue = workQueue(name, {
     message: z.object({}),
@@ -38,7 +40,10 @@ export function retentionSweep(name: string, run: (services: Services, stopping:
     retry: { limit: 5, delaySeconds: 30, backoff: true, maxDelaySeconds: 1800 },
   })
   return {
-    handler: handler(queue, { concurrency: 1 }, (_message, { services, stopping }) => run(services, stopping)),
+    handler: handler(queue, { concurrency: 1 }, async (_message, { services, stopping }) => {
+      await run(services, stopping)
+      if (stopping.aborted) throw new RequeueError('the worker is shutting down')
+    }),
     schedule: schedule(
       name,
       ({ CONTENT_RETENTION_SWEEP_DISABLED: disabled, CONTENT_RETENTION_SWEEP_INTERVAL_MS: ms }) =>
@@ -49,60 +54,131 @@ export function retentionSweep(name: string, run: (services: Services, stopping:
   }
 }
 
-/** Most records of a project per sweep; the next sweep continues. */
-export const MOST = 10_000
-
-/** Processes records page by page until there are no more, `most` records were read, or the worker stops. */
-export async function inPages<T>(
+/**
+ * Processes records page by page until there are no more or the worker stops. Yields the result of each page, so that
+ * the caller can sweep several projects in turn.
+ */
+export async function* inPages<T, R>(
   stopping: AbortSignal,
-  { size, most = MOST, find }: { size: number; most?: number; find(after: T | null): Promise<readonly T[]> },
-  work: (found: readonly T[]) => Promise<void>,
-): Promise<void> {
+  { size, find }: { size: number; find(after: T | null): Promise<readonly T[]> },
+  work: (found: readonly T[]) => Promise<R>,
+): AsyncGenerator<R, void> {
   let after: T | null = null
-  for (let seen = 0; seen < most && !stopping.aborted; seen += size) {
+  while (!stopping.aborted) {
     const found: readonly T[] = await find(after)
-    if (found.length > 0) await work(found)
+    if (found.length > 0) yield await work(found)
     if (found.length < size) return
     after = found[found.length - 1]
   }
 }
 
+/** Projects that are swept in turn. */
 const PROJECTS = 200
+/** Pages of a project before the next project has its turn. */
+const PAGES_PER_TURN = 10
+/** Time between two measurements of a backlog during a sweep. */
+const MEASURE_MS = 300_000
 
-/** Sweeps every project that has the setting. A failure in one project does not stop the others. */
-export async function sweepProjects(
-  services: Services,
-  stopping: AbortSignal,
-  task: {
-    days: RetentionSetting
-    /** Log line for a project in which records were swept. */
-    done: string
-    sweep(project: ExpiringProject): Promise<Counts>
-  },
-): Promise<void> {
-  const { pool, clock, log } = services
+type SweepTask = {
+  setting: RetentionSetting
+  /** Log line for a project in which records were swept. */
+  done: string
+  /** Sweeps a project page by page until nothing is left, and yields the counts of each page. */
+  sweep(project: ExpiringProject): AsyncGenerator<Counts, void>
+  /** Select of the records of a project that the sweep would read, for the size of a backlog. */
+  expired(project: ExpiringProject): Fragment
+}
+
+/**
+ * Sweeps every project that has the setting until no expired record is left or the worker stops, some pages of each
+ * project in turn, so that a large project does not delay the others. A failure in one project does not stop the others.
+ * The backlog of a project is measured at the end and every five minutes.
+ */
+export async function sweepProjects(services: Services, stopping: AbortSignal, task: SweepTask): Promise<void> {
+  const { pool, clock } = services
   for (let after = ''; !stopping.aborted; ) {
     const projects: readonly ExpiringProject[] = await listExpiringProjects(
       pool,
-      task.days,
+      task.setting,
       clock.now(),
       after,
       PROJECTS,
     )
-    for (const project of projects) {
-      const started = performance.now()
-      try {
-        const counts = await task.sweep(project)
-        const ms = Math.round(performance.now() - started)
-        if (Object.values(counts).some(count => count > 0))
-          log.info({ project_id: project.id, ...counts, ms }, task.done)
-      } catch (error) {
-        log.error({ err: error, project_id: project.id, setting: task.days }, 'retention sweep failed')
-      }
-      if (stopping.aborted) return
+    let unfinished = projects.map(project => new ProjectSweep(services, stopping, task, project))
+    while (unfinished.length > 0) {
+      const remaining: ProjectSweep[] = []
+      for (const sweep of unfinished) if (!(await sweep.runPages(PAGES_PER_TURN))) remaining.push(sweep)
+      unfinished = remaining
     }
     if (projects.length < PROJECTS) return
     after = projects[projects.length - 1].id
+  }
+}
+
+/** The sweep of one project. */
+class ProjectSweep {
+  readonly #services: Services
+  readonly #stopping: AbortSignal
+  readonly #task: SweepTask
+  readonly #project: ExpiringProject
+  readonly #pages: AsyncGenerator<Counts, void>
+  #counts: Counts = {}
+  #ms = 0
+  readonly #startedAt = performance.now()
+  #measuredAt = this.#startedAt
+
+  constructor(services: Services, stopping: AbortSignal, task: SweepTask, project: ExpiringProject) {
+    this.#services = services
+    this.#stopping = stopping
+    this.#task = task
+    this.#project = project
+    this.#pages = task.sweep(project)
+  }
+
+  /** Processes up to `most` pages. Returns whether the sweep of the project has ended. Never throws. */
+  async runPages(most: number): Promise<boolean> {
+    try {
+      for (let page = 0; page < most; page++) {
+        const started = performance.now()
+        const { done, value } = await this.#pages.next()
+        const ms = performance.now() - started
+        this.#ms += ms
+        if (!done) this.#counts = sumCounts(this.#counts, value)
+        if (done || this.#stopping.aborted) {
+          this.#report()
+          if (!this.#stopping.aborted) await this.#measure()
+          return true
+        }
+        await yieldAfter(ms, this.#stopping)
+      }
+      if (performance.now() - this.#measuredAt > MEASURE_MS) await this.#measure()
+      return false
+    } catch (error) {
+      this.#log(error, 'retention sweep failed')
+      this.#report()
+      await this.#measure().catch(failed => this.#log(failed, 'backlog measurement failed'))
+      return true
+    }
+  }
+
+  #log(error: unknown, text: string): void {
+    this.#services.log.error({ err: error, project_id: this.#project.id, setting: this.#task.setting }, text)
+  }
+
+  #report(): void {
+    if (Object.values(this.#counts).some(count => count > 0))
+      this.#services.log.info(
+        { project_id: this.#project.id, ...this.#counts, ms: Math.round(this.#ms) },
+        this.#task.done,
+      )
+  }
+
+  /** Measures the records that are expired now, which may be more than at the start of the sweep. */
+  async #measure(): Promise<void> {
+    this.#measuredAt = performance.now()
+    const { id, cutoff } = this.#project
+    const now = new Date(Date.parse(cutoff) + performance.now() - this.#startedAt).toISOString()
+    await measureBacklog(this.#services, id, this.#task.setting, this.#task.expired({ id, cutoff: now }))
   }
 }
 

@@ -43,11 +43,17 @@ export const UsageEvent = record(
     ),
     cost_usd: z.number().nullable().describe('Sum of the priced components. Null if no component is priced.'),
     components: z.array(RatedComponent),
+    event_count: z
+      .int()
+      .describe('Number of events that it sums up. 1 unless it is the roll-up of the events of an hour.'),
   },
   { updated: false },
 )
 
-/** Only the platform writes events; they never change. Their ids may refer to deleted resources. */
+/**
+ * Only the platform writes events; they never change, but may be replaced by their sum. Their ids may refer to deleted
+ * resources.
+ */
 export const usageKind = kind({
   name: 'usage',
   plural: 'usage_events',

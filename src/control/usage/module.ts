@@ -10,6 +10,7 @@ import { priceOperations } from './prices-operations.ts'
 import { projectPriceType } from './prices-resource-type.ts'
 import { reportOperations } from './reports.ts'
 import { meterRequest } from './requests.ts'
+import { rollUpUsage } from './roll-up.ts'
 import { compactSums, pruneSums } from './sums.ts'
 import { thresholdHandlers, thresholdOperations, thresholdSchedules } from './thresholds.ts'
 import { thresholdKind } from './thresholds-model.ts'
@@ -30,5 +31,6 @@ export default module('usage', {
   sweeps: [
     { name: 'usage sums', when: '26 3 * * *', run: pruneSums },
     { name: 'usage shards', when: '29 3 * * *', run: compactSums },
+    { name: 'usage roll-up', when: '3 4 * * *', run: rollUpUsage },
   ],
 })

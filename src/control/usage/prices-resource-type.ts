@@ -1,5 +1,6 @@
 import { inlineSchema, type JsonObject } from '../../core/api/flatten.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { type PriceInput, type PriceRow, ProjectPriceInput, ProjectPricesInput, priceKind } from './prices-model.ts'
 import { findBackdatedPrice, findPriceEnd } from './prices-store.ts'
 
@@ -33,7 +34,8 @@ export const projectPriceType = resourceType<PriceRow>(priceKind, {
   translate: {
     properties,
     required: (schema.required as string[]).filter(name => name !== 'effective_from'),
-    arguments: ({ effective_from = new Date().toISOString(), ...price }) => priceBatch({ ...price, effective_from }),
+    arguments: ({ effective_from = systemClock.now().toISOString(), ...price }) =>
+      priceBatch({ ...price, effective_from }),
     shown: record => record,
   },
   made: ({ prices }) => (prices as JsonObject[])[0],
@@ -51,7 +53,7 @@ export const projectPriceType = resourceType<PriceRow>(priceKind, {
   },
   changing(row, changed) {
     const stored = Object.fromEntries(Object.keys(properties).map(name => [name, row[name as keyof PriceRow]]))
-    const effective_from = isInEffect(row) ? successorStart(new Date()) : row.effective_from
+    const effective_from = isInEffect(row) ? successorStart(systemClock.now()) : row.effective_from
     return {
       operation: 'putProjectPrices',
       args: { project_id: row.project_id, ...priceBatch({ ...stored, ...changed, effective_from }) },

@@ -39,9 +39,10 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
       from usage_sums where project_id = ${project_id} and hour >= greatest(${from.toISOString()}::timestamptz, ${RETAINED_SINCE}) and hour < ${to.toISOString()}::timestamptz
       group by 1, 2, 3, 4),
     should as (
-      select r.scope, r.ref, e.hour, e.meter_type, count(*)::numeric as events, sum(e.tokens) as tokens, coalesce(sum(e.cost_usd), 0) as cost,
-        count(*) filter (where m.used)::numeric as metered, count(*) filter (where m.used and e.cost_usd is not null)::numeric as priced,
-        count(*) filter (where m.used and usage_unpriced(e.components))::numeric as unpriced
+      select r.scope, r.ref, e.hour, e.meter_type, sum(e.event_count)::numeric as events, sum(e.tokens) as tokens, coalesce(sum(e.cost_usd), 0) as cost,
+        coalesce(sum(e.event_count) filter (where m.used), 0)::numeric as metered,
+        coalesce(sum(e.event_count) filter (where m.used and e.cost_usd is not null), 0)::numeric as priced,
+        coalesce(sum(e.event_count) filter (where m.used and usage_unpriced(e.components)), 0)::numeric as unpriced
       from events e cross join lateral (values ('project', ''), ('agent', e.agent_id), ('actor', e.actor_id)) r (scope, ref)
         cross join lateral (select e.meter_type = 'llm_tokens' and e.source is distinct from 'embedding' as used) m
       where r.ref is not null and e.hour >= ${RETAINED_SINCE}
@@ -56,7 +57,7 @@ export const sumsMatchEvents = async (db: Queryable, { project_id, from, to }: S
       select e.hour, e.meter_type, e.model, coalesce(e.ai_provider_id, ''), coalesce(e.agent_id, ''), coalesce(e.source, ''), coalesce(e.publisher_project_id, ''),
         p.component, p.unit, sum(p.events), sum(p.quantity), sum(p.cost_usd), sum(p.input_tokens), sum(p.cached_tokens), sum(p.cache_write_tokens),
         sum(p.output_tokens), sum(p.reasoning_tokens)
-      from events e cross join lateral usage_parts(e.components, e.cost_usd) p group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
+      from events e cross join lateral usage_parts(e.components, e.cost_usd, e.event_count) p group by 1, 2, 3, 4, 5, 6, 7, 8, 9),
     wrong as (
       (table sums except table should) union all (table should except table sums)),
     wrongly as (

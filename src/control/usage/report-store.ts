@@ -9,8 +9,13 @@ const HOUR_MS = 3_600_000
 /** A dimension: its expression on events or roll-ups `t`, the columns it reads, and whether roll-ups contain them. */
 type Dimension = { key: Fragment; columns: readonly string[]; rolled: boolean }
 
-/** Join of the turn of a usage event `t`, and the agent version of the turn. Registered by the turns module. */
-export const turnVersions = extensionPoint<{ join: Fragment; version: Fragment }>('agent versions of turns')
+/**
+ * Join of the turn of a usage event `t`, the agent version of the turn, and whether the record of the turn exists.
+ * Registered by the turns module.
+ */
+export const turnVersions = extensionPoint<{ join: Fragment; version: Fragment; exists: Fragment }>(
+  'agent versions of turns',
+)
 
 /** Returns the ratings of turns of a project by agent version. Registered by the feedback module. */
 export const turnRatings =
@@ -139,7 +144,7 @@ function fromEvents(selection: UsageSelection, span: Span, group: GroupBy | null
     select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
       t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id,
       ${turns ? sql.fragment`${turns.version}::text` : sql.fragment`null::text`} as agent_version, p.*
-    from usage_events t ${turns?.join ?? sql.fragment``} cross join lateral usage_parts(t.components, t.cost_usd) p
+    from usage_events t ${turns?.join ?? sql.fragment``} cross join lateral usage_parts(t.components, t.cost_usd, t.event_count) p
     where ${eventCondition({ ...selection, ...span })}`
 }
 
@@ -356,11 +361,13 @@ export type RunTotals = z.output<typeof RunTotals>
 export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> => {
   const quantity = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
   return db.any(runTotalsRow`
-    select t.orchestration_run_id = ${runId} as own, count(*) as events, sum(t.cost_usd) as cost_usd,
+    select t.orchestration_run_id = ${runId} as own, sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd,
       ${quantity('input_tokens')} as uncached, ${quantity('cached_tokens')} as cached,
       ${quantity('cache_write_tokens')} as written, ${quantity('output_tokens')} as output,
       ${quantity('reasoning_tokens')} as reasoning
     from usage_events t cross join lateral (
-      select jsonb_object_agg(e ->> 'component', e -> 'quantity') as of from jsonb_array_elements(t.components) e) c
+      select jsonb_object_agg(e.component, e.quantity) as of from (
+        select component, sum(quantity) as quantity from jsonb_to_recordset(t.components) as e (component text, quantity numeric)
+        group by component) e) c
     where t.orchestration_run_id in (${runs}) group by 1`)
 }

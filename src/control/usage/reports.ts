@@ -7,6 +7,7 @@ import { ndjsonStream } from '../../core/api/ndjson.ts'
 import { type Context, type Operation, operation } from '../../core/api/operation.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import { isAdmin } from '../../core/iam/caller.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { usageFilters, usageQuery } from './filters.ts'
 import { METER_TYPES, RatedComponent, UsageEvent, type UsageRow, usageKind } from './model.ts'
 import {
@@ -346,7 +347,7 @@ const exportEvents = operation({
   internal: true,
   async run(context) {
     const { query, services } = context
-    const started = new Date()
+    const started = systemClock.now()
     const to = query.to && query.to < started ? query.to : started
     const selection = selectionOf(context, { from: query.from ?? null, to })
     return ndjsonStream<UsageRow>(

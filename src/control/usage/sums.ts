@@ -52,8 +52,8 @@ export function usageSince(of: {
       select s.events, s.tokens, s.cost_usd, s.metered, s.priced, s.unpriced from usage_sums s
       where s.project_id = ${project} and s.scope = ${scope} and s.ref = ${ref} and s.hour >= ${hour} and s.meter_type = coalesce(${meter}, s.meter_type)
       union all
-      select 1, e.tokens, e.cost_usd, m.used, case when e.cost_usd is not null then m.used else 0 end, case when usage_unpriced(e.components) then m.used else 0 end
-      from usage_events e cross join lateral (select (${isModelUse})::int as used) m
+      select e.event_count, e.tokens, e.cost_usd, m.used, case when e.cost_usd is not null then m.used else 0 end, case when usage_unpriced(e.components) then m.used else 0 end
+      from usage_events e cross join lateral (select case when ${isModelUse} then e.event_count else 0 end as used) m
       where e.project_id = ${project} and e.created_at >= ${since} and e.created_at < ${hour}
         and case ${scope} when 'project' then true when 'agent' then e.agent_id = ${ref} else e.actor_id = ${ref} end
         and e.meter_type = coalesce(${meter}, e.meter_type)
@@ -122,8 +122,9 @@ export const usedByRun = (
 ): Promise<Pick<SumsRow, 'tokens' | 'cost_usd' | 'metered' | 'priced'> & { tool_calls: number }> =>
   db.one(runUsageRow`
     select coalesce(sum(e.tokens), 0)::int8 as tokens, coalesce(sum(e.cost_usd), 0) as cost_usd,
-      count(*) filter (where ${isModelUse}) as metered, count(*) filter (where ${isModelUse} and e.cost_usd is not null) as priced,
-      count(*) filter (where e.meter_type = 'tool_execution') as tool_calls
+      coalesce(sum(e.event_count) filter (where ${isModelUse}), 0)::int8 as metered,
+      coalesce(sum(e.event_count) filter (where ${isModelUse} and e.cost_usd is not null), 0)::int8 as priced,
+      coalesce(sum(e.event_count) filter (where e.meter_type = 'tool_execution'), 0)::int8 as tool_calls
     from usage_events e where e.orchestration_run_id = ${runId} and e.project_id = ${projectId}`)
 
 const UnpricedRow = z.object({ provider: z.string(), model: z.string(), component: z.string() })

@@ -30,25 +30,25 @@ export const { handler: expiryHandler, schedule: expirySchedule } = retentionSwe
   'conversation.expiry',
   (services, stopping) =>
     sweepProjects(services, stopping, {
-      days: 'conversation_retention_days',
+      setting: 'conversation_retention_days',
       done: 'expired conversations deleted',
       sweep: project => expireProject(services, project, stopping),
+      expired: project => sql.fragment`select from conversations t where ${isExpired(project)}`,
     }),
 )
 
-async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
-  const { pool } = services
-  let done: Counts = {}
-  const find = (after: ExpiredConversation | null) => listExpiredConversations(pool, project, after, PAGE)
-  await inPages(stopping, { size: PAGE, find }, async found => {
+function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal) {
+  const find = (after: ExpiredConversation | null) => listExpiredConversations(services.pool, project, after, PAGE)
+  return inPages(stopping, { size: PAGE, find }, async found => {
+    let done: Counts = {}
     for (const ids of splitByMessages(found)) {
       const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
       done = sumCounts(done, ...counts)
       await injectFault(services, 'conversations_expired')
-      if (stopping.aborted) return
+      if (stopping.aborted) break
     }
+    return done
   })
-  return done
 }
 
 /** Splits conversations into transactions by their number of messages. */
@@ -105,18 +105,21 @@ const isIdle = (cutoff: string): Fragment => sql.fragment`
     select from generations g where g.conversation_id = t.id
       and (g.completed_at is null or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))`
 
-/** Returns the next conversations of a project that can be deleted, oldest first. By conversations_project. */
+/** Condition of the conversations `t` of a project that can be deleted. By conversations_project. */
+const isExpired = ({ id, cutoff }: ExpiringProject): Fragment => sql.fragment`
+  t.project_id = ${id} and t.created_at < ${cutoff}::timestamptz and ${isIdle(cutoff)}`
+
+/** Returns the next conversations of a project that can be deleted, oldest first. */
 const listExpiredConversations = (
   db: Queryable,
-  { id, cutoff }: ExpiringProject,
+  project: ExpiringProject,
   after: ExpiredConversation | null,
   limit: number,
 ): Promise<readonly ExpiredConversation[]> =>
   db.any(expiredRow`
     select t.id, t.created_at, t.message_count from conversations t
-    where t.project_id = ${id} and t.created_at < ${cutoff}::timestamptz
+    where ${isExpired(project)}
       ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
-      and ${isIdle(cutoff)}
     order by t.created_at, t.id limit ${limit}`)
 
 /** Locks the conversations that can still be deleted; locked ones are left to the next sweep. */

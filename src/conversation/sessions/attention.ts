@@ -1,6 +1,7 @@
 import type { z } from 'zod'
 import { closeMatter, fileExceptionNow } from '../../control/exceptions/file-exception.ts'
 import type { Context } from '../../core/api/operation.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { addSessionFrame } from '../conversations/frames.ts'
 import { sessionKind } from './kind.ts'
 import type { Attention, AttentionInput, SessionRow } from './model.ts'
@@ -34,7 +35,7 @@ export async function requestHuman({ tx, body, caller, resource, origin }: Atten
   requireOpen(session)
   const isOwnTurn = origin?.conversations.includes(conversation_id) ?? false
   const by: Attention['by'] = isOwnTurn ? { type: 'agent', id: agent_id } : caller.principal
-  const next = await writeAttention(tx, id, { reason, urgency, since: new Date().toISOString(), by })
+  const next = await writeAttention(tx, id, { reason, urgency, since: systemClock.now().toISOString(), by })
   tx.emit(sessionKind, 'attention_requested', next)
   addSessionFrame(tx, conversation, { event: 'control' })
   // In this transaction, so that a takeover finds and resolves it. The session's lock precedes the exception's.

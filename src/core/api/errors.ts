@@ -32,6 +32,11 @@ export const coreErrors = {
     message: 'The Idempotency-Key was already used with a different body',
     hint: 'Repeat the first request unchanged, or send a new Idempotency-Key.',
   },
+  EXECUTOR_LOST: {
+    status: 500,
+    description: 'Work was abandoned because its workers were lost; a turn has GENERATION_FAILED with the same reason',
+    message: 'The work was abandoned after its workers were lost',
+  },
   INTERNAL_ERROR: { status: 500, description: 'Unhandled failure', message: 'Internal Server Error' },
   INVALID_TOOL_CONTEXT_KEY: {
     status: 400,
@@ -269,3 +274,6 @@ export const errorDocument = (docsBaseUrl: string) =>
       return [code, { status, description, hint, docs_url: `${docsBaseUrl}/errors#${code}` }]
     }),
   )
+
+/** Returns the failure of work that was abandoned after its workers were lost; `meta.reason` as in a failed turn. */
+export const executorLost = (): AppError => new AppError('EXECUTOR_LOST', { meta: { reason: 'executor_lost' } })

@@ -142,6 +142,18 @@ function openResponse(
   return { status: status as number, body, headers: row.headers ?? {}, project_id }
 }
 
+/**
+ * Ends the lease of an unfinished claim, whose process was lost: the next request claims the key. A request that still runs
+ * does not commit, as after the end of its lease.
+ */
+export const endIdempotencyLease = (
+  db: Queryable,
+  { credential_id, path, key }: Omit<IdempotencyKey, 'project_id'>,
+): Promise<unknown> =>
+  db.query(voidStatement`
+    update idempotency_keys set leased_until = now() - interval '1 second'
+    where credential_id = ${credential_id} and path = ${path} and key = ${key} and status is null and leased_until > now()`)
+
 /** Renews the leases of claims. Skips locked rows: their transaction is about to settle them. */
 export async function renewClaims(db: Queryable, claims: readonly IdempotencyClaim[]): Promise<void> {
   const rows = claims.map(({ credential_id, path, key, claim }) => [credential_id, path, key, claim])

@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto'
+import { systemClock } from '../process/clock.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 
@@ -42,7 +43,7 @@ function encode(bytes: Buffer): string {
 }
 
 /** Returns a new public id, `<prefix>_<26 characters>`. Ids of one process are strictly increasing. */
-export const newId = (prefix: string): string => `${prefix}_${encode(nextBytes(Date.now()))}`
+export const newId = (prefix: string): string => `${prefix}_${encode(nextBytes(systemClock.now().getTime()))}`
 
 /** Returns the smallest possible id of a row created at `time`, for range queries by creation time. */
 export function idFloor(prefix: string, time: Date): string {

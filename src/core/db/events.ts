@@ -1,5 +1,6 @@
 import { newId } from '../api/ids.ts'
 import { declarations } from '../declarations.ts'
+import { systemClock } from '../process/clock.ts'
 import { currentTriggerChain } from './trigger-chain.ts'
 
 /** A kind or another entity that emits events. Events are named `<plural>.<verb>` unless `eventNames` overrides it. */
@@ -97,7 +98,7 @@ export function makeEvent<Row extends EventRow>(
 ): StoredEvent {
   const id = overrides.id ?? newId('evt')
   const name = nameOf(source, verb)
-  const timestamp = new Date().toISOString()
+  const timestamp = systemClock.now().toISOString()
   let data: object = { ...(overrides.data ?? source.present(row)), ...overrides.extra }
   if (maxBytes > 0 && Buffer.byteLength(JSON.stringify(data)) > maxBytes) {
     data = {

@@ -1,4 +1,4 @@
-import type { RequestListener, Server } from 'node:http'
+import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { errorBody, serviceNotReady } from '../api/errors.ts'
 import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
@@ -90,38 +90,45 @@ const HEALTH_PATH = /^\/(healthz|readyz|metrics)(\?|$)/
  * continue, new ones are refused with SERVICE_NOT_READY, and health endpoints still respond, for load balancers.
  */
 export function createDrainGate(handler: RequestListener, docsBaseUrl: string) {
-  let inFlight = 0
+  const inFlight = new Map<ServerResponse, IncomingMessage>()
   let drained: (() => void) | undefined
+  const refuse = (req: IncomingMessage, res: ServerResponse) => {
+    const error = serviceNotReady({ process: 'shutting down' })
+    res.writeHead(error.status, {
+      'Content-Type': 'application/json; charset=utf-8',
+      'X-Request-Id': requestIdOf(req),
+      'Retry-After': '1',
+      Connection: 'close',
+    })
+    res.end(JSON.stringify(errorBody(error, docsBaseUrl)))
+  }
   const listener: RequestListener = (req, res) => {
     if (HEALTH_PATH.test(req.url ?? '')) return handler(req, res)
-    if (drained) {
-      const error = serviceNotReady({ process: 'shutting down' })
-      res.writeHead(error.status, {
-        'Content-Type': 'application/json; charset=utf-8',
-        'X-Request-Id': requestIdOf(req),
-        Connection: 'close',
-      })
-      res.end(JSON.stringify(errorBody(error, docsBaseUrl)))
-      return
-    }
-    inFlight++
+    if (drained) return refuse(req, res)
+    inFlight.set(res, req)
     res.once('close', () => {
-      inFlight--
-      if (inFlight === 0) drained?.()
+      inFlight.delete(res)
+      if (inFlight.size === 0) drained?.()
     })
     handler(req, res)
   }
   return {
     listener,
-    /** Refuses new requests. Resolves when no request is in flight, or after `graceMs`. */
+    /**
+     * Refuses new requests. Resolves when no request is in flight, or after `graceMs`, when it refuses the requests that
+     * have no response yet: their work continues in workers, and a repeat finds it.
+     */
     drain: (graceMs: number): Promise<void> =>
       new Promise(resolve => {
-        const timer = setTimeout(resolve, graceMs)
+        const timer = setTimeout(() => {
+          for (const [res, req] of inFlight) if (!res.headersSent) refuse(req, res)
+          resolve()
+        }, graceMs)
         drained = () => {
           clearTimeout(timer)
           resolve()
         }
-        if (inFlight === 0) drained()
+        if (inFlight.size === 0) drained()
       }),
   }
 }

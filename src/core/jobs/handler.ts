@@ -1,6 +1,7 @@
 import type { Config } from '../../config.ts'
 import type { Fragment } from '../db/sql.ts'
 import type { Outbox } from '../db/writer.ts'
+import type { SlotHolder } from '../net/hanging-calls.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
@@ -31,11 +32,14 @@ export type JobContext = {
   /** Releases the slot while `work` waits for other messages, which could otherwise deadlock on the slots. */
   releaseSlotWhile<T>(work: () => Promise<T>): Promise<T>
   /**
-   * Acquires a slot of another queue, for work that would otherwise be a message of that queue. Returns a function that
-   * releases it, or null if this process has no free slot.
+   * Acquires a slot of another queue, for work that would otherwise be a message of that queue. Returns null if
+   * this process has no free slot.
    */
-  tryAcquireSlot(queue: Queue<any>, project: string): (() => void) | null
+  tryAcquireSlot(queue: Queue<any>, project: string): AcquiredSlot | null
 }
+
+/** A slot of another queue: for `withSlotHolder`, and the function that releases it. */
+export type AcquiredSlot = { holder: SlotHolder; release(): void }
 
 /**
  * Thrown by a handler to requeue its message without counting the attempt; due immediately if the worker is stopping.

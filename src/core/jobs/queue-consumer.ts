@@ -4,10 +4,11 @@ import { databaseErrorKind } from '../db/database-errors.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
+import { type SlotHolder, withSlotHolder } from '../net/hanging-calls.ts'
 import { injectFault } from '../process/fault-injection.ts'
 import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Handler, type JobContext, type QueueSlots, RequeueError } from './handler.ts'
+import { type AcquiredSlot, type Handler, type JobContext, type QueueSlots, RequeueError } from './handler.ts'
 import { claimMessages, completeMessages, completionCte, type MessageClaim, requeueMessages } from './message-claims.ts'
 import { type ActiveMessage, MessageOutcomes } from './message-outcomes.ts'
 import { queueMessage as buildMessage, messageTriggerChain, NO_PROJECT, type Queue, type Queues } from './queue.ts'
@@ -146,21 +147,28 @@ export class QueueConsumer {
   }
 
   /**
-   * Acquires a free slot for work of a project without a message, under the limits of a claim. Returns a function that
-   * releases it, or null without a free slot.
+   * Acquires a free slot for work of a project without a message, under the limits of a claim. Returns null without a
+   * free slot.
    */
-  tryAcquireSlot(project: string): (() => void) | null {
+  tryAcquireSlot(project: string): AcquiredSlot | null {
     const isFull = (this.#slotsByProject.get(project) ?? 0) >= this.#share && this.#usedSlots >= this.#borrow
     if (this.#usedSlots >= this.#slots || isFull || this.#paused) return null
     this.#usedSlots += 1
     this.#acquiredSlots += 1
     this.#countProject({ project }, 1)
-    return () => {
-      this.#usedSlots -= 1
-      this.#acquiredSlots -= 1
-      this.#countProject({ project }, -1)
-      if (this.#waitsForSlot) this.claimNow()
+    let waits = 0
+    const changeUse = (change: 1 | -1) => {
+      this.#usedSlots += change
+      this.#acquiredSlots += change
+      this.#countProject({ project }, change)
+      if (change === -1 && this.#waitsForSlot) this.claimNow()
     }
+    const holder = this.#holderOf(project, change => {
+      const before = waits
+      waits += change
+      if (before === 0 || waits === 0) changeUse(change === 1 ? -1 : 1)
+    })
+    return { holder, release: () => changeUse(-1) }
   }
 
   /** Stops or resumes claiming. */
@@ -375,20 +383,45 @@ export class QueueConsumer {
 
   /** Releases the slot of an attempt while any `work` of it waits for other messages. */
   async #releaseSlotWhile<T>(attempt: Attempt, work: () => Promise<T>): Promise<T> {
-    if (attempt.waits++ === 0) {
-      attempt.onWait?.()
-      this.#usedSlots -= 1
-      this.#countProject(attempt, -1)
-      if (this.#waitsForSlot) this.claimNow()
-    }
+    attempt.onWait?.()
+    this.#changeWaits(attempt, 1)
     try {
       return await work()
     } finally {
-      if (--attempt.waits === 0) {
-        this.#usedSlots += 1
-        this.#countProject(attempt, 1)
-      }
+      this.#changeWaits(attempt, -1)
     }
+  }
+
+  /** Runs the handler of an attempt of a project with its slot, which hanging calls release. */
+  #withHolder(attempt: Attempt, work: () => Promise<unknown>): Promise<unknown> {
+    const { project } = attempt
+    if (project === null || project === NO_PROJECT) return work()
+    return withSlotHolder(
+      this.#holderOf(project, change => this.#changeWaits(attempt, change)),
+      work,
+    )
+  }
+
+  /** @param changeWaits adds to the number of reasons for which the slot is released */
+  #holderOf(project: string, changeWaits: (change: 1 | -1) => void): SlotHolder {
+    return {
+      project,
+      most: Math.max(1, Math.floor(this.#slots / 2)),
+      release: () => {
+        changeWaits(1)
+        return () => changeWaits(-1)
+      },
+    }
+  }
+
+  /** Releases the slot of an attempt while the number of its waits is above 0. */
+  #changeWaits(attempt: Attempt, change: 1 | -1): void {
+    const before = attempt.waits
+    attempt.waits += change
+    if (before !== 0 && attempt.waits !== 0) return
+    this.#usedSlots -= change
+    this.#countProject(attempt, change === 1 ? -1 : 1)
+    if (change === 1 && this.#waitsForSlot) this.claimNow()
   }
 
   #countProject({ project }: Pick<MessageClaim, 'project'>, change: 1 | -1): void {
@@ -406,7 +439,7 @@ export class QueueConsumer {
       await withTriggerChain(messageTriggerChain(attempt.data), () =>
         withTenant(tenantContext, async () => {
           await injectFault(this.#services, 'message_started', () => JSON.stringify(attempt.data))
-          await this.#handler.handle(this.#parse(attempt), context)
+          await this.#withHolder(attempt, () => this.#handler.handle(this.#parse(attempt), context))
         }),
       )
     } catch (error) {

@@ -1,3 +1,4 @@
+import { setTimeout as pause } from 'node:timers/promises'
 import { z } from 'zod'
 import { declarations } from '../declarations.ts'
 import type { Services } from '../process/services.ts'
@@ -15,6 +16,16 @@ export type Sweep = {
 
 export const sweeps = declarations<Sweep>('sweep', ({ name }) => name)
 
+/** Longest pause between two batches of a sweep. */
+const MAX_PAUSE_MS = 1000
+
+/**
+ * Waits between two batches of a sweep for a quarter of the time that a batch took, so that a long sweep leaves the
+ * database to requests and turns.
+ */
+export const yieldAfter = (batchMs: number, stopping: AbortSignal | undefined): Promise<void> =>
+  pause(Math.min(batchMs / 4, MAX_PAUSE_MS), undefined, { signal: stopping }).catch(() => undefined)
+
 const DEFAULT_BATCH = 5000
 
 /**
@@ -29,9 +40,11 @@ export async function deleteInBatches(
 ): Promise<number> {
   let removed = 0
   while (!stopping?.aborted) {
+    const started = performance.now()
     const count = await remove(batch)
     removed += count
     if (count < batch) break
+    await yieldAfter(performance.now() - started, stopping)
   }
   return removed
 }

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { type Fragment, sql, voidStatement } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { extensionPoint } from '../declarations.ts'
+import { correctSystemClock } from '../process/clock.ts'
 import { HOLDER, hasProcessEnded, type ProcessIdentity } from '../process/holder.ts'
 import { release } from '../process/release.ts'
 import type { Services } from '../process/services.ts'
@@ -18,25 +19,30 @@ export const leaseHolding =
   extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment) => Promise<unknown>>('lease holders')
 
 const OtherWorker = z.object({
-  holder: z.string(),
+  holder: z.string().nullable(),
   pid: z.int().nullable(),
   pid_started: z.string().nullable(),
   neighbour: z.boolean(),
   silent: z.boolean(),
+  clock_ahead_ms: z.number(),
 })
 const OtherWorkers = z.array(OtherWorker)
 
-/** Writes a heartbeat and returns the heartbeats of the other workers. */
+/**
+ * Writes a heartbeat and returns the heartbeats of the other workers, or one row without a holder, with the milliseconds
+ * by which the clock of this process is ahead of the database.
+ */
 const BEAT = `
   with mine as (
-    insert into worker_heartbeats (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started, version, queues)
-    values ($1, $2, $3, now(), $4, $5, $6, $7, $9, $10)
-    on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, started_at = excluded.started_at,
-      holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started,
-      version = excluded.version, queues = excluded.queues)
-  select holder, pid, pid_started, coalesce(host = $5, false) as neighbour,
-    beat_at < now() - $8 * interval '1 ms' as silent
-  from worker_heartbeats where holder <> $4`
+    insert into worker_heartbeats
+      (instance_id, kinds, started_at, beat_at, holder, host, pid, pid_started, version, queues, clock_ahead_ms)
+    values ($1, $2, now(), now(), $4, $5, $6, $7, $9, $10, extract(epoch from $3::timestamptz - now()) * 1000)
+    on conflict (instance_id) do update set beat_at = now(), kinds = excluded.kinds, holder = excluded.holder, host = excluded.host, pid = excluded.pid, pid_started = excluded.pid_started,
+      version = excluded.version, queues = excluded.queues, clock_ahead_ms = excluded.clock_ahead_ms
+    returning clock_ahead_ms)
+  select o.holder, o.pid, o.pid_started, coalesce(o.host = $5, false) as neighbour,
+    coalesce(o.beat_at < now() - $8 * interval '1 ms', false) as silent, mine.clock_ahead_ms
+  from mine left join worker_heartbeats o on o.holder <> $4`
 
 const holderRow = sql.type(z.object({ holder: z.string() }))
 const queueRow = sql.type(z.object({ name: z.string() }))
@@ -44,7 +50,6 @@ const queueRow = sql.type(z.object({ name: z.string() }))
 export type Worker = {
   instance: string
   kinds: readonly string[]
-  startedAt: string
   identity: ProcessIdentity | null
   /** Slots by queue. */
   queues?: Record<string, QueueSlots>
@@ -52,6 +57,9 @@ export type Worker = {
 
 /** Shortest silence that counts: on a busy machine heartbeats are late. */
 const MIN_SILENCE_MS = 2000
+
+/** Difference of clocks that is corrected; above the delay of a statement. */
+const MAX_CLOCK_DIFFERENCE_MS = 2000
 
 /** Writes the heartbeat of this worker and ends the leases of lost workers. */
 export class Heartbeat {
@@ -61,6 +69,7 @@ export class Heartbeat {
   /** Time of the first heartbeat in the current series without a gap. */
   #steadySince = Number.NEGATIVE_INFINITY
   #pending: Promise<void> = Promise.resolve()
+  #clockDiffers = false
 
   constructor(services: Services, worker: Worker) {
     this.#services = services
@@ -92,7 +101,7 @@ export class Heartbeat {
 
   async #write(): Promise<void> {
     const { config, log } = this.#services
-    const { instance, kinds, startedAt, identity, queues = {} } = this.#worker
+    const { instance, kinds, identity, queues = {} } = this.#worker
     const silentMs = Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, MIN_SILENCE_MS)
     const sentAt = performance.now()
     if (this.ageMs > silentMs) this.#steadySince = sentAt
@@ -101,7 +110,7 @@ export class Heartbeat {
     const { rows } = await this.#services.queues.db.executeSql(BEAT, [
       instance,
       kinds,
-      startedAt,
+      new Date().toISOString(),
       HOLDER,
       host,
       pid,
@@ -112,13 +121,25 @@ export class Heartbeat {
     ])
     const others = OtherWorkers.parse(rows)
     this.#beatAt = sentAt
+    this.#compareClocks(others[0]?.clock_ahead_ms ?? 0)
     const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof OtherWorker>) =>
       (neighbour && pid !== null && pid_started !== null && hasProcessEnded({ pid, started: pid_started })) ||
       (silent && sentAt - this.#steadySince > silentMs)
-    const lost = others.filter(isGone).map(({ holder }) => holder)
+    const lost = others.flatMap(other => (other.holder !== null && isGone(other) ? [other.holder] : []))
     if (lost.length === 0) return
     const ended = await this.#takeOver(lost)
     if (ended.length > 0) log.warn({ holders: ended }, 'leases of lost workers ended')
+  }
+
+  /** Corrects the clock of this process by the time of the database, and logs when the two begin or cease to differ. */
+  #compareClocks(aheadMs: number): void {
+    const differs = Math.abs(aheadMs) > MAX_CLOCK_DIFFERENCE_MS
+    correctSystemClock(differs ? -aheadMs : 0)
+    if (differs === this.#clockDiffers) return
+    this.#clockDiffers = differs
+    const { log } = this.#services
+    if (differs) log.warn({ ahead_ms: Math.round(aheadMs) }, 'clock differs from the database')
+    else log.info({ ahead_ms: Math.round(aheadMs) }, 'clock agrees with the database')
   }
 
   /** Ends the leases of lost workers. If several workers detect the same loss, only one ends the leases. */

@@ -5,6 +5,7 @@
 import { isIP } from 'node:net'
 import { buildConnector, FormData, Headers, Pool, fetch as undiciFetch } from 'undici'
 import { isPublic, parseAllowHosts, unwrapHostname } from './allow-hosts.ts'
+import { beginHostCall, type HostCall } from './hanging-calls.ts'
 import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
 import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
 
@@ -247,6 +248,21 @@ export function createEgress(options: EgressOptions): Egress {
     headers: SentHeaders,
     signal: AbortSignal,
   ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
+    const call = await beginHostCall(to.url.host, signal).catch(() => null)
+    try {
+      return await sendToAddresses(to, req, headers, signal, call)
+    } finally {
+      call?.end()
+    }
+  }
+
+  async function sendToAddresses(
+    to: Target,
+    req: EgressRequest,
+    headers: SentHeaders,
+    signal: AbortSignal,
+    call: HostCall | null,
+  ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
     const candidates = pools.candidates(to)
     for (const [index, pool] of candidates.entries()) {
       if (signal.aborted) return failure(signal.reason, 'aborted')
@@ -262,6 +278,8 @@ export function createEgress(options: EgressOptions): Egress {
           bodyTimeout: 0,
         })
         const { statusCode: status, body } = response
+        call?.answered()
+        call?.await()
         body.on('error', () => {})
         const location = [response.headers.location].flat()[0]
         if (req.redirectMode !== 'none' && REDIRECT_STATUSES.has(status) && location !== undefined) {
@@ -316,6 +334,7 @@ export function createEgress(options: EgressOptions): Egress {
     const body = merged.body instanceof globalThis.FormData ? toUndiciFormData(merged.body) : merged.body
     const isRepeatable = body == null || typeof body === 'string' || body instanceof Uint8Array
     const candidates = pools.candidates(to)
+    const call = await beginHostCall(to.url.host, signal)
     for (const [index, pool] of candidates.entries()) {
       try {
         const response = await undiciFetch(to.url, {
@@ -325,13 +344,18 @@ export function createEgress(options: EgressOptions): Egress {
           redirect: 'manual',
           dispatcher: pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
         })
-        return limitBody(response as unknown as Response, { maxBytes, maxValues })
+        call?.answered()
+        return limitBody(response as unknown as Response, { maxBytes, maxValues }, call)
       } catch (error) {
         const isRefused = error instanceof Error && isConnectError(error.cause)
         if (isRefused) pool.penalize()
-        if (!isRefused || !isRepeatable || index === candidates.length - 1) throw error
+        if (!isRefused || !isRepeatable || index === candidates.length - 1) {
+          call?.end()
+          throw error
+        }
       }
     }
+    call?.end()
     throw new TypeError('fetch failed', { cause: new Error('the egress client is closed') })
   }
 

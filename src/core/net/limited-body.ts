@@ -1,3 +1,5 @@
+import type { HostCall } from './hanging-calls.ts'
+
 /** Accept-Encoding of requests. Lists of models and vectors compress well, and every server supports gzip. */
 export const ACCEPT_ENCODING = 'gzip'
 
@@ -28,7 +30,11 @@ export type BodyLimits = { maxBytes: number; maxValues?: number }
  * blocked a process for 25 s. In an event stream the limits apply to each event.
  * @throws RemoteBodyError for more than one content coding, by which 2 KB can decode to gigabytes
  */
-export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimits): Response {
+export function limitBody(
+  response: Response,
+  { maxBytes, maxValues }: BodyLimits,
+  call: HostCall | null = null,
+): Response {
   const { body, headers } = response
   if (!body) return response
   const coding = headers.get('content-encoding')
@@ -81,7 +87,8 @@ export function limitBody(response: Response, { maxBytes, maxValues }: BodyLimit
   const counted = new ReadableStream<Uint8Array>(
     {
       async pull(controller) {
-        const { done, value } = await reader.read()
+        call?.await()
+        const { done, value } = await reader.read().finally(() => call?.end())
         if (done) return controller.close()
         const exceeded = exceededBy(value)
         if (exceeded === null) return controller.enqueue(value)

@@ -1,7 +1,18 @@
 /** Source of the current time. Time-dependent rules use a clock, so that tests can set it. */
 export type Clock = { now(): Date }
 
-export const systemClock: Clock = { now: () => new Date() }
+let correctionMs = 0
+
+/**
+ * The time of the operating system, corrected to the time of the database where the two differ by seconds: rows of this
+ * process would otherwise lie in the future of others.
+ */
+export const systemClock: Clock = { now: () => new Date(Date.now() + correctionMs) }
+
+/** Sets the correction of the system clock. */
+export function correctSystemClock(ms: number): void {
+  correctionMs = ms
+}
 
 /** Returns a clock that changes only by `advance` and `set`. */
 export function manualClock(start = new Date()): Clock & { advance(ms: number): void; set(time: Date): void } {

@@ -29,6 +29,7 @@ type FaultPoint =
   | 'content_expired'
   | 'traces_expired'
   | 'conversations_expired'
+  | 'runs_expired'
   | 'content_erased'
   | 'knowledge_kept'
   | 'firing_answered'

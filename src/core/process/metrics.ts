@@ -87,6 +87,11 @@ function databaseSource<T>() {
 const depths = databaseSource<Depth>()
 const ages = databaseSource<{ concern: string; seconds: number }>()
 
+const backlogs = databaseSource<{ setting: string; records: number }>()
+
+/** Sets the source of the gauge of retention backlogs. */
+export const reportBacklogs = backlogs.set
+
 /** Sets the source of the queue gauges. */
 export const setQueueDepthSource = depths.set
 
@@ -213,5 +218,17 @@ new Gauge({
     const found = [...messages.map(({ concern, oldest_seconds: seconds }) => ({ concern, seconds })), ...rows]
     for (const { concern, seconds } of found) oldest.set(concern, Math.max(oldest.get(concern) ?? 0, seconds))
     for (const [concern, seconds] of oldest) this.set({ concern }, seconds)
+  },
+})
+
+new Gauge({
+  name: 'muster_retention_backlog_records',
+  help: 'Expired records that the last retention sweeps left, by setting',
+  labelNames: ['setting'],
+  registers,
+  async collect() {
+    const rows = await backlogs.rows()
+    this.reset()
+    for (const { setting, records } of rows) this.set({ setting }, records)
   },
 })

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import { AppError } from '../api/errors.ts'
+import { type AppError, executorLost } from '../api/errors.ts'
 import type { Fragment } from '../db/sql.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import type { Outbox, Tx } from '../db/writer.ts'
@@ -81,7 +81,7 @@ export type WorkDeclaration<Row, S extends Shape> = {
   run: (attempt: WorkAttempt<Row, Columns<S>>) => Promise<AttemptFields>
   /** Records that the item was abandoned, in the transaction that settles it. Returns log fields. */
   fail: (tx: Tx, failed: FailedWork<Row, Columns<S>>) => Promise<Record<string, unknown> | undefined>
-  /** Error of an item that lost too many workers. Default WORKER_LOST. */
+  /** Error of an item that lost too many workers. Default EXECUTOR_LOST. */
   lostError?: (claim: WorkClaim) => AppError
 }
 
@@ -149,7 +149,7 @@ export function work<Row, S extends Shape>(declaration: WorkDeclaration<Row, S>)
   const leaseSecondsOf = (config: Config): number =>
     typeof declaration.leaseSeconds === 'function' ? declaration.leaseSeconds(config) : queue.leaseSeconds
   const { fail } = declaration
-  const lostError = declaration.lostError ?? (() => new AppError('WORKER_LOST'))
+  const lostError = declaration.lostError ?? executorLost
 
   const handle = async (message: WorkMessage, context: JobContext): Promise<void> => {
     if (await beforeClaim?.(message, context)) return

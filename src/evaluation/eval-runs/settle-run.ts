@@ -6,6 +6,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
 import { handler } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { aggregateScores, runVerdict } from './aggregate.ts'
@@ -22,7 +23,7 @@ export async function endRun(
   end: Pick<EvalRunRow, 'status'> & Partial<EvalRunRow>,
 ): Promise<EvalRunRow> {
   const context = end.status === 'canceled' && (await hasUnsettledItems(tx, run.id)) ? run.context : null
-  const ended = await evalRunKind.update(tx, run.id, { ...end, context, finished_at: new Date().toISOString() })
+  const ended = await evalRunKind.update(tx, run.id, { ...end, context, finished_at: systemClock.now().toISOString() })
   tx.notify(RUN_CHANNEL, run.id)
   return ended
 }

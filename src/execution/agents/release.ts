@@ -4,6 +4,7 @@ import type { Context } from '../../core/api/operation.ts'
 import { requireReferences } from '../../core/api/references.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { requireVersion } from '../../core/versions/version.ts'
 import { removedGuardrails, requireDetach } from '../../identity/guardrail-ids.ts'
 import { checkBinding, requireValidAgentConfig } from './check.ts'
@@ -65,7 +66,7 @@ export async function setRelease(context: ReleaseContext, body: z.output<typeof 
     canary_version,
     canary_percent,
     promotion_gate,
-    started_at: new Date().toISOString(),
+    started_at: systemClock.now().toISOString(),
     started_by: caller.user.id,
   }
   audit.detail.release = release

@@ -2,6 +2,7 @@ import { AppError } from '../../core/api/errors.ts'
 import type { Unsubscribe } from '../../core/db/notify.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { triggerChainOf } from '../../core/iam/caller.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { exponential } from '../../core/work/retry.ts'
 import { work } from '../../core/work/work.ts'
@@ -91,7 +92,7 @@ const isHandedToClient = ({ tool_type, status }: ApprovalRow, generation_id: str
 const handedToClient = (execution: Execution): Execution => ({
   ...execution,
   status: 'succeeded',
-  finished_at: new Date().toISOString(),
+  finished_at: systemClock.now().toISOString(),
 })
 
 /**
@@ -174,5 +175,5 @@ const abandonedExecution = (execution: Execution): Execution =>
         ...execution,
         status: 'failed',
         error: { code: 'TOOL_CALL_FAILED', message: 'The call was abandoned', meta: { reason: 'outcome_unknown' } },
-        finished_at: new Date().toISOString(),
+        finished_at: systemClock.now().toISOString(),
       }

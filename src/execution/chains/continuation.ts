@@ -1,5 +1,6 @@
 import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import type { AgentRow } from '../agents/model.ts'
@@ -96,7 +97,7 @@ async function recordChainLimit(
     kind: 'chain_limit',
     generation_id: initiator.id,
     stop_reason: 'chain_limit',
-    created_at: new Date().toISOString(),
+    created_at: systemClock.now().toISOString(),
   })
   const root = await generationKind.find(tx, root_generation_id)
   if (root)

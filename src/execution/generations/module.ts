@@ -51,6 +51,7 @@ export default module('generations', {
     turnVersions.with({
       join: sql.fragment`left join generations g on g.id = t.generation_id`,
       version: sql.fragment`g.agent_version`,
+      exists: sql.fragment`exists (select from generations g where g.id = t.generation_id)`,
     }),
     turnRates.with(countRecentTurns),
     endUserContent.with(endUserTurns),

@@ -2,6 +2,7 @@ import { raise, raiseInvalid, raiseInvalidValue } from '../../core/api/errors.ts
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { listShareConsumers, revokeShares, type ShareRow, shareKind } from './kind.ts'
 import type { ShareAcceptance, ShareInput } from './model.ts'
 import { notifyConsumers } from './share-activity.ts'
@@ -39,7 +40,8 @@ export async function checkShare({ tx, body, project, services, allow }: CreateC
 
 /** Raises VALIDATION_FAILED for an expiry time in the past. */
 export function checkExpiry(expires_at: string | null | undefined): void {
-  if (expires_at != null && new Date(expires_at) <= new Date()) raiseInvalidValue('expires_at', 'must be in the future')
+  if (expires_at != null && new Date(expires_at) <= systemClock.now())
+    raiseInvalidValue('expires_at', 'must be in the future')
 }
 
 /** Parses a resource name: one tool or agent of the project, not a pattern. */
@@ -70,7 +72,7 @@ type ShareContext = Pick<Context, 'tx' | 'grant'> & { resource: ShareRow }
 
 /** Whether a share was revoked or expired. */
 export const isShareEnded = ({ revoked_at, expires_at }: ShareRow): boolean =>
-  revoked_at !== null || (expires_at !== null && new Date(expires_at) <= new Date())
+  revoked_at !== null || (expires_at !== null && new Date(expires_at) <= systemClock.now())
 
 /**
  * Locks and returns a share that has not ended.
@@ -118,7 +120,7 @@ export async function acceptShare(context: ShareContext): Promise<ShareAcceptanc
 export async function suspendOrResume({ tx, resource }: ShareContext, suspend: boolean): Promise<ShareRow> {
   const share = await lockActiveShare(tx, resource.id)
   if ((share.suspended_at !== null) === suspend) return share
-  const row = await shareKind.update(tx, share.id, { suspended_at: suspend ? new Date().toISOString() : null })
+  const row = await shareKind.update(tx, share.id, { suspended_at: suspend ? systemClock.now().toISOString() : null })
   const verb = suspend ? 'suspended' : 'resumed'
   tx.emit(shareKind, verb, row)
   notifyConsumers(tx, `share_${verb}`, row, await listShareConsumers(tx, row.id))

@@ -28,6 +28,9 @@ const settings = {
   conversation_retention_days: limit.describe(
     'Days after their last activity for which conversations, with their sessions and messages, are retained. Null for no expiry.',
   ),
+  run_retention_days: limit.describe(
+    'Days after their end for which orchestration runs, with their nested runs, are retained. Null for no expiry.',
+  ),
   trace_content_mode: traceModes.describe('Whether traces contain content'),
   require_priced_model: z
     .boolean()
@@ -50,6 +53,7 @@ export const Project = record(
     trace_content_retention_days: settings.trace_content_retention_days,
     trace_retention_days: settings.trace_retention_days,
     conversation_retention_days: settings.conversation_retention_days,
+    run_retention_days: settings.run_retention_days,
     trace_content_mode: settings.trace_content_mode,
     require_priced_model: settings.require_priced_model,
     content_hold_until: z.iso

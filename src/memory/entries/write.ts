@@ -9,6 +9,7 @@ import { MetadataBag } from '../../core/api/metadata.ts'
 import { storableText } from '../../core/api/storable-text.ts'
 import { isForeignKeyViolation, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedContent } from '../memories/embed.ts'
 import { contentHash } from '../memories/hash.ts'
@@ -432,5 +433,5 @@ const entryOf = (
 const dryRunResult = (store: StoreState, fact: ParsedFact, decision: Decision): Written => {
   const memory = decision.action === 'skipped' ? decision.match : null
   const entry = entryOf(store, fact, decision, memory?.id ?? null)
-  return { entry: { ...entry, created_at: new Date().toISOString(), store_tags: store.tags }, memory }
+  return { entry: { ...entry, created_at: systemClock.now().toISOString(), store_tags: store.tags }, memory }
 }

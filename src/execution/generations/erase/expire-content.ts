@@ -1,4 +1,4 @@
-import type { Counts, ErasedBy } from '../../../control/retention/erasure.ts'
+import type { ErasedBy } from '../../../control/retention/erasure.ts'
 import {
   type ExpiringProject,
   inPages,
@@ -8,12 +8,13 @@ import {
 } from '../../../control/retention/expire.ts'
 import { newId } from '../../../core/api/ids.ts'
 import { srn } from '../../../core/api/kind.ts'
+import { sql } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { traceKind } from '../traces/kind.ts'
 import { purgeTraces } from './purge.ts'
-import { listExpiredRoots, type TraceRoot } from './purge-store.ts'
+import { hasExpiredContent, listRoots, type TraceRoot } from './purge-store.ts'
 
 /** Erases content after the retention of its project (`trace_content_retention_days`). */
 
@@ -24,44 +25,34 @@ const BATCH = 100
 
 export const { handler: contentSweepHandler, schedule: contentSweepSchedule } = retentionSweep(
   'content.expire',
-  (services, stopping) => expireContent(services, stopping),
+  (services, stopping) =>
+    sweepProjects(services, stopping, {
+      setting: 'trace_content_retention_days',
+      done: 'expired trace content erased',
+      sweep: project => expireProject(services, project, stopping),
+      expired: project => sql.fragment`select from traces t where ${hasExpiredContent(project)}`,
+    }),
 )
 
 /**
- * Erases the content of traces that exceed the retention of their projects. Concurrent runs are harmless: each trace is
- * erased once, under its lock.
- * @param most traces per project in one run, in steps of `BATCH`
+ * Erases the content of expired traces of a project, page by page. Concurrent runs are harmless: each trace is erased
+ * once, under its lock.
  */
-export const expireContent = (services: Services, stopping: AbortSignal, most?: number): Promise<void> =>
-  sweepProjects(services, stopping, {
-    days: 'trace_content_retention_days',
-    done: 'expired trace content erased',
-    sweep: project => expireProject(services, project, { stopping, most }),
-  })
-
-async function expireProject(
-  services: Services,
-  { id: projectId, cutoff }: ExpiringProject,
-  { stopping, most }: { stopping: AbortSignal; most?: number },
-): Promise<Counts> {
-  const { pool } = services
-  const done = { traces: 0, skipped: 0 }
-  const find = (after: TraceRoot | null) => listExpiredRoots(pool, projectId, cutoff, after, BATCH)
-  await inPages(stopping, { size: BATCH, most, find }, async roots => {
+function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal) {
+  const find = (after: TraceRoot | null) => listRoots(services.pool, hasExpiredContent(project), after, BATCH)
+  return inPages(stopping, { size: BATCH, find }, async roots => {
     const ids = roots.map(({ id }) => id)
     const purged = await togetherOrApart(services, ids, async (tx, some) => {
-      const { traces } = await purgeTraces(tx, services, projectId, some, RETENTION)
+      const { traces } = await purgeTraces(tx, services, project.id, some, RETENTION)
       // Another sweep may have erased some of them.
       const erased = traces.filter(({ id }) => some.includes(id))
-      for (const { id } of erased) auditPurge(tx, services, projectId, id)
+      for (const { id } of erased) auditPurge(tx, services, project.id, id)
       return erased.length
     })
     const traces = purged.reduce((sum, count) => sum + count, 0)
-    done.traces += traces
-    done.skipped += ids.length - traces
     await injectFault(services, 'content_expired')
+    return { traces, skipped: ids.length - traces }
   })
-  return done
 }
 
 const auditPurge = (tx: Tx, { clock }: Services, projectId: string, id: string): void =>

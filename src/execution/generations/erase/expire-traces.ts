@@ -8,13 +8,14 @@ import {
   togetherOrApart,
 } from '../../../control/retention/expire.ts'
 import { raise } from '../../../core/api/errors.ts'
+import { sql } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { deleteTraces } from '../traces/store.ts'
 import { RETENTION } from './expire-content.ts'
 import { purgeTraces } from './purge.ts'
-import { deleteTurns, findRetainedTurn, listDeletableRoots, listSubtree, type TraceRoot } from './purge-store.ts'
+import { deleteTurns, findRetainedTurn, isDeletable, listRoots, listSubtree, type TraceRoot } from './purge-store.ts'
 
 /** Deletes traces and their generations after the retention of their project (`trace_retention_days`). */
 
@@ -27,24 +28,22 @@ export const { handler: traceSweepHandler, schedule: traceSweepSchedule } = rete
   'trace.sweep',
   (services, stopping) =>
     sweepProjects(services, stopping, {
-      days: 'trace_retention_days',
+      setting: 'trace_retention_days',
       done: 'expired traces deleted',
       sweep: project => expireProject(services, project, stopping),
+      expired: project => sql.fragment`select from traces t where ${isDeletable(project)}`,
     }),
 )
 
 /** Deletes expired trace trees of a project, page by page, each tree as a whole. */
-async function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal): Promise<Counts> {
-  const { pool } = services
-  let done: Counts = {}
-  const find = (after: TraceRoot | null) => listDeletableRoots(pool, project.id, project.cutoff, after, BATCH)
-  await inPages(stopping, { size: BATCH, find }, async roots => {
+function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal) {
+  const find = (after: TraceRoot | null) => listRoots(services.pool, isDeletable(project), after, BATCH)
+  return inPages(stopping, { size: BATCH, find }, async roots => {
     const ids = roots.map(({ id }) => id)
     const counts = await togetherOrApart(services, ids, (tx, some) => deleteTrees(tx, services, project, some))
-    done = sumCounts(done, ...counts)
     await injectFault(services, 'traces_expired')
+    return sumCounts(...counts)
   })
-  return done
 }
 
 /** Erases the content of trace trees and deletes their rows. */

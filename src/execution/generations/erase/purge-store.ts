@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type ErasedBy, isTurnHeld } from '../../../control/retention/erasure.ts'
+import type { ExpiringProject } from '../../../control/retention/expire.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from '../model.ts'
 
@@ -76,48 +77,43 @@ const TraceRoot = z.object({ id: z.string(), created_at: z.string() })
 export type TraceRoot = z.output<typeof TraceRoot>
 const traceRootRow = sql.type(TraceRoot)
 
-/**
- * Returns the next root traces with content and without activity in their trees since `cutoff`, oldest first. By
- * traces_kept.
- */
-export const listExpiredRoots = (
-  db: Queryable,
-  projectId: string,
-  cutoff: string,
-  after: TraceRoot | null,
-  limit: number,
-): Promise<readonly TraceRoot[]> =>
-  db.any(traceRootRow`
-    select t.id, t.created_at from traces t
-    where t.project_id = ${projectId} and t.parent_trace_id is null and t.content_redacted_at is null
-      and t.created_at < ${cutoff}::timestamptz
-      ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
-      and not exists (
-        select from generations g
-        where g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)
-          and (g.status in ('pending', 'in_progress') or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz))
-    order by t.created_at, t.id limit ${limit}`)
+/** Condition of a generation `g` in the tree of the root trace `t`. */
+const isInTree = sql.fragment`
+  g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)`
 
 /**
- * Returns the next root traces without activity in their trees since `cutoff` and without turns retained by other
- * records, oldest first. By traces_project.
+ * Condition of root traces `t` of a project with content and without activity in their trees since the cutoff. By
+ * traces_kept.
  */
-export const listDeletableRoots = (
+export const hasExpiredContent = ({ id, cutoff }: ExpiringProject): Fragment => sql.fragment`
+  t.project_id = ${id} and t.parent_trace_id is null and t.content_redacted_at is null
+  and t.created_at < ${cutoff}::timestamptz
+  and not exists (
+    select from generations g where ${isInTree}
+      and (g.status in ('pending', 'in_progress') or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz))`
+
+/**
+ * Condition of root traces `t` of a project without activity in their trees since the cutoff and without turns retained
+ * by other records. By traces_project.
+ */
+export const isDeletable = ({ id, cutoff }: ExpiringProject): Fragment => sql.fragment`
+  t.project_id = ${id} and t.parent_trace_id is null and t.created_at < ${cutoff}::timestamptz
+  and not exists (
+    select from generations g where ${isInTree}
+      and (g.completed_at is null or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz
+        or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))`
+
+/** Returns the next root traces of a condition, oldest first. */
+export const listRoots = (
   db: Queryable,
-  projectId: string,
-  cutoff: string,
+  condition: Fragment,
   after: TraceRoot | null,
   limit: number,
 ): Promise<readonly TraceRoot[]> =>
   db.any(traceRootRow`
     select t.id, t.created_at from traces t
-    where t.project_id = ${projectId} and t.parent_trace_id is null and t.created_at < ${cutoff}::timestamptz
+    where ${condition}
       ${after ? sql.fragment`and (t.created_at, t.id) > (${after.created_at}::timestamptz, ${after.id})` : sql.fragment``}
-      and not exists (
-        select from generations g
-        where g.trace_id in (select t.id union all select c.id from traces c where c.root_trace_id = t.id)
-          and (g.completed_at is null or coalesce(g.last_activity_at, g.created_at) >= ${cutoff}::timestamptz
-            or ${isTurnHeld(sql.fragment`${cutoff}::timestamptz`)}))
     order by t.created_at, t.id limit ${limit}`)
 
 /** Returns a turn of locked traces that must be retained, or null. */

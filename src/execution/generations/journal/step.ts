@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { totalsOf } from '../../../control/usage/totals.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { ModelAnswer } from '../../providers/model-messages.ts'
 import type { GenerationRow, JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
 
@@ -63,7 +64,7 @@ export const settledStep = (
     tool_name,
     ...(outcomes.get(index) ?? (started.has(index) ? UNKNOWN : NOT_RUN)),
   })),
-  completed_at: new Date().toISOString(),
+  completed_at: systemClock.now().toISOString(),
 })
 
 /** Returns the journalled form of a step: in content mode `none` without content. */

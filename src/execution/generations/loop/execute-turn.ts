@@ -2,6 +2,7 @@ import { raise } from '../../../core/api/errors.ts'
 import { databaseErrorKind, isTransient } from '../../../core/db/database-errors.ts'
 import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { mediaRules } from '../../agents/media.ts'
@@ -127,7 +128,7 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
     const settings = stepSettings(agent, data, n)
     const tools = activeTools(turn.tools, settings)
     if (!turn.open) {
-      const startedAt = new Date().toISOString()
+      const startedAt = systemClock.now().toISOString()
       await injectFault(services, 'before_model', () => turn.generation.id)
       turn.partial = ''
       const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)

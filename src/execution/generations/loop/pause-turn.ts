@@ -1,6 +1,7 @@
 import { recordUsageInTx } from '../../../control/usage/meter.ts'
 import { sumUsage } from '../../../control/usage/totals.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { type Entry, type JournalState, journalRows } from '../journal/store.ts'
 import type { GenerationRow } from '../model.ts'
@@ -28,7 +29,7 @@ export async function pauseTurn(
   const frames = await turn.buildFrames(events)
   const settledCalls = [...outcomes].map(([position, value]): Entry => ({ n: step.n, position: position + 1, value }))
   const entries = journalRows(services, generation, [{ n: step.n, position: 0, value: step }, ...settledCalls])
-  const now = new Date().toISOString()
+  const now = systemClock.now().toISOString()
   const required_action = requiredAction(step, pending)
   const paused: GenerationRow = {
     ...generation,

@@ -2,6 +2,7 @@ import { recordUsageInTx } from '../../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
 import { isDatabaseError } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { settledStep, storedStep } from '../journal/step.ts'
 import { type GenerationRow, type JournalStepRow, storedForm, type TurnData } from '../model.ts'
@@ -148,7 +149,7 @@ async function settleTurn(
   )
   if (!lastStep && turn.startedStep) turn.addLostCalls(turn.startedStep)
   const calls = await turn.priceCalls()
-  const now = new Date().toISOString()
+  const now = systemClock.now().toISOString()
   const settled: GenerationRow = {
     ...generation,
     ...end,

@@ -4,6 +4,7 @@ import { type PricedUsage, priceUsage } from '../../../control/usage/price-usage
 import type { RecordedFailure } from '../../../core/api/errors.ts'
 import { isTransient } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { logAttempt } from '../../../core/work/attempt.ts'
@@ -94,7 +95,7 @@ export class TurnAttempt {
   /** Claims the turn. On a resume a frame voids the text of the interrupted step. @throws TurnClaimLost */
   async claim(): Promise<void> {
     const { generation: before, services, context } = this
-    const now = new Date().toISOString()
+    const now = systemClock.now().toISOString()
     const first = before.status === 'pending'
     const after = this.buildClaimedRow(now)
     this.frames = new FrameWriter(services, after, this.loaded.lastFrame, context.signal)

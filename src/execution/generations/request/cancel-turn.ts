@@ -1,6 +1,7 @@
 import type { RecordedFailure } from '../../../core/api/errors.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { extensionPoint } from '../../../core/declarations.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { settledStep, storedStep } from '../journal/step.ts'
 import { findAbandonedSteps } from '../journal/store.ts'
@@ -99,7 +100,7 @@ export async function abortTurn(
     tx.notify(ABORT_CHANNEL, generationId)
     return 'requested'
   }
-  const now = new Date().toISOString()
+  const now = systemClock.now().toISOString()
   const abandoned = await findAbandonedSteps(tx, services, generation)
   const usage = await meterAbortedTurn(tx, services, generation, abandoned)
   // The step in progress is settled with its outcomes, so that a retry does not repeat its calls.

@@ -1,5 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import type { Tx } from '../../../core/db/writer.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { journalRows } from '../journal/store.ts'
 import { emitPaused } from '../loop/turn-hooks.ts'
@@ -21,7 +22,7 @@ export async function createPausedTurn(
 ): Promise<{ generation_id: string; trace_id: string }> {
   const { generation_id, trace_id } = await createTurnWithoutWakeUp(tx, services, input)
   const generation = await generationKind.lock(tx, generation_id)
-  const now = new Date().toISOString()
+  const now = systemClock.now().toISOString()
   const step: OpenStep = {
     n: 1,
     text: null,

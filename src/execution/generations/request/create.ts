@@ -8,6 +8,7 @@ import type { Outbox, Tx } from '../../../core/db/writer.ts'
 import type { PrincipalRecord } from '../../../core/iam/caller.ts'
 import type { Origin } from '../../../core/invoke/call.ts'
 import { entityMailbox } from '../../../core/jobs/queue.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { requireUnpaused } from '../../../identity/projects/pause.ts'
 import { ExternalValueRequired } from '../../../identity/secrets/resolve.ts'
@@ -158,7 +159,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     shape: input.shape,
     unstored: input.unstored ?? false,
     deadline_at: input.deadline_at ?? null,
-    created_at: new Date().toISOString(),
+    created_at: systemClock.now().toISOString(),
     sealedData: sealTurnData(services, { id, project_id: input.project_id }, data),
   }
 }

@@ -1,6 +1,7 @@
 import { retryAfter } from '../../../control/quotas/windows.ts'
 import { errorEntry, isErrorCode, type RecordedFailure, raise } from '../../../core/api/errors.ts'
 import { subscribeUntil } from '../../../core/jobs/subscription.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow } from '../model.ts'
 import { findWithResult } from '../store.ts'
@@ -77,7 +78,7 @@ export function raiseRecorded({ code, message, meta }: RecordedFailure, more?: R
   return raise(known, {
     message,
     meta: more ? { ...meta, ...more } : meta,
-    ...(typeof resets === 'string' && { headers: { 'Retry-After': String(retryAfter(resets, new Date())) } }),
+    ...(typeof resets === 'string' && { headers: { 'Retry-After': String(retryAfter(resets, systemClock.now())) } }),
   })
 }
 
