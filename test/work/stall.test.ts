@@ -22,7 +22,7 @@ describe('a stall of the event loop', () => {
       const { work, project_id, stack, stall_ms } = JSON.parse(line)
       assert.deepEqual([work, project_id], ['turn.execute', app.projectId])
       assert.ok(stall_ms > 1000, line)
-      assert.match(stack.join('\n'), /blockProcess .*core\/process\/fault-injection/)
+      assert.match(stack.join('\n'), /blockProcess [^\n]*\ninjectFault /)
       const metrics = await (await fetch(`${worker.url}/metrics`)).text()
       assert.match(metrics, /muster_event_loop_stalls_total\{work="turn.execute"\} 1/)
     } finally {

@@ -246,14 +246,14 @@ export async function completeMessages(db: SqlExecutor, queue: Queue<any>, attem
 /** Field of the data of a message: number of workers that were lost while it was active. */
 const LOSSES = 'worker_losses'
 
-/** Field of the data of a message: whether no other message was in progress beside the suspect. */
+/** Field of the data of a message: whether no other message was in progress alongside the suspect. */
 const ALONE = 'ran_alone'
 
 /** Whether a message was the only one in progress since its last claim. */
 export const ranAlone = ({ data }: Pick<MessageClaim, 'data'>): boolean =>
   (data as Record<string, unknown>)[ALONE] === true
 
-/** Records that other messages are in progress beside a suspect. */
+/** Records that other messages are in progress alongside a suspect. */
 export async function endProbation(db: SqlExecutor, queue: string, { id, retryCount }: Attempt): Promise<void> {
   await db.executeSql(
     `update pgboss.job_common set data = data - '${ALONE}'
