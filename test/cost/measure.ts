@@ -1,0 +1,109 @@
+import { longestTurn, processorMs } from '../support/event-loop.ts'
+
+/** A function that handles text or trees of callers, models, vendors or stored content on the event loop. */
+export type CostCase = {
+  /** Path below src and name of the function. */
+  name: string
+  /** Largest size that can reach the function, in the unit of the inputs. */
+  limit: number
+  /** The setting or constant that bounds the size, with the unit. */
+  bound: string
+  /** Generators of the worst inputs of size n, by name. */
+  inputs: Record<string, (n: number) => unknown>
+  /** Calls the function. A promise means that the function yields: its longest turn of the event loop counts. */
+  run: (input: never) => unknown
+}
+
+/** Returns a case whose `run` accepts what its generators return. */
+export const costCase = <Input>(
+  one: Omit<CostCase, 'inputs' | 'run'> & {
+    inputs: Record<string, (n: number) => Input>
+    run: (input: Input) => unknown
+  },
+): CostCase => one
+
+/** Longest time on the event loop without yielding, in ms of processor time of the machine of REFERENCE_MS. */
+export const MAX_TURN_MS = 50
+/** Growth for each doubling of the size beyond 2. */
+const MAX_GROWTH = 1.3
+/** Less than these ms is mostly noise and constant cost; growth is measured from here. */
+const MIN_MS = 3
+/** Repetitions of a measurement that exceeds a limit. */
+const MAX_REPETITIONS = 20
+/** Multiple of the longest turn that ends the measurement. */
+const HOPELESS_FACTOR = 10
+/** What `reference` takes on the machine for which MAX_TURN_MS holds. */
+const REFERENCE_MS = 9
+
+type Measured = { total: number; turn: number }
+
+const TEXT = JSON.stringify(Array.from({ length: 3_000 }, (_, at) => ({ id: `item_${at}`, tags: ['a', 'b'], at })))
+
+/** Scans text, builds objects and joins strings: the work of most cases. */
+function reference(): number {
+  let sum = 0
+  for (let at = 0; at < TEXT.length; at++) if (TEXT.charCodeAt(at) === 34) sum++
+  const parsed = JSON.parse(TEXT) as { id: string }[]
+  return sum + parsed.map(({ id }) => id.toUpperCase()).join('').length + JSON.stringify(parsed).length
+}
+
+/** Returns how many times slower than the machine of REFERENCE_MS this thread is at present, at least 1. */
+export async function machineFactor(): Promise<number> {
+  let best = Number.POSITIVE_INFINITY
+  for (let at = 0; at < 10; at++) best = Math.min(best, await processorMs(() => void reference()))
+  return Math.max(1, best / REFERENCE_MS)
+}
+
+/** Runs a case once. */
+async function once(run: (input: never) => unknown, input: unknown): Promise<Measured> {
+  let result: unknown
+  const before = process.threadCpuUsage()
+  const first = await processorMs(() => {
+    // Not awaited: time until the first turn ends.
+    result = run(input as never)
+  })
+  if (!(result instanceof Promise)) return { total: first, turn: first }
+  const turn = await longestTurn(() => result as Promise<unknown>)
+  const { user, system } = process.threadCpuUsage(before)
+  return { total: (user + system) / 1000, turn: Math.max(first, turn) }
+}
+
+const merged = (a: Measured, b: Measured): Measured => ({
+  total: Math.min(a.total, b.total),
+  turn: Math.min(a.turn, b.turn),
+})
+
+/** Measures a case with one generator at n, 2n and 4n = limit; returns what is wrong. */
+export async function measure(one: CostCase, input: string, maxTurnMs: number): Promise<string[]> {
+  const build = one.inputs[input]
+  const [quarter, half] = [one.limit / 4, one.limit / 2].map(Math.floor)
+  const sizes = [quarter, half, one.limit]
+  const times: Measured[] = []
+  for (const n of [...[32, 8].map(part => Math.floor(one.limit / part)), ...sizes]) {
+    const time = await once(one.run, build(n))
+    const most = HOPELESS_FACTOR * maxTurnMs
+    if (time.turn > most) return [`takes ${time.turn.toFixed()} ms of the event loop at ${n} of ${one.limit}`]
+    if (n >= quarter) times.push(time)
+  }
+  let problems = problemsOf(sizes, times, maxTurnMs)
+  // Compilation, a collection of garbage or a neighbour in the processor's cache costs time of this thread too: repeated
+  // until a measurement without it is found. Each has an input of its own, as functions may change theirs.
+  for (let at = 0; at < MAX_REPETITIONS && problems.length > 0; at++) {
+    for (const [index, n] of sizes.entries()) times[index] = merged(times[index], await once(one.run, build(n)))
+    problems = problemsOf(sizes, times, maxTurnMs)
+  }
+  return problems
+}
+
+function problemsOf(sizes: number[], times: Measured[], maxTurnMs: number): string[] {
+  const problems: string[] = []
+  const shown = times.map(({ total }, index) => `${total.toFixed(1)} ms at ${sizes[index]}`).join(', ')
+  for (let at = 1; at < times.length; at++) {
+    const growth = times[at].total / Math.max(times[at - 1].total, MIN_MS)
+    if (growth > 2 * MAX_GROWTH) problems.push(`grows ${growth.toFixed(1)} times for a doubled input (${shown})`)
+  }
+  const last = times[times.length - 1]
+  if (last.turn > maxTurnMs)
+    problems.push(`takes ${last.turn.toFixed()} ms of the event loop, at most ${maxTurnMs.toFixed()} ms (${shown})`)
+  return problems
+}
