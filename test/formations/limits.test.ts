@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
+import { longestTurn } from '../support/event-loop.ts'
 
 const store = (more: object = {}) => ({ type: 'memory_store', properties: { name: 'x' }, ...more })
 const numbered = <T>(count: number, make: (n: number) => [string, T]) =>
@@ -157,5 +158,25 @@ describe('bounds of templates', () => {
         .join(''),
     }
     assert.deepEqual(await problems({ parameters, resources: {}, metadata: { all } }, {}), [])
+  })
+
+  it('name the first 100 problems, and refuse more than 10,000 expressions, without a long turn of the event loop', async () => {
+    // Any caller may validate.
+    const anyone = await app.user()
+    const errors = async (metadata: unknown) => {
+      let reply: any
+      const template = { resources: {}, metadata }
+      const longest = await longestTurn(async () => {
+        reply = await anyone.post('/formations/validate', { template })
+      })
+      assert.ok(longest < 500, `${longest} ms`)
+      assert.equal(reply.status, 200, JSON.stringify(reply.body).slice(0, 300))
+      return reply.body.errors as { path: string; message: string }[]
+    }
+    const many = (path: string) => [{ path, message: 'exceeds the 10000 expressions of a template' }]
+    assert.deepEqual(await errors({ sub: '${A}'.repeat(250_000) }), many('metadata'))
+    assert.deepEqual(await errors(Array(20_000).fill({ ref: 'A' })), many('metadata[10000]'))
+    assert.equal((await errors({ sub: '${A}'.repeat(9_999) })).length, 1)
+    assert.equal((await errors(Array(10_000).fill({ ref: 'A' }))).length, 100)
   })
 })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { CHAT_ACTIONS, type EndUserClient, endUser } from '../conversation/end-user-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'
+import { longestTurn } from '../support/event-loop.ts'
 import { pngHeader } from '../support/images.ts'
 import { calls, said } from './ag-ui-support.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
@@ -54,6 +55,30 @@ describe('the OpenAI mount: hostile callers', function () {
     more: Json = {},
   ) => post(user, '/chat/completions', { messages, ...more }, headers)
   const asked = (text: string) => [{ role: 'user', content: text }]
+
+  it('start blocks in a text, or get a reply that starts them, without a long turn of the event loop', async () => {
+    const starts = (bytes: number) => '<details '.repeat(Math.floor(bytes / 9))
+    const history = (text: string) => [
+      { role: 'user', content: 'one' },
+      { role: 'assistant', content: text },
+      { role: 'user', content: 'two' },
+    ]
+    const turn = async (work: () => Promise<void>) => assert.ok((await longestTurn(work)) < 1_000)
+    const ann = await user()
+    await turn(async () => {
+      const refused = await ask(ann, history(starts(250_000)), { 'x-svc-session-key': 'blocks' })
+      assert.deepEqual([refused.status, refused.body.error.code], [429, 'ACTOR_LIMIT_EXCEEDED'])
+    })
+    await turn(async () => {
+      await ask(app.key, history(starts(4_000_000)), { 'x-svc-session-key': 'blocks' })
+    })
+    const { agentId: model } = await app.scripted([{ reply: { text: starts(270_000) } }])
+    const headers = { 'x-svc-session-key': 'reply of blocks' }
+    await ask(app.key, asked('one'), headers, { model })
+    await turn(async () => {
+      assert.equal((await ask(app.key, history('other'), headers, { model })).status, 200)
+    })
+  })
 
   it('get no answer of the agent while an operator has the session: their messages are stored', async () => {
     const ann = await user()

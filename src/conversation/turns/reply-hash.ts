@@ -1,11 +1,31 @@
 import { createHash } from 'node:crypto'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 
-/** Blocks that clients add to texts of assistants, such as reasoning. */
-const DETAILS = /<details\b[^>]*>[\s\S]*?<\/details>/gi
+const DETAILS = /<details\b/gi
+const END_OF_DETAILS = /<\/details>/gi
 
-/** Returns a text of an assistant for comparisons, without blocks that clients add. */
-export const comparedText = (text: string): string => text.replace(DETAILS, '').trim()
+/** Returns the end of the first match at or after a position, or -1. */
+function indexOfMatch(pattern: RegExp, text: string, from: number): number {
+  pattern.lastIndex = from
+  return pattern.test(text) ? pattern.lastIndex : -1
+}
+
+/**
+ * Returns a text of an assistant for comparisons, without `details` blocks, which clients add, for example with the
+ * reasoning. One pattern for a whole block would search its end again from each start: models and callers write the text.
+ */
+export function comparedText(text: string): string {
+  let compared = ''
+  let from = 0
+  for (;;) {
+    const afterName = indexOfMatch(DETAILS, text, from)
+    const tag = afterName === -1 ? -1 : text.indexOf('>', afterName)
+    const end = tag === -1 ? -1 : indexOfMatch(END_OF_DETAILS, text, tag + 1)
+    if (end === -1) return (compared + text.slice(from)).trim()
+    compared += text.slice(from, afterName - '<details'.length)
+    from = end
+  }
+}
 
 /** Returns the texts of a turn's steps as one text. */
 export const joinedTexts = (texts: readonly string[]): string => texts.filter(text => text !== '').join('\n\n')

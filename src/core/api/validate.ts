@@ -1,18 +1,24 @@
 import type { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
 
-/** Formats a path: `['messages', 0, 'role']` as `messages[0].role`. */
+/** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
+const MAX_PATH_CHARS = 1_000
+
+/** Formats a path: `['messages', 0, 'role']` as `messages[0].role`. Long paths are cut. */
 export function wirePath(path: readonly PropertyKey[], prefix = ''): string {
   let out = prefix
-  for (const part of path)
-    out += typeof part === 'number' ? `[${part}]` : out === '' ? String(part) : `.${String(part)}`
+  for (const part of path) {
+    const name = typeof part === 'number' ? `[${part}]` : String(part).slice(0, MAX_PATH_CHARS)
+    out += typeof part === 'number' || out === '' ? name : `.${name}`
+    if (out.length > MAX_PATH_CHARS) return out.slice(0, MAX_PATH_CHARS)
+  }
   return out
 }
 
 type Issue = z.core.$ZodIssue
 
 /** Limit on the problems in a response: a body of 44 KB can have thousands. */
-const MAX_PROBLEMS = 100
+export const MAX_PROBLEMS = 100
 
 const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
   path.reduce((node, key) => (node as Record<PropertyKey, unknown> | null | undefined)?.[key], value) === undefined
@@ -129,43 +135,45 @@ const MAX_DEPTH = 64
 
 /**
  * Returns the first value or key that cannot be stored, regardless of schemas: NUL characters, unpaired surrogates,
- * non-finite numbers, and nesting that would exhaust the stack. Not recursive.
+ * non-finite numbers, and nesting that would exhaust the stack. The path is built only for a problem: every body passes
+ * here, and one of 4 MiB may have a million values.
  */
 export function storabilityProblem(value: unknown): Problem | null {
-  const stack: { value: unknown; path: string; depth: number }[] = [{ value, path: '', depth: 0 }]
-  while (stack.length > 0) {
-    const item = stack.pop() as { value: unknown; path: string; depth: number }
-    if (typeof item.value === 'string') {
-      if (!isStorable(item.value))
-        return { code: 'INVALID_STRING', path: item.path, message: 'contains a NUL character or an unpaired surrogate' }
-    } else if (typeof item.value === 'number') {
-      if (!Number.isFinite(item.value))
-        return { code: 'INVALID_NUMBER', path: item.path, message: 'is outside the range of numbers' }
-    } else if (typeof item.value === 'object' && item.value !== null) {
-      if (item.depth >= MAX_DEPTH)
-        return { code: 'TOO_DEEP', path: item.path.slice(0, 200), message: `is nested deeper than ${MAX_DEPTH} levels` }
-      if (Array.isArray(item.value)) {
-        for (let index = 0; index < item.value.length; index++)
-          stack.push({ value: item.value[index], path: `${item.path}[${index}]`, depth: item.depth + 1 })
-      } else {
-        for (const key of Object.keys(item.value)) {
-          if (!isStorable(key))
-            return {
-              code: 'INVALID_STRING',
-              path: item.path,
-              message: 'contains a key with a NUL character or an unpaired surrogate',
-            }
-          stack.push({
-            value: (item.value as Record<string, unknown>)[key],
-            path: item.path === '' ? key : `${item.path}.${key}`,
-            depth: item.depth + 1,
-          })
-        }
-      }
+  const found = findUnstorable(value, 0)
+  if (found === null) return null
+  const { code, message, path } = found
+  return { code, message, path: code === 'TOO_DEEP' ? wirePath(path).slice(0, 200) : wirePath(path) }
+}
+
+type Unstorable = { code: string; message: string; path: (string | number)[] }
+
+const unstorable = (code: string, message: string): Unstorable => ({ code, message, path: [] })
+
+/** Recurses at most MAX_DEPTH levels; each level adds its part to the path of the problem. */
+function findUnstorable(value: unknown, depth: number): Unstorable | null {
+  if (typeof value === 'string')
+    return isStorable(value) ? null : unstorable('INVALID_STRING', 'contains a NUL character or an unpaired surrogate')
+  if (typeof value === 'number')
+    return Number.isFinite(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
+  if (typeof value !== 'object' || value === null) return null
+  if (depth >= MAX_DEPTH) return unstorable('TOO_DEEP', `is nested deeper than ${MAX_DEPTH} levels`)
+  if (Array.isArray(value)) {
+    for (let index = 0; index < value.length; index++) {
+      const found = findUnstorable(value[index], depth + 1)
+      if (found) return within(index, found)
     }
+    return null
+  }
+  for (const key of Object.keys(value)) {
+    if (!isStorable(key))
+      return unstorable('INVALID_STRING', 'contains a key with a NUL character or an unpaired surrogate')
+    const found = findUnstorable((value as Record<string, unknown>)[key], depth + 1)
+    if (found) return within(key, found)
   }
   return null
 }
+
+const within = (part: string | number, found: Unstorable): Unstorable => ({ ...found, path: [part, ...found.path] })
 
 /** Whether PostgreSQL can store a string. */
 export const isStorable = (text: string): boolean => !text.includes('\0') && text.isWellFormed()

@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import express, { type Request, type RequestHandler, type Response } from 'express'
-import { AppError, raiseInvalid } from '../api/errors.ts'
+import { AppError, type Problem, raiseInvalid } from '../api/errors.ts'
 import type { CountBytes } from './anonymous-bodies.ts'
 
 /** Maximum body size of a request without a valid credential. */
@@ -18,10 +18,10 @@ const OPENING = [0x5b, 0x7b]
 const CLOSING = [0x5d, 0x7d]
 
 /**
- * Limits the cost of JSON before it is parsed: at most 64 levels and `maxValues` values. Scans the bytes once; 10 MB take
- * about 20 ms. Raises VALIDATION_FAILED.
+ * Returns what makes JSON too expensive to parse and to walk: more than 64 levels or `maxValues` values; null if nothing
+ * does. Scans the bytes once; 10 MB take about 20 ms.
  */
-export function limitJson(bytes: Uint8Array, maxValues = MAX_VALUES): void {
+export function excessOfJson(bytes: Uint8Array, maxValues = MAX_VALUES): Problem | null {
   let depth = 0
   let values = 1
   let quoted = false
@@ -35,11 +35,18 @@ export function limitJson(bytes: Uint8Array, maxValues = MAX_VALUES): void {
     else if (OPENING.includes(byte)) {
       values++
       if (++depth > MAX_DEPTH)
-        raiseInvalid({ code: 'TOO_DEEP', path: '', message: `is nested deeper than ${MAX_DEPTH} levels` })
+        return { code: 'TOO_DEEP', path: '', message: `is nested deeper than ${MAX_DEPTH} levels` }
     } else if (CLOSING.includes(byte)) depth--
     if (values > maxValues)
-      raiseInvalid({ code: 'TOO_MANY_VALUES', path: '', message: `must have at most ${maxValues} values` })
+      return { code: 'TOO_MANY_VALUES', path: '', message: `must have at most ${maxValues} values` }
   }
+  return null
+}
+
+/** Limits JSON before it is parsed, by excessOfJson. Raises VALIDATION_FAILED. */
+export function limitJson(bytes: Uint8Array, maxValues = MAX_VALUES): void {
+  const excess = excessOfJson(bytes, maxValues)
+  if (excess) raiseInvalid(excess)
 }
 
 /** Parses JSON text from a body or query. Raises VALIDATION_FAILED like limitJson; throws for invalid JSON. */

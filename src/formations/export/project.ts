@@ -4,15 +4,15 @@ import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { isSameValue } from '../live.ts'
 import type { FormationRow } from '../model.ts'
-import { dependencyOrder } from '../template/dependencies.ts'
+import { cyclicReferences, dependencyOrder } from '../template/dependencies.ts'
 import { expressionOf } from '../template/expressions.ts'
 import { isBelow } from '../template/properties.ts'
 import type { BuiltInType } from '../types/model.ts'
+import { idsIn, replaceIds } from './ids.ts'
 import { type ExportSelection, type SelectedResource, selectResources } from './select.ts'
 
 /** Export of existing resources as a template. */
 
-const ID = /[a-z][a-z_]*_[0-9a-hjkmnp-tv-z]{26}/g
 const SECRET = /\{\{secret:([a-z_]+_[0-9a-hjkmnp-tv-z]{26})\}\}/g
 
 type Parameter = { description: string; no_echo?: boolean }
@@ -67,7 +67,7 @@ export async function exportProject(
   return {
     template: { ...(Object.keys(declared).length > 0 ? { parameters: declared } : {}), resources },
     parameters: parameters.values(),
-    warnings: warnings.map(warning => warning.replaceAll(ID, id => logical.get(id) ?? id)),
+    warnings: warnings.map(warning => replaceIds(warning, id => logical.get(id) ?? id)),
   }
 }
 
@@ -110,23 +110,20 @@ async function refusedProperties(
   )
 }
 
-const idsIn = (value: unknown): string[] => JSON.stringify(value).match(ID) ?? []
-
 /** Sorts resources by their references. In a cycle, some references are `broken`: they become parameters. */
 function orderDrafts(drafts: ReadonlyMap<string, Draft>): { order: string[]; broken: Set<string> } {
   const depends = new Map(
     [...drafts].map(([id, { properties }]) => [
       id,
-      new Set(idsIn(properties).filter(other => other !== id && drafts.has(other))),
+      new Set(idsIn(JSON.stringify(properties)).filter(other => other !== id && drafts.has(other))),
     ]),
   )
-  const broken = new Set<string>()
-  for (;;) {
-    const { order, cycle } = dependencyOrder(new Map([...depends].map(([id, others]) => [id, [...others]])))
-    const [first] = cycle
-    if (first === undefined) return { order, broken }
-    for (const other of cycle) if (depends.get(first)?.delete(other)) broken.add(`${first} ${other}`)
-  }
+  const broken = cyclicReferences(depends)
+  const acyclic = [...depends].map(([id, others]): [string, string[]] => [
+    id,
+    [...others].filter(other => !broken.has(`${id} ${other}`)),
+  ])
+  return { order: dependencyOrder(new Map(acyclic)).order, broken }
 }
 
 function logicalIdOf({ type, live }: SelectedResource): string {
@@ -144,18 +141,18 @@ const hasExpressions = (value: unknown): boolean =>
 /** Replaces the IDs in a value by expressions. */
 function withReferences(value: unknown, reference: (id: string) => JsonObject | null, parameters: Parameters): unknown {
   const walk = (node: unknown): unknown => {
-    if (typeof node === 'string') return replaceIds(node)
+    if (typeof node === 'string') return withExpressions(node)
     if (typeof node !== 'object' || node === null) return node
     if (Array.isArray(node)) return node.map(walk)
     return Object.fromEntries(Object.entries(node).map(([key, item]) => [key, walk(item)]))
   }
-  const replaceIds = (text: string): unknown => {
-    const [whole] = text.match(ID) ?? []
-    if (whole === text) return reference(text) ?? externalParameter(text) ?? text
-    const secrets = [...text.matchAll(SECRET)].map(([, id]) => id)
+  const withExpressions = (text: string): unknown => {
+    const ids = new Set(idsIn(text))
+    if (ids.has(text)) return reference(text) ?? externalParameter(text) ?? text
+    const secrets = new Set([...text.matchAll(SECRET)].map(([, id]) => id))
     const expressions = new Map(
-      idsIn(text).flatMap((id): [string, JsonObject][] => {
-        const expression = reference(id) ?? (secrets.includes(id) ? externalParameter(id) : null)
+      [...ids].flatMap((id): [string, JsonObject][] => {
+        const expression = reference(id) ?? (secrets.has(id) ? externalParameter(id) : null)
         return expression ? [[id, expression]] : []
       }),
     )
@@ -166,7 +163,7 @@ function withReferences(value: unknown, reference: (id: string) => JsonObject | 
     }
     // A literal `${name}` would be substituted.
     const escaped = text.replace(/\$(?=\{[A-Za-z][A-Za-z0-9_]{0,127}\})/g, () => `\${${parameters.dollar()}}`)
-    return { sub: escaped.replaceAll(ID, id => placeholder(id) ?? id) }
+    return { sub: replaceIds(escaped, id => placeholder(id) ?? id) }
   }
   const externalParameter = (id: string): JsonObject | null => {
     const kind = kinds.all().find(each => isIdOf(each, id))

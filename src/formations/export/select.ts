@@ -1,6 +1,7 @@
+import { z } from 'zod'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { isIdOf, type KindRow } from '../../core/api/kind.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findLive, toLive } from '../live.ts'
@@ -101,7 +102,15 @@ const requireTypes = (services: Services, names: readonly string[]): BuiltInType
       }),
   )
 
-/** Adds the resources of a type in a project, at most one more than a template may have. By the index of the type's list. */
+const sizeStatement = sql.type(z.strictObject({ id: z.string(), bytes: z.int() }))
+
+/** Rows whose size one statement returns. */
+const BATCH_ROWS = 50
+
+/**
+ * Adds the resources of a type in a project, at most one more than a template may have, until `add` refuses. A row may have
+ * megabytes, so sizes are read first, and rows together only up to the bytes of a template. By the index of the type's list.
+ */
 async function addAll(
   db: Queryable,
   type: BuiltInType,
@@ -110,13 +119,43 @@ async function addAll(
 ): Promise<void> {
   const { kind, declared } = type
   if (kind.global) return
-  const rows: readonly KindRow[] = await db.any(kind.sql`
-    select ${kind.columns} from ${sql.identifier([kind.table])} t where t.project_id = ${projectId}
+  const table = sql.identifier([kind.table])
+  const all = await db.anyFirst(idStatement`
+    select t.id from ${table} t where t.project_id = ${projectId}
     order by t.created_at, t.id limit ${MAX_RESOURCES + 1}`)
-  for (const row of rows) {
-    const whole = declared.find ? await declared.find(db, row.id) : row
-    if (whole && (declared.exported?.(whole) ?? true)) add({ id: row.id, type, live: toLive(type, whole) })
+  for (let at = 0; at < all.length; at += BATCH_ROWS) {
+    const ids: readonly string[] = all.slice(at, at + BATCH_ROWS)
+    const sized = await db.any(sizeStatement`
+      select x.id, octet_length(x::text) as bytes
+      from (select ${kind.columns} from ${table} t where t.id = any(${sql.array(ids, 'text')})) x`)
+    const bytesOf = new Map(sized.map(({ id, bytes }) => [id, bytes]))
+    for (const part of splitByBytes(ids, id => bytesOf.get(id) ?? 0)) {
+      const rows: readonly KindRow[] = await db.any(
+        kind.sql`select ${kind.columns} from ${table} t where t.id = any(${sql.array(part, 'text')})`,
+      )
+      const byId = new Map(rows.map(row => [row.id, row]))
+      for (const id of part) {
+        const row = byId.get(id)
+        const whole = row && declared.find ? await declared.find(db, id) : row
+        if (whole && (declared.exported?.(whole) ?? true)) add({ id, type, live: toLive(type, whole) })
+      }
+    }
   }
+}
+
+/** Splits IDs, in order, into parts of at most the bytes of a template, or of one row. */
+function splitByBytes(ids: readonly string[], bytesOf: (id: string) => number): string[][] {
+  const parts: string[][] = []
+  let bytes = Number.POSITIVE_INFINITY
+  for (const id of ids) {
+    bytes += bytesOf(id)
+    if (bytes > MAX_BYTES) {
+      parts.push([])
+      bytes = bytesOf(id)
+    }
+    parts.at(-1)?.push(id)
+  }
+  return parts
 }
 
 async function deniedReads(

@@ -1,6 +1,7 @@
 import type { Problem } from '../../core/api/errors.ts'
 import type { JsonObject } from '../../core/api/flatten.ts'
-import { validationProblems } from '../../core/api/validate.ts'
+import { MAX_PROBLEMS, validationProblems } from '../../core/api/validate.ts'
+import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { findType } from '../types/find.ts'
 import type { TemplateType } from '../types/model.ts'
@@ -9,12 +10,13 @@ import {
   type Expression,
   type ExpressionMeaning,
   expressionsIn,
+  findExcessExpression,
   scopeOf,
   substitutedNames,
   type TemplateScope,
 } from './expressions.ts'
 import { MAX_BYTES, parseTemplate } from './parse.ts'
-import { isBelow, resolveProperties } from './properties.ts'
+import { isBelowAny, resolveProperties } from './properties.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from './shape.ts'
 
 /** A resource of a template. */
@@ -67,15 +69,23 @@ export const NO_ECHO = Object.freeze({ no_echo: true })
 const isPlaceholder = (value: unknown): boolean =>
   typeof value === 'object' && value !== null && Object.keys(value).length === 1 && 'no_echo' in value
 
+/** Maximum expressions of a template and names in its `sub` expressions: each is resolved several times. */
+const MAX_EXPRESSIONS = 10_000
+
 const failed = (problems: Problem[]): Compilation => ({ compiled: null, problems, missing: [], warnings: [] })
 
-/** Parses and validates a template, without database access. Returns all problems. */
+/** Parses and validates a template, without database access. Returns the first problems, at most 100. */
 export async function compileTemplate(services: Services, source: unknown, options: Options): Promise<Compilation> {
   const parsed = parseTemplate(source)
   if ('problem' in parsed) return failed([parsed.problem])
   const template = parsed.value
   const forbiddenKeys = protoKeys(template)
   if (forbiddenKeys.length > 0) return failed(forbiddenKeys)
+  const excess = findExcessExpression(template, MAX_EXPRESSIONS)
+  if (excess !== null)
+    return failed([
+      { code: 'TOO_LARGE', path: excess, message: `exceeds the ${MAX_EXPRESSIONS} expressions of a template` },
+    ])
   const shapeProblems = validationProblems(TemplateShape, template)
   if (shapeProblems.length > 0) return failed(shapeProblems)
   return compile(services, template as TemplateShape, options)
@@ -191,7 +201,11 @@ async function compile(services: Services, template: TemplateShape, options: Opt
         ]
       : []
   })
-  for (const each of declared) problems.push(...(await checkProperties(services, each, { ...options, values, types })))
+  const yieldIfLong = eventLoopYielder()
+  for (const each of declared) {
+    await yieldIfLong()
+    problems.push(...(await checkProperties(services, each, { ...options, values, types })))
+  }
   const dormant = Object.entries(template.resources).flatMap(([logical_id, { type: name, properties = {} }]) => {
     const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
     return type ? [{ logical_id, type, properties }] : []
@@ -206,7 +220,7 @@ async function compile(services: Services, template: TemplateShape, options: Opt
       problems.length > 0
         ? null
         : { template: template as JsonObject, declared, dormant, parameters, values, outputs, metadata, moved },
-    problems,
+    problems: problems.slice(0, MAX_PROBLEMS),
     missing,
     warnings: [...parameters]
       .filter(([, { default: standard }]) => standard === undefined)
@@ -284,7 +298,7 @@ function checkExpressions(
       if (parameters.has(text)) used.add(text)
       else problems.push(noParameter(path, text))
     } else if (kind === 'sub') {
-      for (const name of substitutedNames(text))
+      for (const name of new Set(substitutedNames(text)))
         if (parameters.has(name)) used.add(name)
         else addResource(name, path)
     } else if (kind === 'import') {
@@ -340,8 +354,10 @@ async function checkProperties(
       message: `contains ${name.slice(0, 100)}, which is not a property of ${type.name}`,
     }))
   const example = exampleScope(known)
-  const unknownPaths = expressionsIn(properties, at).flatMap(({ expression, path }) =>
-    hasKnownValue(expression, known.values) ? [] : [path],
+  const unknownPaths = new Set(
+    expressionsIn(properties, at).flatMap(({ expression, path }) =>
+      hasKnownValue(expression, known.values) ? [] : [path],
+    ),
   )
   const { problems } = await resolveProperties(services, type, properties, example, {
     at,
@@ -349,9 +365,7 @@ async function checkProperties(
     tenant: known.tenant,
   })
   // Problems of example values are ignored, and of a whole resource that has some.
-  return problems.filter(
-    ({ path }) => !(path === at && unknownPaths.length > 0) && !unknownPaths.some(each => isBelow(path, each)),
-  )
+  return problems.filter(({ path }) => !(path === at && unknownPaths.length > 0) && !isBelowAny(path, unknownPaths))
 }
 
 const hasKnownValue = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>

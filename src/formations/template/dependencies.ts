@@ -26,3 +26,32 @@ export function dependencyOrder(depends: ReadonlyMap<string, readonly string[]>)
   }
   return { order, cycle: [...remaining.keys()] }
 }
+
+/**
+ * Returns references, as `<id> <other>`, without which there is no cycle: of resources that depend on each other, the first
+ * one loses its references to the others.
+ */
+export function cyclicReferences(depends: ReadonlyMap<string, ReadonlySet<string>>): Set<string> {
+  const remaining = new Map([...depends].map(([id, others]) => [id, new Set(others)]))
+  const dependents = Map.groupBy(
+    [...depends].flatMap(([id, others]) => [...others].map(other => ({ id, other }))),
+    ({ other }) => other,
+  )
+  const broken = new Set<string>()
+  const ready = [...remaining].filter(([, others]) => others.size === 0).map(([id]) => id)
+  const release = (id: string): void => {
+    remaining.delete(id)
+    for (const { id: dependent } of dependents.get(id) ?? []) {
+      const unmet = remaining.get(dependent)
+      if (unmet?.delete(id) && unmet.size === 0) ready.push(dependent)
+    }
+  }
+  for (const id of depends.keys()) {
+    for (let next = ready.pop(); next !== undefined; next = ready.pop()) release(next)
+    const others = remaining.get(id)
+    if (others === undefined) continue
+    for (const other of others) broken.add(`${id} ${other}`)
+    release(id)
+  }
+  return broken
+}

@@ -1,6 +1,7 @@
 import { isScalar, Lexer, parseDocument, visit } from 'yaml'
 import type { Problem } from '../../core/api/errors.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
+import { excessOfJson } from '../../core/http/body.ts'
 
 /** Parser of templates: YAML 1.2, which includes JSON. Texts whose cost exceeds their length are refused before parsing. */
 
@@ -10,6 +11,8 @@ const MAX_ALIASES = 100
 const MAX_DEPTH = 64
 /** Maximum tokens of a YAML text; each costs 3 microseconds. */
 const MAX_TOKENS = 100_000
+/** Maximum sum of the rests of lines after each token: the lexer searches the end of the line again for some of them. */
+const MAX_LINE_SCANS = 20_000_000
 
 type Parsed = { value: unknown } | { problem: Problem }
 
@@ -17,18 +20,10 @@ const refused = (code: string, message: string): Parsed => ({ problem: { code, p
 
 /** Parses a template: an object of the request body, or a string in YAML or JSON. */
 export function parseTemplate(source: unknown): Parsed {
-  if (typeof source !== 'string') {
-    const problem = storabilityProblem(source)
-    if (problem) return { problem }
-    if (Buffer.byteLength(JSON.stringify(source ?? null)) > MAX_BYTES) return tooLarge
-    return { value: source }
-  }
+  if (typeof source !== 'string') return limited(source)
   if (Buffer.byteLength(source) > MAX_BYTES) return tooLarge
   const json = parseJsonObject(source)
-  if (json !== undefined) {
-    const problem = storabilityProblem(json)
-    return problem ? { problem } : { value: json }
-  }
+  if (json !== undefined) return limited(json)
   const excess = excessProblem(source)
   if (excess) return excess
   // Duplicate keys are found below in linear time; the library compares each key with all others.
@@ -43,11 +38,8 @@ export function parseTemplate(source: unknown): Parsed {
   const duplicate = findDuplicateKey(document)
   if (duplicate !== null) return refused('INVALID_YAML', `has the duplicate key ${duplicate}`)
   try {
-    const value: unknown = document.toJS({ maxAliasCount: MAX_ALIASES })
-    const problem = storabilityProblem(value)
-    if (problem) return { problem }
     // Aliases may expand a small text.
-    return Buffer.byteLength(JSON.stringify(value ?? null)) > MAX_BYTES ? tooLarge : { value }
+    return limited(document.toJS({ maxAliasCount: MAX_ALIASES }))
   } catch (error) {
     if (!(error instanceof ReferenceError)) throw error
     return refused('INVALID_YAML', `expands more than ${MAX_ALIASES} aliases`)
@@ -55,6 +47,16 @@ export function parseTemplate(source: unknown): Parsed {
 }
 
 const tooLarge = refused('TOO_LARGE', `must be at most ${MAX_BYTES} bytes`)
+
+/** Limits a parsed template as JSON bodies are limited, and its bytes. */
+function limited(value: unknown): Parsed {
+  const problem = storabilityProblem(value)
+  if (problem) return { problem }
+  const json = Buffer.from(JSON.stringify(value ?? null))
+  if (json.length > MAX_BYTES) return tooLarge
+  const excess = excessOfJson(json)
+  return excess ? { problem: excess } : { value }
+}
 
 /** Parses a text as a JSON object; undefined for any other text. */
 function parseJsonObject(text: string): unknown {
@@ -85,6 +87,11 @@ function findDuplicateKey(document: ReturnType<typeof parseDocument>): string | 
   return duplicate
 }
 
+function endOfLine(text: string, from: number): number {
+  const end = text.indexOf('\n', from)
+  return end === -1 ? text.length : end
+}
+
 /** Returns the problem of a text that is too expensive to parse. Counts tokens only, because the parser recurses. */
 function excessProblem(text: string): Parsed | null {
   /** Start columns of the blocks around the token. */
@@ -93,7 +100,14 @@ function excessProblem(text: string): Parsed | null {
   let column = 0
   let tokens = 0
   let anchors = 0
+  let position = 0
+  let lineEnd = -1
+  let scans = 0
   for (const token of new Lexer().lex(text)) {
+    position += token.length
+    if (lineEnd < position) lineEnd = endOfLine(text, position)
+    scans += lineEnd - position
+    if (scans > MAX_LINE_SCANS) return refused('TOO_LARGE', 'must have shorter lines; send it as JSON')
     if (++tokens > MAX_TOKENS)
       return refused('TOO_LARGE', `must have at most ${MAX_TOKENS} YAML tokens; send it as JSON`)
     if (token[0] === '&' || token[0] === '*') anchors++

@@ -37,9 +37,8 @@ export async function resolveProperties(
   for (const { path, message } of convertible)
     for (const [name, each] of resolved) {
       if (!isBelow(path, propertyPath(at, name))) continue
-      const before = each.value
-      each.value = replacedAt(before, path.slice(propertyPath(at, name).length), text => converted(text, message))
-      changed ||= each.value !== before
+      // The value is a copy, made above: one with all of its texts for each problem would be quadratic.
+      if (replaceAt(each, path.slice(propertyPath(at, name).length), text => converted(text, message))) changed = true
     }
   if (changed) problems = await type.check(services, present(), { at, complete, tenant })
   return { resolved, problems }
@@ -55,15 +54,26 @@ export const propertyName = (path: string): string => path.split(/[.[]/, 1)[0]
 export const isBelow = (path: string, other: string): boolean =>
   path === other || path.startsWith(`${other}.`) || path.startsWith(`${other}[`)
 
-/** Returns a value with the text at a wire path (`.a[0].b`) replaced; the same value if nothing changes. */
-function replacedAt(value: unknown, path: string, change: (text: string) => unknown): unknown {
-  if (path === '') return typeof value === 'string' ? change(value) : value
-  const [, name, index, rest] = path.match(/^(?:\.([^.[\]]+)|\[(\d+)\])(.*)$/s) ?? []
-  const key = name ?? index
-  if (key === undefined || typeof value !== 'object' || value === null) return value
-  const inner = (value as JsonObject)[key]
-  const next = replacedAt(inner, rest, change)
-  if (next === inner) return value
-  if (Array.isArray(value)) return value.with(Number(key), next)
-  return { ...value, [key]: next }
+/** Whether a wire path is equal to or below one of several. */
+export function isBelowAny(path: string, others: ReadonlySet<string>): boolean {
+  if (others.has(path)) return true
+  for (let end = 1; end < path.length; end++)
+    if ((path[end] === '.' || path[end] === '[') && others.has(path.slice(0, end))) return true
+  return false
+}
+
+/** Replaces the text at a wire path (`.a[0].b`) in place; returns whether it changed. */
+function replaceAt(holder: JsonObject, path: string, change: (text: string) => unknown): boolean {
+  let node: unknown = holder
+  let key = 'value'
+  for (const [, name, index] of path.matchAll(/\.([^.[\]]+)|\[(\d+)\]/g)) {
+    node = (node as JsonObject)[key]
+    key = name ?? index
+    if (typeof node !== 'object' || node === null) return false
+  }
+  const text = (node as JsonObject)[key]
+  if (typeof text !== 'string') return false
+  const next = change(text)
+  ;(node as JsonObject)[key] = next
+  return next !== text
 }

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { messageOrigin } from '../../conversation/conversations/store.ts'
-import { comparedText, joinedTexts, replyHash } from '../../conversation/turns/reply-hash.ts'
+import { comparedText, replyHash } from '../../conversation/turns/reply-hash.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { StoredMedia, StoredMessages } from './stored-media.ts'
@@ -48,7 +48,8 @@ export function spokenTexts(messages: readonly ModelMessage[], stored: StoredMes
       const text = assistantText(message.content)
       const last = spoken.at(-1)
       if (comparedText(text) === '') continue
-      if (last?.role === 'assistant') last.text = joinedTexts([last.text, text])
+      // Not joined again for each message, which would copy the earlier ones.
+      if (last?.role === 'assistant') last.text += `\n\n${text}`
       else spoken.push({ role: 'assistant', text })
     }
   }

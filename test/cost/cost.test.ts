@@ -1,0 +1,34 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import path from 'node:path'
+import { loadModules } from '../../src/core/api/module.ts'
+import { modules } from '../../src/modules.ts'
+import { type CostCase, machineFactor, measure } from './measure.ts'
+
+loadModules(modules)
+
+const directory = path.join(import.meta.dirname, 'cases')
+const areas = await Promise.all(
+  fs.readdirSync(directory).map(async file => {
+    const { default: cases } = (await import(path.join(directory, file))) as { default: CostCase[] }
+    return { area: path.basename(file, '.ts'), cases }
+  }),
+)
+
+/** Functions on the event loop whose input is written by callers, models or vendors: cost in the size of the input. */
+describe('cost', () => {
+  it('has each function once', () => {
+    const names = areas.flatMap(({ cases }) => cases.map(({ name }) => name))
+    assert.deepEqual([...new Set(names)].length, names.length, names.filter((n, at) => names.indexOf(n) < at).join())
+  })
+
+  for (const { area, cases } of areas)
+    describe(area, () => {
+      for (const one of cases)
+        it(`${one.name} is linear and short up to ${one.limit} ${one.bound}`, async () => {
+          const factor = await machineFactor()
+          for (const input of Object.keys(one.inputs))
+            assert.deepEqual(await measure(one, input, factor), [], `input ${input}`)
+        })
+    })
+})

@@ -1,0 +1,138 @@
+import { longestTurn, processorMs } from '../support/event-loop.ts'
+
+/** A function that handles text or trees of callers, models, vendors or stored content on the event loop. */
+export type CostCase = {
+  /** Path below src and name of the function. */
+  name: string
+  /** Largest size that can reach the function, in the unit of the inputs. */
+  limit: number
+  /** The setting or constant that bounds the size, with the unit. */
+  bound: string
+  /** Generators of the worst inputs of size n, by name. */
+  inputs: Record<string, (n: number) => unknown>
+  /** A longer turn of the event loop that is accepted, in ms, and why. */
+  exception?: { ms: number; because: string }
+  /** Calls the function. A promise means that the function yields: its longest turn of the event loop counts. */
+  run: (input: never) => unknown
+}
+
+/** Returns a case whose `run` accepts what its generators return. */
+export const costCase = <Input>(
+  one: Omit<CostCase, 'inputs' | 'run'> & {
+    inputs: Record<string, (n: number) => Input>
+    run: (input: Input) => unknown
+  },
+): CostCase => one
+
+/** Longest time on the event loop without yielding, in ms of processor time of the machine of REFERENCE_MS. */
+const MAX_TURN_MS = 50
+/** Growth for each doubling of the size beyond 2. */
+const MAX_GROWTH = 1.3
+/** Less than these ms is mostly noise and constant cost; growth is measured from here. */
+const MIN_MS = 5
+/** Repetitions of a measurement that exceeds a limit. */
+const MAX_REPETITIONS = 10
+/** Time of the runs of which one repetition takes the mean. */
+const MEAN_MS = 40
+/** Multiple of the longest turn that ends the measurement. */
+const HOPELESS_FACTOR = 10
+/** What `reference` takes on the machine for which MAX_TURN_MS holds. */
+const REFERENCE_MS = 20
+
+type Measured = { total: number; turn: number }
+
+const TEXT = JSON.stringify(Array.from({ length: 3_000 }, (_, at) => ({ id: `item_${at}`, tags: ['a', 'b'], at })))
+
+/** Scans text, builds objects and joins strings ten times: the work of most cases. */
+function reference(): number {
+  let sum = 0
+  for (let round = 0; round < 10; round++) {
+    for (let at = 0; at < TEXT.length; at++) if (TEXT.charCodeAt(at) === 34) sum++
+    const parsed = JSON.parse(TEXT) as { id: string }[]
+    sum += parsed.map(({ id }) => id.toUpperCase()).join('').length + JSON.stringify(parsed).length
+  }
+  return sum
+}
+
+/** Returns how many times slower than the machine of REFERENCE_MS this thread is at present, at least 1. */
+export async function machineFactor(): Promise<number> {
+  let best = Number.POSITIVE_INFINITY
+  for (let at = 0; at < 5; at++) best = Math.min(best, await processorMs(() => void reference()))
+  return Math.max(1, best / REFERENCE_MS)
+}
+
+/** Runs a case once. */
+async function once(run: (input: never) => unknown, input: unknown): Promise<Measured> {
+  let result: unknown
+  const before = process.threadCpuUsage()
+  const first = await processorMs(() => {
+    // Not awaited: time until the first turn ends.
+    result = run(input as never)
+  })
+  if (!(result instanceof Promise)) return { total: first, turn: first }
+  const turn = await longestTurn(() => result as Promise<unknown>)
+  const { user, system } = process.threadCpuUsage(before)
+  return { total: (user + system) / 1000, turn: Math.max(first, turn) }
+}
+
+const merged = (a: Measured, b: Measured): Measured => ({
+  total: Math.min(a.total, b.total),
+  turn: Math.min(a.turn, b.turn),
+})
+
+/** Measures a case with one generator at n, 2n and 4n = limit; returns what is wrong. */
+export async function measure(one: CostCase, input: string, factor: number): Promise<string[]> {
+  const maxTurnMs = (one.exception?.ms ?? MAX_TURN_MS) * factor
+  const build = one.inputs[input]
+  const [quarter, half] = [one.limit / 4, one.limit / 2].map(Math.floor)
+  const sizes = [quarter, half, one.limit]
+  const times: Measured[] = []
+  for (const n of [...[32, 8].map(part => Math.floor(one.limit / part)), ...sizes]) {
+    const time = await once(one.run, build(n))
+    const most = HOPELESS_FACTOR * maxTurnMs
+    if (time.turn > most) return [`takes ${time.turn.toFixed()} ms of the event loop at ${n} of ${one.limit}`]
+    if (n >= quarter) times.push(time)
+  }
+  let problems = problemsOf(sizes, times, maxTurnMs)
+  // Compilation, a collection of garbage or a neighbour in the processor's cache costs time of this thread too: repeated
+  // until a measurement without it is found.
+  let least: Measured[] = []
+  for (let at = 0; at < MAX_REPETITIONS && problems.length > 0; at++) {
+    const means: Measured[] = []
+    for (const [index, n] of sizes.entries()) means.push(await mean(one, build, n, times[index].total))
+    least = means.map((time, index) => merged(time, least[index] ?? time))
+    problems = problemsOf(sizes, least, maxTurnMs)
+  }
+  return problems
+}
+
+/** Returns the mean of several runs: the system counts time of a thread in steps of up to 4 ms. */
+async function mean(
+  { run }: CostCase,
+  build: (n: number) => unknown,
+  n: number,
+  estimateMs: number,
+): Promise<Measured> {
+  const count = Math.ceil(MEAN_MS / Math.max(estimateMs, 1))
+  const sum: Measured = { total: 0, turn: 0 }
+  for (let at = 0; at < count; at++) {
+    // Each has an input of its own, as functions may change theirs.
+    const { total, turn } = await once(run, build(n))
+    sum.total += total / count
+    sum.turn += turn / count
+  }
+  return sum
+}
+
+function problemsOf(sizes: number[], times: Measured[], maxTurnMs: number): string[] {
+  const problems: string[] = []
+  const shown = times.map(({ total }, index) => `${total.toFixed(1)} ms at ${sizes[index]}`).join(', ')
+  for (let at = 1; at < times.length; at++) {
+    const growth = times[at].total / Math.max(times[at - 1].total, MIN_MS)
+    if (growth > 2 * MAX_GROWTH) problems.push(`grows ${growth.toFixed(1)} times for a doubled input (${shown})`)
+  }
+  const last = times[times.length - 1]
+  if (last.turn > maxTurnMs)
+    problems.push(`takes ${last.turn.toFixed()} ms of the event loop, at most ${maxTurnMs.toFixed()} ms (${shown})`)
+  return problems
+}
