@@ -78,6 +78,7 @@ export const playbookOperations: Operation[] = [
     tag,
     action: 'playbooks:ValidatePlaybook',
     gate: 'any',
+    byDefinitions: true,
     about: playbookKind,
     body: ValidatePlaybookInput,
     bodyLimit,

@@ -114,6 +114,7 @@ export const priceOperations: Operation[] = [
     tag,
     action: 'usage:GetPriceBook',
     gate: 'any',
+    byDefinitions: true,
     about: priceKind,
     paged: true,
     query: PriceQuery,

@@ -34,6 +34,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'checkedBy'
     | 'alsoActions'
     | 'gate'
+    | 'byDefinitions'
     | 'admit'
     | 'bodyLimit'
     | 'bodyTimeMs'
