@@ -70,7 +70,7 @@ async function releaseDeferred(
 /**
  * Restarts the dispatch of a task's state with the permissions of the caller. A retry by automation counts as an
  * automated move, which bounds tasks that retry each other. If an approval released the dispatch and its call may have been
- * made, the approval is asked for again.
+ * made, the approval is requested again.
  * @throws TASK_TRANSITION_CONFLICT unless the dispatch failed or is unrouted, TASK_AUTOMATION_CHAIN_LIMIT
  */
 export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {

@@ -9,7 +9,7 @@ import { isRunTerminal, type NodeOutcome, RUN_STATUSES, type RunRow, runKind } f
 
 /**
  * Approvals and answers of people that a retry keeps. One answer releases the calls after it once: if a call that may have
- * been made would be made again, the answer is discarded and the person is asked again. The calls count in all runs that
+ * been made would be made again, the answer is discarded and requested again. The calls count in all runs that
  * kept the answer: the run, the runs that it retries, and their other retries.
  */
 
@@ -130,7 +130,7 @@ const isPure = (graph: Graph, id: string): boolean => PURE_TYPES.includes(graph.
 /**
  * Removes from the kept nodes the answers that would release a call again, and the nodes between such an answer and the call.
  * Locks the first run of the chain of retries, if there is an answer.
- * @throws ORCHESTRATION_RUN_NOT_RETRYABLE if a run above asked for the answer, which a retry of the nested run cannot repeat
+ * @throws ORCHESTRATION_RUN_NOT_RETRYABLE if a run above requested the answer, which a retry of the nested run cannot repeat
  */
 export async function keepUnusedAnswers(
   db: Queryable,

@@ -75,6 +75,7 @@ export async function retryRun(
     authority: retry.authority ?? authorityOf(run, caller),
     permission: run.permission,
     driver: run.driver,
+    source: run.source,
     // A firing is settled by the original run.
     trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: null },
   })
