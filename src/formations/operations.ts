@@ -82,6 +82,7 @@ const validate = operation({
   tag,
   action: 'formations:ValidateFormation',
   gate: 'any',
+  byDefinitions: true,
   about: formationKind,
   reads: true,
   body: ValidateTemplateInput,

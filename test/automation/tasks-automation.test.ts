@@ -302,6 +302,37 @@ describe('task dispatches', () => {
     assert.equal(moved.automation_chain_depth, 0)
   })
 
+  it('asks for the approval again before a retry repeats a call that it released', async () => {
+    const guard = { '==': [{ var: 'principal.kind' }, 'user'] }
+    const gates = [
+      { name: 'guarded', from: ['work'], to: 'good', guard },
+      { name: 'enter', from: ['new'], to: 'work', requires_approval: true },
+    ]
+    const flow = await working(calling(), { on_complete: [{ when: true, transition: 'guarded' }] }, gates)
+    const { id } = await task(key, flow.id)
+    const retrier = await app.user(undefined, [
+      { statement: [{ effect: 'Allow', action: ['tasks:RetryTask'], resource: [`srn:${app.projectId}:*:*`] }] },
+    ])
+    const asked = await ok(move(key, id, 'enter'))
+    await ok(key.post(`/approvals/${asked.pending_approval_id}/approve`))
+    await until(key, id, ({ automation_status }) => automation_status === 'unrouted')
+    assert.equal(app.target.requests.length, 1)
+    const again = await ok(retrier.post(`/tasks/${id}/retry`))
+    assert.deepEqual([again.pending_transition, again.automation_status], ['enter', 'unrouted'])
+    assert.notEqual(again.pending_approval_id, asked.pending_approval_id)
+    assert.equal((await refusal(retrier.post(`/tasks/${id}/retry`)))[0], 409)
+    assert.equal(app.target.requests.length, 1)
+    await ok(key.post(`/approvals/${again.pending_approval_id}/approve`))
+    await eventually(() => app.target.requests.length === 2)
+    const called = await until(key, id, ({ automation_status }) => automation_status === 'unrouted')
+    assert.deepEqual([called.state, called.pending_transition], ['work', null])
+    // A rejection calls nothing; a call that was refused is repeated without a question.
+    const third = await ok(retrier.post(`/tasks/${id}/retry`))
+    await ok(key.post(`/approvals/${third.pending_approval_id}/reject`, { reason: 'once is enough' }))
+    await until(key, id, ({ pending_transition }) => pending_transition === null)
+    assert.equal(app.target.requests.length, 2)
+  })
+
   it('stops at the automation chain limit', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'loop' }] })
     const { id } = await started(flow)

@@ -218,8 +218,10 @@ export async function retryExecution(
   const remaining = stored.definition.steps
     .filter(step => stepOutcomeOf(step, retried.outcomes) === null)
     .map(({ key }) => key)
+  // A completed step is repeated if its answer would release a call twice.
+  const isRepeated = (key: string) => Object.hasOwn(run.outcomes, key) && !Object.hasOwn(retried.outcomes, key)
   const steps = execution.steps.filter(
-    ({ key, status }) => (status === 'failed' || status === 'cancelled') && remaining.includes(key),
+    ({ key, status }) => remaining.includes(key) && (status === 'failed' || status === 'cancelled' || isRepeated(key)),
   )
   for (const step of steps) Object.assign(step, PENDING_STEP, { attempts_before: step.attempt })
   await writeExecution(tx, stored, steps)

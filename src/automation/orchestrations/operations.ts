@@ -82,6 +82,7 @@ export const orchestrationOperations: Operation[] = [
     tag,
     action: 'orchestrations:ValidateOrchestration',
     gate: 'any',
+    byDefinitions: true,
     about: orchestrationKind,
     body: ValidateGraphInput,
     answers: { 200: GraphValidation },

@@ -79,6 +79,7 @@ export const playbookOperations: Operation[] = [
     tag,
     action: 'playbooks:ValidatePlaybook',
     gate: 'any',
+    byDefinitions: true,
     about: playbookKind,
     body: ValidatePlaybookInput,
     bodyLimit,

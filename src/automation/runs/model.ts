@@ -167,6 +167,8 @@ export const RunRow = z.object({
   trigger_firing_id: id,
   /** Task whose dispatch started the run. */
   task_id: id,
+  /** Source of the turn that started it, which its turns inherit. */
+  source: id,
   trace_id: id,
   authority: z.custom<PrincipalRecord>(),
   permission: z.custom<{ action: string; kind: string; id: string }>(),

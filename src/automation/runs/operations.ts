@@ -111,7 +111,17 @@ const start = operation({
     try {
       const run = await startRunInOneStatement(
         services,
-        { ...options, id, orchestration, version, definition, input, tool_context, authority: principalRecord(caller) },
+        {
+          ...options,
+          id,
+          orchestration,
+          version,
+          definition,
+          input,
+          tool_context,
+          authority: principalRecord(caller),
+          source: context.origin?.source,
+        },
         (outbox, run) =>
           context.record(outbox, 201, { id, ...(waiter ? { made: { id } } : { body: presentStartedRun(run) }) }),
       )

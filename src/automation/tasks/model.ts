@@ -115,7 +115,12 @@ export const PauseTaskInput = z
   .meta({ id: 'TaskPauseInput' })
 
 /** Requester of a transition that awaits approval. `context`: whether the request replaces the tool context. */
-export type TransitionGate = { authority: PrincipalRecord; context: boolean }
+export type TransitionGate = {
+  authority: PrincipalRecord
+  context: boolean
+  /** Whether the approval restarts the automation of the state that the transition leads to. */
+  restarts?: true
+}
 
 export const taskKind = kind({
   name: 'task',

@@ -3,14 +3,16 @@ import type { Tx } from '../../core/db/writer.ts'
 import { type Caller, isBackgroundWork, type PrincipalRecord, principalRecord } from '../../core/iam/caller.ts'
 import { handler } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
+import { isUnanswered } from '../../execution/tools/unanswered.ts'
 import { lockUnpaused } from '../../identity/projects/pause.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
 import type { WorkflowState } from '../workflows/definition.ts'
 import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import { projectTasksQueue, wakeDispatch } from './queue.ts'
-import { listDeferredTasks, lockTask, releaseDispatch, taskUpdate } from './store.ts'
-import { activeDispatch, dispatchOf, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
+import { findApprovedEntry, listDeferredTasks, lockTask, releaseDispatch, taskUpdate } from './store.ts'
+import { activeDispatch, plainChange, restartDispatch, type TaskChange, withUpdatedAt } from './task-change.ts'
+import { withPendingTransition } from './transition-approval.ts'
 import { writeChange } from './write.ts'
 
 const nowText = ({ clock }: Services): string => clock.now().toISOString()
@@ -67,7 +69,8 @@ async function releaseDeferred(
 
 /**
  * Restarts the dispatch of a task's state with the permissions of the caller. A retry by automation counts as an
- * automated move, which bounds tasks that retry each other.
+ * automated move, which bounds tasks that retry each other. If an approval released the dispatch and its call may have been
+ * made, the approval is requested again.
  * @throws TASK_TRANSITION_CONFLICT unless the dispatch failed or is unrouted, TASK_AUTOMATION_CHAIN_LIMIT
  */
 export async function retryTask(tx: Tx, services: Services, id: string, caller: Caller): Promise<TaskRow> {
@@ -84,19 +87,21 @@ export async function retryTask(tx: Tx, services: Services, id: string, caller: 
   const limit = services.config.TASK_AUTOMATION_CHAIN_LIMIT
   const depth = isBackgroundWork(caller) ? task.automation_chain_depth + 1 : 0
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { task_id: id, limit } })
-  const isPaused = task.pause_requested_at !== null
-  // Gives the dispatch a new id: outcomes of earlier dispatches are ignored.
-  const entry_seq = task.entry_seq + 1
-  const after = withUpdatedAt(task, nowText(services), {
-    entry_seq,
-    automation_status: isPaused ? 'paused' : 'running',
-    automation_error: null,
-    active_dispatch: isPaused ? null : activeDispatch(state, 1),
-    automation_chain_depth: depth,
-    authority: principalRecord(caller),
-  })
-  const dispatch = dispatchOf(after, state, { deferred: isPaused })
-  return writeChange(tx, services, plainChange(task, after, { dispatch }))
+  const authority = principalRecord(caller)
+  const approved = mayHaveCalled(task, state) ? await findApprovedEntry(tx, task) : null
+  if (approved === null) return writeChange(tx, services, restartDispatch(services, task, state, { authority, depth }))
+  const gate = { authority, context: false, restarts: true } as const
+  return writeChange(
+    tx,
+    services,
+    plainChange(task, await withPendingTransition(tx, services, task, approved, gate, null)),
+  )
+}
+
+/** Whether the ended dispatch of a task may have had an effect, so that another one needs another approval. */
+function mayHaveCalled({ automation_status, automation_error }: TaskRow, { on_enter }: WorkflowState): boolean {
+  if (automation_status === 'unrouted' || on_enter?.dispatch.kind !== 'tool') return true
+  return isUnanswered(automation_error?.code, automation_error?.meta?.tool_status_code)
 }
 
 /** Tasks per transaction. */

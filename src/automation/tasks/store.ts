@@ -67,6 +67,17 @@ export const dispatchedTask = {
 
 const dispatchedRow = sql.type(DispatchedTask)
 
+const entryRow = sql.type(z.object({ transition: z.string().nullable(), principal_kind: z.string() }))
+
+/** Returns the transition by which a task entered its state, if it was approved; null otherwise. By the unique index. */
+export async function findApprovedEntry(db: Queryable, { id, state }: TaskRow): Promise<string | null> {
+  const entry = await db.maybeOne(entryRow`
+    select transition, principal_kind from task_transitions
+    where task_id = ${id} and to_state = ${state} and (transition is not null or from_state is null)
+    order by seq desc limit 1`)
+  return entry?.principal_kind === 'approval' ? entry.transition : null
+}
+
 /** Locks a task for a change that may start a dispatch. @throws TASK_NOT_FOUND */
 export const lockTask = async (db: Queryable, id: string): Promise<DispatchedTask> =>
   (await db.maybeOne(

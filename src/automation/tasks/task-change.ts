@@ -1,6 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import { type EvaluationBudget, ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { DispatchKind, Machine, WorkflowState } from '../workflows/definition.ts'
 import { type TransitionActor, type TransitionRow, transitionRow } from './history.ts'
 import type { ActiveDispatch, TaskRow } from './model.ts'
@@ -134,6 +135,26 @@ export const dispatchOf = (
   state: deferred ? 'held' : 'queued',
   delay_ms,
 })
+
+/** Returns the change that restarts the dispatch of a task's state. */
+export function restartDispatch(
+  { clock }: Pick<Services, 'clock'>,
+  task: TaskRow,
+  state: WorkflowState,
+  { authority, depth }: { authority: PrincipalRecord; depth: number },
+): TaskChange {
+  const isPaused = task.pause_requested_at !== null
+  const after = withUpdatedAt(task, clock.now().toISOString(), {
+    // Gives the dispatch a new id: outcomes of earlier dispatches are ignored.
+    entry_seq: task.entry_seq + 1,
+    automation_status: isPaused ? 'paused' : 'running',
+    automation_error: null,
+    active_dispatch: isPaused ? null : activeDispatch(state, 1),
+    automation_chain_depth: depth,
+    authority,
+  })
+  return plainChange(task, after, { dispatch: dispatchOf(after, state, { deferred: isPaused }) })
+}
 
 /** Returns a task that has entered `state`, and the dispatch of that state. */
 export function enterState(

@@ -9,7 +9,7 @@ import { pinnedMachine } from '../workflows/pinned-workflow.ts'
 import { transitionRow } from './history.ts'
 import { type TaskRow, type TransitionGate, taskKind } from './model.ts'
 import { settleQueue } from './queue.ts'
-import { decideMove, plainChange, type TaskChange, withUpdatedAt } from './task-change.ts'
+import { decideMove, plainChange, restartDispatch, type TaskChange, withUpdatedAt } from './task-change.ts'
 import { writeChange } from './write.ts'
 
 /** Files the approval of a transition and returns the task with the transition pending. Requires the row lock. */
@@ -56,6 +56,11 @@ async function decidePendingTransition(tx: Tx, services: Services, task: TaskRow
   if (!machine || approval?.status === 'pending') return null
   const nowText = services.clock.now().toISOString()
   const by = { kind: 'approval' as const, id: approval?.resolved_by ?? null, cause: null }
+  const state = machine.state(task.state)
+  if (approval?.status === 'approved' && gate.restarts && state?.on_enter) {
+    const cleared = { ...task, pending_transition: null, pending_approval_id: null, gate: null, gate_context: null }
+    return { ...restartDispatch(services, cleared, state, { authority: gate.authority, depth: 0 }), before: task }
+  }
   if (approval?.status === 'approved') {
     try {
       const change = decideMove(

@@ -54,6 +54,7 @@ const registry = operation({
   description: 'Event names by resource type; patterns of webhooks and triggers match against them.',
   tag,
   gate: 'any',
+  byDefinitions: true,
   paged: true,
   timed: false,
   answers: { 200: pageOf(EventFamily) },

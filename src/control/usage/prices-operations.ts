@@ -122,6 +122,7 @@ export const priceOperations: Operation[] = [
     tag,
     action: 'usage:GetPriceBook',
     gate: 'any',
+    byDefinitions: true,
     about: priceKind,
     paged: true,
     query: PriceQuery,

@@ -189,6 +189,11 @@ export type Operation = {
   /** Additional actions that the operation may require; listed in the catalogue. */
   alsoActions: string[]
   gate: Gate
+  /**
+   * Whether definitions and other background work may call it. Default true only for gate `policy`, which checks the
+   * permissions of authors and the project; with another gate, only if its response is limited by both, or public.
+   */
+  byDefinitions: boolean
   /** The kind that the action applies to. */
   kind: Kind | null
   shape: 'item' | 'create' | 'list' | 'other'
@@ -310,6 +315,7 @@ export type OperationBase<Q extends z.ZodType | undefined, B extends z.ZodType |
   action?: string
   alsoActions?: string[]
   gate?: Gate
+  byDefinitions?: boolean
   query?: Q
   body?: B
   bodyOptional?: boolean
@@ -459,6 +465,7 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     action: declaration.action ?? null,
     alsoActions: declaration.alsoActions ?? [],
     gate,
+    byDefinitions: declaration.byDefinitions ?? gate === 'policy',
     paged: declaration.paged ?? false,
     timed: declaration.timed ?? true,
     unvalidatedQuery: declaration.unvalidatedQuery ?? [],

@@ -35,6 +35,7 @@ type Overrides = Partial<Pick<Operation, 'id' | 'path' | 'action' | 'summary'>> 
     | 'checkedBy'
     | 'alsoActions'
     | 'gate'
+    | 'byDefinitions'
     | 'admit'
     | 'bodyLimit'
     | 'bodyTimeMs'

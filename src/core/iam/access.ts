@@ -1,6 +1,6 @@
 import { raise } from '../api/errors.ts'
 import { type Kind, srn } from '../api/kind.ts'
-import type { AllowTarget } from '../api/operation.ts'
+import type { AllowTarget, Operation } from '../api/operation.ts'
 import { allOf, sql } from '../db/sql.ts'
 import { type Caller, type CallerFacts, isAdmin, isBackgroundWork, principalFacts } from './caller.ts'
 import { couldAllow, type DecisionRequest, decide, layerCouldAllow, projectVisible, refusingLayer } from './decide.ts'
@@ -116,6 +116,12 @@ export function requirePerson(caller: CallerFacts, action: string): void {
   if (isBackgroundWork(caller))
     raise('FORBIDDEN', { message: 'Background work cannot make this decision; a person must', meta: { action } })
 }
+
+/** Whether the caller is of a kind that may call an operation, whatever its permissions: definitions may call few. */
+export const mayReach = (
+  caller: Pick<CallerFacts, 'credential'>,
+  { byDefinitions }: Pick<Operation, 'byDefinitions'>,
+): boolean => byDefinitions || !isBackgroundWork(caller)
 
 /** Returns an equivalent of `context.allow` for work without a request; a missing caller is allowed nothing. */
 export const permissionCheckFor =

@@ -9,6 +9,7 @@ import {
   listAllowed,
   listAllowedAnywhere,
   listTargetOf,
+  mayReach,
   type PolicyTarget,
   passesAdminGate,
   raiseForbidden,
@@ -32,6 +33,7 @@ import {
 export async function authorize(inv: Invocation, caller: Caller): Promise<void> {
   const { operation, audit } = inv
   requireCredentialProject(inv, caller)
+  if (!mayReach(caller, operation)) refuseDefinition(inv, caller)
   if (operation.gate === 'any') {
     inv.decided = operation.action !== null
     if (operation.shape === 'item') await loadItem(inv, caller)
@@ -55,6 +57,22 @@ export async function authorize(inv: Invocation, caller: Caller): Promise<void> 
   if (operation.shape === 'item') return authorizeItem(inv, caller, action, kind)
   if (operation.shape === 'create') return authorizeCreate(inv, caller, action, kind)
   return authorizeList(inv, caller, action, operation.kind)
+}
+
+/**
+ * Refuses a definition. Gates other than `policy` check only the user who started the work: neither the authors of the
+ * definitions nor the project.
+ */
+function refuseDefinition(inv: Invocation, { project_id }: Caller): never {
+  const { action, kind, param } = inv.operation
+  inv.decided = true
+  inv.audit.project_id = project_id
+  if (kind && param) inv.audit.resource_public_id = itemId(inv)
+  inv.audit.resource_srn = kind && targetName({ kind, project_id })
+  return raise('FORBIDDEN', {
+    message: 'Definitions and other background work cannot call this operation',
+    meta: action === null ? {} : { action },
+  })
 }
 
 /** Refuses a caller without permission for any resource; for uploads, before their body is read. */

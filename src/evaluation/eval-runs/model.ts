@@ -184,9 +184,6 @@ export const OpenItem = z.object({
 export type OpenItem = z.output<typeof OpenItem>
 export type ItemAttempt = WorkAttempt<OpenItem, object>
 
-/** `source` of turns of items. */
-export const EVAL_SOURCE = 'eval'
-
 /** Notification channel; the payload is the id of an ended run. */
 export const RUN_CHANNEL = 'muster_eval_runs'
 /** Notification channel; the payload is the id of an item that no longer waits for its turn. */

@@ -1,6 +1,7 @@
 import { AppError } from '../../core/api/errors.ts'
 import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
-import { EVAL_SOURCE, type OpenItem, RESULT_CHANNEL, type Score } from './model.ts'
+import { EVAL_SOURCE } from '../../execution/generations/model.ts'
+import { type OpenItem, RESULT_CHANNEL, type Score } from './model.ts'
 import { wakeItem } from './process-item.ts'
 import { computeLocalScores } from './score.ts'
 import { findItemOfTurn, storeAnswer } from './store.ts'

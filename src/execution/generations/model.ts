@@ -72,7 +72,10 @@ export const GenerationListed = record('GenerationListed', {
     .describe('ID of the run whose node started the turn or the turn that it continues'),
   node_id: z.string().nullable(),
   node_attempt: z.int().nullable(),
-  source: z.string().nullable(),
+  source: z
+    .string()
+    .nullable()
+    .describe('Workload of the turn, such as `eval`, also of turns that it starts. Null for ordinary traffic.'),
   publisher_project_id: z
     .string()
     .nullable()
@@ -217,6 +220,9 @@ export type TurnData = {
 
 /** Summary of the messages that precede a prompt, and the bytes of a token in the last turn of the conversation. */
 export type PromptContext = { summary: string | null; bytes_per_token: number | null }
+
+/** `source` of the turns of evaluations, and of the turns and runs that they start. */
+export const EVAL_SOURCE = 'eval'
 
 export const generationKind = kind({
   name: 'generation',

@@ -41,6 +41,9 @@ const fields = {
     .describe('AI provider of the extraction model; null for the provider or route of the agent of the turn'),
   model: id.nullable().describe("Model of the provider; null for the agent's model, or the provider's default"),
   enabled: z.boolean().describe('Whether the rule is active. Default true.'),
+  include_evaluations: z
+    .boolean()
+    .describe('Whether turns of evaluations, whose inputs are test data, trigger the rule. Default false.'),
 }
 
 export const MemoryRule = record('MemoryRule', {

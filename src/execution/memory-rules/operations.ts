@@ -48,7 +48,7 @@ const createRule = operation({
   raises: [...refusals],
   async run(context) {
     const { tx, body, caller, project } = context
-    const { project_id: _project, memory_store_id, on, enabled = true, ...fields } = body
+    const { project_id: _project, memory_store_id, on, enabled = true, include_evaluations = false, ...fields } = body
     const project_id = project as string
     // Locks the store against deletion.
     if (!(await memoryStoreKind.reference(tx, memory_store_id, project_id)))
@@ -58,7 +58,13 @@ const createRule = operation({
     const settings = { ...UNSET, ...fields, on, project_id }
     await checkMemoryRule(context, settings, null)
     const authority = principalRecord(caller)
-    const row = await memoryRuleKind.insert(tx, { ...settings, memory_store_id, enabled, authority })
+    const row = await memoryRuleKind.insert(tx, {
+      ...settings,
+      memory_store_id,
+      enabled,
+      include_evaluations,
+      authority,
+    })
     invalidateOnCommit(tx, rulesChannel, project_id)
     tx.emit(memoryRuleKind, 'created', row)
     return memoryRuleKind.present(row)

@@ -2,7 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { TurnCompletionHook } from '../generations/loop/turn-hooks.ts'
-import type { GenerationRow } from '../generations/model.ts'
+import { EVAL_SOURCE, type GenerationRow } from '../generations/model.ts'
 import { wakeFirings } from './fire.ts'
 import { MEMORY_RULE_SOURCE, rulesChannel } from './model.ts'
 import { type EnabledRule, listEnabledRules, ruleFiringCte } from './store.ts'
@@ -24,14 +24,18 @@ const enabledRuleCache = processSingleton(
   cache => cache.close(),
 )
 
-/** Returns the rules that a completed turn fires. Handler turns fire none, which would never end. */
+/**
+ * Returns the rules that a completed turn fires. Handler turns fire none, which would never end; turns of evaluations, and
+ * the turns that they start, only rules that include them.
+ */
 function matchingRules(
   rules: readonly EnabledRule[],
   { source, agent_id, conversation_id }: GenerationRow,
 ): EnabledRule[] {
   if (source === MEMORY_RULE_SOURCE || rules.some(rule => rule.agent_id === agent_id)) return []
   return rules.filter(
-    ({ on, source_agent_ids }) =>
+    ({ on, source_agent_ids, include_evaluations }) =>
+      (source !== EVAL_SOURCE || include_evaluations) &&
       (on === 'generations.completed' || conversation_id !== null) &&
       (source_agent_ids === null || source_agent_ids.includes(agent_id)),
   )

@@ -20,6 +20,7 @@ const EnabledRule = z.object({
   on: z.string(),
   source_agent_ids: z.array(z.string()).nullable(),
   agent_id: z.string().nullable(),
+  include_evaluations: z.boolean(),
 })
 export type EnabledRule = z.output<typeof EnabledRule>
 const enabledRuleRow = sql.type(EnabledRule)
@@ -27,7 +28,7 @@ const enabledRuleRow = sql.type(EnabledRule)
 /** Lists the enabled rules of projects (index memory_rules_project). */
 export const listEnabledRules = (db: Queryable, projectIds: readonly string[]): Promise<readonly EnabledRule[]> =>
   db.any(enabledRuleRow`
-    select project_id, id, "on", source_agent_ids, agent_id from memory_rules
+    select project_id, id, "on", source_agent_ids, agent_id, include_evaluations from memory_rules
     where ${equalsAny(sql.fragment`project_id`, projectIds)} and enabled order by id`)
 
 /**

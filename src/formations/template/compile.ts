@@ -365,7 +365,7 @@ async function checkProperties(
     tenant: known.tenant,
   })
   // Problems of example values are ignored, and of a whole resource that has some.
-  return problems.filter(({ path }) => !(path === at && unknownPaths.length > 0) && !isBelowAny(path, unknownPaths))
+  return problems.filter(({ path }) => !(path === at && unknownPaths.size > 0) && !isBelowAny(path, unknownPaths))
 }
 
 const hasKnownValue = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>

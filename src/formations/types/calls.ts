@@ -2,7 +2,7 @@ import type { JsonObject } from '../../core/api/flatten.ts'
 import { isIdOf, type Kind, type KindRow } from '../../core/api/kind.ts'
 import { type Operation, operations } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { isAllowed, passesAdminGate } from '../../core/iam/access.ts'
+import { isAllowed, mayReach, passesAdminGate } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { ResourceStep } from '../step.ts'
 import type { BuiltInType, Live, TemplateType } from './model.ts'
@@ -95,6 +95,7 @@ export function mayCall(
 ): boolean {
   const { action, gate, decide } = operation
   const row = live?.row ?? undefined
+  if (!mayReach(caller, operation)) return false
   if (gate === 'admin') return passesAdminGate(caller, action as string, { kind: type.kind, row })
   if (gate === 'owner') return decide?.(caller, row, 'formation') === 'allow'
   const { tags } = args

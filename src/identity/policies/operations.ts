@@ -1,11 +1,14 @@
 import { z } from 'zod'
 import { Comparison } from '../../core/api/compare.ts'
+import { raise } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray, textFilter } from '../../core/api/lists.ts'
 import { itemOperation, type Operation, operation, operations } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { sql } from '../../core/db/sql.ts'
+import { passesAdminGate } from '../../core/iam/access.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 import { actionCatalogue } from '../../core/iam/catalogue.ts'
 import { versionNumber, versionQuery } from '../../core/versions/version.ts'
 import { userKind } from '../users/model.ts'
@@ -50,6 +53,7 @@ export const permissionOperations: Operation[] = [
       'Returns the actions by module, with the operations that require each action and the resource type on which it is evaluated.',
     tag: 'Policies',
     gate: 'any',
+    byDefinitions: true,
     paged: true,
     timed: false,
     answers: { 200: pageOf(PermissionModule) },
@@ -58,6 +62,18 @@ export const permissionOperations: Operation[] = [
 ]
 
 const policies = resource(policyKind, { path: '/policies', tag: 'Policies' })
+
+/**
+ * Admits admins, and the user by a credential with all permissions of the user: policies name the projects, resources and
+ * actions of the user, which a narrower credential must not learn.
+ */
+function ownPoliciesOrAdmin(caller: Caller, params: Record<string, string>): void {
+  const row = { id: params.user_id, project_id: null }
+  if (passesAdminGate(caller, 'users:GetUser', { kind: userKind as never, row })) return
+  ownOrAdmin('users:GetUser')(caller, params)
+  if (caller.project_id !== null || caller.layers.some(({ kind }) => kind === 'key'))
+    raise('FORBIDDEN', { meta: { action: 'users:GetUser' } })
+}
 
 const adminOnly = { tag: 'Policies', gate: 'admin' } as const
 const getOptions = { ...adminOnly, method: 'get', action: 'policies:GetPolicy' } as const
@@ -194,11 +210,12 @@ export const policyOperations: Operation[] = [
     method: 'get',
     path: '/users/{user_id}/policies',
     summary: 'List user policies',
-    description: 'Returns the policies in the order of attachment. A Deny of any of them overrides every Allow.',
+    description:
+      'Returns the policies in the order of attachment. A Deny of any of them overrides every Allow. Refused for credentials that are bound to a project, and for keys with policies.',
     tag: 'Policies',
     action: 'users:GetUser',
     gate: 'owner',
-    admit: ownOrAdmin('users:GetUser'),
+    admit: ownPoliciesOrAdmin,
     paged: true,
     timed: false,
     answers: { 200: pageOf(Policy) },

@@ -51,6 +51,7 @@ export const projectOperations: Operation[] = [
     description: 'Returns the projects that the caller may list or get, all for an admin.',
     alsoActions: ['projects:GetProject'],
     gate: 'any',
+    byDefinitions: true,
     filters: { name: containsFilter('name') },
     visible: ({ caller }) => visibleProjects(caller),
     // IDs are ordered by creation time, so the primary key gives the order.

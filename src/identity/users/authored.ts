@@ -2,7 +2,9 @@ import { z } from 'zod'
 import { kinds } from '../../core/api/kind.ts'
 import { pageResult } from '../../core/api/lists.ts'
 import type { Page } from '../../core/api/operation.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { canSeeProject } from '../../core/iam/access.ts'
+import type { Caller } from '../../core/iam/caller.ts'
 
 /** Definition whose effects are restricted to the permissions of a user or one of the user's keys. */
 export const AuthoredDefinition = z
@@ -20,9 +22,10 @@ export const AuthoredDefinition = z
 
 /**
  * Returns a page of the definitions authored by a user and the user's keys, newest first; they stop working once these
- * are deleted. Each kind has an index on the ID of its authors.
+ * are deleted. A user token sees all of them, a key or grant the ones in projects that it may see. Each kind has an index
+ * on the ID of its authors.
  */
-export function listAuthoredDefinitions(db: Queryable, bounds: Page, userId: string) {
+export async function listAuthoredDefinitions(db: Queryable, caller: Caller, bounds: Page, userId: string) {
   const authors = sql.fragment`(select ${userId}::text union all select k.id from project_keys k where k.user_id = ${userId})`
   const parts = kinds.all().flatMap(kind => {
     if (!kind.authored) return []
@@ -33,14 +36,27 @@ export function listAuthoredDefinitions(db: Queryable, bounds: Page, userId: str
         jsonb_build_object('kind', ${author} ->> 'type', 'id', ${author} ->> 'id') as author
       from ${sql.identifier([kind.table])} where ${author} ->> 'id' in ${authors}`
   })
+  const from = sql.fragment`(${sql.join(parts, sql.fragment` union all `)}) t`
   return pageResult(
     { db, page: bounds },
     {
       columns: sql.fragment`t.*`,
-      from: sql.fragment`(${sql.join(parts, sql.fragment` union all `)}) t`,
+      from,
+      rows: await visibleTo(db, caller, from),
       time: sql.fragment`t.created_at`,
       order: sql.fragment`t.created_at desc, t.id desc`,
       present: found => found,
     },
   )
+}
+
+const projectRow = sql.type(z.object({ project_id: z.string() }))
+
+/** Returns the condition of the rows whose project a key or grant may see; undefined for a user token. */
+async function visibleTo(db: Queryable, caller: Caller, from: Fragment): Promise<Fragment | undefined> {
+  if (caller.project_id !== null) return sql.fragment`t.project_id = ${caller.project_id}`
+  if (caller.credential.type === 'user') return undefined
+  const projects = await db.anyFirst(projectRow`select distinct t.project_id from ${from}`)
+  const visible = projects.filter(id => canSeeProject(caller, id))
+  return sql.fragment`t.project_id = any(${sql.array(visible, 'text')})`
 }

@@ -220,14 +220,14 @@ export const userOperations: Operation[] = [
     path: '/users/{user_id}/authored',
     summary: 'List authored definitions',
     description:
-      "Returns tools, agents, graphs and other definitions last written by the user or one of the user's keys, newest first. They act with at most the permissions of their author; once the author is deleted, their calls are refused until another user adopts them.",
+      "Returns tools, agents, graphs and other definitions last written by the user or one of the user's keys, newest first. They act with at most the permissions of their author; once the author is deleted, their calls are refused until another user adopts them. A key or grant sees only the projects that it may see.",
     tag,
     action: 'users:GetUser',
     gate: 'owner',
     admit: ownOrAdmin('users:GetUser'),
     paged: true,
     answers: { 200: pageOf(AuthoredDefinition) },
-    run: ({ db, page, resource }) => listAuthoredDefinitions(db, page, resource.id),
+    run: ({ caller, db, page, resource }) => listAuthoredDefinitions(db, caller, page, resource.id),
   }),
   itemOperation(userKind, {
     id: 'updateUser',

@@ -11,6 +11,7 @@ import { hasReachedNode } from '../engine/node-execution-store.ts'
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
 import { stateWritesOf, withValue } from '../engine/run-state.ts'
 import { isRunTerminal, type NodeOutcome, type RunContext, type RunRow } from '../model.ts'
+import { keepUnusedAnswers, withSuccessors } from './retained-answers.ts'
 import { buildRunRow, insertRuns } from './start-run.ts'
 
 export type RunRetry = RunContext & {
@@ -74,10 +75,11 @@ export async function retryRun(
     authority: retry.authority ?? authorityOf(run, caller),
     permission: run.permission,
     driver: run.driver,
+    source: run.source,
     // A firing is settled by the original run.
     trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: null },
   })
-  const { outcomes, written } = from_node_id === null ? run : await discardFrom(tx, pinned.graph, run, from_node_id)
+  const { outcomes, written } = await keptResults(tx, services, pinned.graph, run, from_node_id)
   const seeded = { ...row, outcomes, written, retry_of_run_id: run.id }
   insertRuns(tx, [seeded])
   return seeded
@@ -85,20 +87,33 @@ export async function retryRun(
 
 type Seed = Pick<RunRow, 'outcomes' | 'written'>
 
-/** Returns the state of a run without the results of a node and of all later nodes. */
-async function discardFrom(tx: Tx, graph: Graph, run: RunRow, nodeId: string): Promise<Seed> {
-  if (!graph.node(nodeId) || !(await hasReachedNode(tx, run.id, nodeId, Object.hasOwn(run.outcomes, nodeId))))
+/**
+ * Returns the state of a run without the results of a node and of all later nodes, and without answers of people that would
+ * release a call again.
+ */
+async function keptResults(
+  tx: Tx,
+  services: Services,
+  graph: Graph,
+  run: RunRow,
+  nodeId: string | null,
+): Promise<Seed> {
+  if (nodeId !== null && !(graph.node(nodeId) && (await isReached(tx, run, nodeId))))
     raiseInvalid({ code: 'INVALID_VALUE', path: 'from_node_id', message: 'must be a node that the run has reached' })
-  const discarded = withSuccessors(graph, nodeId)
-  const remaining = Object.entries(run.outcomes).filter(([id]) => !discarded.has(id))
-  return replayWrites(graph, run, remaining)
+  const all = Object.keys(run.outcomes)
+  const discarded = nodeId === null ? undefined : withSuccessors(graph, nodeId)
+  const kept = new Set(all.filter(id => !discarded?.has(id)))
+  await keepUnusedAnswers(tx, services, graph, run, kept)
+  if (kept.size === all.length) return run
+  return replayWrites(
+    graph,
+    run,
+    Object.entries(run.outcomes).filter(([id]) => kept.has(id)),
+  )
 }
 
-function withSuccessors(graph: Graph, start: string): ReadonlySet<string> {
-  const found = new Set([start])
-  for (const id of found) for (const { to } of graph.outgoing.get(id) ?? []) found.add(to)
-  return found
-}
+const isReached = (tx: Tx, { id, outcomes }: RunRow, nodeId: string): Promise<boolean> =>
+  hasReachedNode(tx, id, nodeId, Object.hasOwn(outcomes, nodeId))
 
 /** Rebuilds the state writes of nodes in order of completion; the state does not record its writers. */
 function replayWrites(

@@ -39,6 +39,8 @@ type RunStart = {
   trigger?: { id: string; firing_id: string | null } | null
   /** Task whose dispatch starts the run. */
   task_id?: string | null
+  /** Source of the turn that starts the run. */
+  source?: string | null
   parent?: { run: Pick<RunRow, 'id' | 'root_id' | 'run_depth'>; node_id: string; execution_id: string; index: number }
 }
 
@@ -95,6 +97,7 @@ export function buildRunRow(services: Services, start: RunStart): RunRow {
     trigger_id: start.trigger?.id ?? null,
     trigger_firing_id: start.trigger?.firing_id ?? null,
     task_id: start.task_id ?? null,
+    source: start.source ?? null,
     trace_id: null,
     authority: narrowAuthority(start.authority, start.definition),
     permission: start.permission ?? { action: 'orchestrations:StartRun', kind: 'orchestration', id: orchestration.id },

@@ -62,6 +62,7 @@ export async function startAgentNode(
       ...(run.trace_id === null ? {} : { parent_trace_id: run.trace_id, root_trace_id: run.trace_id }),
       orchestration: { run_id: run.id, node_id: node.id, attempt: row.attempt },
       trigger_id: run.trigger_id,
+      source: run.source,
       authority: run.authority,
       streamed: false,
       shape: 'agent',

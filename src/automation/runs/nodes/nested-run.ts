@@ -122,6 +122,7 @@ async function startNextRuns(
         ...narrowed,
         authority: run.authority,
         permission: run.permission,
+        source: run.source,
         trigger: run.trigger_id === null ? null : { id: run.trigger_id, firing_id: run.trigger_firing_id },
         parent: { run, node_id: node.id, execution_id: row.id, index },
       }),

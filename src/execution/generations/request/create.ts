@@ -95,9 +95,10 @@ export type TurnInput = {
 
 /** Returns the origin of a turn for turns that retry it, continue it or are nested in it. */
 export const turnOrigin = (
-  turn: Pick<GenerationRow, 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>,
+  turn: Pick<GenerationRow, 'source' | 'trigger_id' | 'orchestration_run_id' | 'node_id' | 'node_attempt'>,
 ) =>
   ({
+    source: turn.source,
     trigger_id: turn.trigger_id,
     orchestration:
       turn.orchestration_run_id === null

@@ -89,7 +89,6 @@ function originOf({ generation, loaded }: TurnAttempt, { depth, occupied }: Turn
     root_trace_id: loaded.rootTrace ?? trace_id,
     depth,
     conversations: conversation_id === null ? occupied : [...occupied, conversation_id],
-    source: generation.source,
     ...turnOrigin(generation),
   }
 }
