@@ -1,6 +1,7 @@
 import { type Config, ConfigError, WORKER_KINDS } from '../config.ts'
 import { loadModules } from '../core/api/module.ts'
 import { requireConnections } from '../core/db/connections.ts'
+import { addressOf } from '../core/db/database-url.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
@@ -58,7 +59,7 @@ async function runChecks(env: Environment): Promise<Check[]> {
   const broken = new Set(problems.map(({ variable }) => variable))
   if (!broken.has('BASE_URL')) checks.push(checkBaseUrl(config))
   if ([...broken].some(variable => variable.startsWith('DATABASE_'))) return checks
-  const address = `${new URL(config.DATABASE_URL).host}${new URL(config.DATABASE_URL).pathname}`
+  const address = addressOf(config.DATABASE_URL)
   let pool: Pool
   try {
     pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster doctor' })

@@ -4,7 +4,7 @@ import { type Config, ConfigError } from '../../config.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { sqlStateOf } from './database-errors.ts'
-import { destroyConnection } from './notify.ts'
+import { DatabaseClient } from './pg-client.ts'
 import { sessionSettings } from './pool.ts'
 
 /** SQLSTATEs of a missing prepared statement and of a duplicate one. */
@@ -26,9 +26,9 @@ const PROBE = { name: 'muster_probe', text: 'select pg_backend_pid() as pid' }
  * @throws ConfigError with the setting to change
  */
 export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | 'DATABASE_LISTEN_URL'>): Promise<void> {
-  const open: pg.Client[] = []
+  const open: DatabaseClient[] = []
   const connect = async (options: pg.ClientConfig) => {
-    const client = new pg.Client({
+    const client = new DatabaseClient({
       connectionTimeoutMillis: 5000,
       query_timeout: WAIT_MS,
       application_name: 'muster check',
@@ -55,7 +55,7 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
     if (!(await isNotified(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', NOT_NOTIFIED)
   } finally {
-    for (const client of open) destroyConnection(client)
+    for (const client of open) client.destroy()
   }
 }
 
