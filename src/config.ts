@@ -1,7 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { hostname } from 'node:os'
 import { z } from 'zod'
-import { parseDatabaseUrl } from './core/db/database-url.ts'
 
 /**
  * The declaration of a setting: schema, default and description. docs/operations.md contains the table of all settings. The
@@ -1175,12 +1174,6 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
     addProblem('WEBHOOK_LEASE_MS', 'must be greater than WEBHOOK_TIMEOUT_MS')
   if (config.SECRETS_ENCRYPTION_KEY?.length > 1)
     addProblem('SECRETS_ENCRYPTION_KEY', 'must be a single key; set older keys in SECRETS_ENCRYPTION_KEY_PREVIOUS')
-  for (const name of ['DATABASE_URL', 'DATABASE_LISTEN_URL'] as const)
-    try {
-      if (config[name]) parseDatabaseUrl(config[name])
-    } catch (error) {
-      addProblem(name, (error as Error).message)
-    }
   const [first, ...others] = problems
   if (first) throw new ConfigError(first.variable, first.message, others)
   config.DATABASE_URL ??= databaseUrl(config)

@@ -1,6 +1,6 @@
 /**
  * URLs of PostgreSQL as libpq reads them: several hosts are tried in order, each with its own port, and
- * `target_session_attrs` selects the server among them. pg knows neither.
+ * `target_session_attrs` selects the server among them. pg supports neither.
  */
 
 const TARGETS = ['any', 'read-write', 'read-only', 'primary', 'standby', 'prefer-standby'] as const
@@ -26,7 +26,7 @@ export function parseDatabaseUrl(text: string): DatabaseUrl {
   const [, scheme, user, authority, rest] = PARTS.exec(text) ?? []
   if (scheme === undefined) throw new Error('must begin with postgres:// or postgresql://')
   const withHost = (host: string) => {
-    // A host in the parameters leaves the authority empty, which is no valid URL beside a user.
+    // A host in the parameters leaves the authority empty, which is invalid in a URL with a user.
     const url = URL.parse(`${scheme}${user}${host || (user && 'localhost')}${rest}`)
     if (!url) throw new Error('must be a PostgreSQL URL')
     return url

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import pg from 'pg'
 import type { Logger } from 'pino'
+import { settledWithin } from '../process/event-loop.ts'
 import { withParameters } from './database-url.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS } from './pg-client.ts'
 
@@ -202,13 +203,8 @@ export async function openNotifications(options: {
     async ask(text, timeoutMs) {
       const target = client
       if (!target) throw new Error('not connected')
-      let timer: NodeJS.Timeout | undefined
-      const timedOut = new Promise<null>(resolve => {
-        // After CPU starvation of this process a pending answer is read before the timeout counts.
-        timer = setTimeout(() => setImmediate(() => setImmediate(() => resolve(null))), timeoutMs)
-      })
-      const answered = query(target, text).then(({ rows }) => ({ client: target, row: rows[0] }))
-      return Promise.race([answered, timedOut]).finally(() => clearTimeout(timer))
+      const { rows } = (await settledWithin(timeoutMs, query(target, text))) ?? {}
+      return rows ? { client: target, row: rows[0] } : null
     },
     reconnect() {
       backoff = FIRST_BACKOFF_MS

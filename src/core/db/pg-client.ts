@@ -51,14 +51,14 @@ export const withStatementLimit = <T>(limitMs: number, work: () => T): T => limi
 /**
  * Bound of one try to connect, and keepalive of the open connection. The kernel adds ten probes, one per second, so
  * that an idle connection to a lost host ends after 20 s. Node cannot set TCP_USER_TIMEOUT, the bound of unacknowledged
- * data: a connection with a statement under way is ended by server-watchdog.ts.
+ * data: a connection with a pending statement is ended by server-watchdog.ts.
  */
 const CONNECT_MS = 5000
 const KEEPALIVE_MS = 10_000
 
 /**
  * Parameters for the server's end of a connection: it ends a session, and releases its locks, 15 to 30 seconds after the
- * host of this process was lost. A server behind a pooler does not get them.
+ * host of this process was lost. A pooler does not pass them on.
  */
 export const KEEPALIVE_OPTIONS =
   '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4 -c tcp_user_timeout=15000'

@@ -1,3 +1,4 @@
+import { settledWithin } from '../process/event-loop.ts'
 import type { Logger } from '../process/log.ts'
 import { databaseConnectionsEnded } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
@@ -35,7 +36,7 @@ type WaitingWork = { since: number; holds: boolean; reject: (error: Error) => vo
 /** Answer of a probe: the process ID of its session, and the sessions that execute no statement. */
 type Answer = { pid: number; idle: number[] }
 
-/** Asks which sessions are idle or gone. */
+/** Returns the statement of a probe, which reports the sessions that are idle or gone. */
 const activityOf = (pids: readonly number[]) => `
   select pg_backend_pid() as pid, array(
     select e.pid from unnest('{${pids}}'::int[]) e (pid)
@@ -57,7 +58,7 @@ const terminate = `
  *   requests fail immediately until the server answers again.
  * - Only the new connection is answered: the older connections are dead and are ended.
  * - The server reports the session of a pending statement as idle or gone: the statement or its answer was lost, and its
- *   connection is ended. Behind a pooler, whose process IDs are not those of the server, it ends at its limit.
+ *   connection is ended. With a pooler, whose process IDs differ from the server's, it ends at its limit.
  * - A statement exceeds its limit: its connection is ended.
  *
  * Once the server answers, the sessions of ended connections are terminated, because they may hold locks.
@@ -152,7 +153,7 @@ class WatchedAddress {
   readonly #address: string
   readonly #log: Logger
   readonly #listener: Listener | null
-  /** Whether process IDs are those of the server; false behind a pooler. */
+  /** Whether the process IDs of connections are the server's; false with a pooler. */
   #isDirect = true
   /** Time of the first probe that found the session of a pending statement idle. */
   readonly #idleSince = new WeakMap<PendingStatement, number>()
@@ -213,7 +214,7 @@ class WatchedAddress {
     await this.#terminateEnded()
   }
 
-  /** Probes the server on the listening connection and, if it does not answer at once, on a new connection. */
+  /** Probes the server on the listening connection and, without a quick answer, on a new connection. */
   async #ask(suspects: readonly PendingStatement[]): Promise<{ answer: Answer | null; isListenerDead: boolean }> {
     const text = activityOf(suspects.flatMap(({ client }) => client.sessionId ?? []))
     const startedAt = performance.now()
@@ -223,14 +224,14 @@ class WatchedAddress {
       reply => reply && this.#read(reply),
       () => 'failed' as const,
     )
-    const quick = await Promise.race([onListener, delay(QUICK_MS)])
+    const quick = onListener && (await settledWithin(QUICK_MS, onListener))
     if (quick && quick !== 'failed') return { answer: quick, isListenerDead: false }
     const onNew = this.#askNew(text).then(reply => reply ?? this.#askNew(text))
     const either = onListener?.then(answer => (answer === 'failed' || !answer ? onNew : answer))
     const answer = await Promise.race([onNew.then(reply => reply ?? either ?? null), either ?? onNew])
     if (!answer || !onListener) return { answer, isListenerDead: false }
     const restMs = Math.max(DEAD_MS - (performance.now() - startedAt), DEAD_AFTER_NEW_MS)
-    return { answer, isListenerDead: !(await Promise.race([onListener, delay(restMs)])) }
+    return { answer, isListenerDead: !(await settledWithin(restMs, onListener)) }
   }
 
   /** Opens a connection for a probe. Returns null without an answer in time. */
@@ -242,7 +243,12 @@ class WatchedAddress {
       .then(() => client.query(text))
       .then(({ rows }: { rows: Answer[] }) => this.#read({ client, row: rows[0] }))
     try {
-      return (await Promise.race([answered.catch(() => null), delay(PROBE_MS)])) ?? null
+      return (
+        (await settledWithin(
+          PROBE_MS,
+          answered.catch(() => null),
+        )) ?? null
+      )
     } finally {
       client.destroy()
     }
@@ -302,9 +308,3 @@ class WatchedAddress {
     }
   }
 }
-
-/** Resolves with undefined. After CPU starvation of this process pending answers are read before the time is over. */
-const delay = (ms: number): Promise<undefined> =>
-  new Promise(resolve => {
-    setTimeout(() => setImmediate(() => setImmediate(() => resolve(undefined))), ms)
-  })
