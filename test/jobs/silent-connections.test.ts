@@ -1,6 +1,13 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
+import { dispatchWork } from '../../src/automation/tasks/execute-dispatch.ts'
+import { triggerFiringWork } from '../../src/automation/triggers/fire.ts'
+import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
+import { decisionWork } from '../../src/execution/deciders/evaluate.ts'
+import { turnQueue } from '../../src/execution/generations/request/create.ts'
 import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
 import { madeTrigger } from '../automation/triggers-support.ts'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
@@ -76,7 +83,8 @@ describe('processes whose connections to the database go silent', function () {
       assert.equal(reply.status, 201, JSON.stringify(reply.body))
       return reply.body
     }
-    const tool_id = await app.tool({ name: 'lookup' })
+    // Otherwise a task fails whose tool may have been called.
+    const tool_id = await app.tool({ name: 'lookup', idempotent: true })
     const agent_id = await app.agent({ model: 'said/m' })
     const calling = await app.agent({ model: 'called/m', tool_bindings: [{ tool_id }] })
     const orchestration_id = await app.orchestration(
@@ -234,6 +242,26 @@ describe('processes whose connections to the database go silent', function () {
             assert.deepEqual(unexpected.splice(0), [])
           })
       }
+
+  for (const [kind, queue] of [
+    ['turn', turnQueue.name],
+    ['decision', decisionWork.name],
+    ['task', dispatchWork.name],
+    ['eval run', evalItemWork.name],
+    ['run', nodeExecutionQueue.name],
+    ['firing', triggerFiringWork.name],
+    ['ingestion', ingestionWork.name],
+  ])
+    it(`take a message again whose claim lost its answer: ${kind}`, async () => {
+      const lost = proxy.loseClaim(queue)
+      const before = pieces.length
+      await Promise.all(kinds.map(send => send()))
+      await lost
+      const lostAt = performance.now()
+      assert.ok(pieces.length > before)
+      await settled(WITHIN_MS)
+      times.push(`| lost claim | ${kind} | ${((performance.now() - lostAt) / 1000).toFixed(1)} |`)
+    })
 
   it('have lost and doubled nothing', async () => {
     const twice = (column: string, table: string) => sql.unsafe`

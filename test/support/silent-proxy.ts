@@ -10,8 +10,13 @@ export type SilentProxy = {
   silence(which: 'all' | 'half' | 'one', newToo: boolean): void
   /** Lets new connections pass. */
   restore(): void
+  /** Swallows the answer of the next claim of a queue, and all that follows on its connection. Resolves with the claim. */
+  loseClaim(queue: string): Promise<void>
   close(): Promise<void>
 }
+
+/** A claim by its prepared statement (core/jobs/message-claims.ts). */
+const CLAIM = /\0(turn|oldest)(_stately)?\0/
 
 type Pair = { inward: Socket; outward: Socket; silent: boolean }
 
@@ -20,13 +25,21 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
   const target = new URL(databaseUrl)
   const pairs = new Set<Pair>()
   let swallowsNew = false
+  let onClaim: { queue: string; resolve: () => void } | null = null
   const server = net.createServer(inward => {
     const outward = net.connect(Number(target.port), target.hostname)
     const pair: Pair = { inward, outward, silent: swallowsNew }
     pairs.add(pair)
     const join = (from: Socket, to: Socket) => {
       from.on('data', chunk => {
-        if (!pair.silent) to.write(chunk)
+        if (pair.silent) return
+        to.write(chunk)
+        if (!onClaim || from !== inward) return
+        const text = chunk.toString('latin1')
+        if (!CLAIM.test(text) || !text.includes(onClaim.queue)) return
+        pair.silent = true
+        onClaim.resolve()
+        onClaim = null
       })
       from.on('error', () => {})
       from.on('close', () => {
@@ -53,6 +66,10 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
     restore() {
       swallowsNew = false
     },
+    loseClaim: queue =>
+      new Promise(resolve => {
+        onClaim = { queue, resolve }
+      }),
     async close() {
       for (const { inward, outward } of pairs) {
         inward.destroy()
