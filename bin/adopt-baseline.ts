@@ -6,12 +6,13 @@
  */
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
-import pg from 'pg'
+import type pg from 'pg'
 import { z } from 'zod'
 import { DATA_DIRECTORY, withConfig } from '../src/cli/environment.ts'
 import { describeError } from '../src/cli/output.ts'
 import { loadModules } from '../src/core/api/module.ts'
 import { MIGRATION_LOCK, migrationNames } from '../src/core/db/migrate.ts'
+import { DatabaseClient } from '../src/core/db/pg-client.ts'
 import { createQueuesInDatabase, deadLetterQueue, queues } from '../src/core/jobs/queue.ts'
 import { modules } from '../src/modules.ts'
 
@@ -119,7 +120,7 @@ async function moveMessages(client: pg.Client): Promise<void> {
 
 /** @throws Error if the database is neither of the last release nor already moved */
 async function adoptBaseline(databaseUrl: string): Promise<string> {
-  const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster adopt-baseline' })
+  const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster adopt-baseline' })
   await client.connect()
   try {
     await client.query(`select pg_advisory_lock(${MIGRATION_LOCK})`)

@@ -1,6 +1,7 @@
 import { type Config, ConfigError, WORKER_KINDS } from '../config.ts'
 import { loadModules } from '../core/api/module.ts'
-import { requireConnections } from '../core/db/connections.ts'
+import { poolerProblem, requireConnections } from '../core/db/connections.ts'
+import { addressOf } from '../core/db/database-url.ts'
 import { migrationNames } from '../core/db/migrate.ts'
 import { openPool, type Pool } from '../core/db/pool.ts'
 import { deadLetterQueue, queues as declared, openQueues, type QueueStats } from '../core/jobs/queue.ts'
@@ -66,17 +67,22 @@ async function runChecks(env: Environment): Promise<Check[]> {
   const broken = new Set(problems.map(({ variable }) => variable))
   if (!broken.has('BASE_URL')) checks.push(checkBaseUrl(config))
   if ([...broken].some(variable => variable.startsWith('DATABASE_'))) return checks
-  const address = `${new URL(config.DATABASE_URL).host}${new URL(config.DATABASE_URL).pathname}`
+  const address = addressOf(config.DATABASE_URL)
   let pool: Pool
   try {
     pool = await openPool({ databaseUrl: config.DATABASE_URL, connections: 2, applicationName: 'muster doctor' })
   } catch (error) {
-    checks.push({
-      name: 'database',
-      status: 'fail',
-      detail: `${address} does not answer: ${describeError(error)}`,
-      fix: 'Start it, or correct DATABASE_URL; muster up starts an embedded database.',
-    })
+    const problem = poolerProblem(error)
+    checks.push(
+      problem
+        ? { name: 'connections', status: 'fail', detail: describeError(problem), fix: POOLER_FIX }
+        : {
+            name: 'database',
+            status: 'fail',
+            detail: `${address} does not answer: ${describeError(error)}`,
+            fix: 'Start it, or correct DATABASE_URL; muster up starts an embedded database.',
+          },
+    )
     return checks
   }
   try {
@@ -144,6 +150,8 @@ async function checkServer(pool: Pool, address: string): Promise<Check[]> {
   return [{ name: 'database', status: 'fail', detail: `PostgreSQL ${version} is too old`, fix }, checkClock(skew)]
 }
 
+const POOLER_FIX = 'Correct the address or the settings of its pooler.'
+
 /** Runs the same check as web and worker at their start. */
 async function checkConnections(config: Config): Promise<Check> {
   const name = 'connections'
@@ -152,7 +160,7 @@ async function checkConnections(config: Config): Promise<Check> {
     return { name, status: 'ok', detail: 'notifications and prepared statements work' }
   } catch (error) {
     const detail = describeError(error)
-    return { name, status: 'fail', detail, fix: 'Correct the address or the settings of its pooler.' }
+    return { name, status: 'fail', detail, fix: POOLER_FIX }
   }
 }
 

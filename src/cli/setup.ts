@@ -2,6 +2,7 @@ import { createInterface } from 'node:readline/promises'
 import { Writable } from 'node:stream'
 import { AppError } from '../core/api/errors.ts'
 import { loadModules } from '../core/api/module.ts'
+import { addressOf } from '../core/db/database-url.ts'
 import { migrate } from '../core/db/migrate.ts'
 import { bootstrapAdmin } from '../identity/users/bootstrap.ts'
 import { modules } from '../modules.ts'
@@ -24,9 +25,8 @@ export const migrateCommand = ({ data, json }: { data: string; json?: boolean })
       for (const name of ran) print(`ran ${name}`)
       print(ran.length === 0 ? 'the database is up to date' : `${ran.length} migrations in ${ms} ms`)
     } catch (error) {
-      const { host, pathname } = new URL(config.DATABASE_URL)
       throw new CommandError(
-        `the database ${host}${pathname} cannot be migrated: ${describeError(error)}`,
+        `the database ${addressOf(config.DATABASE_URL)} cannot be migrated: ${describeError(error)}`,
         'Set DATABASE_URL to an existing database, or run muster up, which starts an embedded one.',
       )
     }

@@ -5,6 +5,7 @@ import { isIPv6 } from 'node:net'
 import path from 'node:path'
 import { stderr } from 'node:process'
 import type { Config } from '../config.ts'
+import { addressOf } from '../core/db/database-url.ts'
 import { openPool } from '../core/db/pool.ts'
 import { portOf } from '../core/http/health.ts'
 import { createLog } from '../core/process/log.ts'
@@ -130,13 +131,14 @@ async function startParts(
   ] = await loading
   loadModules(modules)
   const config = loadSettings(env)
-  const { host, port, pathname } = new URL(config.DATABASE_URL)
   if (config.AUTO_MIGRATE)
     await migrate(config.DATABASE_LISTEN_URL, {
       lockTimeoutMs: config.MIGRATION_LOCK_TIMEOUT_MS,
       jobRetentionDays: config.JOB_RETENTION_DAYS,
     }).catch(error => {
-      throw new CommandError(`the database ${host}${pathname} cannot be migrated: ${describeError(error)}`)
+      throw new CommandError(
+        `the database ${addressOf(config.DATABASE_URL)} cannot be migrated: ${describeError(error)}`,
+      )
     })
   const migrated = { ...config, AUTO_MIGRATE: false }
   const log = (process: string) =>
@@ -163,7 +165,9 @@ async function startParts(
       config,
       // Sign-in cookies are bound to this host and are not sent under another name of it.
       url: config.BASE_URL,
-      database: embedded ? `PostgreSQL in ${path.relative('', directory)}, port ${port}` : `${host}${pathname}`,
+      database: embedded
+        ? `PostgreSQL in ${path.relative('', directory)}, port ${new URL(config.DATABASE_URL).port}`
+        : addressOf(config.DATABASE_URL),
       double,
       signInUrl: config.CONSOLE_ENABLED && !config.production ? await createSignInUrl(pool, config) : null,
       signIn,

@@ -232,8 +232,8 @@ describe('health of a process whose database is away', function () {
   it('costs statements of another database nothing', async () => {
     const watch = watchServer({
       databaseUrl: 'postgres://nobody@127.0.0.1:1/none',
-      direct: true,
-      notifications: { healthy: () => false, ping: async () => false },
+      listenUrl: 'postgres://nobody@127.0.0.1:1/none',
+      notifications: { healthy: () => false, ask: async () => null, reconnect: () => {} },
       log: silentLog(),
     })
     const other = new pg.Client({ connectionString: database.url })

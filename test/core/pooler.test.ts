@@ -12,6 +12,8 @@ import { cloneTemplate, quietPort } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'
 
 const PGBOUNCER = ['/usr/sbin/pgbouncer', '/usr/bin/pgbouncer', '/usr/local/bin/pgbouncer'].find(fs.existsSync)
+/** What the pooler drops of the settings of a session. */
+const SETTINGS = { timezone: 'UTC', statement_timeout: '60s', idle_in_transaction_session_timeout: '60s' }
 const NOBODY = 65_534
 const IGNORED = 'options,statement_timeout,idle_in_transaction_session_timeout,extra_float_digits'
 
@@ -28,7 +30,8 @@ describe('connections through PgBouncer', function () {
     fs.chmodSync(dir, 0o755)
     const client = new pg.Client({ connectionString: database.url })
     await client.connect()
-    await client.query(`alter database ${pg.escapeIdentifier(client.database as string)} set timezone to 'UTC'`)
+    for (const [name, value] of Object.entries(SETTINGS))
+      await client.query(`alter database ${pg.escapeIdentifier(client.database as string)} set ${name} to '${value}'`)
     await client.end()
   })
 
@@ -53,10 +56,10 @@ describe('connections through PgBouncer', function () {
     const server = `host=${url.hostname} port=${url.port} user=${url.username} password=${decodeURIComponent(url.password)}`
     const all = {
       listen_addr: '127.0.0.1',
-      listen_port: port,
+      listen_port: String(port),
       unix_socket_dir: '',
       auth_type: 'any',
-      default_pool_size: 60,
+      default_pool_size: '60',
     }
     const lines = Object.entries({ ...all, ...settings }).map(([name, value]) => `${name} = ${value}`)
     fs.writeFileSync(file, `[databases]\n* = ${server}\n[pgbouncer]\n${lines.join('\n')}\n`)
@@ -102,6 +105,29 @@ describe('connections through PgBouncer', function () {
       message,
       /^DATABASE_URL: the pooler answers "unsupported startup parameter.*ignore_startup_parameters = options,/,
     )
+  })
+
+  for (const name of Object.keys(SETTINGS))
+    it(`names ${name} if the pooler drops it, and the connections that keep the previous settings`, async () => {
+      const owner = new pg.Client({ connectionString: database.url })
+      await owner.connect()
+      const alter = (change: string) =>
+        owner.query(`alter database ${pg.escapeIdentifier(owner.database as string)} ${change}`)
+      try {
+        await alter(`set ${name} to ${name === 'timezone' ? `'Asia/Tokyo'` : '0'}`)
+        const url = await pooler({ pool_mode: 'session', ignore_startup_parameters: IGNORED })
+        const message = await refusal(url, database.url)
+        assert.match(message, new RegExp(`^DATABASE_URL: the pooler drops ${name}: alter role .* set ${name} to '`))
+        assert.match(message, /RECONNECT/)
+      } finally {
+        await alter(`set ${name} to '${SETTINGS[name as keyof typeof SETTINGS]}'`)
+        await owner.end()
+      }
+    })
+
+  it('names a pool that is too small', async () => {
+    const url = await pooler({ pool_mode: 'session', ignore_startup_parameters: IGNORED, default_pool_size: '1' })
+    assert.match(await refusal(url, database.url), /^DATABASE_URL: no session of the server is free.*default_pool_size/)
   })
 
   it('reports the problem in transaction mode, or works with DATABASE_LISTEN_URL', async () => {

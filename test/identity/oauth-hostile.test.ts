@@ -319,7 +319,9 @@ describe('attacks on OAuth', function () {
       const pages = ['/oauth/consent', '/oauth/authorize', '/oauth/consent.js']
       for (const path of pages) {
         const text = await (await fetch(own.url + path)).text()
-        const named = [...text.matchAll(/(?:href="(?!data:)|src="|root = new URL\(')([^"$]+)/g)].map(([, address]) => address)
+        const named = [...text.matchAll(/(?:href="(?!data:)|src="|root = new URL\(')([^"$]+)/g)].map(
+          ([, address]) => address,
+        )
         assert.ok(named.length > 0, path)
         for (const address of named) {
           const from = path.endsWith('.js') ? '/oauth/consent' : path

@@ -4,6 +4,7 @@ import { newId } from '../../core/api/ids.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { BackgroundTask } from '../../core/jobs/handler.ts'
+import { runLoopOnce } from '../../core/process/loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { nextOccurrence } from './cron.ts'
 import { firingFailure, wakeFiring } from './fire.ts'
@@ -143,7 +144,7 @@ export const scheduler: BackgroundTask = {
     const run = async () => {
       let delay = interval
       try {
-        delay = await poll()
+        delay = await runLoopOnce('trigger schedules', interval, poll)
       } catch (error) {
         log.error({ err: error }, 'schedule poll failed')
       }

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { ConfigError } from '../../config.ts'
+import { withStatementLimit } from '../../core/db/pg-client.ts'
 import { type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
@@ -73,30 +74,32 @@ export async function buildVectorIndex(services: Services): Promise<boolean> {
   if (config.KNOWLEDGE_VECTOR_INDEX === 'scan' || !isNewEnough(await findVersion(pool))) return false
   const space = await currentSpace(services)
   if (!space) return false
-  return pool.connect(async connection => {
-    // A build has no time limit and cannot run in a transaction, which would scope the setting.
-    await connection.query(voidStatement`set statement_timeout = 0`)
-    try {
-      await dropUnusedIndexes(connection, space.id)
-      const state = await findIndexState(connection, space.id)
-      if (state === true) return false
-      if (state === false) {
-        if (await isBuilding(connection)) return false
-        await connection.query(
-          voidStatement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`,
-        )
-      }
-      const started = performance.now()
-      await connection.query(voidStatement`
+  return withStatementLimit(Number.POSITIVE_INFINITY, () =>
+    pool.connect(async connection => {
+      // A build has no time limit and cannot run in a transaction, which would scope the setting.
+      await connection.query(voidStatement`set statement_timeout = 0`)
+      try {
+        await dropUnusedIndexes(connection, space.id)
+        const state = await findIndexState(connection, space.id)
+        if (state === true) return false
+        if (state === false) {
+          if (await isBuilding(connection)) return false
+          await connection.query(
+            voidStatement`drop index concurrently if exists ${sql.identifier([indexName(space.id)])}`,
+          )
+        }
+        const started = performance.now()
+        await connection.query(voidStatement`
         create index concurrently ${sql.identifier([indexName(space.id)])} on knowledge_vectors
         using hnsw ((code::${bitType(space.dimensions)}) bit_hamming_ops) where space_id = ${rawFragment(String(space.id))}`)
-      indexStates(services).delete(space.id)
-      log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
-      return true
-    } finally {
-      await connection.query(voidStatement`reset statement_timeout`)
-    }
-  })
+        indexStates(services).delete(space.id)
+        log.info({ space: space.id, ms: Math.round(performance.now() - started) }, 'vector index built')
+        return true
+      } finally {
+        await connection.query(voidStatement`reset statement_timeout`)
+      }
+    }),
+  )
 }
 
 /** Whether an index is being built, for example by a worker whose claim has expired. */

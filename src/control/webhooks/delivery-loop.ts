@@ -1,5 +1,7 @@
 import { randomUUID } from 'node:crypto'
+import { withStatementLimit } from '../../core/db/pg-client.ts'
 import { HOLDER } from '../../core/process/holder.ts'
+import { runLoopOnce } from '../../core/process/loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { disableFailing } from './auto-disable.ts'
 import { attemptDelivery, type DeliveryAttemptOutcome, requeuedOutcome } from './deliver.ts'
@@ -12,6 +14,7 @@ import {
   type DeliveryClaimRequest,
   type DeliveryOutcome,
   recordOutcomes,
+  releaseUnheld,
   type WebhookTarget,
 } from './delivery-store.ts'
 import { SLOTS_PER_WEBHOOK } from './store.ts'
@@ -25,6 +28,14 @@ const SETTLE_DELAY_MS = 15
 const SETTLE_BATCH = 500
 
 const RETRY_MS = [50, 200, 1000, 3000]
+
+/** Time after which a claim, or a write of outcomes, is abandoned. */
+const CLAIM_MS = 6000
+const SETTLE_MS = 15_000
+
+/** How long, and how often, unheld slots and deliveries are released after a failed claim. */
+const RETURN_FOR_MS = 120_000
+const RETURN_EVERY_MS = 5000
 
 /** `ms` is null for a delivery requeued without an attempt. */
 type EndedDelivery = LeasedDelivery & { outcome: DeliveryAttemptOutcome; ms: number | null }
@@ -55,6 +66,10 @@ export class DeliveryLoop {
   #settling = false
   #settleTimer: NodeJS.Timeout | null = null
   #inFlight = 0
+  /** IDs of claimed deliveries without a recorded outcome. */
+  readonly #held = new Set<string>()
+  #claimLostAt = Number.NEGATIVE_INFINITY
+  #returnedAt = Number.NEGATIVE_INFINITY
   #claimFailures = 0
   #settleFailures = 0
   #closed = false
@@ -137,14 +152,17 @@ export class DeliveryLoop {
     const { pool, config, log } = this.#services
     try {
       while (!this.#closed) {
+        await this.#returnUnheld()
         const claims = this.#laneClaims()
         if (claims.length === 0) break
         const requestedAt = performance.now()
         let grants: Map<string, ClaimGrant>
         try {
-          grants = await claimDueDeliveries(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
+          const claim = () => claimDueDeliveries(pool, this.#holder, claims.map(toRequest), config.WEBHOOK_LEASE_MS)
+          grants = await runLoopOnce('delivery claims', CLAIM_MS / 2, () => withStatementLimit(CLAIM_MS, claim))
           this.#claimFailures = 0
         } catch (error) {
+          this.#claimLostAt = performance.now()
           if (this.#claimFailures === 0) log.error({ err: error }, 'delivery claim failed')
           const delay = RETRY_MS[Math.min(this.#claimFailures++, RETRY_MS.length - 1)]
           for (const { lane } of claims) {
@@ -160,6 +178,27 @@ export class DeliveryLoop {
     } finally {
       this.#claiming = false
       this.#checkIdle()
+    }
+  }
+
+  /**
+   * Releases the slots and deliveries of a claim whose answer was lost. Repeated for a while, because the server may
+   * execute a claim after its connection was lost.
+   */
+  async #returnUnheld(): Promise<void> {
+    const now = performance.now()
+    if (now - this.#claimLostAt > RETURN_FOR_MS || now - this.#returnedAt < RETURN_EVERY_MS) return
+    const lanes = [...this.#lanes.all()]
+    const slots = lanes.flatMap(({ webhook_id, slots }) => slots.map(slot => ({ webhook_id, slot })))
+    try {
+      for (const target of await releaseUnheld(this.#services.pool, this.#holder, {
+        slots,
+        deliveries: [...this.#held],
+      }))
+        this.#lanes.open(target).due = true
+      this.#returnedAt = now
+    } catch (error) {
+      this.#services.log.warn({ err: error }, 'return of a lost delivery claim failed')
     }
   }
 
@@ -191,7 +230,10 @@ export class DeliveryLoop {
     this.#lanes.setSlots(lane, grant?.slots ?? [])
     lane.slotsUntil = until
     const claimed = grant?.deliveries ?? []
-    for (const delivery of claimed) lane.queue.push({ delivery, until })
+    for (const delivery of claimed) {
+      lane.queue.push({ delivery, until })
+      this.#held.add(delivery.id)
+    }
     if (claimed.length === rows) lane.due = true
     if (this.#closed || lane.stale) this.#requeue(lane)
     lane.stale = false
@@ -280,13 +322,12 @@ export class DeliveryLoop {
     const releases = this.#releases.splice(0)
     let retryMs = 0
     try {
-      const recordedIds = await recordOutcomes(
-        pool,
-        this.#holder,
-        ended.map(toDeliveryOutcome),
-        releases.map(({ lane, slot }) => ({ webhook_id: lane.webhook_id, slot })),
+      const freed = releases.map(({ lane, slot }) => ({ webhook_id: lane.webhook_id, slot }))
+      const recordedIds = await runLoopOnce('delivery outcomes', SETTLE_MS, () =>
+        recordOutcomes(pool, this.#holder, ended.map(toDeliveryOutcome), freed),
       )
       this.#settleFailures = 0
+      for (const { delivery } of ended) this.#held.delete(delivery.id)
       this.#handleReleased(releases)
       this.#handleRecorded(ended, recordedIds)
       await disableFailing(
@@ -300,8 +341,11 @@ export class DeliveryLoop {
       const now = performance.now()
       const canRetry = (item: EndedDelivery) =>
         item.until > now && !(this.#closed && this.#settleFailures > RETRY_MS.length)
-      for (const item of ended)
-        if (item.ms !== null && !canRetry(item)) logAttempt(log, item.delivery, item.outcome, item.ms, 'lost')
+      for (const item of ended) {
+        if (canRetry(item)) continue
+        this.#held.delete(item.delivery.id)
+        if (item.ms !== null) logAttempt(log, item.delivery, item.outcome, item.ms, 'lost')
+      }
       this.#ended.unshift(...ended.filter(canRetry))
       if (this.#closed && this.#settleFailures > RETRY_MS.length) this.#handleReleased(releases)
       else this.#releases.unshift(...releases)

@@ -282,6 +282,33 @@ export async function claimDueDeliveries(
 }
 
 /**
+ * Releases the slots and deliveries of a holder that it does not have, because the answer of a claim was lost. The holder
+ * must not wait for a claim meanwhile. Returns their webhooks.
+ */
+export const releaseUnheld = (
+  db: Queryable,
+  holder: string,
+  held: { slots: readonly { webhook_id: string; slot: number }[]; deliveries: readonly string[] },
+): Promise<readonly WebhookTarget[]> =>
+  db.any(targetRow`
+    with slots as (
+      update webhook_slots s set holder = null, lease_expires_at = null
+      where s.holder = ${holder} and s.lease_expires_at > now() and (s.webhook_id, s.slot) not in (
+        select * from ${sql.unnest(
+          held.slots.map(({ webhook_id, slot }) => [webhook_id, slot]),
+          ['text', 'int4'],
+        )})
+      returning s.webhook_id
+    ), deliveries as (
+      update webhook_deliveries d set holder = null, lease_expires_at = null
+      where d.status = 'queued' and d.holder = ${holder} and d.lease_expires_at > now()
+        and d.id <> all (${sql.array([...held.deliveries], 'text')})
+      returning d.webhook_id
+    )
+    select id as webhook_id, project_id from webhooks
+    where id in (select webhook_id from slots union select webhook_id from deliveries)`)
+
+/**
  * Outcome of a claimed delivery. `settled: false` requeues it unchanged. `counted` increments the attempts; `retry_ms`
  * is the delay of the next attempt, null without one.
  */

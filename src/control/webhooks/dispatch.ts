@@ -1,6 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { eventDispatchQueue } from '../../core/db/writer.ts'
+import { LoopStalledError, runLoopOnce } from '../../core/process/loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
   completeDispatch,
@@ -15,6 +16,9 @@ import { matchEvents } from './matching.ts'
 /** Most events and deliveries per transaction; a single event may exceed the deliveries. */
 const BATCH = 200
 const MAX_DELIVERIES = 5000
+
+/** Half of the time after which a batch is abandoned: many subscribers take long. */
+const BATCH_MS = 30_000
 
 /** Delay before retrying a batch after a transient database error. */
 const RETRY_MS = 500
@@ -72,9 +76,9 @@ export function createDispatcher(services: Services, deliver: (targets: readonly
     while (woken && !closed) {
       woken = false
       try {
-        while (!closed && (await dispatchBatch()));
+        while (!closed && (await runLoopOnce('event dispatch', BATCH_MS, dispatchBatch)));
       } catch (error) {
-        if (isTransient(error)) {
+        if (isTransient(error) || error instanceof LoopStalledError) {
           services.log.warn({ err: error }, 'event dispatch failed, retrying')
           await sleep(RETRY_MS)
           woken = true

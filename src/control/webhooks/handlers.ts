@@ -1,6 +1,7 @@
 import type { Fragment } from '../../core/db/sql.ts'
 import { DISPATCH_CHANNEL, eventDispatchQueue, type Tx } from '../../core/db/writer.ts'
 import { type BackgroundTask, handler } from '../../core/jobs/handler.ts'
+import { exclusiveLoop } from '../../core/process/loop.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { DeliveryLoop } from './delivery-loop.ts'
@@ -40,17 +41,13 @@ export const deliveryTask: BackgroundTask = {
     const loop = deliveryLoop(services)
     const dispatcher = createDispatcher(services, targets => wakeDeliveries(services, targets))
 
-    let sweeping = false
-    const sweep = async () => {
+    const periodMs = config.WEBHOOK_SWEEP_INTERVAL_MS
+    const wakeDue = exclusiveLoop('delivery sweep', { periodMs, log }, async () =>
+      loop.wake(await listWebhooksWithDue(pool)),
+    )
+    const sweep = () => {
       dispatcher.wake()
-      if (sweeping) return
-      sweeping = true
-      try {
-        loop.wake(await listWebhooksWithDue(pool))
-      } catch (error) {
-        log.error({ err: error }, 'delivery sweep failed')
-      }
-      sweeping = false
+      return wakeDue()
     }
 
     const onReconnect = () => void sweep()
@@ -58,7 +55,7 @@ export const deliveryTask: BackgroundTask = {
       notifications.listen(DISPATCH_CHANNEL, dispatcher.wake, { onReconnect }),
       notifications.listen(WEBHOOK_CHANNEL, payload => loop.reload(parseWebhookPayload(payload))),
     ]
-    const interval = setInterval(sweep, config.WEBHOOK_SWEEP_INTERVAL_MS)
+    const interval = setInterval(sweep, periodMs)
     // Covers rows written before this process subscribed.
     Promise.all(unsubscribes.map(({ ready }) => ready)).then(sweep, () => {})
 

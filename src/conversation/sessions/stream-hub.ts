@@ -2,6 +2,7 @@ import { AppError, serviceNotReady } from '../../core/api/errors.ts'
 import { PING } from '../../core/api/event-stream.ts'
 import type { Context } from '../../core/api/operation.ts'
 import { withoutTenant } from '../../core/db/tenant-context.ts'
+import { exclusiveLoop } from '../../core/process/loop.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { liveTurns } from '../../execution/generations/streams/live-turns.ts'
@@ -29,10 +30,15 @@ class SessionStreams {
   readonly #open: ReturnType<typeof openStreams>
   readonly #unlisten: (() => void) & { ready: Promise<void> }
   #timer: NodeJS.Timeout | undefined
-  #checking = false
+  /** Whether the next check sends pings. */
+  #pings = false
+  readonly #checkAll: () => Promise<void>
 
   constructor(services: Services) {
     this.#services = services
+    const { config, log } = services
+    const periodMs = config.STREAM_PING_INTERVAL_MS
+    this.#checkAll = exclusiveLoop('session streams', { periodMs, log }, () => this.#checkReaders())
     this.#open = openStreams(services)
     // Before the own subscription, which is confirmed after this one.
     liveTurns(services)
@@ -123,10 +129,14 @@ class SessionStreams {
    * Checks the permissions of all readers, with one statement for many, and reads events whose notifications were lost.
    * @param ping whether to send a ping too
    */
-  async #check(ping: boolean): Promise<void> {
-    if (this.#checking) return
-    this.#checking = true
+  #check(ping: boolean): Promise<void> {
+    this.#pings = ping
+    return this.#checkAll()
+  }
+
+  async #checkReaders(): Promise<void> {
     const { pool, log } = this.#services
+    const ping = this.#pings
     try {
       const readers = [...this.#readers]
       for (let start = 0; start < readers.length; start += CHECK_BATCH) {
@@ -139,8 +149,6 @@ class SessionStreams {
       }
     } catch (error) {
       log.warn({ err: error }, 'session streams check failed')
-    } finally {
-      this.#checking = false
     }
   }
 

@@ -4,7 +4,7 @@ import { type Config, ConfigError } from '../../config.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { sqlStateOf } from './database-errors.ts'
-import { destroyConnection } from './notify.ts'
+import { DatabaseClient } from './pg-client.ts'
 import { sessionSettings } from './pool.ts'
 
 /** SQLSTATEs of a missing prepared statement and of a duplicate one. */
@@ -13,6 +13,8 @@ const PROTOCOL_VIOLATION = '08P01'
 
 const WAIT_MS = 10_000
 
+const NO_SESSION =
+  'no session of the server is free within 10 s: with a pooler, default_pool_size must cover the connections of all processes'
 const REFUSED = 'set ignore_startup_parameters = options,statement_timeout,idle_in_transaction_session_timeout'
 const PREPARED =
   'prepared statements are lost between transactions: with a pooler, use session mode, or PgBouncer 1.21 with max_prepared_statements'
@@ -21,14 +23,14 @@ const NOT_NOTIFIED = 'notifications do not arrive: with a pooler, set DATABASE_L
 const PROBE = { name: 'muster_probe', text: 'select pg_backend_pid() as pid' }
 
 /**
- * Checks three properties that a pooler may break: startup parameters, prepared statements that survive a transaction,
- * and notifications.
+ * Checks what a pooler may break: startup parameters, settings of the session, a pool that is large enough, prepared
+ * statements that survive a transaction, and notifications.
  * @throws ConfigError with the setting to change
  */
 export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | 'DATABASE_LISTEN_URL'>): Promise<void> {
-  const open: pg.Client[] = []
+  const open: DatabaseClient[] = []
   const connect = async (options: pg.ClientConfig) => {
-    const client = new pg.Client({
+    const client = new DatabaseClient({
       connectionTimeoutMillis: 5000,
       query_timeout: WAIT_MS,
       application_name: 'muster check',
@@ -40,23 +42,46 @@ export async function requireConnections(config: Pick<Config, 'DATABASE_URL' | '
     return client
   }
   try {
-    const first = await connect(sessionSettings(config.DATABASE_URL)).catch(error => {
-      if (sqlStateOf(error) !== PROTOCOL_VIOLATION) throw error
-      throw new ConfigError('DATABASE_URL', `the pooler answers "${error.message}": ${REFUSED}`)
-    })
-    const { rows } = await first.query('show timezone')
-    if (!['UTC', 'Etc/UTC'].includes(rows[0].TimeZone))
-      throw new ConfigError(
-        'DATABASE_URL',
-        `the pooler drops the time zone: alter role ${first.user} set timezone to 'UTC'`,
-      )
+    const first = await connect(sessionSettings(config.DATABASE_URL))
+    await requireSettings(first)
     const second = await connect(sessionSettings(config.DATABASE_URL))
     if (!(await arePreparedStatementsKept(first, second))) throw new ConfigError('DATABASE_URL', PREPARED)
     const listener = await connect({ connectionString: config.DATABASE_LISTEN_URL })
     if (!(await isNotified(listener, first))) throw new ConfigError('DATABASE_LISTEN_URL', NOT_NOTIFIED)
+  } catch (error) {
+    throw poolerProblem(error) ?? error
   } finally {
-    for (const client of open) destroyConnection(client)
+    for (const client of open) client.destroy()
   }
+}
+
+/** Returns the setting to change if a pooler refuses connections or has no session for them, null for other errors. */
+export function poolerProblem(error: unknown): ConfigError | null {
+  const { message } = error as Error
+  if (sqlStateOf(error) === PROTOCOL_VIOLATION && /startup parameter/.test(message))
+    return new ConfigError('DATABASE_URL', `the pooler answers "${message}": ${REFUSED}`)
+  const hasNoSession = message === 'Query read timeout' || /query_wait_timeout|no more connections/.test(message)
+  return hasNoSession ? new ConfigError('DATABASE_URL', NO_SESSION) : null
+}
+
+/** Settings of a session that a pooler may drop, with the value to set for the role and whether a value will do. */
+const SETTINGS: Record<string, { value: string; accepts: (value: string) => boolean }> = {
+  timezone: { value: 'UTC', accepts: value => ['UTC', 'Etc/UTC'].includes(value) },
+  statement_timeout: { value: '60s', accepts: value => value !== '0' },
+  idle_in_transaction_session_timeout: { value: '60s', accepts: value => value !== '0' },
+}
+
+/** @throws ConfigError if the session lacks a setting */
+async function requireSettings(client: DatabaseClient): Promise<void> {
+  const names = Object.keys(SETTINGS)
+  const { rows } = await client.query(`select ${names.map(name => `current_setting('${name}') as ${name}`).join(', ')}`)
+  const dropped = names.filter(name => !SETTINGS[name].accepts(rows[0][name]))
+  if (dropped.length === 0) return
+  const fixes = dropped.map(name => `alter role ${client.user} set ${name} to '${SETTINGS[name].value}'`)
+  throw new ConfigError(
+    'DATABASE_URL',
+    `the pooler drops ${dropped.join(', ')}: ${fixes.join('; ')}; then RECONNECT in the console of the pooler, whose open connections keep the previous settings`,
+  )
 }
 
 /** Whether each client keeps its prepared statements to itself, whatever sessions a pooler assigns. */

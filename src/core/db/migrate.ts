@@ -1,7 +1,7 @@
 import { readdirSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
-import pg from 'pg'
 import { createQueuesInDatabase } from '../jobs/queue.ts'
+import { DatabaseClient } from './pg-client.ts'
 
 const directory = fileURLToPath(new URL('../../../sql', import.meta.url))
 
@@ -27,7 +27,7 @@ export async function migrate(
 ): Promise<string[]> {
   // Imported lazily: most processes do not migrate.
   const { runner } = await import('node-pg-migrate')
-  const client = new pg.Client({ connectionString: databaseUrl, application_name: 'muster migrate' })
+  const client = new DatabaseClient({ connectionString: databaseUrl, application_name: 'muster migrate' })
   await client.connect()
   try {
     const { rows } = await client.query(`select pg_try_advisory_lock(${MIGRATION_LOCK}) as locked`)

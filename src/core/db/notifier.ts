@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Logger } from '../process/log.ts'
 import { databaseErrorKind } from './database-errors.ts'
-import { destroyConnection } from './notify.ts'
 import { DatabaseClient } from './pg-client.ts'
 import { retryPause } from './retry.ts'
 import { withoutTenant } from './tenant-context.ts'
@@ -51,7 +50,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
   let closed = false
 
   const drop = () => {
-    if (client) destroyConnection(client)
+    if (client) client.destroy()
     client = undefined
   }
 
@@ -59,8 +58,6 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
     const next = new DatabaseClient({
       connectionString: databaseUrl,
       application_name: applicationName,
-      keepAlive: true,
-      connectionTimeoutMillis: TIMEOUT_MS,
     })
     const onLost = () => {
       if (client === next) drop()
@@ -123,7 +120,7 @@ export function openNotifier(options: { databaseUrl: string; applicationName?: s
       closed = true
       const target = client
       client = undefined
-      if (target && draining) destroyConnection(target)
+      if (target && draining) target.destroy()
       else await target?.end().catch(() => {})
     },
   }

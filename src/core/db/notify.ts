@@ -1,7 +1,9 @@
 import { randomBytes } from 'node:crypto'
 import pg from 'pg'
 import type { Logger } from 'pino'
-import { DatabaseClient } from './pg-client.ts'
+import { settledWithin } from '../process/event-loop.ts'
+import { withParameters } from './database-url.ts'
+import { DatabaseClient, KEEPALIVE_OPTIONS } from './pg-client.ts'
 
 /** Ends a subscription. `ready` resolves when PostgreSQL has confirmed the LISTEN: later notifications arrive. */
 export type Unsubscribe = (() => void) & { ready: Promise<void> }
@@ -18,8 +20,13 @@ export type Notifications = {
   ): Unsubscribe
   /** False while the connection is down. */
   healthy(): boolean
-  /** Whether the server answers on this connection in time; false while it is down. */
-  ping(timeoutMs: number): Promise<boolean>
+  /**
+   * Sends a statement that returns one row. Returns null without an answer in time.
+   * @throws if the connection is down or lost
+   */
+  ask(text: string, timeoutMs: number): Promise<{ client: DatabaseClient; row: object } | null>
+  /** Reconnects now, if the connection is down, instead of after the current backoff. */
+  reconnect(): void
   /**
    * Returns the number of the advisory lock that the server holds while the current connection exists. Rows that carry it
    * are valid only during that time; it changes with each reconnect.
@@ -33,9 +40,6 @@ type Channel = { subscriptions: Set<Subscription>; ready: Promise<void> }
 
 const FIRST_BACKOFF_MS = 100
 const LAST_BACKOFF_MS = 5000
-
-/** The server drops the connection, and with it the presence, half a minute after the host of this process was lost. */
-const KEEPALIVE = 'set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 4'
 
 /**
  * Opens this process's one listening connection. It requires a dedicated session (no transaction pooler). A heartbeat
@@ -52,13 +56,27 @@ export async function openNotifications(options: {
   onDown?: (error: Error) => void
   onUp?: () => void
 }): Promise<Notifications> {
-  const { databaseUrl, log, heartbeatMs = 10_000, heartbeatTimeoutMs = 5000 } = options
+  const { log, heartbeatMs = 10_000, heartbeatTimeoutMs = 5000 } = options
+  // The server drops the connection, and with it the presence, half a minute after the host of this process was lost.
+  const databaseUrl = withParameters(options.databaseUrl, { options: KEEPALIVE_OPTIONS })
   const channels = new Map<string, Channel>()
   let client: DatabaseClient | undefined
   let timer: NodeJS.Timeout | undefined
   let backoff = FIRST_BACKOFF_MS
   let closed = false
   let presence = ''
+  let connecting = false
+  /** Last statement of the current connection, which runs one at a time. */
+  let lastSent: Promise<unknown> = Promise.resolve()
+
+  const query = (target: DatabaseClient, text: string): Promise<{ rows: object[] }> => {
+    const sent = lastSent.then(() => {
+      if (client !== target) throw new Error('connection lost')
+      return target.query(text)
+    })
+    lastSent = sent.catch(() => {})
+    return sent
+  }
 
   const call = (work: () => void) => {
     try {
@@ -78,7 +96,7 @@ export async function openNotifications(options: {
     client = undefined
     clearTimeout(timer)
     // A half-open connection never answers a Terminate message.
-    destroyConnection(target)
+    target.destroy()
     if (closed) return
     log.warn({ err: error }, 'notification connection lost')
     call(() => options.onDown?.(error))
@@ -86,22 +104,28 @@ export async function openNotifications(options: {
     reconnectLater()
   }
 
+  const reconnect = () => {
+    if (client || connecting || closed) return
+    connecting = true
+    connect()
+      .then(
+        () => {
+          log.info('notification connection restored')
+          call(() => options.onUp?.())
+          notifySubscribers('onReconnect')
+        },
+        () => {
+          if (!closed) reconnectLater()
+        },
+      )
+      .finally(() => {
+        connecting = false
+      })
+  }
+
   const reconnectLater = () => {
-    timer = setTimeout(
-      () => {
-        connect().then(
-          () => {
-            log.info('notification connection restored')
-            call(() => options.onUp?.())
-            notifySubscribers('onReconnect')
-          },
-          () => {
-            if (!closed) reconnectLater()
-          },
-        )
-      },
-      backoff * (0.5 + Math.random()),
-    )
+    clearTimeout(timer)
+    timer = setTimeout(reconnect, backoff * (0.5 + Math.random()))
     backoff = Math.min(backoff * 2, LAST_BACKOFF_MS)
   }
 
@@ -109,9 +133,6 @@ export async function openNotifications(options: {
     const next = new DatabaseClient({
       connectionString: databaseUrl,
       application_name: options.applicationName ?? 'muster-listen',
-      keepAlive: true,
-      keepAliveInitialDelayMillis: 10_000,
-      connectionTimeoutMillis: 5000,
     })
     next.on('error', error => drop(next, error))
     next.on('end', () => drop(next, new Error('connection ended')))
@@ -123,16 +144,17 @@ export async function openNotifications(options: {
       const names = [...channels.keys()]
       const lock = randomBytes(8).readBigInt64BE().toString()
       const listens = names.map(name => `listen ${pg.escapeIdentifier(name)}`)
-      await next.query([KEEPALIVE, `select pg_advisory_lock(${lock})`, ...listens].join('; '))
+      await next.query([`select pg_advisory_lock(${lock})`, ...listens].join('; '))
       if (closed) throw new Error('closed')
       client = next
       presence = lock
+      lastSent = Promise.resolve()
       // Channels that were added while the statement above ran.
       for (const name of channels.keys())
-        if (!names.includes(name)) await next.query(`listen ${pg.escapeIdentifier(name)}`)
+        if (!names.includes(name)) await query(next, `listen ${pg.escapeIdentifier(name)}`)
     } catch (error) {
       if (client === next) client = undefined
-      destroyConnection(next)
+      next.destroy()
       throw error
     }
     backoff = FIRST_BACKOFF_MS
@@ -142,8 +164,7 @@ export async function openNotifications(options: {
   const scheduleHeartbeat = (target: DatabaseClient) => {
     timer = setTimeout(() => {
       const timeout = setTimeout(() => drop(target, new Error('heartbeat timed out')), heartbeatTimeoutMs)
-      target
-        .query('select 1')
+      query(target, 'select 1')
         .then(
           () => {
             if (client === target) scheduleHeartbeat(target)
@@ -154,16 +175,11 @@ export async function openNotifications(options: {
     }, heartbeatMs)
   }
 
-  let lastSent: Promise<unknown> = Promise.resolve()
-  /** Sends one statement at a time, in the order of the calls. */
-  const send = (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
-    const sending = lastSent.then(async () => {
-      const target = client
-      // While the connection is down there is nothing to send: the reconnect listens on all channels.
-      await target?.query(`${statement} ${pg.escapeIdentifier(channel)}`).catch((error: Error) => drop(target, error))
-    })
-    lastSent = sending
-    return sending
+  /** While the connection is down there is nothing to send: the reconnect listens on all channels. */
+  const send = async (statement: 'listen' | 'unlisten', channel: string): Promise<void> => {
+    const target = client
+    if (target)
+      await query(target, `${statement} ${pg.escapeIdentifier(channel)}`).catch((error: Error) => drop(target, error))
   }
 
   await connect()
@@ -184,18 +200,17 @@ export async function openNotifications(options: {
     },
     healthy: () => client !== undefined,
     presence: () => presence,
-    async ping(timeoutMs) {
-      if (!client) return false
-      let timer: NodeJS.Timeout | undefined
-      const timedOut = new Promise<boolean>(resolve => {
-        // After CPU starvation of this process a pending answer is read before the timeout counts.
-        timer = setTimeout(() => setImmediate(() => setImmediate(() => resolve(false))), timeoutMs)
-      })
-      const answered = client.query('select 1').then(
-        () => true,
-        () => false,
-      )
-      return Promise.race([answered, timedOut]).finally(() => clearTimeout(timer))
+    async ask(text, timeoutMs) {
+      const target = client
+      if (!target) throw new Error('not connected')
+      const { rows } = (await settledWithin(timeoutMs, query(target, text))) ?? {}
+      return rows ? { client: target, row: rows[0] } : null
+    },
+    reconnect() {
+      backoff = FIRST_BACKOFF_MS
+      if (client || connecting) return
+      clearTimeout(timer)
+      reconnect()
     },
     async close() {
       closed = true
@@ -206,11 +221,4 @@ export async function openNotifications(options: {
       await target?.end().catch(() => {})
     },
   }
-}
-
-/** Destroys the socket: `end` waits for the server, which never answers on a lost connection. */
-export function destroyConnection(client: pg.Client): void {
-  client.on('error', () => {})
-  const { connection } = client as unknown as { connection?: { stream?: { destroy(): void } } }
-  connection?.stream?.destroy()
 }

@@ -1,19 +1,26 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
+import type { EventEmitter } from 'node:events'
 import { connect } from 'node:net'
 import pg from 'pg'
 import { preparedPlanFor } from './commit-piggyback.ts'
-import { markDriverError } from './database-errors.ts'
+import { markDriverError, sqlStateOf } from './database-errors.ts'
+import { addressOf, type DatabaseUrl, parseDatabaseUrl, type SessionTarget } from './database-url.ts'
 import { abandonmentNow, withoutTenant } from './tenant-context.ts'
 
 export type PendingStatement = {
-  client: pg.Client
+  client: DatabaseClient
   /** Start time (performance.now). */
   since: number
+  /** Time after which the connection counts as dead. */
+  limitMs: number
   isAbandoned: (() => boolean) | undefined
   /** Resolves when the server has received the cancellation. */
   cancelling?: Promise<void>
 }
 
-const pending = new Map<pg.Client, PendingStatement>()
+const pending = new Set<PendingStatement>()
+
+const open = new Set<DatabaseClient>()
 
 const listeners = new Set<() => void>()
 
@@ -24,16 +31,56 @@ export function onPending(listener: () => void): () => void {
 }
 
 /** Returns the statements without a result yet. */
-export const pendingStatements = (): IterableIterator<PendingStatement> => pending.values()
+export const pendingStatements = (): ReadonlySet<PendingStatement> => pending
+
+/** Returns the connections of this process that are open or being opened. */
+export const openClients = (): ReadonlySet<DatabaseClient> => open
+
+/** Limits of the sessions of pools, in milliseconds. */
+export const SESSION_TIMEOUTS = { statement_timeout: 60_000, idle_in_transaction_session_timeout: 60_000 }
+
+/** Time that a statement has in addition to its timeout at the server. */
+const LIMIT_MARGIN_MS = 5000
+const DEFAULT_LIMIT_MS = SESSION_TIMEOUTS.statement_timeout + LIMIT_MARGIN_MS
+
+const limits = new AsyncLocalStorage<number>()
+
+/** Runs work whose statements may take `limitMs`, because it sets another `statement_timeout` than its session has. */
+export const withStatementLimit = <T>(limitMs: number, work: () => T): T => limits.run(limitMs, work)
+
+/**
+ * Bound of one try to connect, and keepalive of the open connection. The kernel adds ten probes, one per second, so
+ * that an idle connection to a lost host ends after 20 s. Node cannot set TCP_USER_TIMEOUT, the bound of unacknowledged
+ * data: a connection with a pending statement is ended by server-watchdog.ts.
+ */
+const CONNECT_MS = 5000
+const KEEPALIVE_MS = 10_000
+
+/**
+ * Parameters for the server's end of a connection: it ends a session, and releases its locks, 15 to 30 seconds after the
+ * host of this process was lost. A pooler does not pass them on.
+ */
+export const KEEPALIVE_OPTIONS =
+  '-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4 -c tcp_user_timeout=15000'
 
 type Callback = (...answer: any[]) => void
 
-const marking =
-  (callback: Callback): Callback =>
-  (error, ...answer) => {
-    markDriverError(error)
-    callback(error, ...answer)
-  }
+type Connection = EventEmitter & { stream: { destroy(error?: Error): void } }
+
+/** The internals of pg's client that this file uses. */
+type Internals = { connection: Connection; host: string; port: number }
+
+/** Time for which a host that did not answer is tried last. */
+const AVOIDED_MS = 30_000
+const failedAt = new Map<string, number>()
+
+const isAvoided = (url: string): boolean =>
+  performance.now() - (failedAt.get(new URL(url).host) ?? Number.NEGATIVE_INFINITY) < AVOIDED_MS
+
+const CANNOT_CONNECT_NOW = '57P03'
+
+/** Whether the next host is tried, as by libpq: not if this one refuses the user or the database. */
+const triesNext = (error: unknown): boolean => [null, CANNOT_CONNECT_NOW].includes(sqlStateOf(error))
 
 /**
  * pg's client for all connections of the application.
@@ -43,43 +90,134 @@ const marking =
  *   process were caused by it. With a callback passed to the constructor they are collected young; test/core/db.test.ts
  *   measures it.
  * - Saves round trips of transactions (commit-piggyback.ts).
- * - Tracks pending statements with their start, for detecting an unresponsive server (server-watchdog.ts) and for
- *   cancelling the statements of abandoned requests (below).
+ * - Registers connections and pending statements with their start, for detecting an unresponsive server and dead
+ *   connections (server-watchdog.ts) and for cancelling the statements of abandoned requests (below).
+ * - Tries the hosts of its URL in order (database-url.ts).
  * - Marks errors of connections and statements (database-errors.ts): a reset database socket has the same error code as
  *   a reset socket of a tool.
  */
 export class DatabaseClient extends pg.Client {
+  /** Hosts and database, which identify the server. */
+  readonly address: string
+  /** Time when the connection was opened, or when opening began (performance.now). */
+  openedAt = performance.now()
+  isConnected = false
+  readonly #config: pg.ClientConfig
+  readonly #databaseUrl: DatabaseUrl
+  readonly #limitMs: number
+
   constructor(config: pg.ClientConfig) {
-    super(config)
+    const databaseUrl = parseDatabaseUrl(config.connectionString as string)
+    const connectionTimeoutMillis = Math.min(config.connectionTimeoutMillis || CONNECT_MS, CONNECT_MS)
+    const keepAlive = { keepAlive: true, keepAliveInitialDelayMillis: KEEPALIVE_MS }
+    const own = { ...config, ...keepAlive, connectionTimeoutMillis, connectionString: databaseUrl.urls[0] }
+    super(own)
+    this.#config = own
+    this.#databaseUrl = databaseUrl
+    this.address = addressOf(config.connectionString as string)
+    const { statement_timeout } = config
+    this.#limitMs = statement_timeout ? Number(statement_timeout) + LIMIT_MARGIN_MS : DEFAULT_LIMIT_MS
     this.on('error', markDriverError)
+    this.on('end', () => open.delete(this))
   }
 
   override connect(callback?: Callback): any {
-    if (callback) return super.connect(marking(callback))
-    return super.connect().catch(error => {
-      markDriverError(error)
-      throw error
-    })
+    open.add(this)
+    this.openedAt = performance.now()
+    const connected = this.#connectToFirst().then(
+      () => {
+        this.openedAt = performance.now()
+        this.isConnected = true
+      },
+      error => {
+        open.delete(this)
+        markDriverError(error)
+        throw error
+      },
+    )
+    if (!callback) return connected
+    connected.then(() => callback(null, this), callback)
   }
 
-  /** Statements of pg-boss, which passes callbacks, are sent unchanged. */
+  /** Process ID of the session, null before it begins. */
+  get sessionId(): number | null {
+    return (this as unknown as { processID: number | null }).processID
+  }
+
+  /** Ends the connection without waiting for the server; a pending statement fails with `error`. */
+  destroy(error?: Error): void {
+    open.delete(this)
+    ;(this as unknown as Internals).connection.stream.destroy(error)
+  }
+
+  /** Connects to the first host that answers and is the required server. */
+  async #connectToFirst(): Promise<void> {
+    const { urls, target } = this.#databaseUrl
+    if (urls.length === 1 && target === 'any') return void (await super.connect())
+    const inOrder = [...urls.filter(url => !isAvoided(url)), ...urls.filter(isAvoided)]
+    const tries = inOrder.map(url => ({ url, target: target === 'prefer-standby' ? ('standby' as const) : target }))
+    if (target === 'prefer-standby') tries.push(...inOrder.map(url => ({ url, target: 'any' as const })))
+    for (const [index, each] of tries.entries())
+      try {
+        return await this.#connectTo(each.url, each.target)
+      } catch (error) {
+        if (index === tries.length - 1 || !triesNext(error) || !open.has(this)) throw error
+      }
+  }
+
+  async #connectTo(url: string, target: SessionTarget): Promise<void> {
+    const client = this as unknown as Internals
+    const next = new pg.Client({ ...this.#config, connectionString: url }) as unknown as Internals
+    const previous = client.connection.removeAllListeners()
+    previous.on('error', () => {})
+    previous.stream.destroy()
+    const { connection, host, port } = next
+    const unopened = {
+      _connecting: false,
+      _connected: false,
+      _connectionError: false,
+      _ended: false,
+      readyForQuery: false,
+    }
+    Object.assign(client, { connection, host, port, ...unopened })
+    const reported: Record<string, string> = {}
+    connection.on('parameterStatus', ({ parameterName, parameterValue }) => {
+      reported[parameterName] = parameterValue
+    })
+    try {
+      await super.connect()
+    } catch (error) {
+      if (triesNext(error)) failedAt.set(new URL(url).host, performance.now())
+      throw error
+    }
+    failedAt.delete(new URL(url).host)
+    const isStandby = reported.in_hot_standby === 'on'
+    const isReadOnly = isStandby || reported.default_transaction_read_only === 'on'
+    const meets: Record<SessionTarget, boolean> = {
+      any: true,
+      'read-write': !isReadOnly,
+      'read-only': isReadOnly,
+      primary: !isStandby,
+      standby: isStandby,
+      'prefer-standby': true,
+    }
+    if (!meets[target]) throw new Error(`session is not ${target}`)
+  }
+
   override query(config: any, values?: any, callback?: Callback): any {
-    if (callback) return super.query(config, values, marking(callback))
+    // pg-boss passes callbacks, and its pool may call this in the context of another statement.
+    if (callback) {
+      const entry = this.#begin(config.limitMs ?? this.#limitMs, undefined)
+      return super.query(config, values, (error: Error | null, result: unknown) =>
+        this.#end(entry, callback, error, result),
+      )
+    }
     const plan = preparedPlanFor(this, config, values)
     if (plan && 'answer' in plan) return Promise.resolve(plan.answer)
-    // A client runs one statement at a time; statements queued after it share its entry.
-    if (!pending.has(this)) pending.set(this, { client: this, since: performance.now(), isAbandoned: abandonmentNow() })
-    if (pending.size === 1) for (const listener of listeners) listener()
+    const entry = this.#begin(limits.getStore() ?? this.#limitMs, abandonmentNow())
     return new Promise((resolve, reject) => {
-      const answer = (error: Error | null, result: unknown) => {
-        const cancelling = pending.get(this)?.cancelling
-        pending.delete(this)
-        markDriverError(error)
-        const settle = () => (error ? reject(error) : resolve(result))
-        // The connection is released only after the cancellation, which would otherwise hit the next statement.
-        if (cancelling) void cancelling.then(settle)
-        else settle()
-      }
+      const settle = (error: Error | null, result: unknown) => (error ? reject(error) : resolve(result))
+      const answer = (error: Error | null, result: unknown) => this.#end(entry, settle, error, result)
       if (plan) super.query(plan.send(answer) as never)
       else super.query(config, values, answer)
     }).catch(error => {
@@ -87,6 +225,21 @@ export class DatabaseClient extends pg.Client {
       Error.captureStackTrace(error)
       throw error
     })
+  }
+
+  #begin(limitMs: number, isAbandoned: PendingStatement['isAbandoned']): PendingStatement {
+    const entry: PendingStatement = { client: this, since: performance.now(), limitMs, isAbandoned }
+    pending.add(entry)
+    if (pending.size === 1) for (const listener of listeners) listener()
+    return entry
+  }
+
+  #end(entry: PendingStatement, settle: Callback, error: Error | null, result: unknown): void {
+    pending.delete(entry)
+    markDriverError(error)
+    // The connection is released only after the cancellation, which would otherwise hit the next statement.
+    if (entry.cancelling) void entry.cancelling.then(() => settle(error, result))
+    else settle(error, result)
   }
 }
 
@@ -108,7 +261,7 @@ export function cancelAbandonedStatements(): { close(): void } {
   }
   const cancelAbandoned = () => {
     if (pending.size === 0) stopTimer()
-    for (const statement of pending.values())
+    for (const statement of pending)
       if (statement.isAbandoned?.()) statement.cancelling ??= requestCancellation(statement.client)
   }
   const unsubscribe = onPending(() => {

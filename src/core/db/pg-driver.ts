@@ -62,32 +62,33 @@ function toSlonikError(error: Error & { code?: string }): Error {
   return Mapped ? new Mapped(error) : error
 }
 
-/** Driver of Slonik's pools: connections are DatabaseClients, times are ISO text, bigint and numeric numbers. */
-export const databaseDriver = createDriverFactory(async ({ driverConfiguration }) => ({
-  async createPoolClient({ clientEventEmitter }) {
-    const client = new DatabaseClient({
-      connectionString: driverConfiguration.connectionUri,
-      connectionTimeoutMillis: driverConfiguration.connectionTimeout as number,
-      statement_timeout: driverConfiguration.statementTimeout as number,
-      idle_in_transaction_session_timeout: driverConfiguration.idleInTransactionSessionTimeout as number,
-      types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
-    })
-    client.on('error', error => clientEventEmitter.emit('error', toSlonikError(error)))
-    return {
-      connect: () => client.connect(),
-      end: () => client.end(),
-      async query(text, values, options): Promise<DriverQueryResult> {
-        try {
-          const { command, fields, rowCount, rows } = await client.query({ ...options, text, values })
-          const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))
-          return { command, fields: described, rowCount, rows }
-        } catch (error) {
-          throw toSlonikError(error as Error)
-        }
-      },
-      stream() {
-        throw new Error('statements are not streamed')
-      },
-    }
-  },
-}))
+/**
+ * Returns the driver of a Slonik pool: connections are DatabaseClients with this configuration, times are ISO text, bigint
+ * and numeric numbers.
+ */
+export const databaseDriver = (config: pg.ClientConfig) =>
+  createDriverFactory(async () => ({
+    async createPoolClient({ clientEventEmitter }) {
+      const client = new DatabaseClient({
+        ...config,
+        types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
+      })
+      client.on('error', error => clientEventEmitter.emit('error', toSlonikError(error)))
+      return {
+        connect: () => client.connect(),
+        end: () => client.end(),
+        async query(text, values, options): Promise<DriverQueryResult> {
+          try {
+            const { command, fields, rowCount, rows } = await client.query({ ...options, text, values })
+            const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))
+            return { command, fields: described, rowCount, rows }
+          } catch (error) {
+            throw toSlonikError(error as Error)
+          }
+        },
+        stream() {
+          throw new Error('statements are not streamed')
+        },
+      }
+    },
+  }))

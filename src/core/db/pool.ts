@@ -4,6 +4,8 @@ import type { z } from 'zod'
 import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { withParameters } from './database-url.ts'
+import { KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from './pg-client.ts'
 import { databaseDriver } from './pg-driver.ts'
 import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-statements.ts'
 import type { ServerWatchdog } from './server-watchdog.ts'
@@ -148,15 +150,13 @@ const rowCheck: Interceptor = {
 }
 
 /** Returns the connection options of a pool's sessions. */
-export function sessionSettings(databaseUrl: string) {
-  const url = new URL(databaseUrl)
-  url.searchParams.set('options', `${url.searchParams.get('options') ?? ''} -c timezone=UTC`.trim())
-  return {
-    connectionString: url.href,
-    statement_timeout: 60_000,
-    idle_in_transaction_session_timeout: 60_000,
-  }
-}
+export const sessionSettings = (databaseUrl: string) => ({
+  connectionString: withParameters(databaseUrl, { options: `-c timezone=UTC ${KEEPALIVE_OPTIONS}` }),
+  ...SESSION_TIMEOUTS,
+})
+
+/** Time for a connection of a pool to open. */
+const CONNECT_MS = 3000
 
 /**
  * Opens the pool of a process, with a first connection. Sessions carry no state, so a released connection is reused
@@ -164,12 +164,12 @@ export function sessionSettings(databaseUrl: string) {
  * @throws ConnectionError
  */
 export async function openPool(options: PoolOptions): Promise<Pool> {
-  const { connectionString, statement_timeout, idle_in_transaction_session_timeout } = sessionSettings(
-    options.databaseUrl,
-  )
-  const url = new URL(connectionString)
-  if (!url.searchParams.has('application_name'))
-    url.searchParams.set('application_name', options.applicationName ?? 'muster')
+  const config = {
+    // Replaced by the name in the URL, if it has one.
+    application_name: options.applicationName ?? 'muster',
+    ...sessionSettings(options.databaseUrl),
+    connectionTimeoutMillis: CONNECT_MS,
+  }
   const interceptors: Interceptor[] = []
   if (options.strict) interceptors.push(secondConnectionCheck, rowCheck)
   if (options.onRoundTrip) {
@@ -184,19 +184,16 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
   }
   const preparer = options.prepare === false ? null : createPreparer()
   if (preparer) interceptors.push(preparer.interceptor)
-  const pool = await createPool(url.href, {
+  const pool = await createPool('postgres://', {
     captureStackTrace: false,
     maxPoolSize: options.connections,
-    connectionTimeout: 3000,
     idleTimeout: 60_000,
-    statementTimeout: statement_timeout,
-    idleInTransactionSessionTimeout: idle_in_transaction_session_timeout,
     queryRetryLimit: 0,
     transactionRetryLimit: 3,
     // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.
     dangerouslyAllowForeignConnections: true,
     resetConnection: async () => {},
-    driverFactory: databaseDriver,
+    driverFactory: databaseDriver(config),
     interceptors,
   })
   await pool.connect(async () => {})

@@ -1,14 +1,23 @@
-import pg from 'pg'
+import { settledWithin } from '../process/event-loop.ts'
 import type { Logger } from '../process/log.ts'
+import { databaseConnectionsEnded } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
+import { addressOf } from './database-url.ts'
 import type { Notifications } from './notify.ts'
-import { onPending, pendingStatements } from './pg-client.ts'
+import { DatabaseClient, onPending, openClients, type PendingStatement, pendingStatements } from './pg-client.ts'
 import { withoutTenant } from './tenant-context.ts'
 
 /** A wait for the database longer than this triggers a probe. */
 const SUSPECT_MS = 1000
-/** A server that does not answer `select 1` in this time, twice in a row, is unresponsive. */
+/** A server that does not answer a probe in this time, twice in a row, is unresponsive. */
 const PROBE_MS = 1750
+/** Time without an answer on the listening connection after which a new connection is opened. */
+const QUICK_MS = 300
+/** Time after which the listening connection is dead: from its probe, and from the answer on a new connection. */
+const DEAD_MS = 1000
+const DEAD_AFTER_NEW_MS = 500
+/** Time for which the server must report a session as idle before its pending statement counts as lost. */
+const LOST_MS = 1000
 const PERIOD_MS = 250
 
 export type ServerWatchdog = {
@@ -24,61 +33,74 @@ export type ServerWatchdog = {
 
 type WaitingWork = { since: number; holds: boolean; reject: (error: Error) => void }
 
+/** Answer of a probe: the process ID of its session, and the sessions that execute no statement. */
+type Answer = { pid: number; idle: number[] }
+
+/** Returns the statement of a probe, which reports the sessions that are idle or gone. */
+const activityOf = (pids: readonly number[]) => `
+  select pg_backend_pid() as pid, array(
+    select e.pid from unnest('{${pids}}'::int[]) e (pid)
+    where not exists (select from pg_stat_activity a where a.pid = e.pid and coalesce(a.state, '') not like 'idle%')) as idle`
+
+// A session that began after the connection was opened has the same process ID by chance.
+const terminate = `
+  select pg_terminate_backend(a.pid) from unnest($1::int[], $2::float8[]) e (pid, open_ms)
+  join pg_stat_activity a on a.pid = e.pid
+  where a.usename = current_user and a.backend_start <= now() - e.open_ms * interval '1 ms'`
+
 /**
- * Distinguishes an unresponsive server from a busy one: a lost host, a hanging process, connections dropped by a
- * firewall or never accepted. None of them ends a pending statement. While a statement or a wait for a connection takes
- * long, the listening connection sends `select 1`. If that is not answered either, slow connections are destroyed and
- * waiting work is rejected, so that requests fail within five seconds instead of minutes. Further requests fail
- * immediately until the server answers again.
+ * Finds connections that died without a FIN or RST: a lost host, a hanging process, a firewall or proxy that forgot
+ * them. None of these ends a pending statement. While a statement or a wait for a connection takes long, the server is
+ * probed on the listening connection and, without a quick answer, on a new connection.
+ *
+ * - Neither is answered: the server is unresponsive. All connections are ended, also idle ones, which would lose a later
+ *   statement, and waiting work is rejected, so that requests fail within five seconds instead of minutes. Further
+ *   requests fail immediately until the server answers again.
+ * - Only the new connection is answered: the older connections are dead and are ended.
+ * - The server reports the session of a pending statement as idle or gone: the statement or its answer was lost, and its
+ *   connection is ended. With a pooler, whose process IDs differ from the server's, it ends at its limit.
+ * - A statement exceeds its limit: its connection is ended.
+ *
+ * Once the server answers, the sessions of ended connections are terminated, because they may hold locks.
  */
 export function watchServer(options: {
   databaseUrl: string
-  /**
-   * Whether the listening connection has the same address; false with a pooler, which is then probed by a new
-   * connection.
-   */
-  direct: boolean
-  notifications: Pick<Notifications, 'healthy' | 'ping'>
+  /** URL of the listening connection; another one than `databaseUrl` with a pooler. */
+  listenUrl: string
+  notifications: Pick<Notifications, 'healthy' | 'ask' | 'reconnect'>
   log: Logger
 }): ServerWatchdog {
-  const { databaseUrl, direct, notifications, log } = options
+  const { databaseUrl, listenUrl, notifications, log } = options
   const waiting = new Set<WaitingWork>()
-  let unresponsive = false
-  let probing = false
   let closed = false
-  // Never connected: only parses the URL like the driver does.
-  const { database } = new pg.Client({ connectionString: databaseUrl })
-  /** Clients of this database with a slow statement; a process may have clients of other databases. */
-  function* slowClients(): Generator<pg.Client> {
-    for (const { client, since } of pendingStatements())
-      if (isSuspect(since) && client.database === database) yield client
-  }
 
-  const probe = async () => {
-    probing = true
-    const isResponding = () =>
-      direct && notifications.healthy() ? notifications.ping(PROBE_MS) : canConnect(databaseUrl)
-    const responds = (await isResponding()) || (await isResponding())
-    probing = false
-    if (closed) return
-    if (responds && unresponsive) log.info('database recovered')
-    if (!responds && !unresponsive) log.error('database unresponsive')
-    unresponsive = !responds
-    if (!unresponsive) return
-    for (const client of [...slowClients()]) destroySocket(client)
+  const onFailed = () => {
     for (const { since, holds, reject } of waiting)
       if (!holds && isSuspect(since)) reject(new DatabaseUnresponsiveError())
   }
-
-  const hasSuspects = (): boolean => {
+  const hasWaiting = (): boolean => {
     for (const { since, holds } of waiting) if (!holds && isSuspect(since)) return true
-    return !slowClients().next().done
+    return false
   }
+  const server = new WatchedAddress(listenUrl, log, notifications)
+  const isPooled = addressOf(databaseUrl) !== addressOf(listenUrl)
+  const watched = isPooled ? new WatchedAddress(databaseUrl, log, null) : server
+  const addresses = new Set([watched, server])
+
   // Only while statements are pending: otherwise an idle process would wake up four times a second.
   let timer: NodeJS.Timeout | undefined
   const check = () => {
-    if (!probing && (unresponsive || hasSuspects())) void probe()
-    if (probing || unresponsive || waiting.size > 0 || !pendingStatements().next().done) return
+    let isBusy = waiting.size > 0 || pendingStatements().size > 0
+    for (const address of addresses) {
+      address.endOverdue()
+      const waits = address === watched && hasWaiting()
+      if (!address.probing && (address.unresponsive || waits || address.hasSuspects()))
+        void address.probe().then(() => {
+          if (!closed && address === watched && address.unresponsive) onFailed()
+        })
+      if (address.probing || address.unresponsive) isBusy = true
+    }
+    if (isBusy) return
     clearInterval(timer)
     timer = undefined
   }
@@ -88,7 +110,7 @@ export function watchServer(options: {
   const unsubscribe = onPending(startTimer)
 
   return {
-    isUnresponsive: () => unresponsive,
+    isUnresponsive: () => watched.unresponsive,
     runWhileResponsive(work) {
       return new Promise((resolve, reject) => {
         const entry: WaitingWork = { since: performance.now(), holds: false, reject }
@@ -103,30 +125,186 @@ export function watchServer(options: {
     },
     close() {
       closed = true
+      for (const address of addresses) address.closed = true
       unsubscribe()
       clearInterval(timer)
     },
   }
 }
 
-const isSuspect = (since: number): boolean => performance.now() - since > SUSPECT_MS
-
-/** Destroys the socket: `end` would wait for the server. */
-function destroySocket(client: pg.Client): void {
-  const { connection } = client as unknown as { connection?: { stream?: { destroy(error: Error): void } } }
-  connection?.stream?.destroy(new DatabaseUnresponsiveError())
+/** Whether a statement of this process has exceeded its limit. */
+export function hasOverdueStatement(): boolean {
+  for (const statement of pendingStatements()) if (isOverdue(statement)) return true
+  return false
 }
 
-/** Whether a new connection opens in time. For a process whose listening connection is down. */
-async function canConnect(databaseUrl: string): Promise<boolean> {
-  const client = new pg.Client({ connectionString: databaseUrl, connectionTimeoutMillis: PROBE_MS })
-  client.on('error', () => {})
-  try {
-    await client.connect()
-    return true
-  } catch {
-    return false
-  } finally {
-    destroySocket(client)
+const isSuspect = (since: number): boolean => performance.now() - since > SUSPECT_MS
+
+const isOverdue = ({ since, limitMs }: PendingStatement): boolean => performance.now() - since > limitMs
+
+type Listener = Pick<Notifications, 'healthy' | 'ask' | 'reconnect'>
+
+/** The connections of this process to one server or pooler. */
+class WatchedAddress {
+  unresponsive = false
+  probing = false
+  closed = false
+  readonly #url: string
+  readonly #address: string
+  readonly #log: Logger
+  readonly #listener: Listener | null
+  /** Whether the process IDs of connections are the server's; false with a pooler. */
+  #isDirect = true
+  /** Time of the first probe that found the session of a pending statement idle. */
+  readonly #idleSince = new WeakMap<PendingStatement, number>()
+  /** Connections that were ended, whose sessions may continue at the server. */
+  #ended: DatabaseClient[] = []
+
+  /** @param listener the listening connection, if it has this address */
+  constructor(url: string, log: Logger, listener: Listener | null) {
+    this.#url = url
+    this.#address = addressOf(url)
+    this.#log = log
+    this.#listener = listener
+  }
+
+  /** Whether a statement takes long. */
+  hasSuspects(): boolean {
+    return this.#suspects().length > 0
+  }
+
+  #suspects(): PendingStatement[] {
+    return [...pendingStatements()].filter(({ since, client }) => isSuspect(since) && client.address === this.#address)
+  }
+
+  /** Ends the connections of statements that exceeded their limit. */
+  endOverdue(): void {
+    const overdue = this.#suspects().filter(isOverdue)
+    this.#end(
+      overdue.map(({ client }) => client),
+      'limit',
+    )
+    if (overdue.length > 0 && !this.unresponsive) void this.#terminateEnded()
+  }
+
+  async probe(): Promise<void> {
+    this.probing = true
+    const startedAt = performance.now()
+    const suspects = this.#suspects()
+    const { answer, isListenerDead } = await this.#ask(suspects)
+    this.probing = false
+    if (this.closed) return
+    const older = [...openClients()].filter(
+      ({ address, openedAt }) => address === this.#address && openedAt < startedAt,
+    )
+    const wasUnresponsive = this.unresponsive
+    this.unresponsive = answer === null
+    if (!answer) {
+      if (!wasUnresponsive) this.#log.error('database unresponsive')
+      return this.#end(older, 'unresponsive')
+    }
+    if (isListenerDead) this.#end(older, 'dead')
+    if (wasUnresponsive) {
+      this.#log.info('database recovered')
+      // Their attempt to connect began before, and would only end with its timeout.
+      for (const client of older) if (!client.isConnected) client.destroy()
+      this.#listener?.reconnect()
+    }
+    this.#end(this.#lost(suspects, new Set(answer.idle)), 'lost')
+    await this.#terminateEnded()
+  }
+
+  /** Probes the server on the listening connection and, without a quick answer, on a new connection. */
+  async #ask(suspects: readonly PendingStatement[]): Promise<{ answer: Answer | null; isListenerDead: boolean }> {
+    const text = activityOf(suspects.flatMap(({ client }) => client.sessionId ?? []))
+    const startedAt = performance.now()
+    const listener = this.#listener?.healthy() ? this.#listener.ask(text, 2 * PROBE_MS) : undefined
+    // A lost listening connection says nothing of the others.
+    const onListener = listener?.then(
+      reply => reply && this.#read(reply),
+      () => 'failed' as const,
+    )
+    const quick = onListener && (await settledWithin(QUICK_MS, onListener))
+    if (quick && quick !== 'failed') return { answer: quick, isListenerDead: false }
+    const onNew = this.#askNew(text).then(reply => reply ?? this.#askNew(text))
+    const either = onListener?.then(answer => (answer === 'failed' || !answer ? onNew : answer))
+    const answer = await Promise.race([onNew.then(reply => reply ?? either ?? null), either ?? onNew])
+    if (!answer || !onListener) return { answer, isListenerDead: false }
+    const restMs = Math.max(DEAD_MS - (performance.now() - startedAt), DEAD_AFTER_NEW_MS)
+    return { answer, isListenerDead: !(await settledWithin(restMs, onListener)) }
+  }
+
+  /** Opens a connection for a probe. Returns null without an answer in time. */
+  async #askNew(text: string): Promise<Answer | null> {
+    const client = new DatabaseClient({ connectionString: this.#url, connectionTimeoutMillis: PROBE_MS })
+    client.on('error', () => {})
+    const answered = client
+      .connect()
+      .then(() => client.query(text))
+      .then(({ rows }: { rows: Answer[] }) => this.#read({ client, row: rows[0] }))
+    try {
+      return (
+        (await settledWithin(
+          PROBE_MS,
+          answered.catch(() => null),
+        )) ?? null
+      )
+    } finally {
+      client.destroy()
+    }
+  }
+
+  #read({ client, row }: { client: DatabaseClient; row: object }): Answer {
+    const answer = row as Answer
+    this.#isDirect = answer.pid === client.sessionId
+    return this.#isDirect ? answer : { ...answer, idle: [] }
+  }
+
+  /** Returns the connections whose statement the server does not execute, in two probes. */
+  #lost(suspects: readonly PendingStatement[], idle: ReadonlySet<number>): DatabaseClient[] {
+    const now = performance.now()
+    const lost: DatabaseClient[] = []
+    for (const statement of suspects) {
+      const { client } = statement
+      if (!pendingStatements().has(statement) || client.sessionId === null) continue
+      if (!idle.has(client.sessionId)) {
+        this.#idleSince.delete(statement)
+        continue
+      }
+      const since = this.#idleSince.get(statement) ?? now
+      this.#idleSince.set(statement, since)
+      if (now - since > LOST_MS) lost.push(client)
+    }
+    return lost
+  }
+
+  #end(clients: readonly DatabaseClient[], reason: 'unresponsive' | 'dead' | 'lost' | 'limit'): void {
+    if (clients.length === 0) return
+    databaseConnectionsEnded.inc({ reason }, clients.length)
+    if (reason !== 'unresponsive') this.#log.warn({ reason, connections: clients.length }, 'database connections ended')
+    for (const client of clients) {
+      if (client.isConnected) this.#ended.push(client)
+      client.destroy(new DatabaseUnresponsiveError())
+    }
+  }
+
+  /** Terminates the sessions of ended connections, which may hold locks. */
+  async #terminateEnded(): Promise<void> {
+    const ended = this.#ended.filter(({ sessionId }) => sessionId !== null)
+    this.#ended = []
+    if (ended.length === 0 || !this.#isDirect) return
+    const now = performance.now()
+    const client = new DatabaseClient({ connectionString: this.#url, connectionTimeoutMillis: PROBE_MS })
+    client.on('error', () => {})
+    try {
+      await client.connect()
+      const openMs = ended.map(({ openedAt }) => now - openedAt)
+      await client.query(terminate, [ended.map(({ sessionId }) => sessionId), openMs])
+    } catch (error) {
+      this.#ended.push(...ended)
+      this.#log.warn({ err: error }, 'sessions of ended connections not terminated')
+    } finally {
+      client.destroy()
+    }
   }
 }

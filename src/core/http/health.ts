@@ -3,6 +3,7 @@ import type { AddressInfo } from 'node:net'
 import { errorBody, serviceNotReady } from '../api/errors.ts'
 import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
+import { hasOverdueStatement } from '../db/server-watchdog.ts'
 import { countStatement, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
@@ -57,7 +58,7 @@ export async function readinessHandler(services: Services, expectedMigrations: r
   const [database, migrations, queue, notified] = await Promise.all([
     withBudget(async () => {
       await probeWrite(pool)
-      return 'ok'
+      return hasOverdueStatement() ? 'a statement exceeded its limit' : 'ok'
     }),
     withBudget(async () => {
       const missing = await pool.oneFirst(countStatement`

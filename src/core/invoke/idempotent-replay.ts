@@ -17,6 +17,7 @@ import { isDatabaseError, isTransient } from '../db/database-errors.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
+import { exclusiveLoop } from '../process/loop.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
 import type { Invocation } from './invocation.ts'
@@ -48,19 +49,15 @@ const activeClaims = processSingleton(
   services => {
     const active = new Map<string, IdempotencyClaim>()
     let timer: NodeJS.Timeout | null = null
-    let renewing = false
-
-    const renewAll = async () => {
-      if (renewing || active.size === 0) return
-      renewing = true
+    const { log } = services
+    const renewAll = exclusiveLoop('idempotency claims', { periodMs: RENEW_INTERVAL_MS, log }, async () => {
+      if (active.size === 0) return
       try {
         await renewClaims(services.pool, [...active.values()])
       } catch (error) {
-        services.log.warn({ err: error }, 'idempotency claim renewal failed')
-      } finally {
-        renewing = false
+        log.warn({ err: error }, 'idempotency claim renewal failed')
       }
-    }
+    })
 
     return {
       add(claim: IdempotencyClaim): void {

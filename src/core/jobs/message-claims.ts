@@ -1,5 +1,7 @@
 import { type Fragment, rawFragment, sql } from '../db/sql.ts'
+import { settledWithin } from '../process/event-loop.ts'
 import { HOLDER } from '../process/holder.ts'
+import { loopsRestarted } from '../process/metrics.ts'
 import type { Queue, SqlExecutor } from './queue.ts'
 
 /**
@@ -130,17 +132,31 @@ const inTurn = (policy: Queue<any>['policy']) => `
       ${policy === 'stately' ? hasMoreDue : 'false'} as "othersWait"
   ) state left join claimed on true`
 
+/**
+ * Time after which the answer of a claim is ignored and its connection ended. A claim takes milliseconds, so its answer
+ * was lost; its messages are returned after UNHELD_MS.
+ */
+export const CLAIM_MS = 6000
+
+/** Age of a claim from which its messages are returned if the process that claimed them does not have them. */
+const UNHELD_MS = CLAIM_MS + 1000
+
 // pg-boss passes the text to pg unchanged, and pg accepts a named statement in place of a text.
-const namedStatement = (name: string, text: string) => () => ({ name, text }) as unknown as string
+const namedStatement = (name: string, text: string, more: { limitMs?: number } = {}) => {
+  const statement = { name, text, ...more }
+  return () => ({ ...statement }) as unknown as string
+}
+
+const claimStatement = (name: string, text: string) => namedStatement(name, text, { limitMs: CLAIM_MS })
 
 const statements = {
   standard: {
-    oldest: namedStatement('oldest', oldestFirst('standard')),
-    turn: namedStatement('turn', inTurn('standard')),
+    oldest: claimStatement('oldest', oldestFirst('standard')),
+    turn: claimStatement('turn', inTurn('standard')),
   },
   stately: {
-    oldest: namedStatement('oldest_stately', oldestFirst('stately')),
-    turn: namedStatement('turn_stately', inTurn('stately')),
+    oldest: claimStatement('oldest_stately', oldestFirst('stately')),
+    turn: claimStatement('turn_stately', inTurn('stately')),
   },
 }
 
@@ -165,8 +181,24 @@ export type ClaimedMessages = { jobs: MessageClaim[]; more: boolean; othersWait:
  * projects with the fewest active messages of the queue in the deployment, and within a project the oldest are claimed
  * first. In both cases a higher priority takes precedence.
  * @returns null if another worker claimed the same key concurrently: claim again
+ * @throws Error without an answer within CLAIM_MS
  */
 export async function claimMessages(
+  db: SqlExecutor,
+  queue: Queue<any>,
+  request: MessageClaimRequest,
+): Promise<ClaimedMessages | null> {
+  const sentAt = performance.now()
+  const claimed = await settledWithin(
+    CLAIM_MS,
+    sendClaim(db, queue, request).then(claims => ({ claims })),
+  )
+  if (claimed && performance.now() - sentAt < CLAIM_MS) return claimed.claims
+  loopsRestarted.inc({ loop: 'message claims' })
+  throw new Error(`claim of ${queue.name} not answered`)
+}
+
+async function sendClaim(
   db: SqlExecutor,
   queue: Queue<any>,
   request: MessageClaimRequest,
@@ -219,6 +251,10 @@ const attemptValues = (attempts: Attempt[]) => [
 
 const isAttempt = (job: string, pairs: string) =>
   `(${job}.id::text || ':' || ${job}.retry_count) = any (${pairs}::text[])`
+
+/** Identity of a claim: a requeued message keeps its number of retries. */
+const claimKey = (job: string) =>
+  `(${job}.id::text || ':' || ${job}.retry_count || ':' || extract(epoch from ${job}.started_on))`
 
 // Equivalent to pg-boss's completion, but namedStatement: planning takes longer than execution.
 const completeSql = `
@@ -358,7 +394,7 @@ export async function scheduleRetry(
 
 // Without `started_on` the next claim does not count the attempt. If the key already has a waiting message, this one is
 // completed.
-const requeueSql = `
+const requeueSql = (isFenced: string) => `
   update pgboss.job_common j
   set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
     completed_on = case when w.waits then now() end,
@@ -369,8 +405,13 @@ const requeueSql = `
     where other.name = $1 and other.policy = 'stately' and other.state = 'created'
       and coalesce(other.singleton_key, '') = coalesce(me.singleton_key, '')) as waits) w
   where me.name = $1 and j.name = $1 and j.id = me.id and me.id = any ($4::uuid[])
-    and me.state = 'active' and j.state = 'active' and ${isAttempt('j', '$2')}
+    and me.state = 'active' and j.state = 'active' and ${isFenced}
   returning j.id`
+
+const requeueAttempts = requeueSql(isAttempt('j', '$2'))
+
+// Another claim of the message has another time.
+const requeueClaims = requeueSql(`${claimKey('j')} = any ($2::text[])`)
 
 /**
  * Requeues claimed messages in `delayMs` without counting the attempt. Returns the IDs of the requeued messages,
@@ -383,15 +424,41 @@ export async function requeueMessages(
   delayMs: number,
 ): Promise<string[]> {
   const [ids, pairs] = attemptValues(attempts)
+  return requeue(db, requeueAttempts, [queue.name, pairs, delayMs, ids])
+}
+
+async function requeue(db: SqlExecutor, text: string, values: unknown[]): Promise<string[]> {
   for (let tries = 0; ; tries++) {
     try {
-      const { rows } = await db.executeSql(requeueSql, [queue.name, pairs, delayMs, ids])
+      const { rows } = await db.executeSql(text, values)
       return rows.map(row => row.id)
     } catch (error) {
       // A new message of the key was inserted concurrently; the next try sees it.
       if ((error as { code?: string }).code !== UNIQUE_VIOLATION || tries === 3) throw error
     }
   }
+}
+
+// job_i7 (name, group_id; active) serves it.
+const unheldSql = `
+  select j.id, ${claimKey('j')} as claim from pgboss.job_common j
+  where j.name = $1 and j.state = 'active' and j.group_id is not null and j.group_tier = '${HOLDER}'
+    and j.started_on < now() - ${UNHELD_MS} * interval '1 ms' and j.heartbeat_on > now() - $2 * interval '1 s'`
+
+/**
+ * Requeues the messages that this process claimed and does not have, because the answer of the claim was lost, without
+ * counting the attempt. No claim that this process still waits for is old enough. Returns their IDs.
+ * @param isHeld called after the list was read
+ */
+export async function requeueUnheld(
+  db: SqlExecutor,
+  queue: Queue<any>,
+  isHeld: (id: string) => boolean,
+): Promise<string[]> {
+  const { rows } = await db.executeSql(unheldSql, [queue.name, queue.leaseSeconds])
+  const unheld = rows.filter(({ id }) => !isHeld(id))
+  if (unheld.length === 0) return []
+  return requeue(db, requeueClaims, [queue.name, unheld.map(({ claim }) => claim), 0, unheld.map(({ id }) => id)])
 }
 
 // job_i7 (name, group_id; active) serves it, which the order ensures; every message has a group. The renewed heartbeat
@@ -411,10 +478,17 @@ export async function takeOverExpired(db: SqlExecutor, queue: Queue<any>): Promi
 }
 
 /**
- * State of a queue: whether messages are `due` and whether leases have `expired`; `nextMs` is the time until the next
- * message is due or the next lease expires.
+ * State of a queue: whether messages are `due`, whether leases have `expired`, and whether this process claimed messages
+ * that it does not have (`unheld`); `nextMs` is the time until the next message is in one of these states.
  */
-export type QueueBacklog = { name: string; due: boolean; expired: boolean; suspects: boolean; nextMs: number | null }
+export type QueueBacklog = {
+  name: string
+  due: boolean
+  expired: boolean
+  suspects: boolean
+  unheld: boolean
+  nextMs: number | null
+}
 
 // job_i11 (name, priority, created_on, start_after; waiting) serves `due`, which stops at the first due message, and
 // `next_ms`, which reads all delayed messages; job_i7 (name, group_id; active) serves the leases. `limit` and
@@ -431,24 +505,34 @@ const backlogSql = `
       case when q.due is null then (
         select extract(epoch from min(j.start_after) - now()) * 1000 from pgboss.job_common j
         where j.name = q.name and j.state < 'active' and not j.blocked) end as next_ms,
-      (select extract(epoch from min(a.heartbeat_on) - now() + q.lease_seconds * interval '1 s') * 1000
-        from pgboss.job_common a
-        where a.name = q.name and a.state = 'active' and a.group_id is not null) as lease_ms,
+      extract(epoch from active.beat_on - now() + q.lease_seconds * interval '1 s') * 1000 as lease_ms,
+      extract(epoch from active.unheld_on - now()) * 1000 + ${UNHELD_MS} as unheld_ms,
       (select true from pgboss.job_common s
         where s.name = q.name and s.blocked and s.state < 'active' limit 1) as suspects
     from queue q
+    cross join lateral (
+      select min(a.heartbeat_on) as beat_on,
+        min(a.started_on) filter (where a.group_tier = '${HOLDER}' and a.id <> all ($3::uuid[])) as unheld_on
+      from pgboss.job_common a
+      where a.name = q.name and a.state = 'active' and a.group_id is not null
+    ) active
   )
-  select name, due, coalesce(lease_ms <= 0, false) as expired, coalesce(suspects, false) as suspects, least(next_ms, lease_ms)::float8 as "nextMs"
+  select name, due, coalesce(lease_ms <= 0, false) as expired, coalesce(suspects, false) as suspects,
+    coalesce(unheld_ms <= 0, false) as unheld, least(next_ms, lease_ms, unheld_ms)::float8 as "nextMs"
   from state where due or suspects or next_ms is not null or lease_ms is not null`
 
 const backlogStatement = namedStatement('waiting', backlogSql)
 
-/** Reads the state of queues with one statement. Queues without messages are omitted. */
+/**
+ * Reads the state of queues with one statement. Queues without messages are omitted.
+ * @param held IDs of the messages that this process has
+ */
 export async function readBacklog(
   db: SqlExecutor,
   queues: readonly Pick<Queue<any>, 'name' | 'leaseSeconds'>[],
+  held: readonly string[],
 ): Promise<QueueBacklog[]> {
   const names = queues.map(({ name }) => name)
   const leases = queues.map(({ leaseSeconds }) => leaseSeconds)
-  return (await db.executeSql(backlogStatement(), [names, leases])).rows
+  return (await db.executeSql(backlogStatement(), [names, leases, held])).rows
 }

@@ -29,8 +29,11 @@ export type ActiveMessage = MessageClaim & {
   heldSince: number
 }
 
-/** How a failure was recorded: `dueInMs` until the retry, `lost` if the claim was lost and nothing was recorded. */
-export type FailureRecord = { lost: boolean; dueInMs?: number }
+/**
+ * How a failure was recorded: `dueInMs` until the retry, `lost` if the claim was lost and nothing was recorded, `left` if
+ * the end of the lease leaves it to another worker.
+ */
+export type FailureRecord = { lost: boolean; dueInMs?: number; left?: boolean }
 
 /** Records the outcomes of the messages of one queue, with one log line per attempt. */
 export class MessageOutcomes {
@@ -84,7 +87,7 @@ export class MessageOutcomes {
       return { lost: false, dueInMs }
     }
     // Without a record the lease expires and another worker records the failure.
-    if (!(await this.#recordExhausted(attempt, error))) return { lost: false }
+    if (!(await this.#recordExhausted(attempt, error))) return { lost: false, left: true }
     if (!(await this.#persist(attempt, () => this.#deadLetter(attempt, output)))) return { lost: true }
     this.#report(attempt, this.#finalOutcome, duration, { err: error })
     return { lost: false }

@@ -1,12 +1,13 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { runLoopOnce } from '../process/loop.ts'
 import type { Services } from '../process/services.ts'
 import { type QueueBacklog, readBacklog } from './message-claims.ts'
 import type { QueueConsumer } from './queue-consumer.ts'
 
 /**
  * Fallback for lost notifications: polls all queues of the process with one statement and wakes the consumers that have
- * messages to claim or to take over. The next poll is when the next message is due or its lease expires, at the latest
- * after an interval that doubles from `pollMs` to `idleMs` while nothing is due. While notifications do not arrive the
+ * messages to claim, to take over or to return. The next poll is when the next message is due or its lease expires, at
+ * the latest after an interval that doubles from `pollMs` to `idleMs` while nothing is due. While notifications do not arrive the
  * interval is `pollMs`. Polls are at least about `pollMs` apart from each other.
  */
 export class QueuePoller {
@@ -66,11 +67,11 @@ export class QueuePoller {
       this.#pollRequested = false
       let nextMs = Number.POSITIVE_INFINITY
       try {
-        const found = await this.#poll()
+        const found = await runLoopOnce('queue poll', this.#idleMs, () => this.#poll())
         if (failures > 0) log.info('queues recovered')
         failures = 0
         nextMs = Math.min(...found.map(queue => queue.nextMs ?? nextMs))
-        const isIdle = !found.some(({ due, expired, suspects }) => due || expired || suspects)
+        const isIdle = !found.some(each => each.due || each.expired || each.suspects || each.unheld)
         interval = isIdle ? Math.min(interval * 2, this.#idleMs) : this.#pollMs
       } catch (error) {
         if (failures === 0 && !this.#stopped.signal.aborted) log.error({ err: error }, 'queues unreachable')
@@ -83,12 +84,15 @@ export class QueuePoller {
   }
 
   async #poll(): Promise<QueueBacklog[]> {
-    const polled = [...this.#consumers.values()].map(({ queue }) => queue)
-    const found = await readBacklog(this.#services.queues.db, polled)
+    const consumers = [...this.#consumers.values()]
+    const polled = consumers.map(({ queue }) => queue)
+    const held = consumers.flatMap(({ heldIds }) => heldIds)
+    const found = await readBacklog(this.#services.queues.db, polled, held)
     if (this.#stopped.signal.aborted) return []
-    for (const { name, due, expired, suspects } of found) {
+    for (const { name, due, expired, suspects, unheld } of found) {
       if (due) this.#consumers.get(name)?.claimNow()
       if (expired) void this.#consumers.get(name)?.takeOverExpired().then(this.#onSuspects)
+      if (unheld) void this.#consumers.get(name)?.returnUnheld()
       if (suspects) this.#onSuspects()
     }
     this.#callOnPoll()

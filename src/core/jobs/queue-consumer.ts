@@ -6,10 +6,18 @@ import { withTenant } from '../db/tenant-context.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
 import { type SlotHolder, withSlotHolder } from '../net/hanging-calls.ts'
 import { injectFault } from '../process/fault-injection.ts'
+import { exclusiveLoop } from '../process/loop.ts'
 import { leasesLost, type Slots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type AcquiredSlot, type Handler, type JobContext, type QueueSlots, RequeueError } from './handler.ts'
-import { claimMessages, completeMessages, completionCte, type MessageClaim, requeueMessages } from './message-claims.ts'
+import {
+  claimMessages,
+  completeMessages,
+  completionCte,
+  type MessageClaim,
+  requeueMessages,
+  requeueUnheld,
+} from './message-claims.ts'
 import { type ActiveMessage, MessageOutcomes } from './message-outcomes.ts'
 import { queueMessage as buildMessage, messageTriggerChain, NO_PROJECT, type Queue, type Queues } from './queue.ts'
 
@@ -38,7 +46,7 @@ const HARD_STOP_MS = 1000
 const REQUEUE_DELAY_MS = 1000
 
 /** Bounds of the delay when the database failed the attempt: half of the time for which it has failed all attempts. */
-const UNAVAILABLE_DELAY_MS = { min: 200, max: 30_000 }
+const UNAVAILABLE_DELAY_MS = { min: 200, max: 5000 }
 
 /** Completions that may be unrecorded before the consumer pauses claiming. */
 const UNSETTLED_PER_SLOT = 4
@@ -67,6 +75,10 @@ export class QueueConsumer {
 
   /** Claimed messages that are not over, by message ID. */
   readonly #attempts = new Map<string, Attempt>()
+  /** Claimed messages whose handling has not begun. */
+  readonly #claimed = new Set<string>()
+  /** Messages left to the end of their lease, with the time. */
+  readonly #left = new Map<string, number>()
   /** Slots in use by project; messages without a project are not limited. */
   readonly #slotsByProject = new Map<string, number>()
   #usedSlots = 0
@@ -143,7 +155,11 @@ export class QueueConsumer {
 
   start(): void {
     this.#loop = this.#run()
-    this.#renewal = startInterval((this.#queue.leaseSeconds * 1000) / 3, () => this.#renew())
+    const periodMs = (this.#queue.leaseSeconds * 1000) / 3
+    this.#renewal = setInterval(
+      exclusiveLoop('lease renewal', { periodMs, log: this.#log }, () => this.#renew()),
+      periodMs,
+    )
   }
 
   /**
@@ -202,6 +218,27 @@ export class QueueConsumer {
       this.#log.error({ err: error, queue: this.#queue.name }, 'takeover of expired messages failed')
     } finally {
       this.#takingOver = false
+    }
+  }
+
+  /** IDs of the messages that this process has, or leaves to the end of their lease. */
+  get heldIds(): string[] {
+    const since = performance.now() - 2000 * this.#queue.leaseSeconds
+    for (const [id, leftAt] of this.#left) if (leftAt < since) this.#left.delete(id)
+    return [...this.#attempts.keys(), ...this.#claimed, ...this.#left.keys()]
+  }
+
+  /** Requeues messages that this process claimed without receiving the answer. */
+  async returnUnheld(): Promise<void> {
+    const isHeld = (id: string) => this.#attempts.has(id) || this.#claimed.has(id) || this.#left.has(id)
+    try {
+      const ids = await requeueUnheld(this.#queues.db, this.#queue, isHeld)
+      if (ids.length === 0) return
+      this.#log.warn({ queue: this.#queue.name, jobs: ids }, 'messages of a lost claim requeued')
+      this.#queues.wake(this.#queue.name, 'now')
+      this.claimNow()
+    } catch (error) {
+      this.#log.error({ err: error, queue: this.#queue.name }, 'requeue of a lost claim failed')
     }
   }
 
@@ -298,11 +335,17 @@ export class QueueConsumer {
     this.#othersWait = claims.othersWait
     // Others may have waited for a message that ended during the claim.
     const keyReleased = this.#queue.policy === 'stately' && claims.othersWait && this.#overAt >= claimedAt
-    const jobs = await this.#filterHandled(claims.jobs)
-    if (this.#batch > 1) {
-      if (jobs.length > 0) void this.#startSlot(jobs)
-    } else {
-      for (const job of jobs) void this.#startSlot([job])
+    const claimed = claims.jobs.map(({ id }) => id)
+    for (const id of claimed) this.#claimed.add(id)
+    try {
+      const jobs = await this.#filterHandled([...claims.jobs])
+      if (this.#batch > 1) {
+        if (jobs.length > 0) void this.#startSlot(jobs)
+      } else {
+        for (const job of jobs) void this.#startSlot([job])
+      }
+    } finally {
+      for (const id of claimed) this.#claimed.delete(id)
     }
     // The released slot of a project at its share may be filled by the same project.
     this.#waitsForSlot =
@@ -572,7 +615,8 @@ export class QueueConsumer {
       return
     }
     attempt.state = 'settling'
-    const { lost, dueInMs } = await this.#outcomes.fail(attempt, error, delay)
+    const { lost, dueInMs, left } = await this.#outcomes.fail(attempt, error, delay)
+    if (left) this.#left.set(attempt.id, performance.now())
     if (lost) this.#loseLease(attempt)
     if (dueInMs !== undefined) {
       this.#dueAt(performance.now() + dueInMs + 1)
@@ -646,15 +690,4 @@ export class QueueConsumer {
       }
     }
   }
-}
-
-/** Calls `work` every `ms`, skipping a call while the previous one runs. */
-function startInterval(ms: number, work: () => Promise<void>): NodeJS.Timeout {
-  let running = false
-  return setInterval(async () => {
-    if (running) return
-    running = true
-    await work()
-    running = false
-  }, ms)
 }

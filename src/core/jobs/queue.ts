@@ -2,8 +2,9 @@ import { createHash } from 'node:crypto'
 import { type ConstructorOptions, PgBoss } from 'pg-boss'
 import type { Logger } from 'pino'
 import type { z } from 'zod'
+import { withParameters } from '../db/database-url.ts'
 import type { Notification, Notifier } from '../db/notifier.ts'
-import { DatabaseClient } from '../db/pg-client.ts'
+import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 
@@ -190,6 +191,9 @@ export type Queues = {
 
 const schema = 'pgboss'
 
+/** Bound of a statement of pg-boss's maintenance. */
+const MAINTENANCE_MS = 600_000
+
 /** Group of messages without a project. Every message has a group, so that job_i7 serves the active ones. */
 export const NO_PROJECT = '*'
 
@@ -282,11 +286,14 @@ export async function openQueues(options: {
   log: Logger
 }): Promise<Queues> {
   const { log, notifier } = options
-  const start = async (more: ConstructorOptions & { idleTimeoutMillis?: number }) => {
+  const start = async (
+    sessionOptions: string,
+    more: ConstructorOptions & { idleTimeoutMillis?: number; statement_timeout?: number },
+  ) => {
     const boss = new PgBoss({
-      connectionString: options.databaseUrl,
-      // An option of pg's pool, which pg-boss passes on; its type lacks it.
-      ...{ Client: DatabaseClient },
+      connectionString: withParameters(options.databaseUrl, { options: sessionOptions }),
+      // Options of pg's pool, which pg-boss passes on; its type lacks them.
+      ...{ Client: DatabaseClient, ...SESSION_TIMEOUTS },
       application_name: options.applicationName ?? 'muster-queue',
       schema,
       migrate: false,
@@ -299,10 +306,11 @@ export async function openQueues(options: {
     boss.on('warning', warning => log.warn({ warning }, 'queue warning'))
     return boss.start()
   }
-  const boss = await start({ max: options.connections, options: plannerOptions })
+  const boss = await start(`${plannerOptions} ${KEEPALIVE_OPTIONS}`, { max: options.connections })
   const supervisor = options.supervise
-    ? await start({
+    ? await start(KEEPALIVE_OPTIONS, {
         max: 1,
+        statement_timeout: MAINTENANCE_MS,
         // Used every minute: reconnecting each time would be a twentieth of the cost of an idle worker.
         idleTimeoutMillis: 0,
         supervise: true,
@@ -504,6 +512,7 @@ export async function createQueuesInDatabase(
   const { retentionDays = 7, deadLetterDays = 90 } = options
   const boss = new PgBoss({
     connectionString: databaseUrl,
+    ...{ Client: DatabaseClient },
     application_name: 'muster-migrate',
     max: 2,
     schema,

@@ -110,7 +110,9 @@ export async function startWorkers(options: {
   }
 }
 
-const SEND_RETRY_MS = [0, 1000, 5000, 15_000, 60_000]
+/** Delays of the tries to send an instant: the last one repeats, until the next instant or the time is over. */
+const SEND_RETRY_MS = [0, 1000, 5000]
+const SEND_FOR_MS = 900_000
 
 /**
  * Sends the messages of schedules at their instants, and returns a function that stops. Equal instants share one
@@ -131,10 +133,15 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
   let stopped = false
   let timer: NodeJS.Timeout | undefined
 
+  let latest = 0
+
   const send = async (instant: Date) => {
-    for (const delay of SEND_RETRY_MS) {
+    latest = instant.getTime()
+    const until = performance.now() + SEND_FOR_MS
+    for (let tries = 0; performance.now() < until; tries++) {
+      const delay = SEND_RETRY_MS[Math.min(tries, SEND_RETRY_MS.length - 1)]
       await new Promise(resolve => setTimeout(resolve, delay).unref())
-      if (stopped) return
+      if (stopped || (tries > 0 && latest > instant.getTime())) return
       try {
         const messages = (await filterDue(group, services)).map(({ name, queue, data }) => ({
           queue,
@@ -145,7 +152,8 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
         if (messages.length > 0) await queues.send(messages)
         return
       } catch (error) {
-        log.error({ err: error, schedules: group.map(({ name }) => name), instant }, 'schedule send failed')
+        if (tries === 0)
+          log.error({ err: error, schedules: group.map(({ name }) => name), instant }, 'schedule send failed')
       }
     }
   }

@@ -7,3 +7,15 @@ export function eventLoopYielder(maxMs = 20): () => Promise<void> {
     since = performance.now()
   }
 }
+
+/**
+ * Settles with `work`, or with undefined after `ms`. After CPU starvation or a suspension of this process, answers that have
+ * arrived are read before the time is over.
+ */
+export async function settledWithin<T>(ms: number, work: Promise<T>): Promise<T | undefined> {
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<undefined>(resolve => {
+    timer = setTimeout(() => setImmediate(() => setImmediate(() => resolve(undefined))), ms)
+  })
+  return Promise.race([work, late]).finally(() => clearTimeout(timer))
+}

@@ -34,6 +34,20 @@ export const leasesLost = new Counter({
   registers,
 })
 
+export const databaseConnectionsEnded = new Counter({
+  name: 'muster_database_connections_ended_total',
+  help: 'Database connections that this process ended: unresponsive server, dead or lost connection, statement over its limit',
+  labelNames: ['reason'],
+  registers,
+})
+
+export const loopsRestarted = new Counter({
+  name: 'muster_loops_restarted_total',
+  help: 'Runs of a loop of this process that were abandoned because they made no progress for two periods',
+  labelNames: ['loop'],
+  registers,
+})
+
 let processCollected = false
 
 /** Interval of event loop delay measurements. At 10 ms they cost an idle process 4 ms of CPU time per second. */

@@ -45,7 +45,7 @@ export async function openServices(
   const notifications = await openNotifications({ databaseUrl: config.DATABASE_LISTEN_URL, log })
   const watchdog = watchServer({
     databaseUrl: config.DATABASE_URL,
-    direct: config.DATABASE_LISTEN_URL === config.DATABASE_URL,
+    listenUrl: config.DATABASE_LISTEN_URL,
     notifications,
     log,
   })

@@ -1,9 +1,17 @@
 import { type Config, ConfigError, loadConfig, type SettingProblem } from '../../config.ts'
+import { parseDatabaseUrl } from '../db/database-url.ts'
 import { parseAllowHosts } from '../net/allow-hosts.ts'
 import { parseNameServers } from '../net/resolver.ts'
 
-/** List settings with a special syntax, and their parsers. */
-const LISTS = { EGRESS_ALLOW_HOSTS: parseAllowHosts, EGRESS_DNS_SERVERS: parseNameServers }
+const parseUrl = (text: string) => text && parseDatabaseUrl(text)
+
+/** Settings with a special syntax, and their parsers. */
+const PARSERS = {
+  DATABASE_URL: parseUrl,
+  DATABASE_LISTEN_URL: parseUrl,
+  EGRESS_ALLOW_HOSTS: parseAllowHosts,
+  EGRESS_DNS_SERVERS: parseNameServers,
+}
 
 /**
  * Returns the validated configuration of a process.
@@ -18,7 +26,7 @@ export function loadSettings(env: Record<string, string | undefined> = process.e
     if (!(error instanceof ConfigError)) throw error
     problems.push(...error.problems)
   }
-  for (const [variable, parse] of Object.entries(LISTS)) {
+  for (const [variable, parse] of Object.entries(PARSERS)) {
     try {
       parse(env[variable] ?? '')
     } catch (error) {

@@ -3,6 +3,7 @@ import { countsText, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
+import { withStatementLimit } from '../../core/db/pg-client.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -23,11 +24,16 @@ export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => 
  * everything in it.
  * @throws RESOURCE_NOT_FOUND, PROJECT_HAS_DEPENDENTS with `meta { counts, sample_ids, forcible: true }`
  */
-export async function deleteProject(tx: Tx, id: string, force: boolean): Promise<void> {
-  if (force) {
-    await liftStatementTimeout(tx)
-    await lockRowsOfProject(tx, id)
-  }
+export const deleteProject = (tx: Tx, id: string, force: boolean): Promise<void> =>
+  force
+    ? withStatementLimit(Number.POSITIVE_INFINITY, async () => {
+        await liftStatementTimeout(tx)
+        await lockRowsOfProject(tx, id)
+        await deleteRows(tx, id, true)
+      })
+    : deleteRows(tx, id, false)
+
+async function deleteRows(tx: Tx, id: string, force: boolean): Promise<void> {
   // Inserts lock this row FOR KEY SHARE through their foreign key: from now on they wait, and then fail.
   if (!(await lockAgainstInserts(tx, id))) raise('RESOURCE_NOT_FOUND', { meta: { id } })
   if (!force) {

@@ -1,5 +1,6 @@
 import type { RecordedFailure } from '../../../core/api/errors.ts'
 import { withoutTenant } from '../../../core/db/tenant-context.ts'
+import { exclusiveLoop } from '../../../core/process/loop.ts'
 import { processSingleton } from '../../../core/process/process-singleton.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { listAbortedOrLost } from '../store.ts'
@@ -46,11 +47,10 @@ function createLiveTurns(services: Services): LiveTurns {
   const running = new Map<string, RunningAttempt>()
   const watchers = new Map<string, Set<(event: 'frames' | 'settled' | 'reconnected') => void>>()
   let timer: NodeJS.Timeout | undefined
-  let checking = false
+  const { log } = services
 
-  const check = async () => {
-    if (running.size === 0 || checking) return
-    checking = true
+  const check = exclusiveLoop('live turns', { periodMs: CHECK_MS, log }, async () => {
+    if (running.size === 0) return
     try {
       const rows = await listAbortedOrLost(
         services.pool,
@@ -63,11 +63,9 @@ function createLiveTurns(services: Services): LiveTurns {
         else if (row.abort) entry.controller.abort(new TurnAborted(row.abort))
       }
     } catch (error) {
-      services.log.warn({ err: error }, 'running turns check failed')
-    } finally {
-      checking = false
+      log.warn({ err: error }, 'running turns check failed')
     }
-  }
+  })
   services.notifications.listen(ABORT_CHANNEL, id => {
     if (running.has(id)) void check()
   })

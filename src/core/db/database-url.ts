@@ -1,0 +1,69 @@
+/**
+ * URLs of PostgreSQL as libpq reads them: several hosts are tried in order, each with its own port, and
+ * `target_session_attrs` selects the server among them. pg supports neither.
+ */
+
+const TARGETS = ['any', 'read-write', 'read-only', 'primary', 'standby', 'prefer-standby'] as const
+
+/** Server that a session requires. */
+export type SessionTarget = (typeof TARGETS)[number]
+
+export type DatabaseUrl = {
+  /** The URL with each of its hosts, in order. */
+  urls: readonly [string, ...string[]]
+  target: SessionTarget
+}
+
+const PARTS = /^(postgres(?:ql)?:\/\/)((?:[^/?#]*@)?)([^/?#]*)(.*)$/s
+
+const listOf = (text: string | null): string[] | null => (text ? text.split(',') : null)
+
+/**
+ * Parses the URL of a database. Hosts may also be in the parameters `host` and `port`.
+ * @throws Error if it is not a URL, has another number of ports than hosts, or an unknown target
+ */
+export function parseDatabaseUrl(text: string): DatabaseUrl {
+  const [, scheme, user, authority, rest] = PARTS.exec(text) ?? []
+  if (scheme === undefined) throw new Error('must begin with postgres:// or postgresql://')
+  const withHost = (host: string) => {
+    // A host in the parameters leaves the authority empty, which is invalid in a URL with a user.
+    const url = URL.parse(`${scheme}${user}${host || (user && 'localhost')}${rest}`)
+    if (!url) throw new Error('must be a PostgreSQL URL')
+    return url
+  }
+  const urls = authority.split(',').map(withHost)
+  const { searchParams } = urls[0]
+  const target = (searchParams.get('target_session_attrs') ?? 'any') as SessionTarget
+  if (!TARGETS.includes(target)) throw new Error(`target_session_attrs must be one of ${TARGETS.join(', ')}`)
+  const hosts = listOf(searchParams.get('host'))
+  const ports = listOf(searchParams.get('port'))
+  const count = hosts?.length ?? urls.length
+  if (ports && ports.length !== 1 && ports.length !== count)
+    throw new Error(`has ${ports.length} ports for ${count} hosts`)
+  const each = Array.from({ length: count }, (_, index) => {
+    const url = new URL(urls[hosts ? 0 : index])
+    url.searchParams.delete('target_session_attrs')
+    if (hosts) url.searchParams.set('host', hosts[index])
+    if (ports) url.searchParams.set('port', ports[ports.length === 1 ? 0 : index])
+    return url.href
+  })
+  return { urls: each as [string, ...string[]], target }
+}
+
+/** Returns a URL with changed parameters; `options` are added to those that it has. */
+export function withParameters(databaseUrl: string, parameters: Record<string, string>): string {
+  const start = databaseUrl.indexOf('?')
+  const query = new URLSearchParams(start < 0 ? '' : databaseUrl.slice(start + 1))
+  for (const [name, value] of Object.entries(parameters)) {
+    const isAdded = name === 'options' && query.get(name)
+    query.set(name, isAdded ? `${query.get(name)} ${value}` : value)
+  }
+  return `${start < 0 ? databaseUrl : databaseUrl.slice(0, start)}?${query}`
+}
+
+/** Returns hosts and database of a URL, without credentials, for people. */
+export function addressOf(databaseUrl: string): string {
+  const parsed = parseDatabaseUrl(databaseUrl).urls.map(text => new URL(text))
+  const hosts = parsed.map(({ host, searchParams }) => searchParams.get('host') ?? host)
+  return `${hosts.join(',')}${parsed[0].pathname}`
+}

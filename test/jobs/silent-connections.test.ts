@@ -1,0 +1,298 @@
+import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
+import { dispatchWork } from '../../src/automation/tasks/execute-dispatch.ts'
+import { triggerFiringWork } from '../../src/automation/triggers/fire.ts'
+import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
+import { sql } from '../../src/core/db/sql.ts'
+import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
+import { decisionWork } from '../../src/execution/deciders/evaluate.ts'
+import { turnQueue } from '../../src/execution/generations/request/create.ts'
+import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
+import { madeTrigger } from '../automation/triggers-support.ts'
+import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
+import { json } from '../execution/tool-target.ts'
+import { client as doubleOf } from '../local/double/client.ts'
+import { client, eventually, type Reply } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
+import { type Receiver, startReceiver } from '../support/receiver.ts'
+import { type SilentProxy, startSilentProxy } from '../support/silent-proxy.ts'
+
+/** Seconds of silence. A long run, with a table of its times: `SILENCE_SECONDS=0.1,4,40,90 npm test -- test/jobs/silent-connections.test.ts` */
+const SECONDS = (process.env.SILENCE_SECONDS ?? '0.1,4').split(',').map(Number)
+/**
+ * Time for everything to continue once new connections pass. Ten seconds are promised; the rest is the machine's. Without
+ * the end of silent connections, work waits for its lease, a minute or longer, or for ever.
+ */
+const WITHIN_MS = 40_000
+
+/** An acknowledged piece of work: its row, and the state in which it must end. */
+type Piece = { kind: string; table: string; column: string; end: string; id: string }
+
+/** A network that forgets connections: no FIN, no RST, and nothing passes any more. */
+describe('processes whose connections to the database go silent', function () {
+  this.timeout(600_000)
+  let app: RunApp
+  let proxy: SilentProxy
+  let receiver: Receiver
+  let scheduled: string
+  const processes: TestProcess[] = []
+  const times: string[] = []
+  before(async () => {
+    app = await startRunApp({ workers: [], actions: ['*'] })
+    proxy = await startSilentProxy(app.databaseUrl)
+    receiver = await startReceiver()
+    const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1' }
+    const concerns = ['orchestration', 'generation', 'trigger', 'delivery', 'ingestion', 'evaluation', 'snapshot']
+    processes.push(
+      ...(await Promise.all([
+        startProcess('web', proxy.url, env),
+        startProcess('worker', proxy.url, env, concerns),
+        startProcess('worker', proxy.url, env, concerns),
+      ])),
+    )
+    await prepare()
+  })
+  after(async () => {
+    await Promise.all(processes.map(each => each.kill()))
+    await proxy?.close()
+    await receiver?.close()
+    await app?.close()
+    if (process.env.SILENCE_SECONDS) console.log(times.join('\n'))
+  })
+
+  const pieces: Piece[] = []
+  const actors: string[] = []
+  const unexpected: string[] = []
+  let longestMs = 0
+  let number = 0
+  let kinds: (() => Promise<void>)[]
+
+  async function prepare(): Promise<void> {
+    const double = doubleOf(app.double)
+    await double.put('said', { rules: [] })
+    await double.put('called', {
+      rules: [
+        { when: { last_role: 'tool' }, reply: { text: 'done' } },
+        { reply: { tool_calls: [{ name: 'lookup', args: {} }] } },
+      ],
+    })
+    app.target.answer = json(TOOL_ANSWERS)
+    const made = async (path: string, body: object) => {
+      const reply = await app.key.post(path, body)
+      assert.equal(reply.status, 201, JSON.stringify(reply.body))
+      return reply.body
+    }
+    // Otherwise a task fails whose tool may have been called.
+    const tool_id = await app.tool({ name: 'lookup', idempotent: true })
+    const agent_id = await app.agent({ model: 'said/m' })
+    const calling = await app.agent({ model: 'called/m', tool_bindings: [{ tool_id }] })
+    const orchestration_id = await app.orchestration(
+      ['a', 'b'].map(id => ({ id, type: 'tool', tool_id })),
+      chain('a', 'b'),
+    )
+    const asking = await app.orchestration([{ id: 'ask', type: 'approval', tool_id }])
+    const target = { target_type: 'tool', target_id: tool_id }
+    const manual = await madeTrigger(app.key, target)
+    await madeTrigger(app.key, { ...target, type: 'event', event_pattern: 'actors.created' })
+    scheduled = (await madeTrigger(app.key, { ...target, type: 'schedule', cron: '0 0 1 1 *' })).id
+    await made('/webhooks', { name: 'hook', url: receiver.url, events: ['actors.created'] })
+    const decider = await madeDecider(app.key, { tool_id })
+    const dataset_id = (await made('/datasets', { name: 'set' })).id
+    await made(`/datasets/${dataset_id}/items`, { input: [{ role: 'user', content: 'x' }], expected_output: 'x' })
+    const scorers = [{ type: 'exact_match' }]
+    const { id: evalId } = await made('/evals', { name: 'eval', agent_id, dataset_id, scorers, pass_threshold: 1 })
+    const work = {
+      dispatch: { kind: 'tool', tool_id },
+      on_complete: [{ when: true, transition: 'pass' }],
+      on_failure: 'fall',
+    }
+    const { id: workflow_id } = await made('/workflows', {
+      name: 'flow',
+      states: [
+        { name: 'work', initial: true, on_enter: work },
+        { name: 'good', terminal: true },
+        { name: 'bad', terminal: true },
+      ],
+      transitions: [
+        { name: 'pass', from: ['work'], to: 'good' },
+        { name: 'fall', from: ['work'], to: 'bad' },
+      ],
+    })
+
+    const key = client(processes[0].url, app.key.token)
+    /** Sends a request again under its key, as a client does, until it is acknowledged. */
+    const post = async (path: string, body: object): Promise<any> => {
+      const headers = { 'idempotency-key': `k${++number}` }
+      for (;;) {
+        const sentAt = performance.now()
+        const { status, body: answer, headers: received }: Reply = await key.post(path, body, headers)
+        longestMs = Math.max(longestMs, performance.now() - sentAt)
+        if (status >= 200 && status < 300) return answer
+        const isBusy = status === 409 && answer.error.code === 'IDEMPOTENCY_IN_PROGRESS'
+        if (!(status === 503 && received.has('retry-after')) && !isBusy)
+          return void unexpected.push(`${path} ${status} ${JSON.stringify(answer)}`)
+        await sleep(100)
+      }
+    }
+    const piece = (kind: string, table: string, column: string, end: string, send: () => Promise<any>) => async () => {
+      const answer = await send()
+      if (answer) pieces.push({ kind, table, column, end, id: answer.generation_id ?? answer.id })
+    }
+    kinds = [
+      piece('turn', 'generations', 'status', 'completed', () => post(`/agents/${agent_id}/generate`, { prompt: 'x' })),
+      piece('turn with a tool', 'generations', 'status', 'completed', () =>
+        post(`/agents/${calling}/generate?wait=true`, { prompt: 'x' }),
+      ),
+      piece('run', 'orchestration_runs', 'status', 'succeeded', () =>
+        post('/orchestration-runs', { orchestration_id, wait: false }),
+      ),
+      piece('approval', 'orchestration_runs', 'status', 'succeeded', async () => {
+        const run = await post('/orchestration-runs', { orchestration_id: asking, wait: true })
+        const { approval_id } =
+          run?.required_action ?? (await app.until(run.id, each => each.required_action)).required_action
+        await post(`/approvals/${approval_id}/approve`, {})
+        return run
+      }),
+      piece('firing', 'trigger_firings', 'state', 'succeeded', () =>
+        post(`/triggers/${manual.id}/fire`, { wait: false }),
+      ),
+      piece('decision', 'decisions', 'status', 'completed', () =>
+        post(`/deciders/${decider.id}/decisions`, { input: 'x' }),
+      ),
+      piece('task', 'tasks', 'state', 'good', () => post('/tasks', { workflow_id, title: 'a card' })),
+      piece('eval run', 'eval_runs', 'status', 'completed', () => post(`/evals/${evalId}/runs`, {})),
+      piece('ingestion', 'documents', 'status', 'ready', async () => {
+        const content = Buffer.from(`text ${++number}`).toString('base64')
+        const fields = { content, filename: `file ${number}.txt`, content_type: 'text/plain' }
+        const file = await post('/files/upload/base64', fields)
+        return file && post('/documents/ingest', { file_id: file.id })
+      }),
+      // Fires the event trigger, and is delivered to the webhook.
+      async () => {
+        const actor = await post('/actors', { name: `actor ${++number}` })
+        if (actor) actors.push(actor.id)
+      },
+    ]
+    await Promise.all(kinds.map(send => send()))
+    await settled(WITHIN_MS)
+  }
+
+  const read = (text: ReturnType<typeof sql.unsafe>) => app.services.pool.any(text) as Promise<readonly any[]>
+
+  /** Waits until all acknowledged work is done, once. Returns what is left of it by kind when the time is over. */
+  async function settled(within: number): Promise<void> {
+    let left: unknown[] = ['not read']
+    await eventually(
+      async () => {
+        left = []
+        for (const [table, group] of Map.groupBy(pieces, each => each.table)) {
+          const ids = sql.array(
+            group.map(({ id }) => id),
+            'text',
+          )
+          const rows = await read(sql.unsafe`
+            select id, ${sql.identifier([group[0].column])} as state from ${sql.identifier([table])} where id = any(${ids})`)
+          const states = new Map(rows.map(({ id, state }) => [id, state]))
+          for (const each of group) if (states.get(each.id) !== each.end) left.push([each.kind, states.get(each.id)])
+        }
+        const delivered = receiver.requests.map(({ event }) => event.data?.id ?? event.resource_id)
+        for (const id of actors) if (!delivered.includes(id)) left.push(['delivery', id])
+        const [{ fired }] = await read(sql.unsafe`
+          select count(*)::int as fired from trigger_firings where source = 'event' and state = 'succeeded'`)
+        if (fired < actors.length) left.push(['firing by event', fired])
+        return left.length === 0
+      },
+      { within, every: 100, what: 'the end of all work' },
+    ).catch(error => assert.fail(`${error.message}: ${JSON.stringify(left.slice(0, 20))}`))
+  }
+
+  let cases = 0
+  for (const seconds of SECONDS)
+    for (const which of ['all', 'half', 'one'] as const)
+      for (const load of ['idle', 'under load'] as const) {
+        const variants = process.env.SILENCE_SECONDS ? [false, true] : [cases++ % 2 === 1]
+        for (const newToo of variants)
+          it(`continue after ${seconds} s, ${which}, ${load}, new connections ${newToo ? 'silent too' : 'pass'}`, async () => {
+            longestMs = 0
+            let over = load === 'idle'
+            const sending = kinds.map(async send => {
+              while (!over) await send()
+            })
+            await sleep(500)
+            proxy.silence(which, newToo)
+            await sleep(seconds * 1000)
+            proxy.restore()
+            const restoredAt = performance.now()
+            over = true
+            await read(sql.unsafe`update triggers set next_fire_at = now() where id = ${scheduled}`)
+            await Promise.all([...sending, ...kinds.map(send => send())])
+            const acknowledgedMs = performance.now() - restoredAt
+            await settled(WITHIN_MS)
+            await eventually(
+              async () =>
+                (await read(sql.unsafe`select from triggers where id = ${scheduled} and next_fire_at > now()`))
+                  .length === 1,
+              { within: WITHIN_MS, what: 'the schedule' },
+            )
+            const ms = performance.now() - restoredAt
+            const rounded = [acknowledgedMs, ms, longestMs].map(each => (each / 1000).toFixed(1))
+            times.push(`| ${seconds} | ${which} | ${load} | ${newToo ? 'silent' : 'pass'} | ${rounded.join(' | ')} |`)
+            assert.ok(ms < WITHIN_MS, `${Math.round(ms)} ms`)
+            assert.deepEqual(unexpected.splice(0), [])
+          })
+      }
+
+  for (const [kind, queue] of [
+    ['turn', turnQueue.name],
+    ['decision', decisionWork.name],
+    ['task', dispatchWork.name],
+    ['eval run', evalItemWork.name],
+    ['run', nodeExecutionQueue.name],
+    ['firing', triggerFiringWork.name],
+    ['ingestion', ingestionWork.name],
+  ])
+    it(`take a message again whose claim lost its answer: ${kind}`, async () => {
+      const lost = proxy.loseClaim(queue)
+      const before = pieces.length
+      await Promise.all(kinds.map(send => send()))
+      await lost
+      const lostAt = performance.now()
+      assert.ok(pieces.length > before)
+      await settled(WITHIN_MS)
+      times.push(`| lost claim | ${kind} | ${((performance.now() - lostAt) / 1000).toFixed(1)} |`)
+    })
+
+  it('have lost and doubled nothing', async () => {
+    const twice = (column: string, table: string) => sql.unsafe`
+      select ${sql.identifier([column])}, count(*) from ${sql.identifier([table])}
+      group by 1 having count(*) > 1`
+    assert.deepEqual(await read(twice('name', 'actors')), [])
+    const delivered = receiver.requests.map(({ event }) => event.id)
+    assert.equal(new Set(delivered).size, actors.length)
+    assert.deepEqual(await read(sql.unsafe`select name, data::text from pgboss.job where name like '%.dead'`), [])
+    for (const [table, column] of [
+      ['generations', 'status'],
+      ['orchestration_runs', 'status'],
+      ['trigger_firings', 'state'],
+      ['decisions', 'status'],
+      ['eval_runs', 'status'],
+      ['documents', 'status'],
+    ])
+      assert.deepEqual(
+        await read(sql.unsafe`
+          select id, error::text from ${sql.identifier([table])} where ${sql.identifier([column])} = 'failed'`),
+        [],
+        table,
+      )
+    const [{ fired }] = await read(
+      sql.unsafe`select count(*)::int as fired from trigger_firings where source = 'event'`,
+    )
+    assert.equal(fired, actors.length)
+    for (const { output } of processes)
+      assert.deepEqual(
+        output.filter(line => line.includes('already executing')),
+        [],
+      )
+  })
+})
