@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
+import { runQueue } from '../../src/automation/runs/queue.ts'
 import { dispatchWork } from '../../src/automation/tasks/execute-dispatch.ts'
 import { triggerFiringWork } from '../../src/automation/triggers/fire.ts'
 import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
@@ -31,7 +31,7 @@ type Piece = { kind: string; table: string; column: string; end: string; id: str
 
 /** A network that forgets connections: no FIN, no RST, and nothing passes any more. */
 describe('processes whose connections to the database go silent', function () {
-  this.timeout(600_000)
+  this.timeout(process.env.SILENCE_SECONDS ? 600_000 : 120_000)
   let app: RunApp
   let proxy: SilentProxy
   let receiver: Receiver
@@ -243,25 +243,15 @@ describe('processes whose connections to the database go silent', function () {
           })
       }
 
-  for (const [kind, queue] of [
-    ['turn', turnQueue.name],
-    ['decision', decisionWork.name],
-    ['task', dispatchWork.name],
-    ['eval run', evalItemWork.name],
-    ['run', nodeExecutionQueue.name],
-    ['firing', triggerFiringWork.name],
-    ['ingestion', ingestionWork.name],
-  ])
-    it(`take a message again whose claim lost its answer: ${kind}`, async () => {
-      const lost = proxy.loseClaim(queue)
-      const before = pieces.length
-      await Promise.all(kinds.map(send => send()))
-      await lost
-      const lostAt = performance.now()
-      assert.ok(pieces.length > before)
-      await settled(WITHIN_MS)
-      times.push(`| lost claim | ${kind} | ${((performance.now() - lostAt) / 1000).toFixed(1)} |`)
-    })
+  it('take messages again whose claims lost their answer', async () => {
+    const claimed = [turnQueue, decisionWork, dispatchWork, evalItemWork, runQueue, triggerFiringWork, ingestionWork]
+    const lost = Promise.all(claimed.map(({ name }) => proxy.loseClaim(name)))
+    await Promise.all(kinds.map(send => send()))
+    await lost
+    const lostAt = performance.now()
+    await settled(WITHIN_MS)
+    times.push(`| lost claims | ${((performance.now() - lostAt) / 1000).toFixed(1)} |`)
+  })
 
   it('have lost and doubled nothing', async () => {
     const twice = (column: string, table: string) => sql.unsafe`

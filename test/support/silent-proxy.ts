@@ -25,7 +25,7 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
   const target = new URL(databaseUrl)
   const pairs = new Set<Pair>()
   let swallowsNew = false
-  let onClaim: { queue: string; resolve: () => void } | null = null
+  const onClaim = new Map<string, () => void>()
   const server = net.createServer(inward => {
     const outward = net.connect(Number(target.port), target.hostname)
     const pair: Pair = { inward, outward, silent: swallowsNew }
@@ -34,12 +34,13 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
       from.on('data', chunk => {
         if (pair.silent) return
         to.write(chunk)
-        if (!onClaim || from !== inward) return
+        if (onClaim.size === 0 || from !== inward) return
         const text = chunk.toString('latin1')
-        if (!CLAIM.test(text) || !text.includes(onClaim.queue)) return
+        const queue = CLAIM.test(text) ? [...onClaim.keys()].find(name => text.includes(name)) : undefined
+        if (queue === undefined) return
         pair.silent = true
-        onClaim.resolve()
-        onClaim = null
+        onClaim.get(queue)?.()
+        onClaim.delete(queue)
       })
       from.on('error', () => {})
       from.on('close', () => {
@@ -68,7 +69,7 @@ export async function startSilentProxy(databaseUrl: string): Promise<SilentProxy
     },
     loseClaim: queue =>
       new Promise(resolve => {
-        onClaim = { queue, resolve }
+        onClaim.set(queue, resolve)
       }),
     async close() {
       for (const { inward, outward } of pairs) {

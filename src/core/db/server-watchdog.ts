@@ -4,7 +4,14 @@ import { databaseConnectionsEnded } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { addressOf } from './database-url.ts'
 import type { Notifications } from './notify.ts'
-import { DatabaseClient, onPending, openClients, type PendingStatement, pendingStatements } from './pg-client.ts'
+import {
+  DatabaseClient,
+  onPending,
+  openClients,
+  type PendingStatement,
+  pendingStatements,
+  SESSION_TIMEOUTS,
+} from './pg-client.ts'
 import { withoutTenant } from './tenant-context.ts'
 
 /** A wait for the database longer than this triggers a probe. */
@@ -42,9 +49,17 @@ const activityOf = (pids: readonly number[]) => `
     select e.pid from unnest('{${pids}}'::int[]) e (pid)
     where not exists (select from pg_stat_activity a where a.pid = e.pid and coalesce(a.state, '') not like 'idle%')) as idle`
 
+/** Session of a connection that was ended. */
+type EndedSession = { pid: number; openedAt: number; endedAt: number }
+
+/** Time after which the server has ended the transaction of such a session itself. */
+const TERMINATE_FOR_MS = 2 * SESSION_TIMEOUTS.idle_in_transaction_session_timeout
+
 // A session that began after the connection was opened has the same process ID by chance.
-const terminate = `
-  select pg_terminate_backend(a.pid) from unnest($1::int[], $2::float8[]) e (pid, open_ms)
+const terminationOf = (sessions: readonly EndedSession[]) => `
+  select count(pg_terminate_backend(a.pid))
+  from unnest('{${sessions.map(({ pid }) => pid)}}'::int[],
+    '{${sessions.map(({ openedAt }) => performance.now() - openedAt)}}'::float8[]) e (pid, open_ms)
   join pg_stat_activity a on a.pid = e.pid
   where a.usename = current_user and a.backend_start <= now() - e.open_ms * interval '1 ms'`
 
@@ -94,11 +109,11 @@ export function watchServer(options: {
     for (const address of addresses) {
       address.endOverdue()
       const waits = address === watched && hasWaiting()
-      if (!address.probing && (address.unresponsive || waits || address.hasSuspects()))
+      if (!address.probing && (waits || address.needsProbe()))
         void address.probe().then(() => {
           if (!closed && address === watched && address.unresponsive) onFailed()
         })
-      if (address.probing || address.unresponsive) isBusy = true
+      if (address.probing || address.needsProbe()) isBusy = true
     }
     if (isBusy) return
     clearInterval(timer)
@@ -157,8 +172,8 @@ class WatchedAddress {
   #isDirect = true
   /** Time of the first probe that found the session of a pending statement idle. */
   readonly #idleSince = new WeakMap<PendingStatement, number>()
-  /** Connections that were ended, whose sessions may continue at the server. */
-  #ended: DatabaseClient[] = []
+  /** Sessions of ended connections, which may continue at the server. */
+  #ended: EndedSession[] = []
 
   /** @param listener the listening connection, if it has this address */
   constructor(url: string, log: Logger, listener: Listener | null) {
@@ -168,9 +183,9 @@ class WatchedAddress {
     this.#listener = listener
   }
 
-  /** Whether a statement takes long. */
-  hasSuspects(): boolean {
-    return this.#suspects().length > 0
+  /** Whether a statement takes long, or sessions are to be terminated. */
+  needsProbe(): boolean {
+    return this.unresponsive || this.#ended.length > 0 || this.#suspects().length > 0
   }
 
   #suspects(): PendingStatement[] {
@@ -184,7 +199,6 @@ class WatchedAddress {
       overdue.map(({ client }) => client),
       'limit',
     )
-    if (overdue.length > 0 && !this.unresponsive) void this.#terminateEnded()
   }
 
   async probe(): Promise<void> {
@@ -234,14 +248,19 @@ class WatchedAddress {
     return { answer, isListenerDead: !(await settledWithin(restMs, onListener)) }
   }
 
-  /** Opens a connection for a probe. Returns null without an answer in time. */
   async #askNew(text: string): Promise<Answer | null> {
+    const reply = await this.#query(text)
+    return reply && this.#read(reply)
+  }
+
+  /** Sends a statement on a new connection. Returns its row, null without an answer in time. */
+  async #query(text: string): Promise<{ client: DatabaseClient; row: object } | null> {
     const client = new DatabaseClient({ connectionString: this.#url, connectionTimeoutMillis: PROBE_MS })
     client.on('error', () => {})
     const answered = client
       .connect()
       .then(() => client.query(text))
-      .then(({ rows }: { rows: Answer[] }) => this.#read({ client, row: rows[0] }))
+      .then(({ rows }: { rows: object[] }) => ({ client, row: rows[0] }))
     try {
       return (
         (await settledWithin(
@@ -283,28 +302,21 @@ class WatchedAddress {
     databaseConnectionsEnded.inc({ reason }, clients.length)
     if (reason !== 'unresponsive') this.#log.warn({ reason, connections: clients.length }, 'database connections ended')
     for (const client of clients) {
-      if (client.isConnected) this.#ended.push(client)
+      const { sessionId: pid, openedAt, isConnected } = client
+      if (isConnected && pid !== null) this.#ended.push({ pid, openedAt, endedAt: performance.now() })
       client.destroy(new DatabaseUnresponsiveError())
     }
   }
 
-  /** Terminates the sessions of ended connections, which may hold locks. */
+  /** Terminates the sessions of ended connections, which may hold locks. Without success the next probe repeats it. */
   async #terminateEnded(): Promise<void> {
-    const ended = this.#ended.filter(({ sessionId }) => sessionId !== null)
-    this.#ended = []
-    if (ended.length === 0 || !this.#isDirect) return
-    const now = performance.now()
-    const client = new DatabaseClient({ connectionString: this.#url, connectionTimeoutMillis: PROBE_MS })
-    client.on('error', () => {})
-    try {
-      await client.connect()
-      const openMs = ended.map(({ openedAt }) => now - openedAt)
-      await client.query(terminate, [ended.map(({ sessionId }) => sessionId), openMs])
-    } catch (error) {
-      this.#ended.push(...ended)
-      this.#log.warn({ err: error }, 'sessions of ended connections not terminated')
-    } finally {
-      client.destroy()
-    }
+    const since = performance.now() - TERMINATE_FOR_MS
+    const ended = this.#isDirect ? this.#ended.filter(({ endedAt }) => endedAt > since) : []
+    this.#ended = ended
+    if (ended.length === 0) return
+    const text = terminationOf(ended)
+    const listener = this.#listener?.healthy() ? this.#listener : null
+    const reply = await listener?.ask(text, PROBE_MS).catch(() => null)
+    if (reply || (await this.#query(text))) this.#ended = this.#ended.filter(session => !ended.includes(session))
   }
 }
