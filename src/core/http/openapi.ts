@@ -22,7 +22,8 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   if (operation.path.includes('{')) codes.push('RESOURCE_NOT_FOUND')
   codes.push('API_KEY_PROJECT_SCOPE')
   if (namesProject(operation)) codes.push('RESOURCE_NOT_FOUND')
-  if (operation.method === 'post') codes.push('IDEMPOTENCY_KEY_REUSED', 'IDEMPOTENCY_IN_PROGRESS')
+  if (storesKeys(operation))
+    codes.push('IDEMPOTENCY_KEY_REUSED', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_LIMIT_EXCEEDED')
   if (operation.method === 'post' && operation.secretAnswer) codes.push('SECRET_NOT_DECRYPTABLE')
   if (takesIfMatch(operation)) codes.push('PRECONDITION_FAILED')
   return codes
@@ -47,6 +48,7 @@ const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
   'FORBIDDEN',
   'IDEMPOTENCY_IN_PROGRESS',
   'IDEMPOTENCY_KEY_REUSED',
+  'IDEMPOTENCY_LIMIT_EXCEEDED',
   'INTERNAL_ERROR',
   'PRECONDITION_FAILED',
   'QUOTA_EXCEEDED',
@@ -62,6 +64,9 @@ const describesFields = (type: string): boolean => type === 'application/json' |
 /** Whether a request specifies its project, in its path or as `project_id`. */
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
   shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
+
+/** Whether an operation stores its response for an Idempotency-Key: a read is repeated instead. */
+const storesKeys = ({ method, reads, gate }: Operation): boolean => method === 'post' && !reads && gate !== 'public'
 
 const takesIfMatch = ({ shape, method, raises }: Operation): boolean =>
   shape === 'item' && (['put', 'patch', 'delete'].includes(method) || raises.includes('PRECONDITION_FAILED'))
@@ -115,7 +120,6 @@ class Shared {
 }
 
 function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
-  const { method, gate } = operation
   const fields = Object.entries(queryFields(operation)).filter(([name]) => !pathNames(operation).includes(name))
   return [
     ...pathNames(operation).map(name => ({
@@ -126,7 +130,7 @@ function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
       description: pathDescription(name),
     })),
     ...fields.map(([name, type]) => queryParameter(name, type, shared)),
-    ...(method === 'post' && gate !== 'public' ? [IDEMPOTENCY_KEY] : []),
+    ...(storesKeys(operation) ? [IDEMPOTENCY_KEY] : []),
     ...(takesIfMatch(operation) ? [IF_MATCH] : []),
   ].map(parameter => shared.parameter(parameter))
 }

@@ -19,6 +19,7 @@ import { retryWhileUnavailable } from '../db/retry.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
+import { admitKey } from './idempotency-limits.ts'
 import type { Invocation } from './invocation.ts'
 
 /**
@@ -102,6 +103,7 @@ export async function claimKey(inv: Invocation): Promise<StoredResponse | null> 
       path: 'Idempotency-Key',
       message: 'must be 1 to 255 visible ASCII characters',
     })
+  await admitKey(inv, request)
   const claim = { ...request, claim: randomUUID() }
   try {
     const { kept, made } = await retryWhileUnavailable(() => claimIdempotencyKey(inv.db, inv.services, claim), {
