@@ -91,6 +91,7 @@ class Shared {
   readonly parameters: Record<string, SchemaNode> = {}
   readonly responses: Record<string, SchemaNode> = {}
   readonly commands: ReadonlyMap<string, readonly string[]>
+  readonly #refusals = new Map<string, string>()
 
   constructor(operations: readonly Operation[]) {
     this.commands = new Map(commandsOf(operations).map(({ id, words }) => [id, words]))
@@ -106,14 +107,19 @@ class Shared {
     }
   }
 
-  /** Returns a reference to the refusals of a status, which differ only in their codes. */
-  refusal(status: number): SchemaNode {
-    const name = `E${status}`
-    const codes = [...COMMON_CODES].filter(code => errorEntry(code).status === status)
-    this.responses[name] ??= {
-      description: `Refused with status ${status}`,
-      'x-error-codes': codes.length > 0 ? codes : ['REQUEST_REJECTED'],
-      content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+  /** Returns a reference to the refusals with these statuses: one component for all operations that have the same. */
+  refusals(statuses: ReadonlySet<number>): SchemaNode {
+    const text = [...statuses].join(', ')
+    let name = this.#refusals.get(text)
+    if (name === undefined) {
+      name = `Refusals${this.#refusals.size + 1}`
+      this.#refusals.set(text, name)
+      this.responses[name] = {
+        description: `Refused with status ${text}`,
+        'x-statuses': [...statuses],
+        'x-error-codes': [...COMMON_CODES].filter(code => statuses.has(errorEntry(code).status)),
+        content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+      }
     }
     return { $ref: `#/components/responses/${name}` }
   }
@@ -185,7 +191,8 @@ function contentOf(operation: Operation, status: number, shared: Shared): Schema
     const schema = withColumns(operation, components.schema(type, 'output'), components)
     content[produces === NDJSON ? NDJSON : 'application/json'] = {
       schema,
-      example: examples.answered(schema, kind?.name),
+      // The items of a list have their own example, at the operation that returns one.
+      ...(pagingOf(operation) ? {} : { example: examples.answered(schema, kind?.name) }),
     }
   } else if (produces && !stream && (status === 200 || status === 206)) {
     content[produces] =
@@ -329,7 +336,7 @@ function describe(operation: Operation, shared: Shared): SchemaNode {
     const content = contentOf(operation, status, shared)
     responses[status] = { description: STATUSES[status], ...(content ? { content } : {}) }
   }
-  for (const status of refusals.statuses) responses[status] = shared.refusal(status)
+  responses.default = shared.refusals(refusals.statuses)
   return {
     operationId: operation.id,
     summary: operation.summary,
