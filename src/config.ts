@@ -144,6 +144,18 @@ const settings = {
     'Maximum number of actors that a key creates per hour for tokens and chat clients.',
   ),
   ACTOR_FILE_MAX_BYTES: setting('process', integer(1), '20971520', 'Maximum size of a file that an end user uploads.'),
+  IDEMPOTENCY_CREDENTIAL_MAX_BYTES: setting(
+    'process',
+    integer(1),
+    '1073741824',
+    'Maximum bytes of the responses stored for the Idempotency-Keys of a credential; above it, responses older than an hour are deleted, then new keys are refused.',
+  ),
+  IDEMPOTENCY_PROJECT_MAX_BYTES: setting(
+    'process',
+    integer(1),
+    '4294967296',
+    'Maximum bytes of the responses stored for the Idempotency-Keys of a project, as for a credential.',
+  ),
   HTTP_JSON_LIMIT_BYTES: setting(
     'process',
     integer(1024),

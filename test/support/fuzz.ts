@@ -39,10 +39,21 @@ export function withoutSharing(document: Json): Json {
           .slice(1)
           .reduce((node: Json, key: string) => node[key], document)
       : value
+  const statusOf = (code: string): number => document['x-error-codes'][code].status
+  /** The refusals of a set, one for each of its statuses. */
+  const refusals = ({ 'x-statuses': statuses, 'x-error-codes': codes, ...rest }: Json): [string, Json][] =>
+    statuses.map((status: number) => {
+      const own = codes.filter((code: string) => statusOf(code) === status)
+      return [String(status), { ...rest, 'x-error-codes': own.length > 0 ? own : ['REQUEST_REJECTED'] }]
+    })
   const operation = ({ parameters, responses, ...rest }: Json): Json => ({
     ...rest,
     ...(parameters ? { parameters: parameters.map(resolved) } : {}),
-    responses: Object.fromEntries(Object.entries<Json>(responses).map(([status, each]) => [status, resolved(each)])),
+    responses: Object.fromEntries(
+      Object.entries<Json>(responses).flatMap(([status, each]) =>
+        status === 'default' ? refusals(resolved(each)) : [[status, resolved(each)]],
+      ),
+    ),
   })
   const paths = Object.entries<Json>(document.paths).map(([path, methods]) => [
     path,

@@ -21,8 +21,8 @@ const root = path.resolve(import.meta.dirname, '../..')
 const run = promisify(execFile)
 
 /** Bytes of the document: as it is, and as it is sent to whoever takes gzip. */
-const MOST_BYTES = 1_466_000
-const MOST_BYTES_GZIP = 168_500
+const MOST_BYTES = 1_260_000
+const MOST_BYTES_GZIP = 163_000
 
 describe('the description', function () {
   this.timeout(180_000)
@@ -341,6 +341,8 @@ describe('the description', function () {
       const all = bodies()
       assert.ok(all.length > 600)
       for (const { what, content, schema } of all) {
+        // The items of a list have their own.
+        if (!('example' in content) && content.schema['x-columns']) continue
         assert.ok('example' in content, what)
         const [, ...segments] = schema.split('/')
         const validate = ajv.compile({ $ref: `document#/${segments.map(encodeURIComponent).join('/')}` })
@@ -383,7 +385,7 @@ describe('the description', function () {
 
   describe('passes', () => {
     /** Rules whose warnings the documentation explains. */
-    const KNOWN = ['info-contact', 'no-ambiguous-paths', 'no-illogical-composition-keywords']
+    const KNOWN = ['info-contact', 'no-ambiguous-paths', 'no-illogical-composition-keywords', 'operation-4xx-response']
 
     it('the validator of OpenAPI 3.1', async () => {
       const { valid, errors } = await new Validator().validate(structuredClone(document))

@@ -1,4 +1,11 @@
-import { type Queryable, voidStatement } from '../../core/db/sql.ts'
+import { storedBytes } from '../../core/api/idempotency.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Footprint } from '../storage/footprint.ts'
+
+/** Bytes of the responses stored for an Idempotency-Key. Index idempotency_keys_project. */
+export const idempotencyFootprint: Footprint = project => ({
+  bytes: sql.fragment`select sum(${storedBytes}) from idempotency_keys where project_id = ${project}`,
+})
 
 /**
  * Deletes up to `limit` stored idempotent responses older than `before` (index idempotency_keys_created). Returns their

@@ -26,6 +26,12 @@ export const coreErrors = {
     message: 'The first request with this Idempotency-Key is still in progress',
     hint: 'Wait for the time in Retry-After, then repeat the request with the same key.',
   },
+  IDEMPOTENCY_LIMIT_EXCEEDED: {
+    status: 429,
+    description: 'Responses stored for the Idempotency-Keys of a credential or project take too many bytes',
+    message: 'Responses stored for the Idempotency-Keys of the last hour exceed {limit} bytes',
+    hint: 'Send fewer requests with an Idempotency-Key, or repeat the request after the time in Retry-After.',
+  },
   IDEMPOTENCY_KEY_REUSED: {
     status: 409,
     description: 'Idempotency-Key reused with a different body',

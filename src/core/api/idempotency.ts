@@ -276,6 +276,47 @@ export async function eraseStoredResponses(
 const NAMED = sql.fragment`jsonb_path_query_array(body,
   'strict $.** ? (@.type() == "string" && @ like_regex "^[a-z_]+_[0-9a-z]{26}$")')`
 
+/** A credential or a project whose stored responses are bounded. */
+export type IdempotencyScope = { credential_id: string } | { project_id: string }
+
+const inScope = (scope: IdempotencyScope): Fragment =>
+  'credential_id' in scope
+    ? sql.fragment`credential_id = ${scope.credential_id}`
+    : sql.fragment`project_id = ${scope.project_id}`
+
+/** Bytes of a row. The size of a value stored out of line is read without fetching it. */
+export const storedBytes = sql.fragment`(200 + octet_length(path) + octet_length(key)
+  + coalesce(pg_column_size(body), 0) + coalesce(pg_column_size(sealed_body), 0) + coalesce(pg_column_size(headers), 0))`
+
+const bytesRow = sql.type(z.strictObject({ bytes: z.number() }))
+
+/** Returns the bytes of the stored responses of a scope (indexes idempotency_keys_pkey and idempotency_keys_project). */
+export const measureStoredResponses = (db: Queryable, scope: IdempotencyScope): Promise<number> =>
+  db.oneFirst(bytesRow`
+    select coalesce(sum(${storedBytes}), 0)::int8 as bytes from idempotency_keys where ${inScope(scope)}`)
+
+/** Time for which a response is stored in any case. */
+const KEPT_SECONDS = 3600
+const DELETED_ROWS = 2000
+
+/** Deletes the oldest stored responses of a scope that are older than KEPT_SECONDS, and returns their bytes. */
+export const deleteOldestResponses = (db: Queryable, scope: IdempotencyScope): Promise<number> =>
+  db.oneFirst(bytesRow`
+    with gone as (
+      delete from idempotency_keys where ctid = any (array(
+        select ctid from idempotency_keys
+        where ${inScope(scope)} and status is not null
+          and created_at < now() - make_interval(secs => ${KEPT_SECONDS})
+        order by created_at limit ${DELETED_ROWS}))
+      returning ${storedBytes} as bytes)
+    select coalesce(sum(bytes), 0)::int8 as bytes from gone`)
+
+/** Whether a key has a row. */
+export const isKnownKey = async (db: Queryable, { credential_id, path, key }: Omit<IdempotencyKey, 'project_id'>) =>
+  (await db.maybeOneFirst(bytesRow`
+    select 1::int8 as bytes from idempotency_keys
+    where credential_id = ${credential_id} and path = ${path} and key = ${key}`)) !== null
+
 /** Deletes a claim: the next request with the key is a first request. */
 export async function deleteIdempotencyKey(db: Queryable, claim: IdempotencyClaim): Promise<void> {
   await db.query(voidStatement`delete from idempotency_keys where ${isClaimed(claim)}`)

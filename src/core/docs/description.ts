@@ -30,7 +30,13 @@ export type Parameter = {
   description?: string
 }
 
-export type Response = { $ref?: string; description: string; content?: Content; 'x-error-codes'?: string[] }
+export type Response = {
+  $ref?: string
+  description: string
+  content?: Content
+  'x-error-codes'?: string[]
+  'x-statuses'?: number[]
+}
 
 export type DescribedOperation = {
   operationId: string

@@ -133,11 +133,15 @@ export class Reference {
   #responses({ operation }: Route, page: string): string[][] {
     const own = operation['x-error-codes'] ?? []
     const statusOf = (each: string) => this.#description['x-error-codes'][each].status
-    return Object.entries(operation.responses).map(([status, shared]) => {
+    return Object.entries(operation.responses).flatMap(([status, shared]) => {
       const response = resolve(this.#description, shared)
-      const codes = [...(response['x-error-codes'] ?? []), ...own.filter(each => statusOf(each) === Number(status))]
-      if (status >= '400') return [status, codes.map(each => `[${code(each)}](../errors.md#${each})`).join(', ')]
-      return [status, this.#content(response.content, page) || escapeMarkdown(response.description)]
+      const { 'x-statuses': statuses, 'x-error-codes': common = [] } = response
+      if (!statuses) return [[status, this.#content(response.content, page) || escapeMarkdown(response.description)]]
+      return statuses.map(refused => {
+        const codes = [...common, ...own].filter(each => statusOf(each) === refused)
+        const named = codes.length > 0 ? codes : ['REQUEST_REJECTED']
+        return [String(refused), named.map(each => `[${code(each)}](../errors.md#${each})`).join(', ')]
+      })
     })
   }
 

@@ -22,7 +22,8 @@ function pipelineCodes(operation: Operation): ErrorCode[] {
   if (operation.path.includes('{')) codes.push('RESOURCE_NOT_FOUND')
   codes.push('API_KEY_PROJECT_SCOPE')
   if (namesProject(operation)) codes.push('RESOURCE_NOT_FOUND')
-  if (operation.method === 'post') codes.push('IDEMPOTENCY_KEY_REUSED', 'IDEMPOTENCY_IN_PROGRESS')
+  if (storesKeys(operation))
+    codes.push('IDEMPOTENCY_KEY_REUSED', 'IDEMPOTENCY_IN_PROGRESS', 'IDEMPOTENCY_LIMIT_EXCEEDED')
   if (operation.method === 'post' && operation.secretAnswer) codes.push('SECRET_NOT_DECRYPTABLE')
   if (takesIfMatch(operation)) codes.push('PRECONDITION_FAILED')
   return codes
@@ -47,6 +48,7 @@ const COMMON_CODES: ReadonlySet<ErrorCode> = new Set([
   'FORBIDDEN',
   'IDEMPOTENCY_IN_PROGRESS',
   'IDEMPOTENCY_KEY_REUSED',
+  'IDEMPOTENCY_LIMIT_EXCEEDED',
   'INTERNAL_ERROR',
   'PRECONDITION_FAILED',
   'QUOTA_EXCEEDED',
@@ -62,6 +64,9 @@ const describesFields = (type: string): boolean => type === 'application/json' |
 /** Whether a request specifies its project, in its path or as `project_id`. */
 const namesProject = ({ shape, kind, gate }: Operation): boolean =>
   shape === 'item' ? kind?.name === 'project' : gate === 'policy' || gate === 'owner'
+
+/** Whether an operation stores its response for an Idempotency-Key: a read is repeated instead. */
+const storesKeys = ({ method, reads, gate }: Operation): boolean => method === 'post' && !reads && gate !== 'public'
 
 const takesIfMatch = ({ shape, method, raises }: Operation): boolean =>
   shape === 'item' && (['put', 'patch', 'delete'].includes(method) || raises.includes('PRECONDITION_FAILED'))
@@ -86,6 +91,7 @@ class Shared {
   readonly parameters: Record<string, SchemaNode> = {}
   readonly responses: Record<string, SchemaNode> = {}
   readonly commands: ReadonlyMap<string, readonly string[]>
+  readonly #refusals = new Map<string, string>()
 
   constructor(operations: readonly Operation[]) {
     this.commands = new Map(commandsOf(operations).map(({ id, words }) => [id, words]))
@@ -101,21 +107,25 @@ class Shared {
     }
   }
 
-  /** Returns a reference to the refusals of a status, which differ only in their codes. */
-  refusal(status: number): SchemaNode {
-    const name = `E${status}`
-    const codes = [...COMMON_CODES].filter(code => errorEntry(code).status === status)
-    this.responses[name] ??= {
-      description: `Refused with status ${status}`,
-      'x-error-codes': codes.length > 0 ? codes : ['REQUEST_REJECTED'],
-      content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+  /** Returns a reference to the refusals with these statuses: one component for all operations that have the same. */
+  refusals(statuses: ReadonlySet<number>): SchemaNode {
+    const text = [...statuses].join(', ')
+    let name = this.#refusals.get(text)
+    if (name === undefined) {
+      name = `Refusals${this.#refusals.size + 1}`
+      this.#refusals.set(text, name)
+      this.responses[name] = {
+        description: `Refused with status ${text}`,
+        'x-statuses': [...statuses],
+        'x-error-codes': [...COMMON_CODES].filter(code => statuses.has(errorEntry(code).status)),
+        content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+      }
     }
     return { $ref: `#/components/responses/${name}` }
   }
 }
 
 function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
-  const { method, gate } = operation
   const fields = Object.entries(queryFields(operation)).filter(([name]) => !pathNames(operation).includes(name))
   return [
     ...pathNames(operation).map(name => ({
@@ -126,7 +136,7 @@ function parametersOf(operation: Operation, shared: Shared): SchemaNode[] {
       description: pathDescription(name),
     })),
     ...fields.map(([name, type]) => queryParameter(name, type, shared)),
-    ...(method === 'post' && gate !== 'public' ? [IDEMPOTENCY_KEY] : []),
+    ...(storesKeys(operation) ? [IDEMPOTENCY_KEY] : []),
     ...(takesIfMatch(operation) ? [IF_MATCH] : []),
   ].map(parameter => shared.parameter(parameter))
 }
@@ -181,7 +191,8 @@ function contentOf(operation: Operation, status: number, shared: Shared): Schema
     const schema = withColumns(operation, components.schema(type, 'output'), components)
     content[produces === NDJSON ? NDJSON : 'application/json'] = {
       schema,
-      example: examples.answered(schema, kind?.name),
+      // The items of a list have their own example, at the operation that returns one.
+      ...(pagingOf(operation) ? {} : { example: examples.answered(schema, kind?.name) }),
     }
   } else if (produces && !stream && (status === 200 || status === 206)) {
     content[produces] =
@@ -325,7 +336,7 @@ function describe(operation: Operation, shared: Shared): SchemaNode {
     const content = contentOf(operation, status, shared)
     responses[status] = { description: STATUSES[status], ...(content ? { content } : {}) }
   }
-  for (const status of refusals.statuses) responses[status] = shared.refusal(status)
+  responses.default = shared.refusals(refusals.statuses)
   return {
     operationId: operation.id,
     summary: operation.summary,

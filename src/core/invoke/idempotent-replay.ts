@@ -20,6 +20,7 @@ import { withoutTenant } from '../db/tenant-context.ts'
 import { exclusiveLoop } from '../process/loop.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
+import { admitKey } from './idempotency-limits.ts'
 import type { Invocation } from './invocation.ts'
 
 /**
@@ -99,6 +100,7 @@ export async function claimKey(inv: Invocation): Promise<StoredResponse | null> 
       path: 'Idempotency-Key',
       message: 'must be 1 to 255 visible ASCII characters',
     })
+  await admitKey(inv, request)
   const claim = { ...request, claim: randomUUID() }
   try {
     const { kept, made } = await retryWhileUnavailable(() => claimIdempotencyKey(inv.db, inv.services, claim), {

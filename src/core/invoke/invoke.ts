@@ -83,7 +83,7 @@ async function runSteps(inv: Invocation): Promise<OperationResult> {
     await authorize(recheck, caller)
     return caller
   })
-  if (operation.method === 'post') {
+  if (operation.method === 'post' && !operation.reads) {
     const stored = await claimKey(inv)
     if (stored) return replayResponse(inv, stored)
   }

@@ -192,7 +192,7 @@ export const policyOperations: Operation[] = [
     action: 'policies:GetPolicy',
     gate: 'owner',
     about: policyKind,
-    transaction: false,
+    reads: true,
     body: SimulationInput,
     answers: { 200: Simulation },
     raises: ['FORBIDDEN', 'RESOURCE_NOT_FOUND'],
