@@ -30,7 +30,7 @@ const optional = z
   .nullable() as unknown as z.ZodType<string | null, string>
 const httpUrl = z
   .string()
-  .refine(value => value === '' || /^https?:\/\/[^/?#\\\s@]+[^?#\s]*$/.test(value), 'must be an http or https URL')
+  .refine(value => value === '' || /^https?:\/\/[^/?#\\\s@][^?#\s]*$/.test(value), 'must be an http or https URL')
   .transform(value => (value === '' ? null : value))
   .nullable() as unknown as z.ZodType<string | null, string>
 const integer = (min: number, max = Number.MAX_SAFE_INTEGER) =>
@@ -1180,9 +1180,9 @@ export function loadConfig(env: Record<string, string | undefined> = process.env
   const config = parsed as unknown as Config
   config.production = production
   config.baseUrlGiven = config.BASE_URL !== null && config.BASE_URL !== undefined
-  config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/\/+$/, '')
+  config.BASE_URL = (config.BASE_URL ?? `http://localhost:${config.PORT}`).replace(/(?<!\/)\/+$/, '')
   if (config.baseUrlGiven && !URL.canParse(config.BASE_URL)) addProblem('BASE_URL', 'must be an absolute URL')
-  config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/\/+$/, '')
+  config.DOCS_BASE_URL = (config.DOCS_BASE_URL ?? `${config.BASE_URL}/docs`).replace(/(?<!\/)\/+$/, '')
   if (env.DOCS_BASE_URL && !URL.canParse(config.DOCS_BASE_URL)) addProblem('DOCS_BASE_URL', 'must be an absolute URL')
   config.OAUTH_CONSENT_URL = config.OAUTH_CONSENT_URL ?? `${config.BASE_URL}/oauth/consent`
   if (URL.parse(config.OAUTH_CONSENT_URL)?.origin !== URL.parse(config.BASE_URL)?.origin)

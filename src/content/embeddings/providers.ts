@@ -87,7 +87,7 @@ async function compatible(config: Config, provider: 'openai' | 'ollama', name: s
     name: provider,
     baseURL: openai
       ? (config.EMBEDDING_BASE_URL ?? 'https://api.openai.com/v1')
-      : `${config.OLLAMA_BASE_URL.replace(/\/+$/, '')}/v1`,
+      : `${config.OLLAMA_BASE_URL.replace(/(?<!\/)\/+$/, '')}/v1`,
     apiKey: openai ? (config.EMBEDDING_API_KEY ?? process.env.OPENAI_API_KEY) : undefined,
     fetch: createLimitedFetch(config),
   })

@@ -117,7 +117,7 @@ export const titleContent: EndUserContentEraser = {
 const withoutName = redactFields('name')
 
 /** Returns the first line of an answer as a title, or null if it has none. */
-function titleOf(answer: string): string | null {
+export function titleOf(answer: string): string | null {
   const line = answer
     .split(/[\r\n\u2028\u2029]/)
     .map(each =>
@@ -126,7 +126,7 @@ function titleOf(answer: string): string | null {
         .replace(/\s+/g, ' ')
         .trim(),
     )
-    .map(each => each.replace(/^["'“”„«»*#\s]+|["'“”„«»*\s]+$/g, ''))
+    .map(each => each.replace(/^["'“”„«»*#\s]+|(?<!["'“”„«»*\s])["'“”„«»*\s]+$/g, ''))
     .find(each => each !== '')
   return line === undefined ? null : truncateChars(line, MAX_TITLE).trim()
 }

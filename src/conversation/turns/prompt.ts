@@ -62,7 +62,7 @@ function messagesOf(message: SeenMessage): ModelMessage[] {
 }
 
 /** Escapes the tags of notes of the platform, which therefore no other text has. */
-const withoutNoteTags = (text: string): string => text.replace(/<(?=\s*\/?\s*platform_note)/gi, '&lt;')
+export const withoutNoteTags = (text: string): string => text.replace(/<(?=\s*(?:\/\s*)?platform_note)/gi, '&lt;')
 
 /** Returns the parts of a message for the model, after its label; a document that does not exist any more is left out. */
 function partsOf(message: SeenMessage, parts: readonly MessagePart[]): (TextPart | FilePart)[] {

@@ -32,15 +32,17 @@ export async function requireAll(
   grantable = false,
 ): Promise<void> {
   const possible = ids.filter(id => isIdOf(target, id))
-  const found =
+  const rows =
     possible.length === 0
       ? []
       : await db.anyFirst(idStatement`
           select t.id from ${sql.identifier([target.table])} t
           where t.id = any(${sql.array(possible, 'text')}) and ${inProject(target, projectId)} for key share of t`)
-  const others = grantable && projectId !== null ? possible.filter(id => !found.includes(id)) : []
+  const found = new Set(rows)
+  const others = grantable && projectId !== null ? possible.filter(id => !found.has(id)) : []
   const granted =
     others.length > 0 ? await grantSourceOf(target.name)?.among(db, target.name, projectId as string, others) : []
-  const missing = ids.filter(id => !found.includes(id) && !granted?.includes(id))
+  const reached = new Set(granted)
+  const missing = ids.filter(id => !found.has(id) && !reached.has(id))
   if (missing.length > 0) raise(target.missing, { meta: { id: missing[0], missing } })
 }

@@ -138,7 +138,7 @@ function mountMetrics(app: Express, services: Services): void {
   app.get('/metrics', (req: Request, res: Response) => {
     const local = ['127.0.0.1', '::1', '::ffff:127.0.0.1'].includes(req.socket.remoteAddress ?? '')
     const permitted = config.METRICS_TOKEN
-      ? equalsSecret(/^bearer +(.*)$/i.exec(req.headers.authorization ?? '')?.[1] ?? '', config.METRICS_TOKEN)
+      ? equalsSecret(/^bearer +([^ ].*)?$/i.exec(req.headers.authorization ?? '')?.[1] ?? '', config.METRICS_TOKEN)
       : local && !req.headers['x-forwarded-for'] && !req.headers.forwarded
     if (!permitted) {
       const error = new AppError('UNAUTHORIZED')

@@ -192,7 +192,11 @@ function projectEvents(views: EventViews): Transform {
   let pending = ''
   return new Transform({
     transform(chunk: Buffer, _encoding, done) {
-      pending += decoder.write(chunk)
+      const text = decoder.write(chunk)
+      // A message of megabytes comes in many chunks: the earlier ones are not searched again.
+      const hasEnd = (pending.slice(-1) + text).includes('\n\n')
+      pending += text
+      if (!hasEnd) return done()
       const messages = pending.split('\n\n')
       pending = messages.pop() as string
       try {

@@ -8,7 +8,7 @@ type Address = ipaddr.IPv4 | ipaddr.IPv6
  * Returns the address that a connection would reach, with IPv4-mapped and NAT64 forms unwrapped. Null for a host name.
  */
 export function unwrapHostname(address: string): Address | null {
-  const bare = address.replace(/%.*$/, '')
+  const bare = address.split('%', 1)[0]
   if (!isIP(bare)) return null
   const parsed = ipaddr.parse(bare)
   if (!(parsed instanceof ipaddr.IPv6)) return parsed

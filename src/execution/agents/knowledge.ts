@@ -193,7 +193,8 @@ async function loadReferenced(
       : await db.any(kind.sql`
           select ${kind.columns} from ${sql.identifier([kind.table])} t
           where t.id = any(${sql.array(requested, 'text')}) and t.project_id = ${projectId}`)
-  const missing = given.filter(id => !rows.some(row => row.id === id))
+  const found = new Set(rows.map(({ id }) => id))
+  const missing = given.filter(id => !found.has(id))
   if (missing.length > 0) raise('RESOURCE_NOT_FOUND', { meta: { id: missing[0], missing } })
   return [...rows]
 }

@@ -9,6 +9,8 @@ export const MAX_FACTS = 20
 /** Maximum number of text characters searched for JSON, and of positions tried. */
 const MAX_TEXT_CHARS = 256 * 1024
 const MAX_POSITIONS = 100
+/** Maximum number of characters scanned for ends of brackets, for all positions together. */
+const MAX_SCANNED = 4 * MAX_TEXT_CHARS
 
 const MAX_TAGS = 50
 
@@ -61,9 +63,12 @@ function parseTags(value: unknown): Record<string, string> {
 function findJson(value: string, accepts: (value: unknown) => boolean): unknown {
   const text = truncateChars(value, MAX_TEXT_CHARS)
   let positions = 0
+  let scanned = 0
   for (const { index } of text.matchAll(/[[{]/g)) {
     if (++positions > MAX_POSITIONS) return null
     const end = findJsonEnd(text, index)
+    scanned += (end ?? text.length) - index
+    if (scanned > MAX_SCANNED) return null
     if (end === null) continue
     try {
       const value: unknown = JSON.parse(text.slice(index, end))

@@ -127,7 +127,7 @@ async function resolveHeaders(db: Queryable, services: Services, row: ProviderRo
 
 function baseUrlOf(row: ProviderRow, ollamaUrl: string): string | null {
   if (row.provider !== 'ollama') return row.base_url ?? VENDOR_URLS[row.provider] ?? null
-  const base = (row.base_url ?? ollamaUrl).replace(/\/+$/, '')
+  const base = (row.base_url ?? ollamaUrl).replace(/(?<!\/)\/+$/, '')
   return base.endsWith('/v1') ? base : `${base}/v1`
 }
 

@@ -58,7 +58,7 @@ async function providerColumns(
   given: { secret_id?: unknown; config?: unknown },
 ): Promise<Values<ProviderRow>> {
   const { project_id } = target
-  const base_url = draft.base_url?.replace(/\/+$/, '') ?? null
+  const base_url = draft.base_url?.replace(/(?<!\/)\/+$/, '') ?? null
   const next = { ...draft, base_url }
   checkProvider(next)
   const noCredentials = { config: {}, headers: {} }

@@ -117,7 +117,7 @@ export async function checkTokens(
 ): Promise<void> {
   const referenced = [...new Set([...ids, ...tokenIds(texts)])]
   if (referenced.length === 0) return
-  const found = await lockReferencedSecrets(tx, projectId, referenced)
-  const missing = referenced.find(id => !found.includes(id))
+  const found = new Set(await lockReferencedSecrets(tx, projectId, referenced))
+  const missing = referenced.find(id => !found.has(id))
   if (missing !== undefined) raise('SECRET_NOT_FOUND', { meta: { secret_id: missing } })
 }

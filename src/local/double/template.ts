@@ -1,20 +1,20 @@
 import type { DoubleRequest } from './request.ts'
 import { isJsonObject } from './request.ts'
 
-const token = /\{\{\s*([^{}]*?)\s*\}\}/g
-const soleToken = /^\{\{\s*([^{}]*?)\s*\}\}$/
+const token = /\{\{([^{}]*)\}\}/g
+const soleToken = /^\{\{([^{}]*)\}\}$/
 
 /** Fills the tokens of a text (`{{user}}`, `{{tool.<name>.<path>}}`, …); unknown tokens become "". */
 export function fillText(text: string, request: DoubleRequest): string {
   if (!text.includes('{{')) return text
-  return text.replace(token, (_, name: string) => asText(tokenValue(name, request)))
+  return text.replace(token, (_, name: string) => asText(tokenValue(name.trim(), request)))
 }
 
 /** Fills the strings of a JSON value, at any depth. A string that is one token keeps the JSON type of its value. */
 export function fillValue(value: unknown, request: DoubleRequest): unknown {
   if (typeof value === 'string') {
     const sole = soleToken.exec(value)
-    return sole ? (tokenValue(sole[1], request) ?? '') : fillText(value, request)
+    return sole ? (tokenValue(sole[1].trim(), request) ?? '') : fillText(value, request)
   }
   if (Array.isArray(value)) return value.map(each => fillValue(each, request))
   if (!isJsonObject(value)) return value

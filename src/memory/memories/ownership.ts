@@ -33,7 +33,8 @@ export async function assignMemories(context: AssignContext): Promise<z.output<t
     store.id,
     ids.filter(id => isIdOf(memoryKind, id)),
   )
-  const missing = ids.filter(id => !rows.some(row => row.id === id && canReachMemory(reachOf(caller), row)))
+  const reached = new Set(rows.filter(row => canReachMemory(reachOf(caller), row)).map(({ id }) => id))
+  const missing = ids.filter(id => !reached.has(id))
   if (missing.length > 0) raise('RESOURCE_NOT_FOUND', { meta: { id: missing[0], missing } })
   for (const row of rows) {
     allow('memories:UpdateMemory', { kind: memoryKind, row })

@@ -231,7 +231,8 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
   const suffix = suffixOf(generation.id)
   const { status, stop_reason, error, output } = generation
   const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
-  const calls = steps.flatMap(step => step.tool_calls).filter(call => pending.some(({ id }) => id === call.id))
+  const pendingIds = new Set(pending.map(({ id }) => id))
+  const calls = steps.flatMap(step => step.tool_calls).filter(({ id }) => pendingIds.has(id))
   const finish_reason = (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason']
   const items = outputItems(
     suffix,

@@ -14,7 +14,7 @@ export const vaultStore: SecretStore = {
     const token = await tokenOf(config)
     if (!SECRETS_VAULT_ADDR || !token) return storeFailure('store_not_configured', 'no address or no token')
     const path = `${SECRETS_VAULT_MOUNT}/data/${name}`.split('/').map(encodeURIComponent).join('/')
-    const response = await vaultFetch(`${SECRETS_VAULT_ADDR.replace(/\/+$/, '')}/v1/${path}`, {
+    const response = await vaultFetch(`${SECRETS_VAULT_ADDR.replace(/(?<!\/)\/+$/, '')}/v1/${path}`, {
       headers: {
         'X-Vault-Token': token,
         'X-Vault-Request': 'true',

@@ -1,0 +1,115 @@
+import { changesBetween } from '../../../src/core/api/compare.ts'
+import { containsText, storableText, storableValue, truncateBytes } from '../../../src/core/api/storable-text.ts'
+import { storabilityProblem, wirePath } from '../../../src/core/api/validate.ts'
+import { excessOfJson } from '../../../src/core/http/body.ts'
+import { compileGlob, globMatches } from '../../../src/core/iam/glob.ts'
+import { redactCredentials, redactedPath } from '../../../src/core/process/log.ts'
+import { deep, flat, items, keys, repeated, repetitions } from '../inputs.ts'
+import { costCase } from '../measure.ts'
+
+const BODY = { limit: 4 * 1024 * 1024, bound: 'bytes of a JSON body' }
+const VALUES = { limit: 50_000, bound: 'values of a JSON body' }
+
+export default [
+  costCase({
+    name: 'core/http/body.ts excessOfJson',
+    ...BODY,
+    inputs: Object.fromEntries(
+      Object.entries(repetitions(['"', '\\', '{}', ',', 'a'])).map(([name, text]) => [
+        name,
+        (n: number) => Buffer.from(text(n)),
+      ]),
+    ),
+    run: bytes => excessOfJson(bytes, Number.POSITIVE_INFINITY),
+  }),
+  costCase<unknown>({
+    name: 'core/api/validate.ts storabilityProblem',
+    ...VALUES,
+    inputs: { items: items(() => []), texts: items(() => 'text'), keys: keys(() => 1), deep: n => deep(v => [v])(n) },
+    run: storabilityProblem,
+  }),
+  costCase({
+    name: 'core/api/validate.ts wirePath',
+    ...BODY,
+    inputs: { 'long key': n => [repeated('a')(n)], 'many keys': items(() => 'a') },
+    run: path => wirePath(path),
+  }),
+  costCase<unknown[]>({
+    name: 'core/api/compare.ts changesBetween',
+    limit: 25_000,
+    bound: 'values of one of two versions',
+    inputs: {
+      items: n => [items(at => at)(n), items(at => at + 1)(n)],
+      keys: n => [keys(() => 1)(n), keys(() => 2)(n)],
+      'other keys': n => [
+        keys(() => 1)(n),
+        keys(
+          () => 1,
+          at => `other_${at}`,
+        )(n),
+      ],
+    },
+    run: ([before, after]) => changesBetween(before, after),
+  }),
+  costCase({
+    name: 'core/api/storable-text.ts storableText',
+    limit: 1024 * 1024,
+    bound: 'bytes of a reply of a model or a tool',
+    inputs: { 'NUL characters': repeated('\0'), text: repeated('ab ') },
+    run: text => storableText(text),
+  }),
+  costCase<unknown>({
+    name: 'core/api/storable-text.ts storableValue',
+    ...VALUES,
+    inputs: { items: items(() => []), texts: items(() => 'a\0'), keys: keys(() => 1) },
+    run: storableValue,
+  }),
+  costCase({
+    name: 'core/api/storable-text.ts truncateBytes',
+    ...BODY,
+    inputs: { text: repeated('a'), wide: n => flat('😀'.repeat(Math.floor(n / 4))) },
+    run: text => truncateBytes(text, 16_384),
+  }),
+  costCase({
+    name: 'core/api/storable-text.ts containsText',
+    limit: 1024 * 1024,
+    bound: 'bytes of an output that a scorer reads',
+    inputs: {
+      'equal letters': n => ({ text: repeated('a')(n), part: `${'a'.repeat(65_000)}b` }),
+      'near matches': n => ({ text: repeated('ab')(n), part: `${'ab'.repeat(30_000)}c` }),
+    },
+    run: ({ text, part }) => containsText(text, part),
+  }),
+  costCase({
+    name: 'core/iam/glob.ts compileGlob',
+    limit: 2_048,
+    bound: 'characters of a resource pattern',
+    inputs: { stars: repeated('*'), 'stars and letters': repeated('*a') },
+    run: compileGlob,
+  }),
+  costCase({
+    name: 'core/iam/glob.ts globMatches',
+    // Bounded by pattern length times value length, so the pattern has a fixed length.
+    limit: 2_048,
+    bound: 'characters of a path',
+    inputs: {
+      'equal letters': repeated('a'),
+      'near matches': repeated('ab'),
+    },
+    run: value => globMatches(compileGlob(`*${'a'.repeat(500)}b`), value),
+  }),
+  costCase({
+    name: 'core/process/log.ts redactCredentials',
+    limit: 1024 * 1024,
+    bound: 'bytes of a message of an error',
+    inputs: repetitions(['sk_', 'eyJ', 'whsec_', '.', '-', 'abcdefgh', ' ']),
+    run: redactCredentials,
+  }),
+  costCase({
+    name: 'core/process/log.ts redactedPath',
+    limit: 16 * 1024,
+    bound: 'bytes of a request line',
+    inputs: repetitions(['/', '?', 'sk_', '%']),
+    run: redactedPath,
+  }),
+]

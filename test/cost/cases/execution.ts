@@ -1,0 +1,83 @@
+import { stripCodeFence } from '../../../src/execution/generations/loop/structured-output.ts'
+import { extractedFacts, factsOfText } from '../../../src/execution/memory-rules/facts.ts'
+import { EventReader } from '../../../src/execution/tools/event-reader.ts'
+import {
+  fillPlaceholders,
+  fillTokens,
+  misplacedTokens,
+  placeholdersOf,
+  presetTokens,
+} from '../../../src/execution/tools/tokens.ts'
+import { items, nested, repeated, repetitions } from '../inputs.ts'
+import { costCase } from '../measure.ts'
+
+const MODEL_TEXT = { limit: 1024 * 1024, bound: 'bytes of a reply of a model' }
+const DEFINITION = { limit: 256 * 1024, bound: 'bytes of the definition of a tool' }
+
+const tokens = repetitions(['{{secret:', '{{context:', '{{', 'sec_a', '}}', '|', '~'])
+const placeholders = repetitions(['${body.', '{', '}', 'a', '$'])
+const facts = { ...repetitions(['[', '{', ']', '}', '"', '\\', '[]', '{}']), nested: nested('[', ']') }
+
+export default [
+  costCase({
+    name: 'execution/generations/loop/structured-output.ts stripCodeFence',
+    ...MODEL_TEXT,
+    inputs: repetitions(['```', '`', '\n', ' ', 'a', '```json\n']),
+    run: stripCodeFence,
+  }),
+  costCase({
+    name: 'execution/memory-rules/facts.ts factsOfText',
+    ...MODEL_TEXT,
+    inputs: facts,
+    run: factsOfText,
+  }),
+  costCase({
+    name: 'execution/memory-rules/facts.ts extractedFacts',
+    ...MODEL_TEXT,
+    inputs: facts,
+    run: extractedFacts,
+  }),
+  costCase({
+    name: 'execution/tools/event-reader.ts EventReader',
+    limit: 64 * 1024,
+    bound: 'bytes of a chunk of a socket',
+    inputs: {
+      ...Object.fromEntries(
+        Object.entries(repetitions(['\n', '\r', 'data:', 'a'])).map(([name, text]) => [
+          name,
+          (n: number) => [Buffer.from(text(n))],
+        ]),
+      ),
+      'chunks of 16 bytes': n => items(() => Buffer.from('data: aaaaaaaaaa'))(n / 16),
+    },
+    run: chunks => {
+      const reader = new EventReader()
+      for (const chunk of chunks) reader.read(chunk)
+    },
+  }),
+  costCase({
+    name: 'execution/tools/tokens.ts fillTokens',
+    ...DEFINITION,
+    inputs: tokens,
+    run: text => fillTokens(text, { secrets: new Map([['sec_a', 'x']]), context: {} }, () => ''),
+  }),
+  costCase({
+    name: 'execution/tools/tokens.ts misplacedTokens',
+    ...DEFINITION,
+    inputs: tokens,
+    run: url => misplacedTokens({ url }),
+  }),
+  costCase({ name: 'execution/tools/tokens.ts presetTokens', ...DEFINITION, inputs: tokens, run: presetTokens }),
+  costCase({
+    name: 'execution/tools/tokens.ts placeholdersOf',
+    ...DEFINITION,
+    inputs: placeholders,
+    run: placeholdersOf,
+  }),
+  costCase({
+    name: 'execution/tools/tokens.ts fillPlaceholders',
+    ...DEFINITION,
+    inputs: { ...placeholders, arguments: repeated('{a}') },
+    run: text => fillPlaceholders(text, () => 'x'),
+  }),
+]
