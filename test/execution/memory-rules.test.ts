@@ -106,6 +106,7 @@ describe('memory rules', function () {
           ai_provider_id: null,
           model: null,
           enabled: true,
+          include_evaluations: false,
           disabled_reason: null,
           created_at: 0,
           updated_at: 0,
