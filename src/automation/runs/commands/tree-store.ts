@@ -25,8 +25,8 @@ export const runsOfOrchestration = (orchestrationId: string): Fragment =>
   sql.fragment`r.orchestration_id = ${orchestrationId}`
 
 /**
- * Returns the CTE `tree` of the live runs of trees. By orchestration_runs_parent: the lateral queries keep the planner, which
- * does not know the size of a tree, from reading the whole table at each depth.
+ * Returns the CTE `tree` of the live runs of trees. By orchestration_runs_parent: without statistics of a tree,
+ * the planner would read the whole table at each depth if the queries were not lateral.
  */
 const liveTree = (roots: Fragment): Fragment => sql.fragment`
     tree as (
