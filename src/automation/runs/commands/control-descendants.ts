@@ -3,7 +3,7 @@ import type { JobContext } from '../../../core/jobs/handler.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { type DescendantsMessage, descendantsQueue, runQueue } from '../queue.ts'
 import type { RunRef } from '../store.ts'
-import { cancelRunPage, MAX_RUNS_PER_TX, PAGE_RUNS } from './cancel-descendants.ts'
+import { cancelRunPage, MAX_RUNS_PER_TX } from './cancel-descendants.ts'
 import { hasMoreLiveRuns, type ListedRun, listNestedRuns, pauseRuns, pauseTrees, runsStartedBy } from './tree-store.ts'
 
 /** Pauses the descendants of runs; large trees are paused by workers after the transaction. */
@@ -28,13 +28,11 @@ function wake(tx: Tx, runs: readonly RunRef[]): void {
 export const controlDescendants = (message: DescendantsMessage, { services, complete }: JobContext) =>
   services.write(async tx => {
     const { project_id, pause } = message
-    const limit = pause ? MAX_RUNS_PER_TX : PAGE_RUNS
-    const page = await listNestedRuns(tx, message, limit)
-    const done = pause
-      ? await pauseRunPage(tx, project_id, page, pause.reason)
-      : await cancelRunPage(tx, services, project_id, page)
-    if (done === limit || done < page.length) {
-      const { execution_id, index } = page[done - 1]
+    const page = await listNestedRuns(tx, message, MAX_RUNS_PER_TX)
+    if (pause) await pauseRunPage(tx, project_id, page, pause.reason)
+    else await cancelRunPage(tx, services, project_id, page)
+    if (page.length === MAX_RUNS_PER_TX) {
+      const { execution_id, index } = page[MAX_RUNS_PER_TX - 1]
       tx.send(descendantsQueue, { ...message, after: { execution_id, index } })
     }
     complete(tx)
@@ -46,10 +44,9 @@ async function pauseRunPage(
   projectId: string,
   page: readonly ListedRun[],
   reason: string | null,
-): Promise<number> {
+): Promise<void> {
   const ids = page.map(({ id }) => id)
   wake(tx, await pauseRuns(tx, ids, reason))
-  const parents = page.flatMap(({ id, below }) => (below > 0 ? id : []))
+  const parents = page.flatMap(({ id, is_parent }) => (is_parent ? id : []))
   if (parents.length > 0) await pauseDescendants(tx, projectId, parents, reason)
-  return page.length
 }
