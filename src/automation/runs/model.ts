@@ -210,6 +210,7 @@ export function presentRun(row: RunRow): OrchestrationRunRecord {
     driver,
     paused_with_project,
     task_id,
+    source,
     due_at,
     queued_at,
     ...fields
