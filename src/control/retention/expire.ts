@@ -231,3 +231,23 @@ export function auditExpiry(
     created_at: clock.now().toISOString(),
   })
 }
+
+/** Splits records into transactions of at most `most` by `sizeOf`, in order; a record is never split. Returns their IDs. */
+export function splitBySize<T extends { id: string }>(
+  records: readonly T[],
+  sizeOf: (record: T) => number,
+  most: number,
+): string[][] {
+  const groups: string[][] = []
+  let total = Number.POSITIVE_INFINITY
+  for (const record of records) {
+    const size = sizeOf(record)
+    if (total + size > most) {
+      groups.push([])
+      total = 0
+    }
+    total += size
+    groups[groups.length - 1].push(record.id)
+  }
+  return groups
+}

@@ -5,6 +5,7 @@ import {
   type ExpiringProject,
   inPages,
   retentionSweep,
+  splitBySize,
   sweepProjects,
   togetherOrApart,
 } from '../../control/retention/expire.ts'
@@ -41,7 +42,7 @@ function expireProject(services: Services, project: ExpiringProject, stopping: A
   const find = (after: ExpiredConversation | null) => listExpiredConversations(services.pool, project, after, PAGE)
   return inPages(stopping, { size: PAGE, find }, async found => {
     let done: Counts = {}
-    for (const ids of splitByMessages(found)) {
+    for (const ids of splitBySize(found, each => each.message_count, MESSAGES_PER_TRANSACTION)) {
       const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
       done = sumCounts(done, ...counts)
       await injectFault(services, 'conversations_expired')
@@ -49,21 +50,6 @@ function expireProject(services: Services, project: ExpiringProject, stopping: A
     }
     return done
   })
-}
-
-/** Splits conversations into transactions by their number of messages. */
-function splitByMessages(found: readonly ExpiredConversation[]): string[][] {
-  const groups: string[][] = []
-  let messages = Number.POSITIVE_INFINITY
-  for (const { id, message_count } of found) {
-    if (messages + message_count > MESSAGES_PER_TRANSACTION) {
-      groups.push([])
-      messages = 0
-    }
-    messages += message_count
-    groups[groups.length - 1].push(id)
-  }
-  return groups
 }
 
 /** Deletes conversations like their delete operation, with their sessions. */

@@ -5,6 +5,7 @@ import {
   type ExpiringProject,
   inPages,
   retentionSweep,
+  splitBySize,
   sweepProjects,
   togetherOrApart,
 } from '../../../control/retention/expire.ts'
@@ -39,7 +40,7 @@ function expireProject(services: Services, project: ExpiringProject, stopping: A
   const find = (after: ExpiredRun | null) => listExpiredRuns(services.pool, project, after, PAGE)
   return inPages(stopping, { size: PAGE, find }, async found => {
     let done: Counts = {}
-    for (const ids of splitByRuns(found)) {
+    for (const ids of splitBySize(found, ({ runs }) => runs, RUNS_PER_TRANSACTION)) {
       const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
       done = sumCounts(done, ...counts)
       await injectFault(services, 'runs_expired')
@@ -47,21 +48,6 @@ function expireProject(services: Services, project: ExpiringProject, stopping: A
     }
     return done
   })
-}
-
-/** Splits trees into transactions by their number of runs. */
-function splitByRuns(found: readonly ExpiredRun[]): string[][] {
-  const groups: string[][] = []
-  let total = Number.POSITIVE_INFINITY
-  for (const { id, runs } of found) {
-    if (total + runs > RUNS_PER_TRANSACTION) {
-      groups.push([])
-      total = 0
-    }
-    total += runs
-    groups[groups.length - 1].push(id)
-  }
-  return groups
 }
 
 /** Deletes trees of runs with their node executions. */
