@@ -322,6 +322,7 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { agent_id: null, tool_id: ref('McpTool'), action: 'keep' },
       { preset_parameters: { a: 1 } },
       { on: 'conversation_messages.generated' },
+      { include_evaluations: true },
     ],
     refused: { memory_store_id: ref('Store') },
     drift: { enabled: true },
