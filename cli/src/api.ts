@@ -32,9 +32,9 @@ export async function apiCommand(args: string[]): Promise<number> {
   const body = options.body ? JSON.stringify(await readBody(options.body)) : undefined
   const headers = Object.fromEntries(
     ((options.header ?? []) as string[]).map(each => {
-      const [, name, value] = /^([\w-]+):\s*(.*)$/.exec(each) ?? []
+      const [, name, value] = /^([\w-]+):(.*)$/.exec(each) ?? []
       if (!name) throw new UsageError('--header must be name: value')
-      return [name.toLowerCase(), value]
+      return [name.toLowerCase(), value.trim()]
     }),
   )
   const connection = await Connection.open(options)

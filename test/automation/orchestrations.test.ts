@@ -349,7 +349,7 @@ describe('orchestrations', () => {
       const { changes } = (await project.key.get(`${path}/versions/compare`)).body
       assert.deepEqual(
         changes.map(({ path, op, after }: any) => [path.length, op, after.length]),
-        [[`nodes.a.options.${name}`.length, 'changed', 20_000]],
+        [[1000, 'changed', 20_000]],
       )
       const equal = { edges: Array.from({ length: 2000 }, () => edge(`a->b:${'x'.repeat(400)}`)) }
       assert.equal((await project.key.patch(path, { ...graphOf([step('a'), step('b')]), ...equal })).status, 200)

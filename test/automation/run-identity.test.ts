@@ -37,7 +37,7 @@ describe('acting principal of runs', function () {
     const narrow = await keyWith('orchestrations:StartRun', 'orchestrations:GetRun')
     const run = (await narrow.client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body
     assert.equal(run.status, 'failed', JSON.stringify(run))
-    assert.equal(run.error.code, 'FORBIDDEN', JSON.stringify(run.error))
+    assert.equal(run.error.meta.tool_status_code, 403, JSON.stringify(run.error))
     const wide = await keyWith('orchestrations:StartRun', 'orchestrations:ListOrchestrations')
     const allowed = (await wide.client.post('/orchestration-runs', { orchestration_id: graph, wait: true })).body
     assert.equal(allowed.status, 'succeeded', JSON.stringify(allowed.error))

@@ -14,7 +14,7 @@ import {
 } from './triggers-support.ts'
 
 /** Returns the error with which the platform refused the tool call. */
-const refusalOf = ({ error }: any): string => error.code
+const refusalOf = ({ error }: any): string => JSON.parse(error.meta.tool_response_body).error.code
 
 describe('trigger permissions', function () {
   this.timeout(60_000)

@@ -382,11 +382,30 @@ describe('tools made of others', () => {
       ]
       const limited = await app.user(undefined, [{ statement }])
       assert.equal((await call(limited, tool.id, { project_id: id }, { action: 'list-actors' })).status, 200)
-      refused(await call(limited, tool.id, { name: 'x', project_id: id }, { action: 'create-actor' }), 403, 'FORBIDDEN')
+      const denied = refused(
+        await call(limited, tool.id, { name: 'x', project_id: id }, { action: 'create-actor' }),
+        502,
+        'TOOL_HTTP_ERROR',
+      )
+      assert.deepEqual(
+        [denied.meta.tool_status_code, denied.meta.tool_method, denied.meta.tool_url],
+        [403, 'POST', '/api/v1/actors'],
+      )
+      assert.equal(JSON.parse(denied.meta.tool_response_body).error.code, 'FORBIDDEN')
+      assert.match(denied.hint, /Change the call for a meta.tool_status_code of 4xx/)
       const foreign = (await (await app.project()).key.post('/actors', { name: 'theirs' })).body.id
-      refused(await call(key, tool.id, { actor_id: foreign }, { action: 'get-actor' }), 404, 'RESOURCE_NOT_FOUND')
-      const elsewhere = await call(key, tool.id, { project_id: (await app.project()).id }, { action: 'list-actors' })
-      refused(elsewhere, 403, 'API_KEY_PROJECT_SCOPE')
+      const missing = refused(
+        await call(key, tool.id, { actor_id: foreign }, { action: 'get-actor' }),
+        502,
+        'TOOL_HTTP_ERROR',
+      )
+      assert.deepEqual([missing.meta.tool_status_code, missing.meta.tool_url], [404, `/api/v1/actors/${foreign}`])
+      const elsewhere = refused(
+        await call(key, tool.id, { project_id: (await app.project()).id }, { action: 'list-actors' }),
+        502,
+        'TOOL_HTTP_ERROR',
+      )
+      assert.equal(JSON.parse(elsewhere.meta.tool_response_body).error.code, 'API_KEY_PROJECT_SCOPE')
     })
 
     it('are steps of pipelines, by their action', async () => {
@@ -407,7 +426,8 @@ describe('tools made of others', () => {
       const input = { tool_id: tool.id, input: {} }
       let nested: object = input
       for (let depth = 0; depth < 10; depth++) nested = { tool_id: tool.id, input: nested }
-      refused(await call(key, tool.id, nested), 422, 'PIPELINE_DEPTH_EXCEEDED')
+      const error = refused(await call(key, tool.id, nested), 502, 'TOOL_HTTP_ERROR')
+      assert.ok(JSON.stringify(error).includes('PIPELINE_DEPTH_EXCEEDED'))
     })
   })
 })

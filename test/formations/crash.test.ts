@@ -4,7 +4,7 @@ import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { operationWork } from '../../src/formations/operate.ts'
 import { client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'
-import { startProcess } from '../support/processes.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
 import { startResettingProxy } from '../support/resetting-proxy.ts'
 import { startHandler } from './handler-double.ts'
 
@@ -63,8 +63,13 @@ describe('formations whose workers are lost', function () {
   let handler: Awaited<ReturnType<typeof startHandler>>
   let worker: HostedProcess | undefined
 
-  const doomed = (points: string) =>
-    startProcess('worker', app.databaseUrl, { ...FAST, ...handler.env, FAULT_POINTS: points }, ['orchestration'])
+  const doomedWorkers: TestProcess[] = []
+  const doomed = async (points: string) => {
+    const env = { ...FAST, ...handler.env, FAULT_POINTS: points }
+    const started = await startProcess('worker', app.databaseUrl, env, ['orchestration'])
+    doomedWorkers.push(started)
+    return started
+  }
   const healthy = async () => {
     worker = await runWorker(app.databaseUrl, { ...FAST, ...handler.env }, ['orchestration'])
   }
@@ -105,7 +110,8 @@ describe('formations whose workers are lost', function () {
       const { status, body } = await app.admin.get(`/formations/${id}`)
       if (status === 404) continue
       for (const each of body.resources)
-        if (each.physical_resource_id !== null) tracked.push(each.physical_resource_id as string)
+        if (each.status !== 'deleted' && each.physical_resource_id !== null)
+          tracked.push(each.physical_resource_id as string)
     }
     const ofHandler = (id: string) => id.startsWith('thing-')
     assert.deepEqual(there.sort(), tracked.filter(id => !ofHandler(id)).sort())
@@ -116,8 +122,9 @@ describe('formations whose workers are lost', function () {
     handler = await startHandler()
     app = await startApp({ env: { ...FAST, ...handler.env } })
   })
+  // Those that a failed test leaves would take the work of the next one.
+  afterEach(() => Promise.all([worker?.stop(), ...doomedWorkers.map(each => each.kill())]))
   after(async () => {
-    await worker?.stop()
     await app?.close()
     await handler?.close()
   })

@@ -155,7 +155,7 @@ describe('random templates', function () {
   }
   /** What a project has, without ids: those of its own resources by their logical names. */
   const shown = async ({ resources, template }: any): Promise<unknown> => {
-    const live = resources.filter((each: any) => each.physical_resource_id !== null)
+    const live = resources.filter(({ status }: any) => status !== 'deleted')
     const logical = new Map(live.map((each: any) => [each.physical_resource_id, each.logical_id]))
     const records = await Promise.all(
       live.map(async ({ logical_id, resource_type, physical_resource_id }: any) => {

@@ -308,16 +308,31 @@ describe('effects of definitions', function () {
       type: 'platform',
       actions: ['list-secrets', 'list-users', 'attach-user-policy', 'create-project-key', 'create-secret'],
     })
-    const refusal = async (action: string, input: object) => {
+    const reach = async (action: string, input: object) => {
       const { status, body } = await admin.post(`/tools/${tool.id}/call`, { action, input })
-      assert.equal(status, 403, JSON.stringify(body))
-      return body.error.code
+      return [status, body.error?.meta?.tool_status_code, body.error?.message]
     }
-    assert.equal(await refusal('list-secrets', { project_id: other }), 'API_KEY_PROJECT_SCOPE')
-    assert.equal(await refusal('create-secret', { project_id: other, name: 'x', value: 'y' }), 'API_KEY_PROJECT_SCOPE')
-    assert.equal(await refusal('list-users', {}), 'FORBIDDEN')
-    assert.equal(await refusal('attach-user-policy', { user_id: victim.id, policy_id: policy }), 'FORBIDDEN')
-    assert.equal(await refusal('create-project-key', { project_id: projectId }), 'FORBIDDEN')
+    assert.deepEqual(await reach('list-secrets', { project_id: other }), [
+      502,
+      403,
+      'list-secrets responded with 403 API_KEY_PROJECT_SCOPE',
+    ])
+    assert.deepEqual(await reach('create-secret', { project_id: other, name: 'x', value: 'y' }), [
+      502,
+      403,
+      'create-secret responded with 403 API_KEY_PROJECT_SCOPE',
+    ])
+    assert.deepEqual(await reach('list-users', {}), [502, 403, 'list-users responded with 403 FORBIDDEN'])
+    assert.deepEqual(await reach('attach-user-policy', { user_id: victim.id, policy_id: policy }), [
+      502,
+      403,
+      'attach-user-policy responded with 403 FORBIDDEN',
+    ])
+    assert.deepEqual(await reach('create-project-key', { project_id: projectId }), [
+      502,
+      403,
+      'create-project-key responded with 403 FORBIDDEN',
+    ])
     assert.equal((await admin.post(`/tools/${tool.id}/call`, { action: 'list-secrets', input: {} })).status, 200)
     assert.deepEqual((await ok(admin.get(`/users/${victim.id}/policies`))).data ?? [], [])
   })

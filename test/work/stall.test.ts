@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
-import { eventually } from '../support/app.ts'
-import { startProcess } from '../support/processes.ts'
+import { client, eventually } from '../support/app.ts'
+import { startProcess, type TestProcess } from '../support/processes.ts'
 
 describe('a stall of the event loop', () => {
   let app: AgentApp
@@ -10,23 +10,39 @@ describe('a stall of the event loop', () => {
   })
   after(() => app?.close())
 
+  /** Asserts that a process has logged and counted a stall of a piece of work. */
+  async function requireReported({ output, url }: TestProcess, work: string): Promise<void> {
+    const line = await eventually(() => output.find(each => each.includes('"msg":"event loop stalled"')), {
+      what: 'log of the stall',
+      within: 30_000,
+    })
+    const logged = JSON.parse(line)
+    assert.deepEqual([logged.work, logged.project_id], [work, app.projectId])
+    assert.ok(logged.stall_ms > 1000, line)
+    assert.match(logged.stack.join('\n'), /blockProcess [^\n]*\ninjectFault /)
+    const metrics = await (await fetch(`${url}/metrics`)).text()
+    assert.ok(metrics.includes(`muster_event_loop_stalls_total{work="${work}"} 1`), metrics)
+  }
+
   it('is logged by the worker with its queue, project and stack, and counted', async () => {
     const { body } = await app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'hi' })
     const fault = `message_started=stall:4000@${body.generation_id}`
     const worker = await startProcess('worker', app.databaseUrl, { FAULT_POINTS: fault }, ['generation'])
     try {
-      const line = await eventually(() => worker.output.find(each => each.includes('"msg":"event loop stalled"')), {
-        what: 'log of the stall',
-        within: 30_000,
-      })
-      const { work, project_id, stack, stall_ms } = JSON.parse(line)
-      assert.deepEqual([work, project_id], ['turn.execute', app.projectId])
-      assert.ok(stall_ms > 1000, line)
-      assert.match(stack.join('\n'), /blockProcess [^\n]*\ninjectFault /)
-      const metrics = await (await fetch(`${worker.url}/metrics`)).text()
-      assert.match(metrics, /muster_event_loop_stalls_total\{work="turn.execute"\} 1/)
+      await requireReported(worker, 'turn.execute')
     } finally {
       await worker.kill()
+    }
+  })
+
+  it('is logged by web with its operation, project and stack, and counted', async () => {
+    const web = await startProcess('web', app.databaseUrl, { FAULT_POINTS: 'request_carried_out=stall:4000' })
+    try {
+      const { status } = await client(web.url, app.key.token).get(`/agents/${app.agentId}`)
+      assert.equal(status, 200)
+      await requireReported(web, 'get-agent')
+    } finally {
+      await web.kill()
     }
   })
 })

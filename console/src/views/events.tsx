@@ -13,7 +13,7 @@ import * as strings from '../strings.ts'
 /** Returns the patterns of what is typed: a name, the beginning of one to a dot, or a pattern. */
 function patternsOf(typed: string | undefined): string[] | undefined {
   const name = (typed ?? '').toLowerCase().replace(/[^a-z0-9_.]/g, '')
-  const prefix = name.replace(/\.+$/, '')
+  const prefix = name.replace(/(?<!\.)\.+$/, '')
   return prefix ? [prefix, `${prefix}.*`] : undefined
 }
 

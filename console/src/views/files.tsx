@@ -63,7 +63,7 @@ export function Files() {
   const projectId = useProjectId()
   const isAllowed = usePermissions(projectId)
   const { filters } = useFilters()
-  const prefix = (filters.folder ?? '').replace(/\/+$/, '')
+  const prefix = (filters.folder ?? '').replace(/(?<!\/)\/+$/, '')
   const filesKey = ['files', projectId, 'below', prefix]
   const list = useList<Row>(['files', projectId], async ({ q }, { limit, offset }) => {
     const { files } = await queries.fetchQuery({

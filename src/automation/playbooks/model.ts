@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { versionLabel } from '../../core/versions/version.ts'
 import { describedField } from '../orchestrations/fields.ts'
@@ -11,7 +10,7 @@ import { StepShape } from './fields.ts'
 const anObject = z.record(z.string(), z.unknown())
 
 const plain = {
-  name: distinctName(255).describe('Name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   description: z.string().max(20_000).nullable().describe('Description of the playbook, in Markdown'),
   steps: z.array(StepShape).describe('Steps in order. 1 to 100.'),
   resolve_case: z.boolean().describe('Whether a completed execution resolves its case. Default true.'),

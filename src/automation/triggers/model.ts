@@ -2,7 +2,6 @@ import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { expressionProblem } from '../../core/expressions/evaluate.ts'
@@ -33,7 +32,7 @@ const expression = (description: string) =>
     .describe(description)
 
 const fields = {
-  name: distinctName(255).describe('Name of the trigger, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name of the trigger, unique in the project'),
   description: z.string().max(2000).nullable().describe('Purpose of the trigger'),
   type: z.enum(TRIGGER_TYPES).describe('What fires the trigger, in addition to fire requests. Cannot be changed.'),
   target_type: z.enum(TARGET_TYPES).describe('Type of the target that the trigger starts'),

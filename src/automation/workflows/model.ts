@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { versionLabel } from '../../core/versions/version.ts'
 import { versioned } from '../../core/versions/versioned.ts'
@@ -12,7 +11,7 @@ import { StateShape, TransitionShape } from './fields.ts'
 const anObject = z.record(z.string(), z.unknown())
 
 const fields = {
-  name: distinctName(255).describe('Name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   description: z.string().max(2000).nullable().describe('Description of the workflow'),
   states: z.array(StateShape).describe('States of the workflow, 1 to 100, one of them initial'),
   transitions: z.array(TransitionShape).describe('Transitions between states. At most 300.'),

@@ -53,10 +53,19 @@ export const pathsOf = (expression: unknown): string[] => rootReadsOf(expression
 
 /** Lists the keys of single-key objects that are not operators, at all places that are evaluated. */
 export function unknownOperators(expression: unknown): string[] {
-  if (Array.isArray(expression)) return expression.flatMap(unknownOperators)
-  if (!isObject(expression)) return []
+  const unknown: string[] = []
+  collectUnknown(expression, unknown)
+  return unknown
+}
+
+function collectUnknown(expression: unknown, unknown: string[]): void {
   const operation = operationOf(expression)
-  if (operation) return operation[0] === 'preserve' ? [] : unknownOperators(operation[1])
+  if (operation) {
+    if (operation[0] !== 'preserve') collectUnknown(operation[1], unknown)
+    return
+  }
+  if (typeof expression !== 'object' || expression === null) return
   const keys = Object.keys(expression)
-  return [...(keys.length === 1 ? keys : []), ...Object.values(expression).flatMap(unknownOperators)]
+  if (isObject(expression) && keys.length === 1) unknown.push(keys[0])
+  for (const item of Object.values(expression)) collectUnknown(item, unknown)
 }

@@ -40,7 +40,7 @@ export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): Re
     maxAge: 600,
   }
   return cors<Request>((req, done) => {
-    const path = req.path.toLowerCase().replace(/\/+$/, '')
+    const path = req.path.toLowerCase().replace(/(?<!\/)\/+$/, '')
     const isRefused = path === '/metrics' || (isOpen && path === BOOTSTRAP_PATH)
     done(null, isRefused ? { origin: false } : { ...shared, allowedHeaders: requestedHeaders(req) })
   })

@@ -3,7 +3,6 @@ import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { timeOrDateInput } from '../../core/api/lists.ts'
 import { metadataBag } from '../../core/api/metadata.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { voidStatement } from '../../core/db/sql.ts'
 
@@ -12,7 +11,7 @@ import { voidStatement } from '../../core/db/sql.ts'
 const id = z.string().min(1).max(255)
 
 const datasetFields = {
-  name: distinctName(255).describe('Name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   description: z.string().max(16_384).nullable().describe('Description of the dataset'),
 }
 

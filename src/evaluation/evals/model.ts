@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { Scorer, Scorers } from './scorers.ts'
 
@@ -12,7 +11,7 @@ const id = z.string().min(1).max(255)
 const fractionInput = z.number().min(0).max(1).nullable()
 
 const fields = {
-  name: distinctName(255).describe('Name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   agent_id: id.describe('ID of the agent to evaluate'),
   dataset_id: id.describe('ID of the dataset'),
   scorers: Scorers,

@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
 import { type Queryable, sql } from '../../core/db/sql.ts'
@@ -89,7 +88,7 @@ const REQUEST_SETTINGS = [
 export type RequestSetting = 'temperature' | 'top_p' | 'seed' | 'stop' | keyof VendorSettings
 
 const fields = {
-  name: distinctName(255).nullable().describe('Display name'),
+  name: z.string().trim().min(1).max(255).nullable().describe('Display name'),
   instructions: z.string().max(65_536).nullable().describe('System prompt'),
   ai_provider_id: z
     .string()

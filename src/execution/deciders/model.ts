@@ -3,7 +3,6 @@ import { Author } from '../../core/api/authors.ts'
 import { RecordedFailure, raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { sealedColumn } from '../../core/secrets/sealed.ts'
@@ -21,7 +20,7 @@ const backendFields = {
 }
 
 const fields = {
-  name: distinctName(255).describe('Name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Name, unique in the project'),
   description: z.string().max(16_384).nullable().describe('Purpose of the decider'),
   ...backendFields,
   escalate_below: z

@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { FAILURE_CLASSES } from '../providers/model-messages.ts'
 
@@ -27,7 +26,7 @@ const countAttempts = (targets: readonly RouteTarget[]): number =>
   targets.reduce((total, { max_retries }) => total + 1 + max_retries, 0)
 
 const fields = {
-  name: distinctName(255).describe('Display name, unique in the project'),
+  name: z.string().trim().min(1).max(255).describe('Display name, unique in the project'),
   targets: z
     .array(RouteTarget)
     .min(1)

@@ -40,7 +40,11 @@ export const toolErrors = {
     description: 'Tool named by a decider, ingestion rule or accepted share',
     hint: 'Change or delete the resources that reference the tool (meta.counts) first, or repeat with force=true where meta.forcible is true, which deletes them too.',
   },
-  TOOL_HTTP_ERROR: { status: 502, description: 'Http tool got a non-2xx' },
+  TOOL_HTTP_ERROR: {
+    status: 502,
+    description: 'Http tool got a non-2xx',
+    hint: 'Read meta.tool_response_body. Change the call for a meta.tool_status_code of 4xx; retry with backoff only for 429, 5xx or no response.',
+  },
   TOOL_NOT_FOUND: {
     status: 400,
     description: 'Referenced tool missing',

@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { Author } from '../../core/api/authors.ts'
 import { jsonOrJsonText } from '../../core/api/json-text.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { withWarnings } from '../../core/api/warnings.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
@@ -97,7 +96,7 @@ export const Mcp = z
 export type Mcp = z.output<typeof Mcp>
 
 const shared = {
-  name: distinctName(128).describe('Name that models see; not unique'),
+  name: z.string().trim().min(1).max(128).describe('Name that models see; not unique'),
   description: z.string().max(16_384).nullable().describe('Description for models'),
   parameters: jsonOrJsonText(jsonObject)
     .nullable()

@@ -134,8 +134,8 @@ const forwardedTo = (
 
 /**
  * Calls an operation through a platform tool, with permissions, quotas and audit.
- * @throws VALIDATION_FAILED for arguments that do not match, UNAUTHORIZED without a caller, the refusals of the
- *   operation, TOOL_HTTP_ERROR for its failures
+ * @throws VALIDATION_FAILED for arguments that do not match, UNAUTHORIZED without a caller, TOOL_HTTP_ERROR with the
+ *   status of the operation
  */
 export async function callOperation(
   services: Services,
@@ -175,8 +175,8 @@ export async function callOperation(
     )
   if (!(answer instanceof AppError)) return outputOf(services, answer, call)
   const { code, message, meta } = answer
-  // A refusal, unlike a failure, is the same for every repetition.
-  if (status < 500) throw answer
+  // The author's missing permission is an error of the tool, not an answer of the operation.
+  if (code === 'FORBIDDEN' && meta?.resource !== undefined) throw answer
   return raise('TOOL_HTTP_ERROR', {
     message: `${action} responded with ${status} ${code}`,
     meta: {

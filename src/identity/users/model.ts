@@ -1,7 +1,6 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
-import { distinctName } from '../../core/api/names.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 
@@ -62,7 +61,20 @@ export const Token = z.object(tokenFields).meta({ id: 'UserToken' })
 const CONTROL = /\p{Cc}/u
 const MAX_PASSWORD_BYTES = 1024
 
-export const Username = distinctName(128).describe('Username of 1 to 128 characters, unique regardless of case')
+/** Characters that are not visible: controls, formats, line separators and fillers. */
+const INVISIBLE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/u
+
+/** Joiners and variation selectors within an emoji. */
+const WITHIN_EMOJI = /(?<=\p{Extended_Pictographic}|\p{Emoji_Modifier}|\ufe0f)(?:\ufe0f|\u200d)/gu
+
+/** Normalized (NFKC) and without invisible characters, so that two usernames with the same appearance are equal. */
+export const Username = z
+  .string()
+  .overwrite(text => text.normalize('NFKC').trim())
+  .min(1)
+  .max(128)
+  .refine(text => !INVISIBLE.test(text.replace(WITHIN_EMOJI, '')), 'must not contain invisible characters')
+  .describe('Username of 1 to 128 characters, unique regardless of case')
 
 const password = z
   .string()

@@ -15,7 +15,7 @@ const PHC = /^\$scrypt\$ln=(\d{1,2}),r=(\d{1,3}),p=(\d{1,3})\$([A-Za-z0-9+/]+)\$
 const phcOf = (salt: Buffer, key: Buffer): string =>
   `$scrypt$ln=${COST.ln},r=${COST.r},p=${COST.p}$${base64(salt)}$${base64(key)}`
 
-const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/=+$/, '')
+const base64 = (bytes: Buffer): string => bytes.toString('base64').replace(/(?<!=)=+$/, '')
 
 /**
  * Concurrent sign-in hashes per process. Its four threads (UV_THREADPOOL_SIZE) also verify tokens, resolve names and

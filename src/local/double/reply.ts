@@ -60,7 +60,7 @@ export function composeReply(reply: Reply, request: DoubleRequest, callId: CallI
 function wordPieces(text: string, count: number): string[] {
   if (text === '') return []
   if (text.trim() === '') return [text]
-  const words = text.match(/\s*\S+\s*/g) ?? []
+  const words = text.match(/(?:^\s+)?\S+\s*/g) ?? []
   if (count === 1) return words
   const pieces: string[] = []
   for (let index = 0; index < words.length; index += count) pieces.push(words.slice(index, index + count).join(''))

@@ -5,7 +5,6 @@ import { chatKind } from '../../conversation/chats/model.ts'
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { AppError } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
-import { normalName } from '../../core/api/names.ts'
 import { type Context, operation } from '../../core/api/operation.ts'
 import { type Fragment, sql } from '../../core/db/sql.ts'
 import { isAllowed, visibleRows } from '../../core/iam/access.ts'
@@ -162,9 +161,7 @@ export async function findModel(session: OpenAiSession, id: string): Promise<obj
 
 /** Returns the only agent with a name. @throws RESOURCE_NOT_FOUND for none and for several */
 function requireNamed(models: readonly Model[], name: string): Model {
-  const [found, another] = models.filter(
-    model => model.kind === 'agent' && normalName(model.name ?? '') === normalName(name),
-  )
+  const [found, another] = models.filter(model => model.kind === 'agent' && model.name === name)
   if (!found || another) throw modelNotFound(`agent:${name}`)
   return found
 }

@@ -1,6 +1,8 @@
 import { changesBetween } from '../../../src/core/api/compare.ts'
 import { containsText, storableText, storableValue, truncateBytes } from '../../../src/core/api/storable-text.ts'
 import { storabilityProblem, wirePath } from '../../../src/core/api/validate.ts'
+import { expressionProblem, readPath } from '../../../src/core/expressions/evaluate.ts'
+import { rootReadsOf, unknownOperators } from '../../../src/core/expressions/references.ts'
 import { excessOfJson } from '../../../src/core/http/body.ts'
 import { compileGlob, globMatches } from '../../../src/core/iam/glob.ts'
 import { redactCredentials, redactedPath } from '../../../src/core/process/log.ts'
@@ -10,15 +12,49 @@ import { costCase } from '../measure.ts'
 const BODY = { limit: 4 * 1024 * 1024, bound: 'bytes of a JSON body' }
 const VALUES = { limit: 50_000, bound: 'values of a JSON body' }
 
+const EXPRESSION = { limit: 16 * 1024, bound: 'values of an expression of 64 KiB' }
+/** Deeper values are refused when a body is read. */
+const MAX_DEPTH = 90
+const expressions = {
+  items: items(at => ({ var: `a${at % 7}` })),
+  'unknown operators': items(() => ({ no: 1 })),
+  keys: keys(() => ({ var: 'a' })),
+  'items at the deepest level': (n: number) => deep(inner => [inner], items(() => ({ no: 1 }))(n))(MAX_DEPTH),
+  'operators at the deepest level': (n: number) =>
+    deep(inner => ({ '!': inner }), items(() => ({ var: 'a' }))(n))(MAX_DEPTH),
+}
+
 export default [
+  costCase<unknown>({
+    name: 'core/expressions/evaluate.ts expressionProblem',
+    ...EXPRESSION,
+    inputs: expressions,
+    run: expressionProblem,
+  }),
+  costCase({
+    name: 'core/expressions/evaluate.ts readPath',
+    limit: 64 * 1024,
+    bound: 'characters of a path',
+    inputs: repetitions(['.', 'a', 'constructor']),
+    run: path => readPath({ a: {} }, path),
+  }),
+  costCase<unknown>({
+    name: 'core/expressions/references.ts rootReadsOf',
+    ...EXPRESSION,
+    inputs: expressions,
+    run: rootReadsOf,
+  }),
+  costCase<unknown>({
+    name: 'core/expressions/references.ts unknownOperators',
+    ...EXPRESSION,
+    inputs: expressions,
+    run: unknownOperators,
+  }),
   costCase({
     name: 'core/http/body.ts excessOfJson',
     ...BODY,
     inputs: Object.fromEntries(
-      Object.entries(repetitions(['"', '\\', '{}', ',', 'a'])).map(([name, text]) => [
-        name,
-        (n: number) => Buffer.from(text(n)),
-      ]),
+      Object.entries(repetitions(['"', '\\', '{'])).map(([name, text]) => [name, (n: number) => Buffer.from(text(n))]),
     ),
     run: bytes => excessOfJson(bytes, Number.POSITIVE_INFINITY),
   }),

@@ -1,5 +1,6 @@
 import { maskSecrets } from '../../../src/identity/secrets/mask.ts'
 import { tokensIn } from '../../../src/identity/secrets/resolve.ts'
+import { cookiesOf } from '../../../src/identity/signed-cookies.ts'
 import { repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -24,5 +25,12 @@ export default [
     bound: 'bytes of a definition',
     inputs: repetitions(['{{', '{{secret:', '}}', '{', '}', 'a', ':']),
     run: tokensIn,
+  }),
+  costCase({
+    name: 'identity/signed-cookies.ts cookiesOf',
+    limit: 64 * 1024,
+    bound: 'bytes of the head of a request',
+    inputs: repetitions([';', '=', ' ', 'a']),
+    run: cookiesOf,
   }),
 ]

@@ -1,0 +1,98 @@
+import { embeddingWindows } from '../../../src/content/chunks/embed.ts'
+import { splitPages } from '../../../src/content/chunks/split.ts'
+import { localVector } from '../../../src/content/embeddings/local.ts'
+import { decodeBase64 } from '../../../src/content/files/json-body.ts'
+import { cleanName, filePlaceholder } from '../../../src/content/files/media-notes.ts'
+import { essenceOf } from '../../../src/content/files/media-type.ts'
+import { normalizePath } from '../../../src/content/paths.ts'
+import { items, repeated, repetitions } from '../inputs.ts'
+import { costCase } from '../measure.ts'
+
+const DOCUMENT = { limit: 4 * 1024 * 1024, bound: 'characters of a document' }
+const QUERY = { limit: 32 * 1024, bound: 'characters that are embedded at once' }
+const SETTINGS = { max_chunk_size: 1000, chunk_overlap: 200 }
+
+/** Tokens of the structures that the splitter knows, of one window of text. */
+const structures = Object.fromEntries(
+  ['\n', ' ', 'a', '# ', '- ', '| a |\n', '```\n', '> ', '1. ', 'a. ', '\n---\n', '- \n', '#\n\n'].map(part => [
+    JSON.stringify(part),
+    repeated(part),
+  ]),
+)
+
+export default [
+  ...(['structure', 'size'] as const).map(strategy =>
+    costCase({
+      name: `content/chunks/split.ts splitPages by ${strategy}`,
+      ...DOCUMENT,
+      inputs: structures,
+      run: text =>
+        splitPages([{ number: null, text } as never], { strategy, ...SETTINGS } as never, {
+          title: null,
+          limits: { INGESTION_MAX_CHUNKS: 1_000_000, INGESTION_MAX_TEXT_BYTES: 64 * 1024 * 1024 } as never,
+        }),
+    }),
+  ),
+  costCase({
+    name: 'content/chunks/embed.ts embeddingWindows',
+    ...DOCUMENT,
+    inputs: { text: repeated('a'), surrogates: repeated('😀') },
+    run: text => embeddingWindows(text, 8000),
+  }),
+  costCase({
+    name: 'content/embeddings/local.ts localVector',
+    ...QUERY,
+    inputs: {
+      ...repetitions(['a', ' ', 'é', '\ufb03', '1']),
+      'different words': n => items(at => at.toString(36))(n / 5).join(' '),
+    },
+    run: text => localVector(text, 1536),
+  }),
+  costCase({
+    name: 'content/files/json-body.ts decodeBase64',
+    limit: 1024 * 1024,
+    bound: 'characters between two reads of a socket',
+    inputs: { blanks: repeated(' ', { after: 'AAAA' }), digits: repeated('AAAA'), padding: repeated('A ') },
+    run: async text => {
+      for await (const _part of decodeBase64(piecesOf(text)));
+    },
+  }),
+  costCase({
+    name: 'content/files/media-notes.ts cleanName',
+    limit: 1024 * 1024,
+    bound: 'characters of a name that a client sends',
+    inputs: repetitions(['/', '\u200b', 'a', ' ', '\\']),
+    run: cleanName,
+  }),
+  costCase({
+    name: 'content/files/media-notes.ts filePlaceholder',
+    limit: 1024 * 1024,
+    bound: 'characters of a name that a client sends',
+    inputs: repetitions(['.', 'a', ' ', ']']),
+    run: name => filePlaceholder('file', name),
+  }),
+  costCase({
+    name: 'content/files/media-type.ts essenceOf',
+    limit: 64 * 1024,
+    bound: 'bytes of the headers of a request',
+    inputs: repetitions([';', ' ', '/', 'a']),
+    run: essenceOf,
+  }),
+  costCase({
+    name: 'content/paths.ts normalizePath',
+    limit: 1024 * 1024,
+    bound: 'characters of a path in a body',
+    inputs: repetitions(['/', '.', '..', 'a', ' ', 'e\u0301']),
+    run: path => {
+      try {
+        normalizePath(path)
+      } catch {
+        // Refused as too long or as outside of the root.
+      }
+    },
+  }),
+]
+
+async function* piecesOf(text: string) {
+  yield text
+}

@@ -1,0 +1,80 @@
+import { Readable } from 'node:stream'
+import { parseRows, readLines } from '../../../src/evaluation/datasets/item-files.ts'
+import { parseEmbeddedObject, requireScore, scoreLocally } from '../../../src/evaluation/eval-runs/score.ts'
+import { items, nested, repeated, repetitions } from '../inputs.ts'
+import { costCase } from '../measure.ts'
+
+const FILE = { limit: 2 * 1024 * 1024, bound: 'bytes of a file between two events, in pieces of 64 KiB' }
+const REPLY = { limit: 1024 * 1024, bound: 'bytes of a reply of a model' }
+
+const HEADER = 'input,expected_output\n'
+
+const attempt = (run: () => unknown): void => {
+  try {
+    run()
+  } catch {
+    // Refused.
+  }
+}
+
+function piecesOf(text: string): Readable {
+  const bytes = Buffer.from(text)
+  return Readable.from(items(at => bytes.subarray(at * 65_536, (at + 1) * 65_536))(Math.ceil(bytes.length / 65_536)))
+}
+
+async function readAll(rows: AsyncIterable<unknown>): Promise<void> {
+  try {
+    for await (const _row of rows);
+  } catch {
+    // Refused.
+  }
+}
+
+export default [
+  costCase({
+    name: 'evaluation/datasets/item-files.ts readLines',
+    ...FILE,
+    inputs: { lines: repeated('{"input":1}\n'), 'empty lines': repeated('\n'), 'one line': repeated('a') },
+    run: text => readAll(readLines(piecesOf(text), 4 * 1024 * 1024)),
+  }),
+  costCase({
+    name: 'evaluation/datasets/item-files.ts parseRows of jsonl',
+    ...FILE,
+    inputs: { lines: repeated('{"input":"x"}\n'), 'empty lines': repeated('\n'), nested: nested('[', ']') },
+    run: text => readAll(parseRows(piecesOf(text), 'jsonl')),
+  }),
+  costCase({
+    name: 'evaluation/datasets/item-files.ts parseRows of csv',
+    ...FILE,
+    inputs: {
+      rows: repeated('x,y\n', { before: HEADER }),
+      'empty lines': repeated('\n', { before: HEADER }),
+      quotes: repeated('""', { before: `${HEADER}"` }),
+      'line breaks in a cell': repeated('\r\n', { before: `${HEADER}"`, after: '"' }),
+      cells: repeated(',', { before: HEADER }),
+    },
+    run: text => readAll(parseRows(piecesOf(text), 'csv')),
+  }),
+  costCase({
+    name: 'evaluation/eval-runs/score.ts parseEmbeddedObject',
+    ...REPLY,
+    inputs: repetitions(['{', '}', '"', 'a', '{}']),
+    run: text => attempt(() => parseEmbeddedObject(text)),
+  }),
+  costCase({
+    name: 'evaluation/eval-runs/score.ts requireScore',
+    ...REPLY,
+    inputs: { text: repeated('a') },
+    run: value => attempt(() => requireScore(value)),
+  }),
+  costCase({
+    name: 'evaluation/eval-runs/score.ts scoreLocally',
+    ...REPLY,
+    inputs: { 'near matches': repeated('aaaaaaab'), 'one letter': repeated('a'), blanks: repeated(' ') },
+    run: output => {
+      const item = { output, expected_output: output, input: [], run: { scorers: [] } } as never
+      scoreLocally({ type: 'exact_match', threshold: 1 } as never, item)
+      scoreLocally({ type: 'contains', value: `${'a'.repeat(4000)}b`, case_sensitive: false } as never, item)
+    },
+  }),
+]

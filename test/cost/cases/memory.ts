@@ -1,0 +1,13 @@
+import { contentHash } from '../../../src/memory/memories/hash.ts'
+import { repetitions } from '../inputs.ts'
+import { costCase } from '../measure.ts'
+
+export default [
+  costCase({
+    name: 'memory/memories/hash.ts contentHash',
+    limit: 64 * 1024,
+    bound: 'characters of a memory',
+    inputs: repetitions([' ', 'a', 'e\u0301', '\n']),
+    run: contentHash,
+  }),
+]
