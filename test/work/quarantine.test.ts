@@ -53,7 +53,6 @@ describe('a message that kills its workers', function () {
         current = await startProcess('worker', app.databaseUrl, { ...FAST, FAULT_POINTS: faults }, KINDS)
         await current.exited
         if (!isDone) deaths++
-        console.log(current.output.filter(line => /quarantin|lost|worker_lost/.test(line)).join('\n'))
       }
     })()
     try {

@@ -40,7 +40,7 @@ describe('a stall of the event loop', () => {
     try {
       const { status } = await client(web.url, app.key.token).get(`/agents/${app.agentId}`)
       assert.equal(status, 200)
-      await requireReported(web, 'get-agent')
+      await requireReported(web, 'getAgent')
     } finally {
       await web.kill()
     }
