@@ -314,6 +314,7 @@ describe('formations whose workers are lost', function () {
     const { id: taken } = await ok(
       app.admin.post('/documents', { project_id: projectId, content: 'x', path: '/small.txt' }),
     )
+    await healthy()
     const formation = await create(projectId, 'refused', SMALL, '')
     assert.equal(formation.status, 'failed')
     assert.equal(formation.error.meta.logical_id, 'Doc')

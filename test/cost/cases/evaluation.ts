@@ -1,10 +1,12 @@
 import { Readable } from 'node:stream'
+import { setImmediate } from 'node:timers/promises'
+import { eventLoopYielder } from '../../../src/core/process/event-loop.ts'
 import { parseRows, readLines } from '../../../src/evaluation/datasets/item-files.ts'
 import { parseEmbeddedObject, requireScore, scoreLocally } from '../../../src/evaluation/eval-runs/score.ts'
-import { items, nested, repeated, repetitions } from '../inputs.ts'
+import { nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
-const FILE = { limit: 2 * 1024 * 1024, bound: 'bytes of a file between two events, in pieces of 64 KiB' }
+const FILE = { limit: 64 * 1024, bound: 'bytes of a file, read in pieces of 64 KiB' }
 const REPLY = { limit: 1024 * 1024, bound: 'bytes of a reply of a model' }
 
 const HEADER = 'input,expected_output\n'
@@ -17,14 +19,23 @@ const attempt = (run: () => unknown): void => {
   }
 }
 
-function piecesOf(text: string): Readable {
-  const bytes = Buffer.from(text)
-  return Readable.from(items(at => bytes.subarray(at * 65_536, (at + 1) * 65_536))(Math.ceil(bytes.length / 65_536)))
-}
+/** Reads as from a file: each piece in a turn of its own. */
+const piecesOf = (text: string): Readable =>
+  Readable.from(
+    (async function* () {
+      const bytes = Buffer.from(text)
+      for (let at = 0; at < bytes.length; at += 65_536) {
+        yield bytes.subarray(at, at + 65_536)
+        await setImmediate()
+      }
+    })(),
+  )
 
+/** Yields after each row, as its reader does. */
 async function readAll(rows: AsyncIterable<unknown>): Promise<void> {
+  const yieldToEventLoop = eventLoopYielder()
   try {
-    for await (const _row of rows);
+    for await (const _row of rows) await yieldToEventLoop()
   } catch {
     // Refused.
   }

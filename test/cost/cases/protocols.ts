@@ -98,7 +98,7 @@ export default [
     name: 'protocols/openai/content-parts.ts userContentOf',
     ...BODY,
     inputs: Object.fromEntries(
-      Object.entries(repetitions([';a', 'A', '=', ';base64,', 'data:'])).map(([name, text]) => [
+      Object.entries(repetitions([';a', 'A', ';base64,'])).map(([name, text]) => [
         name,
         (n: number) => text(n).replace(/^/, 'data:image/png'),
       ]),
