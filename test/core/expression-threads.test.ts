@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
+import { changesBetween } from '../../src/core/api/compare.ts'
 import { ExpressionError, freshBudget } from '../../src/core/expressions/evaluate.ts'
 import { evaluate, evaluateMapping } from '../../src/core/expressions/evaluation.ts'
 import { readPartOf } from '../../src/core/expressions/references.ts'
+import { compareVersions } from '../../src/core/versions/comparison.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { evaluate as evaluateHere } from '../support/expressions.ts'
@@ -81,6 +83,26 @@ describe('expressions in threads', () => {
     const root = { few: range(900) }
     const turn = await longestTurn(() => Promise.all(range(100).map(() => inThreads(small, root))))
     assert.ok(turn < 50, `${turn} ms`)
+  })
+})
+
+describe('comparisons of large versions', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp()
+  })
+  after(() => app?.close())
+
+  it('run in threads, with the same results', async () => {
+    const nested = (leaf: unknown) => range(60).reduce<unknown>(value => [value], leaf)
+    const keys = (from: number) => new Map(range(3000).map(index => [`k${from + index}`, { v: index }]))
+    const before = { list: nested(range(30_000)), keys: keys(0) }
+    const after = { list: nested(range(30_000).map(item => item + 1)), keys: new Map([...keys(1)].reverse()) }
+    const expected = JSON.parse(JSON.stringify(changesBetween(before, after)))
+    const compare = () => compareVersions(app.services, 'proj_a', before, after)
+    assert.deepEqual(await compare(), expected)
+    const [turn, here] = [await longestTurn(compare), await longestTurn(async () => changesBetween(before, after))]
+    assert.ok(turn < here / 2, `${turn} of ${here} ms`)
   })
 })
 

@@ -109,19 +109,17 @@ export type EvaluationOutcome = {
   tooLarge?: boolean
 }
 
-/** An evaluation exceeded limits below those of its budget. */
-class LimitsExceeded extends Error {}
-
-/** An expression takes too long for a brief evaluation. */
+/** An expression exceeds limits below those of its budget: those of a brief evaluation. */
 export class NotBriefError extends ExpressionError {}
 
 /**
- * Evaluates expressions until one fails. Null if the evaluation exceeds `limits`, which are below those of a budget.
+ * Evaluates expressions until one fails.
+ * @throws NotBriefError if the evaluation exceeds `limits`, which may be below those of a budget
  */
 export function evaluateWithin(
   limits: EvaluationBudget,
   { expressions, root, spent: before, strictness, bytes }: EvaluationRequest,
-): EvaluationOutcome | null {
+): EvaluationOutcome {
   const spent = { ...before }
   const evaluation = new Evaluation(spent, strictness, limits)
   const values: unknown[] = []
@@ -135,15 +133,13 @@ export function evaluateWithin(
     }
     return { values, spent }
   } catch (error) {
-    if (error instanceof LimitsExceeded) return null
-    if (!(error instanceof ExpressionError)) throw error
+    if (error instanceof NotBriefError || !(error instanceof ExpressionError)) throw error
     return { values, spent, failed: error.message }
   }
 }
 
 /** Evaluates expressions with the whole budget: too long for the event loop. */
-export const evaluateFully = (request: EvaluationRequest): EvaluationOutcome =>
-  evaluateWithin(FULL, request) as EvaluationOutcome
+export const evaluateFully = (request: EvaluationRequest): EvaluationOutcome => evaluateWithin(FULL, request)
 
 /**
  * Evaluates an expression with the limits of a brief evaluation only: where no thread can be awaited, or for thousands
@@ -154,7 +150,6 @@ export const evaluateFully = (request: EvaluationRequest): EvaluationOutcome =>
 export function evaluateBriefly(expression: unknown, root: unknown, spent = freshBudget()): unknown {
   const request = { expressions: [expression], root, spent, strictness: 'coercing', bytes: null } as const
   const outcome = evaluateWithin(briefLimits(freshBudget()), request)
-  if (!outcome) throw new NotBriefError(TOO_LONG)
   Object.assign(spent, outcome.spent)
   return requireValues(outcome)[0]
 }
@@ -164,8 +159,6 @@ export function requireValues({ values, failed }: Pick<EvaluationOutcome, 'value
   if (failed !== undefined) throw new ExpressionError(failed)
   return values
 }
-
-const TOO_LONG = 'takes too long to evaluate'
 
 /** An evaluation with its cost and limits. */
 class Evaluation {
@@ -193,14 +186,18 @@ class Evaluation {
   /** Counts characters or elements that are about to be read or created. */
   spend(volume: number): void {
     this.#spent.volume += volume
-    if (this.#spent.volume > MAX_VOLUME) throw new ExpressionError(TOO_LONG)
-    if (this.#spent.volume > this.#limits.volume) throw new LimitsExceeded()
+    if (this.#spent.volume > this.#limits.volume) this.#exceed('takes too long to evaluate')
   }
 
   #apply(): void {
     this.#spent.applications++
-    if (this.#spent.applications > MAX_APPLICATIONS) throw new ExpressionError('applies too many operators')
-    if (this.#spent.applications > this.#limits.applications) throw new LimitsExceeded()
+    if (this.#spent.applications > this.#limits.applications) this.#exceed('applies too many operators')
+  }
+
+  #exceed(problem: string): never {
+    const { applications, volume } = this.#spent
+    if (applications > MAX_APPLICATIONS || volume > MAX_VOLUME) throw new ExpressionError(problem)
+    throw new NotBriefError(problem)
   }
 
   /** Evaluates an expression over `data`. */

@@ -10,6 +10,7 @@ import {
   ExpressionError,
   evaluateWithin,
   freshBudget,
+  NotBriefError,
   requireValues,
   type Strictness,
 } from './evaluate.ts'
@@ -39,9 +40,15 @@ async function evaluateOnLoop(request: EvaluationRequest): Promise<EvaluationOut
     setImmediate(() => {
       turnCost = 0
     })
-  const outcome = evaluateWithin(briefLimits(request.spent), request)
-  turnCost += outcome ? briefShareOf(outcome.spent) - briefShareOf(request.spent) : 1
-  return outcome
+  try {
+    const outcome = evaluateWithin(briefLimits(request.spent), request)
+    turnCost += briefShareOf(outcome.spent) - briefShareOf(request.spent)
+    return outcome
+  } catch (error) {
+    if (!(error instanceof NotBriefError)) throw error
+    turnCost += 1
+    return null
+  }
 }
 
 /** Evaluates in a thread. @throws SERVICE_NOT_READY */
