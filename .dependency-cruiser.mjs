@@ -115,7 +115,10 @@ export default {
       severity: 'error',
       from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(task|validate)\\.ts$' },
       to: {
-        path: ['^src/core/(json-schema/(task|validate)|expressions/task)\\.ts$', ...packages('ajv', 'ajv-formats', 're2js')],
+        path: [
+          '^src/core/(json-schema/(task|validate)|expressions/task)\\.ts$',
+          ...packages('ajv', 'ajv-formats', 're2js'),
+        ],
         dependencyTypesNot: ['type-only'],
       },
     },

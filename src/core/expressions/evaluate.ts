@@ -109,12 +109,12 @@ export type EvaluationOutcome = {
   tooLarge?: boolean
 }
 
-/** An expression exceeds limits below those of its budget: those of a brief evaluation. */
+/** An expression exceeds the limits of a brief evaluation, but not the limits of its budget. */
 export class NotBriefError extends ExpressionError {}
 
 /**
  * Evaluates expressions until one fails.
- * @throws NotBriefError if the evaluation exceeds `limits`, which may be below those of a budget
+ * @throws NotBriefError if the evaluation exceeds `limits` without using up its budget
  */
 export function evaluateWithin(
   limits: EvaluationBudget,

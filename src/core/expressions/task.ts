@@ -22,7 +22,7 @@ export function run({ text, ...rest }: ExpressionInput): ExpressionOutput {
   })
 }
 
-/** Bytes of an object or array, of an entry of an object with a key of its own, of an item, and of a character. */
+/** Bytes of an object or array, of an entry of an object with its key, of an item, and of a character. */
 const MEMORY = { container: 64, entry: 96, item: 16, character: 4 }
 
 /** Returns an upper bound of the memory of JSON with its text. Counts the same characters within strings, too. */

@@ -160,7 +160,7 @@ export class ThreadPool {
     }
   }
 
-  /** Returns an idle thread, preferably one that has run a job with the same key. */
+  /** Returns an idle thread, preferably a thread that has run a job with the same key. */
   #findIdle(key?: string): Thread | undefined {
     const idle = this.#threads.filter(({ job, stuck, error }) => job === null && !stuck && error === null)
     return idle.find(({ keys }) => key !== undefined && keys.has(key)) ?? idle[0]

@@ -21,8 +21,8 @@ function countValues(value: unknown, count = 0): number {
 }
 
 /**
- * Returns the differences between two versions: on the event loop if that is brief, otherwise in a thread. One that runs
- * out of time or memory reports a single change of everything.
+ * Returns the differences between two versions: on the event loop if that is brief, otherwise in a thread. A
+ * comparison that runs out of time or memory reports a single change of everything.
  * @param project whose share of the threads it uses
  * @throws SERVICE_NOT_READY if no thread is free
  */

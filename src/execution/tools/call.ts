@@ -90,7 +90,7 @@ async function executeCall(services: Services, tool: Callable, incoming: ToolCal
   return mapOutput(services, tool, { output, input }, limits.room.expressions).catch(raiseUnmapped)
 }
 
-/** Raises the error of an output mapping after its call. One that asks to repeat the call would make it twice. */
+/** Raises the error of an output mapping after its call; SERVICE_NOT_READY would repeat the call. */
 function raiseUnmapped(error: unknown): never {
   if (!(error instanceof AppError) || error.code !== 'SERVICE_NOT_READY') throw error
   return raiseInvalid({ code: 'TOO_BIG', path: 'output_mapping', message: `cannot be evaluated: ${error.message}` })
