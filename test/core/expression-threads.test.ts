@@ -96,8 +96,8 @@ describe('comparisons of large versions', () => {
   it('run in threads, with the same results', async () => {
     const nested = (leaf: unknown) => range(60).reduce<unknown>(value => [value], leaf)
     const keys = (from: number) => new Map(range(3000).map(index => [`k${from + index}`, { v: index }]))
-    const before = { list: nested(range(30_000)), keys: keys(0) }
-    const after = { list: nested(range(30_000).map(item => item + 1)), keys: new Map([...keys(1)].reverse()) }
+    const before = { list: nested(range(12_000)), keys: keys(0) }
+    const after = { list: nested(range(12_000).map(item => item + 1)), keys: new Map([...keys(1)].reverse()) }
     const expected = JSON.parse(JSON.stringify(changesBetween(before, after)))
     const compare = () => compareVersions(app.services, 'proj_a', before, after)
     assert.deepEqual(await compare(), expected)

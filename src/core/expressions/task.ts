@@ -5,8 +5,8 @@ import { type EvaluationOutcome, type EvaluationRequest, evaluateFully } from '.
 
 /** Processor time limit, far above what the limits of an evaluation permit. */
 const MAX_MS = 2000
-/** Most memory of the parsed input. A thread that exceeds its heap while it parses would end the process. */
-const MAX_MEMORY = 160 * 1024 * 1024
+/** Most memory of the parsed input; the rest of the heap is for values and their JSON. A thread that exceeds its heap while it parses would end the process. */
+const MAX_MEMORY = 96 * 1024 * 1024
 
 /** Expressions and root as JSON: parsing is faster than a structured clone. */
 type ExpressionInput = Omit<EvaluationRequest, 'expressions' | 'root'> & { text: string }
