@@ -111,11 +111,14 @@ export default {
     },
     {
       name: 'schemas-run-in-threads',
-      comment: 'What a caller wrote as a JSON Schema compiles and runs in a thread, never on the event loop.',
+      comment: 'What a caller wrote as a JSON Schema or a long expression runs in a thread, never on the event loop.',
       severity: 'error',
-      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(check-worker|validate)\\.ts$' },
+      from: { path: '^(src|jobs|bin)/', pathNot: '^src/core/json-schema/(task|validate)\\.ts$' },
       to: {
-        path: ['^src/core/json-schema/(check-worker|validate)\\.ts$', ...packages('ajv', 'ajv-formats', 're2js')],
+        path: [
+          '^src/core/(json-schema/(task|validate)|expressions/task)\\.ts$',
+          ...packages('ajv', 'ajv-formats', 're2js'),
+        ],
         dependencyTypesNot: ['type-only'],
       },
     },

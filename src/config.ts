@@ -219,7 +219,7 @@ const settings = {
     'process',
     integer(1, 64),
     '2',
-    'Maximum threads that compile and run JSON Schemas of callers, started on demand; each uses 20 to 300 MiB.',
+    'Maximum threads that run JSON Schemas, long expressions and YAML templates of callers, started on demand; each uses 20 to 300 MiB.',
   ),
   SHUTDOWN_GRACE_MS: setting('process', integer(0), '30000', 'Time for work in flight to finish after SIGTERM.'),
   INSTANCE_ID: setting(

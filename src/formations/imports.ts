@@ -6,7 +6,7 @@ import type { Caller } from '../core/iam/caller.ts'
 import { formationKind } from './model.ts'
 import type { CompiledTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
-import { MAX_BYTES } from './template/parse.ts'
+import { MAX_BYTES } from './template/yaml.ts'
 
 /** Imports: values in templates that are outputs of other formations. */
 

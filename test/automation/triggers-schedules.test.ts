@@ -111,6 +111,28 @@ describe('trigger schedules', function () {
     for (const { id } of [once, skipping]) await key.delete(`/triggers/${id}`)
   })
 
+  it('fires with inputs that take long to map, and others meanwhile', async () => {
+    const keys = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
+    const mapping = { n: { length: [{ map: [{ var: 'input.list' }, keys] }] } }
+    const withItems = (count: number, input_mapping: object | null) =>
+      madeTrigger(key, { ...tool, ...MINUTELY, input: { list: Array(count).fill(0) }, input_mapping })
+    // The first one uses nearly the whole budget, the second one more than that.
+    const triggers = [await withItems(80, mapping), await withItems(90, mapping), await withItems(1, null)]
+    for (const { id } of triggers) await dueSince(id, 1)
+    await steadyWorker()
+    const [[slow], [failed], [plain]] = await Promise.all(triggers.map(({ id }) => allEnded(key, id, 1)))
+    assert.deepEqual([slow.status, slow.input], ['succeeded', { n: 80 }])
+    assert.equal(slow.idempotency_key, `${triggers[0].id}:${slow.scheduled_for}`)
+    assert.equal(failed.error.message, 'input_mapping: takes too long to evaluate')
+    assert.equal(plain.status, 'succeeded')
+    const feed = (await key.get('/activity?kind=schedule_fired&limit=100')).body.data
+    assert.equal(feed.filter(({ ref_id }: any) => ref_id === triggers[0].id).length, 1)
+    for (const { id } of triggers) {
+      assert.ok(secondsUntil((await read(id)).next_fire_at) > 0)
+      await key.delete(`/triggers/${id}`)
+    }
+  })
+
   it('skips an occurrence while a firing is active with overlap_policy skip', async () => {
     let free = () => {}
     app.target.answer = (_request, response) => {

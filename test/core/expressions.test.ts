@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict'
-import { ExpressionError, evaluate, expressionProblem } from '../../src/core/expressions/evaluate.ts'
+import { ExpressionError, expressionProblem } from '../../src/core/expressions/evaluate.ts'
 import { pathsOf } from '../../src/core/expressions/references.ts'
 import { processorMs } from '../support/event-loop.ts'
+import { evaluate } from '../support/expressions.ts'
 
 const DATA = {
   a: { b: [10, { c: 'deep' }] },

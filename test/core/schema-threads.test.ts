@@ -1,10 +1,9 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError } from '../../src/core/api/errors.ts'
-import type { SchemaJob } from '../../src/core/json-schema/check-worker.ts'
-import { SchemaWorkerPool } from '../../src/core/json-schema/check-worker-pool.ts'
 import { SchemaChecks, SchemaError, type SchemaOf } from '../../src/core/json-schema/checks.ts'
 import { createLog } from '../../src/core/process/log.ts'
+import { type ThreadJob, ThreadPool, threadTask } from '../../src/core/threads/pool.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 
@@ -34,11 +33,14 @@ const endless = () => {
 }
 
 describe('schemas in threads', () => {
+  let threads: ThreadPool
   let checks: SchemaChecks
-  beforeEach(() => {
-    checks = new SchemaChecks({ threads: 2, log })
-  })
-  afterEach(() => checks.close())
+  const open = (count: number) => {
+    threads = new ThreadPool({ threads: count, log })
+    checks = new SchemaChecks(threads)
+  }
+  beforeEach(() => open(2))
+  afterEach(() => threads.close())
 
   const problems = async (schema: object, value: unknown, project?: string) =>
     (await checks.problems(schemaOf(schema, project), [value]))[0]
@@ -108,7 +110,7 @@ describe('schemas in threads', () => {
       ])
     }
     assert.ok(done < 20, `${done} of the other project's were done first`)
-    await checks.close()
+    await threads.close()
     await flood
   })
 
@@ -136,7 +138,8 @@ describe('schemas in threads', () => {
   })
 
   it('leave their queue when the caller is gone', async () => {
-    checks = new SchemaChecks({ threads: 1, log })
+    await threads.close()
+    open(1)
     const flood = Array.from({ length: 5 }, (_, number) => checks.check(schemaOf(costly(number))))
     const controller = new AbortController()
     const left = checks.check(schemaOf({ title: 'left' }), { signal: controller.signal })
@@ -161,43 +164,48 @@ describe('schemas in threads', () => {
   })
 })
 
-describe('threads for schemas', () => {
+describe('threads', () => {
   // A program that runs commands in place of a schema: the limits within a thread end what a schema can do.
   const program = new URL(
     `data:text/javascript,${encodeURIComponent(`
       import { parentPort, threadId } from 'node:worker_threads'
       const kept = []
-      parentPort.on('message', ({ text, values }) => {
+      parentPort.on('message', ({ input: text }) => {
         if (text === 'hang') Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)
         if (text === 'grow') for (;;) kept.push(new Array(10_000).fill(kept.length))
         if (text === 'throw') throw new Error('a fault')
         if (text === 'crash') process.exit(7)
         const ms = Number(text)
-        setTimeout(() => parentPort.postMessage({ problems: values.map(() => []), ms, threadId }), 3)
+        setTimeout(() => parentPort.postMessage({ output: threadId, ms }), 3)
       })
     `)}`,
   )
-  let threads: SchemaWorkerPool
+  const task = threadTask<{ run(input: string): number }>('tests', program)
+  let threads: ThreadPool
   const open = (options: { threads?: number; waitMs?: number; stuckMs?: number } = {}) => {
-    threads = new SchemaWorkerPool({ threads: 2, log, program, ...options })
+    threads = new ThreadPool({ threads: 2, log, program, ...options })
   }
-  const job = (text: string, project = 'proj_a'): SchemaJob => ({
+  const job = (input: string, project = 'proj_a'): ThreadJob<string, number> => ({
+    task,
     project,
-    key: text,
-    text,
-    rules: { strict: true },
-    values: ['1'],
+    key: input,
+    input,
+    length: input.length,
   })
-  const answered = { problems: [[]] }
-  const run = async (text: string, project?: string) => {
-    const { ms: _, threadId: __, ...rest } = (await threads.run(job(text, project))) as Record<string, unknown>
-    return rest
+  const answered = 'answered'
+  const run = async (input: string, project?: string) => {
+    const outcome = await threads.run(job(input, project))
+    return 'output' in outcome ? answered : outcome
+  }
+  const threadOf = async (project: string) => {
+    const outcome = await threads.run(job('0', project))
+    return 'output' in outcome ? outcome.output : outcome.broke
   }
   const unavailable = (error: Error) => {
     assert.ok(error instanceof AppError)
     assert.deepEqual(
       [error.code, error.status, error.meta, error.headers],
-      ['SERVICE_NOT_READY', 503, { checks: { schemas: 'busy' } }, { 'Retry-After': '5' }],
+      ['SERVICE_NOT_READY', 503, { checks: { tests: 'busy' } }, { 'Retry-After': '5' }],
     )
     return true
   }
@@ -236,9 +244,14 @@ describe('threads for schemas', () => {
   })
 
   it('report the processor time that a schema took', async () => {
-    threads = new SchemaWorkerPool({ threads: 1, log })
+    threads = new ThreadPool({ threads: 1, log })
+    const schemaTask = threadTask<typeof import('../../src/core/json-schema/task.ts')>(
+      'schemas',
+      new URL('../../src/core/json-schema/task.ts', import.meta.url),
+    )
     const msOf = async (schema: object) => {
-      const outcome = await threads.run({ ...job(JSON.stringify(schema)), values: [] })
+      const input = { ...schemaOf(schema), values: [] }
+      const outcome = await threads.run({ task: schemaTask, project: 'proj_a', input, length: 0 })
       return 'ms' in outcome ? outcome.ms : 0
     }
     const cheap = await msOf({ type: 'string' })
@@ -248,16 +261,14 @@ describe('threads for schemas', () => {
   it('never exceed the setting and never all serve one project', async () => {
     open({ threads: 3 })
     const of = async (project: string) => {
-      const found = await Promise.all(Array.from({ length: 12 }, () => threads.run(job('0', project))))
-      return new Set(found.map(each => (each as unknown as { threadId: number }).threadId)).size
+      const found = await Promise.all(Array.from({ length: 12 }, () => threadOf(project)))
+      return new Set(found).size
     }
     assert.equal(await of('proj_a'), 2)
     const [one, other] = await Promise.all([of('proj_a'), of('proj_b')])
     assert.ok(one <= 3 && other <= 3)
-    const ids = await Promise.all(
-      ['proj_a', 'proj_b', 'proj_c', 'proj_d'].map(project => threads.run(job('0', project))),
-    )
-    assert.equal(new Set(ids.map(each => (each as unknown as { threadId: number }).threadId)).size, 3)
+    const ids = await Promise.all(['proj_a', 'proj_b', 'proj_c', 'proj_d'].map(threadOf))
+    assert.equal(new Set(ids).size, 3)
   })
 
   it('do not serve a project at its limit, although one is idle', async () => {

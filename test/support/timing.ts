@@ -14,12 +14,24 @@ const read = (file: string): string => {
   }
 }
 
+/** Sum of the fields of a stat file from the 14th on, without the first ones up to the name, in ms. */
+function ticksAsMs(file: string, end: number): number {
+  const stat = read(file)
+  // The name of the program, in brackets, may hold blanks.
+  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
+  return (fields.slice(11, end).reduce((sum, ticks) => sum + Number(ticks), 0) * 1000) / TICKS_PER_SECOND
+}
+
+/** Processor time of the event loop of a process and of all its threads, in ms, as Linux counts it; 0 elsewhere. */
+export const loopAndProcessTime = (pid: number): { loop: number; process: number } => ({
+  loop: ticksAsMs(`/proc/${pid}/task/${pid}/stat`, 13),
+  process: ticksAsMs(`/proc/${pid}/stat`, 13),
+})
+
 /** Processor time of a process, of its children that ended and of those that run, in ms, as Linux counts it; 0 elsewhere. */
 export function processorTime(pid: number): number {
-  const stat = read(`/proc/${pid}/stat`)
-  // The name of the program, in brackets, may hold blanks; utime, stime, cutime and cstime are fields 14 to 17.
-  const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ')
-  const own = (fields.slice(11, 15).reduce((sum, ticks) => sum + Number(ticks), 0) * 1000) / TICKS_PER_SECOND
+  // utime, stime, cutime and cstime are fields 14 to 17.
+  const own = ticksAsMs(`/proc/${pid}/stat`, 15)
   // Children are of the thread that started them: the first one, in all programs of tests.
   const children = read(`/proc/${pid}/task/${pid}/children`).split(' ').filter(Boolean)
   return children.reduce((sum, child) => sum + processorTime(Number(child)), own)

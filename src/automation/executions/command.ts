@@ -32,8 +32,9 @@ import { listCapturedEvidence, writeExecution } from './store.ts'
 type CommandContext = Pick<Context, 'tx' | 'services' | 'caller' | 'allowed'>
 
 /** Locks an execution for a command of the caller. @throws RESOURCE_NOT_FOUND */
-async function lockForCommand({ tx, caller }: CommandContext, row: ExecutionRow): Promise<LockedExecution> {
-  const execution = (await lockExecutionForWrite(tx, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
+async function lockForCommand({ tx, services, caller }: CommandContext, row: ExecutionRow): Promise<LockedExecution> {
+  const execution =
+    (await lockExecutionForWrite(tx, services, row)) ?? raise('RESOURCE_NOT_FOUND', { meta: { id: row.id } })
   execution.by = byCaller(caller)
   return execution
 }
@@ -280,13 +281,13 @@ export async function completeEventWait(
   { id, case_id, since }: { id: string; case_id: string; since: string },
   envelope: string,
 ): Promise<void> {
-  const execution = await lockExecutionForWrite(tx, { id, case_id })
+  const execution = await lockExecutionForWrite(tx, services, { id, case_id })
   if (!execution?.row.event_wait || execution.row.event_wait.since !== since) return
   await completeNode({ tx, services }, execution, execution.row.event_wait.step_key, JSON.parse(envelope))
 }
 
 /** Marks the overdue steps of an execution and emits one event per step. */
 export async function markOverdue(tx: Tx, services: Services, ref: { id: string; case_id: string }): Promise<void> {
-  const execution = await lockExecutionForWrite(tx, ref)
+  const execution = await lockExecutionForWrite(tx, services, ref)
   if (execution) await execution.markOverdue(services.clock.now())
 }

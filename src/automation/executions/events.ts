@@ -5,7 +5,7 @@ import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
 import { patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { withTriggerChain } from '../../core/db/trigger-chain.ts'
-import { ExpressionError, evaluate, reducedBudget, truthy } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluateBriefly, truthy } from '../../core/expressions/evaluate.ts'
 import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
 import { compileDocument } from '../../core/iam/policy.ts'
 import { handler, type JobContext } from '../../core/jobs/handler.ts'
@@ -46,8 +46,6 @@ const waitCompletionQueue = workQueue('execution.complete_event_wait', {
 
 /** Executions matched per message. */
 const BATCH = 200
-/** Fraction of the expression budget for a filter: half a millisecond. */
-const BUDGET_SHARE = 1 / 20
 
 const patternRow = sql.type(z.strictObject({ project_id: z.string(), pattern: z.string() }))
 
@@ -142,7 +140,7 @@ function filterRoot(envelope: object, input: Record<string, unknown> | null): ob
 /** Whether an event passes a filter. False if the filter cannot be evaluated. */
 function passesFilter(filter: unknown, root: object): boolean {
   try {
-    return filter == null || truthy(evaluate(filter, root, reducedBudget(BUDGET_SHARE)))
+    return filter == null || truthy(evaluateBriefly(filter, root))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return false

@@ -1,13 +1,14 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
-import { ExpressionError, evaluate, isObject } from '../../core/expressions/evaluate.ts'
-import { evaluateMapping } from '../../core/expressions/mapping.ts'
+import { ExpressionError, isObject } from '../../core/expressions/evaluate.ts'
+import { evaluate, evaluateMapping } from '../../core/expressions/evaluation.ts'
 import { raiseFieldsTooBig } from '../cases/change.ts'
 import { FIELDS_KIB } from '../cases/model.ts'
 import { conditionOf } from '../playbooks/compile-playbook.ts'
 import { FAIL, type PlaybookStep } from '../playbooks/definition.ts'
 import type { DrivenOutcome } from '../runs/engine/driver.ts'
 import type { NodeExecutionRow as Attempt } from '../runs/engine/node-execution-store.ts'
+import type { ExpressionScope } from '../runs/engine/run-state.ts'
 import type { RunRow } from '../runs/model.ts'
 import type { PlaybookStepRow } from './model.ts'
 
@@ -97,10 +98,14 @@ const approvalFailure = (key: string, label: string): AppError =>
 
 /**
  * Evaluates the fields that a step writes to its case.
- * @throws PLAYBOOK_STEP_FAILED (expression), VALIDATION_FAILED over the size limit of a case
+ * @throws PLAYBOOK_STEP_FAILED (expression), VALIDATION_FAILED over the size limit of a case, SERVICE_NOT_READY
  */
-export const caseWritesOf = ({ key, case_writes }: PlaybookStep, root: unknown): Record<string, unknown> =>
-  evaluateMapping(case_writes, root, {
+export const caseWritesOf = (
+  { services, project_id }: ExpressionScope,
+  { key, case_writes }: PlaybookStep,
+  root: unknown,
+): Promise<Record<string, unknown>> =>
+  evaluateMapping(services, project_id, case_writes, root, {
     bytes: FIELDS_KIB * 1024,
     tooLarge: raiseFieldsTooBig,
     failed: (name, { message }) => {
@@ -110,9 +115,14 @@ export const caseWritesOf = ({ key, case_writes }: PlaybookStep, root: unknown):
   })
 
 /** Evaluates the outcome of an execution as text; null if it has none or the evaluation fails. */
-export function outcomeText(outcome: unknown, root: unknown): string | null {
+export async function outcomeText(
+  { services, project_id }: ExpressionScope,
+  outcome: unknown,
+  root: unknown,
+): Promise<string | null> {
   try {
-    const value = outcome == null || typeof outcome === 'string' ? outcome : evaluate(outcome, root)
+    const isLiteral = outcome == null || typeof outcome === 'string'
+    const value = isLiteral ? outcome : await evaluate(services, project_id, outcome, root)
     if (value === null || value === undefined) return null
     return truncateChars(typeof value === 'string' ? value : JSON.stringify(value), MAX_OUTCOME_CHARS)
   } catch (error) {

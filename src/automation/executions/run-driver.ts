@@ -6,6 +6,7 @@ import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { isObject } from '../../core/expressions/evaluate.ts'
 import { systemClock } from '../../core/process/clock.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
 import { mergeFields, moveCase } from '../cases/change.ts'
 import { addEvidence, type HashedEvidence } from '../cases/evidence.ts'
@@ -18,7 +19,7 @@ import { isCaptured, type PlaybookStep } from '../playbooks/definition.ts'
 import { MANAGER } from '../playbooks/versions.ts'
 import type { DrivenChange, DrivenOutcome, DrivenRun, RunDriver } from '../runs/engine/driver.ts'
 import type { NodeExecutionRow as Attempt } from '../runs/engine/node-execution-store.ts'
-import type { ExpressionState } from '../runs/engine/run-state.ts'
+import type { ExpressionScope, ExpressionState } from '../runs/engine/run-state.ts'
 import type { RunRow } from '../runs/model.ts'
 import { stepContent } from './erase.ts'
 import {
@@ -53,6 +54,7 @@ export class LockedExecution implements DrivenRun {
   by: CaseActor = AUTOMATION
   /** Reason for a cancellation. */
   reason: string | null = null
+  readonly #scope: ExpressionScope
   readonly #before: CaseRow
   /** Case writes of steps in this transaction, with the case before each. */
   readonly #caseWrites = new Map<string, { names: string[]; before: CaseRow }>()
@@ -64,8 +66,9 @@ export class LockedExecution implements DrivenRun {
   /** Whether the execution settles in this transaction. */
   #hasSettled = false
 
-  constructor(tx: Tx, row: ExecutionRow, steps: readonly PlaybookStepRow[], kase: CaseRow) {
+  constructor(tx: Tx, services: Services, row: ExecutionRow, steps: readonly PlaybookStepRow[], kase: CaseRow) {
     this.tx = tx
+    this.#scope = { services, project_id: row.project_id }
     this.row = row
     this.steps = [...steps]
     this.case = kase
@@ -119,21 +122,21 @@ export class LockedExecution implements DrivenRun {
     return stepFailed(stepOf(id).key, reason, message, more).recorded()
   }
 
-  outcome(run: RunRow, attempt: Attempt, nodeOutcome: DrivenOutcome, now: string): DrivenOutcome {
+  async outcome(run: RunRow, attempt: Attempt, nodeOutcome: DrivenOutcome, now: string): Promise<DrivenOutcome> {
     const { key, isCondition } = stepOf(attempt.node_id)
     const found = this.step(key)
     if (isCondition || !found) return nodeOutcome
     const outcome = toStepOutcome(found.step, attempt, nodeOutcome, now)
-    this.#applyCaseWrites(found.step, run, outcome)
+    await this.#applyCaseWrites(found.step, run, outcome)
     return outcome
   }
 
   /** Applies the case writes of a step, so that later steps read them. */
-  #applyCaseWrites(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): void {
+  async #applyCaseWrites(step: PlaybookStep, run: RunRow, { artifact, label }: DrivenOutcome): Promise<void> {
     if (!step.case_writes || this.action?.skip) return
     const output = step.type === 'branch' ? { taken: label } : artifact
     const root = { ...this.#rootsWith(run.outcomes), output }
-    const writes = caseWritesOf(step, root)
+    const writes = await caseWritesOf(this.#scope, step, root)
     const fields = mergeFields(this.case.fields, writes)
     const changed = Object.keys(writes).filter(name => !isDeepStrictEqual(this.#before.fields[name], fields[name]))
     this.#caseWrites.set(step.key, { names: changed, before: this.case })
@@ -151,7 +154,7 @@ export class LockedExecution implements DrivenRun {
   /** Writes the effects of a run change or command: steps, timeline, evidence, case and events. */
   async save({ run, changed, now }: DrivenChange): Promise<void> {
     for (const attempt of changed) await this.#applyAttempt(run, attempt, now)
-    this.#deriveStatus(run, now)
+    await this.#deriveStatus(run, now)
     if (this.#hasSettled && run.status === 'failed') this.#fileException(run)
     await this.#write(now)
   }
@@ -302,7 +305,7 @@ export class LockedExecution implements DrivenRun {
   }
 
   /** Derives the status of the execution from its run and its steps. */
-  #deriveStatus(run: RunRow, now: string): void {
+  async #deriveStatus(run: RunRow, now: string): Promise<void> {
     const { row } = this
     if (isExecutionTerminal(row)) return
     row.started_at ??= run.started_at
@@ -313,7 +316,7 @@ export class LockedExecution implements DrivenRun {
     // A pause of the project is not a pause of the execution.
     row.pause_requested_at = run.paused_with_project ? null : run.pause_requested_at
     row.pause_reason = run.paused_with_project ? null : run.pause_reason
-    if (run.status === 'succeeded') this.#complete(run, now)
+    if (run.status === 'succeeded') await this.#complete(run, now)
     else if (run.status === 'failed' || run.status === 'expired') {
       row.status = 'failed'
       row.error = run.error ?? new AppError('INTERNAL_ERROR').recorded()
@@ -344,12 +347,12 @@ export class LockedExecution implements DrivenRun {
       : { type: 'timer', step_key: key, resumes_at: run.wake_at && new Date(run.wake_at).toISOString() }
   }
 
-  #complete(run: RunRow, now: string): void {
+  async #complete(run: RunRow, now: string): Promise<void> {
     const { row } = this
     const { outcome } = row.definition
     row.status = 'completed'
     row.completed_at = now
-    row.outcome = outcomeText(outcome, this.#rootsWith(run.outcomes))
+    row.outcome = await outcomeText(this.#scope, outcome, this.#rootsWith(run.outcomes))
     row.output = Object.fromEntries(
       this.steps.flatMap(({ key, status, output }) => (status === 'completed' ? [[key, output ?? null]] : [])),
     )
@@ -459,20 +462,21 @@ function caseStatus({ status, definition }: ExecutionRow): CaseStatus {
 /** Locks an execution and its case. The lock order is case, execution, steps, run. */
 export async function lockExecutionForWrite(
   tx: Tx,
+  services: Services,
   { id, case_id }: { id: string; case_id: string },
 ): Promise<LockedExecution | null> {
   const kase = await caseKind.find(tx, case_id, true)
   const row = kase && (await lockExecution(tx, id))
-  return row && new LockedExecution(tx, row, await listSteps(tx, id), kase)
+  return row && new LockedExecution(tx, services, row, await listSteps(tx, id), kase)
 }
 
 /** Driver of the runs of playbook executions. */
 export const playbookRuns: RunDriver = {
   name: MANAGER,
   content: stepContent,
-  async open(tx, _services, runId) {
+  async open(tx, services, runId) {
     const ref = await findExecutionOfRun(tx, runId)
-    const execution = ref && (await lockExecutionForWrite(tx, ref))
+    const execution = ref && (await lockExecutionForWrite(tx, services, ref))
     // After a retry, another run drives the execution.
     return execution && execution.row.orchestration_run_id === runId ? execution : null
   },

@@ -1,7 +1,8 @@
 import { AppError, type Problem, type RecordedFailure } from '../../core/api/errors.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { ExpressionError, freshBudget } from '../../core/expressions/evaluate.ts'
-import { evaluateMapping } from '../../core/expressions/mapping.ts'
+import { evaluateMapping } from '../../core/expressions/evaluation.ts'
+import type { Services } from '../../core/process/services.ts'
 import type { Machine, OnEnter, WorkflowState } from '../workflows/definition.ts'
 import { automationBy, type Cause } from './history.ts'
 import { PAYLOAD_BYTES, type TaskRow } from './model.ts'
@@ -35,6 +36,7 @@ export type DispatchRoute = {
 }
 
 type RoutingContext = {
+  services: Services
   machine: Machine
   limit: number
   nowText: string
@@ -59,7 +61,7 @@ export async function decideOutcome(
   const state = context.machine.state(task.state) as WorkflowState
   const onEnter = state.on_enter as OnEnter
   const settled = outcome.ok ? await applyResult(context, task, onEnter, outcome) : outcome
-  if ('row' in settled) return routeSuccess(context, task, settled.row, onEnter, outcome.cause)
+  if ('row' in settled) return await routeSuccess(context, task, settled.row, onEnter, outcome.cause)
   const { error, cause, final } = settled
   const max_attempts = onEnter.retry?.max_attempts ?? 1
   if (!final && attempt < max_attempts) {
@@ -106,7 +108,9 @@ async function applyResult(
     const last_result = storableValue(result ?? null)
     if (Buffer.byteLength(JSON.stringify(last_result)) > MAX_RESULT_BYTES)
       throw new AppError('TASK_PAYLOAD_INVALID', { message: 'The result is larger than 4 MiB' })
-    const written = evaluateMapping(
+    const written = await evaluateMapping(
+      context.services,
+      task.project_id,
       dispatch.payload_writes,
       { task: taskRoot(task), result: last_result },
       { bytes: PAYLOAD_BYTES, tooLarge: () => payloadInvalidError([PAYLOAD_SIZE_PROBLEM]) },
@@ -136,17 +140,23 @@ async function applyResult(
   }
 }
 
-function routeSuccess(
+async function routeSuccess(
   context: RoutingContext,
   before: TaskRow,
   after: TaskRow,
   { on_complete }: OnEnter,
   cause: Cause | null,
-): DispatchRoute {
+): Promise<DispatchRoute> {
   const { last_result: result } = after
   const root = { task: taskRoot(after), result }
-  const budget = freshBudget()
-  const rule = (on_complete ?? []).find(({ when }) => evaluateGuard(when, root, budget))
+  const spent = freshBudget()
+  const evaluated = { services: context.services, project_id: after.project_id }
+  let rule: NonNullable<OnEnter['on_complete']>[number] | undefined
+  for (const each of on_complete ?? []) {
+    if (!(await evaluateGuard(evaluated, each.when, root, spent))) continue
+    rule = each
+    break
+  }
   if (!rule)
     return plainRoute(plainChange(before, after, { events: [{ verb: 'automation_unrouted', extra: { result } }] }))
   return routeTransition(context, before, after, {
@@ -161,8 +171,8 @@ function routeSuccess(
  * Applies a transition to a task whose dispatch has settled. A refused transition leaves the task in its state, as
  * `refused`.
  */
-function routeTransition(
-  { machine, limit, nowText }: RoutingContext,
+async function routeTransition(
+  { services, machine, limit, nowText }: RoutingContext,
   before: TaskRow,
   after: TaskRow,
   {
@@ -171,16 +181,16 @@ function routeTransition(
     refused,
     result,
   }: { transition: string; cause: Cause | null; refused: TaskRow; result: unknown },
-): DispatchRoute {
+): Promise<DispatchRoute> {
   try {
     // Result and transition are written as one change, which raises the revision once.
     const settled = { ...after, revision: before.revision }
     const move = { transition, by: automationBy(cause), authority: before.authority, automated: true }
-    const change = decideMove(machine, settled, move, limit, nowText)
+    const change = await decideMove(services, machine, settled, move, limit, nowText)
     if (change === 'gated') return { ...plainRoute(plainChange(before, after)), gate: transition }
     return plainRoute({ ...change, before, cancels: null })
   } catch (error) {
-    if (!(error instanceof AppError)) throw error
+    if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
     const extra = { transition, error_code: error.code, result }
     return plainRoute(plainChange(before, refused, { events: [{ verb: 'automation_rejected', extra }] }))
   }

@@ -7,7 +7,7 @@ import { isTransient } from '../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
-import { evaluateMapping } from '../../core/expressions/mapping.ts'
+import { evaluateMapping } from '../../core/expressions/evaluation.ts'
 import { narrowAuthority } from '../../core/iam/authority.ts'
 import { type PrincipalRecord, triggerChainOf } from '../../core/iam/caller.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
@@ -111,11 +111,18 @@ const inputTooBig = (): AppError =>
   new AppError('VALIDATION_FAILED', { message: 'input: must be at most 4 MiB of JSON', meta: { path: 'input' } })
 
 /** Evaluates the input of a dispatch. @throws INTERNAL_ERROR if an expression fails, VALIDATION_FAILED over 4 MiB */
-function dispatchInput({ input_mapping }: Dispatch, task: TaskRow): Record<string, unknown> {
+async function dispatchInput(
+  services: Services,
+  { input_mapping }: Dispatch,
+  task: TaskRow,
+): Promise<Record<string, unknown>> {
   try {
     const root = { task: taskRoot(task) }
     return storableValue(
-      evaluateMapping(input_mapping, root, { bytes: MAX_INPUT_BYTES, tooLarge: inputTooBig }),
+      await evaluateMapping(services, task.project_id, input_mapping, root, {
+        bytes: MAX_INPUT_BYTES,
+        tooLarge: inputTooBig,
+      }),
     ) as never
   } catch (error) {
     throw hideExpressionError(error)
@@ -149,7 +156,7 @@ async function startTarget(
   kind: keyof typeof startedTargets,
 ): Promise<AttemptFields> {
   const target = startedTargets[kind]
-  const input = dispatchInput(dispatch, entity)
+  const input = await dispatchInput(services, dispatch, entity)
   const starting = { task: { ...entity, authority }, dispatch, dispatch_id: claim.id, input }
   const prepared = await target.prepare(services, starting)
   await injectFault(services, 'task_starting')
@@ -237,7 +244,7 @@ async function callOutcome(
   const isRepeated = isRepeatable(tool, dispatch.operation_id ?? undefined)
   const metering = { source: 'task' as const, record: claim.id }
   try {
-    const input = dispatchInput(dispatch, task)
+    const input = await dispatchInput(services, dispatch, task)
     // A lost worker may or may not have made the call.
     if (claim.losses > 0 && (!isRepeated || claim.losses > MAX_LOSSES)) {
       usage.push(lostCall(tool, dispatch.operation_id ?? null, metering, input))

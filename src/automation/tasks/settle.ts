@@ -24,6 +24,7 @@ export const routeOutcome = (
 ): Promise<DispatchRoute> =>
   decideOutcome(
     {
+      services,
       machine,
       limit: services.config.TASK_AUTOMATION_CHAIN_LIMIT,
       nowText: services.clock.now().toISOString(),

@@ -160,13 +160,13 @@ const triggerTarget: DispatchTarget = {
     requirePermitted(caller, 'triggers:FireTrigger', { kind: triggerKind, row })
     refuseRecursion(caller)
     if (!row.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id: id } })
-    const firing = acceptFiring(services, row, newId(firingKind.prefix), input)
+    const firing = await acceptFiring(services, row, newId(firingKind.prefix), input)
     await checkFiring(services, row, { input: firing.input, causation_chain: [], asked_by: authority })
     return firing
   },
   async start(tx, _services, { task, dispatch_id, prepared }) {
     await lockUnpaused(tx, task.project_id)
-    const firing = prepared as ReturnType<typeof acceptFiring>
+    const firing = prepared as Awaited<ReturnType<typeof acceptFiring>>
     await firing.write(tx, task.authority, dispatch_id)
     return firing.id
   },

@@ -1,5 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
-import { type EvaluationBudget, ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { DispatchKind, Machine, WorkflowState } from '../workflows/definition.ts'
@@ -199,15 +200,16 @@ export const requireTransition = (machine: Machine, name: string) =>
 /**
  * Returns the change that a move makes, or `gated` if the move needs an approval first.
  * @throws TASK_TRANSITION_NOT_FOUND, TASK_TRANSITION_CONFLICT, TASK_GUARD_REJECTED, TASK_AUTOMATION_CHAIN_LIMIT,
- *   TASK_AUTOMATION_PROVENANCE_MISSING
+ *   TASK_AUTOMATION_PROVENANCE_MISSING, SERVICE_NOT_READY if no thread is free
  */
-export function decideMove(
+export async function decideMove(
+  services: Services,
   machine: Machine,
   task: TaskRow,
   move: Move,
   limit: number,
   nowText: string,
-): TaskChange | 'gated' {
+): Promise<TaskChange | 'gated'> {
   const transition = requireTransition(machine, move.transition)
   const { name } = transition
   if (task.status === 'closed') raiseConflict(`Task ${task.id} is closed`, { transition: name, status: task.status })
@@ -229,7 +231,7 @@ export function decideMove(
   if (transition.requires_approval && !move.approved) return 'gated'
   const { kind, id } = move.by
   const root = { task: taskRoot(task), transition: { name }, principal: { kind, id } }
-  if (transition.guard && !evaluateGuard(transition.guard, root))
+  if (transition.guard && !(await evaluateGuard({ services, project_id: task.project_id }, transition.guard, root)))
     raise('TASK_GUARD_REJECTED', { meta: { transition: name } })
   const depth = move.automated ? task.automation_chain_depth + 1 : 0
   if (depth > limit) raise('TASK_AUTOMATION_CHAIN_LIMIT', { meta: { transition: name, task_id: task.id, limit } })
@@ -270,9 +272,14 @@ const hasProvenance = ({ id, cause }: TransitionActor): boolean =>
   id !== null || cause?.column === 'generation_id' || cause?.column === 'orchestration_run_id'
 
 /** Whether a guard evaluates to a truthy value. False if the evaluation fails or the budget is used up. */
-export function evaluateGuard(expression: unknown, root: unknown, budget?: EvaluationBudget): boolean {
+export async function evaluateGuard(
+  { services, project_id }: { services: Services; project_id: string },
+  expression: unknown,
+  root: unknown,
+  spent?: EvaluationBudget,
+): Promise<boolean> {
   try {
-    return Boolean(evaluate(expression, root, budget))
+    return Boolean(await evaluate(services, project_id, expression, root, { spent }))
   } catch (error) {
     if (error instanceof ExpressionError) return false
     throw error

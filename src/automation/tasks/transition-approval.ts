@@ -63,7 +63,8 @@ async function decidePendingTransition(tx: Tx, services: Services, task: TaskRow
   }
   if (approval?.status === 'approved') {
     try {
-      const change = decideMove(
+      const change = await decideMove(
+        services,
         machine,
         task,
         {
@@ -79,7 +80,7 @@ async function decidePendingTransition(tx: Tx, services: Services, task: TaskRow
       )
       return change === 'gated' ? null : change
     } catch (error) {
-      if (!(error instanceof AppError)) throw error
+      if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY') throw error
       const extra = { transition: pending_transition, error_code: error.code }
       return clearPending(task, nowText, { events: [{ verb: 'approval_failed', extra }] })
     }

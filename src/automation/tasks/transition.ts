@@ -52,7 +52,14 @@ export async function moveTask(
     ...(context ? { context: sealTaskContext(services, resource, context) } : {}),
   }
   const task = await lockTask(tx, resource.id)
-  const decided = decideMove(machine, task, move, config.TASK_AUTOMATION_CHAIN_LIMIT, clock.now().toISOString())
+  const decided = await decideMove(
+    services,
+    machine,
+    task,
+    move,
+    config.TASK_AUTOMATION_CHAIN_LIMIT,
+    clock.now().toISOString(),
+  )
   const gate = { authority, context: context !== null }
   const change =
     decided === 'gated'

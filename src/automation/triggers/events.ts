@@ -8,19 +8,17 @@ import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../co
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { rootMark, rootOf, triggersIn, withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { ExpressionError, evaluate, reducedBudget, truthy } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, evaluateBriefly, truthy } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { FanoutLimiter, type FanoutRoot } from './fanout.ts'
 import { firingFailure, wakeFiring } from './fire.ts'
-import { effectiveInput } from './input.ts'
+import { briefInput } from './input.ts'
 import { firingKind, triggerKind } from './model.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
-/** Fraction of the expression budget for each expression of an event trigger: half a millisecond. */
-const BUDGET_SHARE = 1 / 20
 /** Bytes of firing inputs after which a batch is written. */
 const BATCH_BYTES = 4 * 1024 * 1024
 
@@ -117,7 +115,7 @@ function causationRefusal({ id }: EventTrigger, { chain }: LoadedEvent, max_dept
 function passesFilter({ event_filter }: EventTrigger, envelope: object): boolean | AppError {
   if (event_filter == null) return true
   try {
-    return truthy(evaluate(event_filter, envelope, reducedBudget(BUDGET_SHARE)))
+    return truthy(evaluateBriefly(event_filter, envelope))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return new AppError('TRIGGER_INPUT_INVALID', { message: `event_filter: ${error.message}` })
@@ -127,12 +125,12 @@ function passesFilter({ event_filter }: EventTrigger, envelope: object): boolean
 /**
  * Returns the firing of a trigger by an event, queued or with an error; null if the event does not fire the trigger.
  */
-function buildFiring(
+async function buildFiring(
   services: Services,
   policies: Map<string, CompiledDocument>,
   trigger: EventTrigger,
   event: LoadedEvent,
-): NewFiring | null {
+): Promise<NewFiring | null> {
   // Events from before the trigger was created do not fire it.
   if (new Date(event.created_at) < new Date(trigger.created_at)) return null
   const envelope = JSON.parse(event.text) as Record<string, unknown>
@@ -165,7 +163,7 @@ function buildFiring(
       scheduled_for: null,
       fired_at: services.clock.now().toISOString(),
     }
-    return { ...firing, input: effectiveInput(trigger, envelope, facts, reducedBudget(BUDGET_SHARE)) }
+    return { ...firing, input: await briefInput(trigger, envelope, facts) }
   } catch (error) {
     return { ...firing, error: firingFailure(error) }
   }
@@ -268,7 +266,7 @@ async function fireEventTriggers(tx: Tx, services: Services, events: readonly Di
   for (const { event, matching } of matched) {
     for (const trigger of matching) {
       try {
-        const firing = limiter.isExhausted(event.root) ? null : buildFiring(services, policies, trigger, event)
+        const firing = limiter.isExhausted(event.root) ? null : await buildFiring(services, policies, trigger, event)
         if (!firing && !limiter.isExhausted(event.root)) continue
         batch.push({ event, trigger, firing })
         if (firing) bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : event.text.length

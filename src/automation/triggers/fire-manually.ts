@@ -26,10 +26,15 @@ const POLL_MS = 2000
  * Returns a manual firing with its effective input. Its `write` inserts the firing and its message in a transaction.
  * @throws TRIGGER_INPUT_INVALID
  */
-export function acceptFiring(services: Services, trigger: TriggerRow, id: string, ownInput: Record<string, unknown>) {
+export async function acceptFiring(
+  services: Services,
+  trigger: TriggerRow,
+  id: string,
+  ownInput: Record<string, unknown>,
+) {
   const { id: trigger_id, project_id, target_type } = trigger
   const facts = { id, source: 'manual' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
-  const input = effectiveInput(trigger, ownInput, facts)
+  const input = await effectiveInput(services, trigger, ownInput, facts)
   return {
     id,
     input,
@@ -53,7 +58,7 @@ export async function fireManually(
 ): Promise<OperationResult> {
   const { id: trigger_id, project_id } = trigger
   if (!trigger.active) raise('TRIGGER_NOT_ACTIVE', { meta: { trigger_id } })
-  const firing = acceptFiring(services, trigger, newId(firingKind.prefix), ownInput)
+  const firing = await acceptFiring(services, trigger, newId(firingKind.prefix), ownInput)
   const { id, input } = firing
   const by = principalRecord(caller)
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: by })

@@ -115,7 +115,7 @@ async function acceptCall(
   if (paused_at !== null) raisePaused(pause_reason)
   const facts = { source: 'webhook' as const, scheduled_for: null, fired_at: services.clock.now().toISOString() }
   const id = newId(firingKind.prefix)
-  const input = effectiveInput(trigger, bodyInput(body), { ...facts, id })
+  const input = await effectiveInput(services, trigger, bodyInput(body), { ...facts, id })
   await checkFiring(services, trigger, { input, causation_chain: [], asked_by: null })
   const firing = { id, project_id, trigger_id, source: 'webhook' as const, target_type, input, idempotency_key: key }
   const { held, stopped, reason } = await services.writeOne<{ stopped: boolean; reason: string | null }>(outbox => {

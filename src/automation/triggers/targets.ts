@@ -1,5 +1,5 @@
 import type { UsageDraft } from '../../control/usage/meter.ts'
-import { type AppError, raise } from '../../core/api/errors.ts'
+import { AppError, raise } from '../../core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
 import { coalescedReads } from '../../core/db/coalesced-reads.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -138,7 +138,7 @@ async function hasCreator(services: Services, { authority, project_id }: Trigger
 }
 
 /** Refuses an input, with the problems of `cause` in `meta.problems`. */
-export function inputInvalid(message: string, cause?: AppError): never {
-  const problems = cause?.meta?.problems
-  return raise('TRIGGER_INPUT_INVALID', { message, meta: problems ? { problems } : {} })
+export function inputInvalid(message: string, cause?: Error): never {
+  const problems = cause instanceof AppError ? cause.meta?.problems : undefined
+  return raise('TRIGGER_INPUT_INVALID', { message, meta: problems ? { problems } : {}, cause })
 }

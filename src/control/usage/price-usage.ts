@@ -1,8 +1,10 @@
 import { Big } from 'big.js'
+import { AppError } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { type EvaluationBudget, ExpressionError, evaluate, freshBudget } from '../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError, freshBudget } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ActivityEntry } from '../activity/record.ts'
 import { usageKind } from './model.ts'
@@ -49,15 +51,18 @@ export async function priceUsage(
     db,
   )
   const now = services.clock.now().getTime()
-  return used.map(draft => priceDraft(services, draft, books, now))
+  const priced: PricedUsage[] = []
+  for (const draft of used) priced.push(await priceDraft(services, draft, books, now))
+  return priced
 }
 
-function priceDraft(
-  { config }: Services,
+async function priceDraft(
+  services: Services,
   draft: UsageDraft,
   books: ReadonlyMap<string, PriceBook>,
   now: number,
-): PricedUsage {
+): Promise<PricedUsage> {
+  const { config } = services
   const { components, call, project_id, publisher_project_id, ...columns } = draft
   const bookOf = (id: string) => books.get(id) as PriceBook
   const owner = publisher_project_id ?? project_id
@@ -78,7 +83,7 @@ function priceDraft(
     })
   const resource = call && pricedResource(draft, owner)
   const added = resource
-    ? resourceComponents(draft, { srn: resource, project_id: owner }, bookOf(owner), now)
+    ? await resourceComponents(services, draft, { srn: resource, project_id: owner }, bookOf(owner), now)
     : NO_COMPONENTS
   const all = [...measured, ...added.components]
   const costs = all.flatMap(({ cost_usd }) => cost_usd ?? [])
@@ -200,21 +205,22 @@ type ResourceComponents = { components: PricedComponent[]; invalid: ActivityEntr
 const NO_COMPONENTS: ResourceComponents = { components: [], invalid: [] }
 
 /** Computes the components that prices of a tool or agent add; their expressions share one evaluation budget. */
-function resourceComponents(
+async function resourceComponents(
+  services: Services,
   { call, tool_id, agent_id, generation_id, meter_type }: UsageDraft,
   resource: { srn: string; project_id: string },
   book: PriceBook,
   now: number,
-): ResourceComponents {
+): Promise<ResourceComponents> {
   const pricesByComponent = book.resources.get(resource.srn)
   if (!pricesByComponent) return NO_COMPONENTS
-  const budget = freshBudget()
+  const spent = freshBudget()
   const added: ResourceComponents = { components: [], invalid: [] }
   for (const prices of pricesByComponent) {
     const price = priceInEffect(prices, now)
     if (!price) continue
     const { component, unit } = price
-    const quantity = evaluateQuantity(price, call, budget)
+    const quantity = await evaluateQuantity(services, resource.project_id, price, call, spent)
     if (quantity === 0) continue
     added.components.push(
       applyPrice({ component, quantity: quantity ?? 0, unit, billable: true }, quantity === null ? null : price),
@@ -233,18 +239,24 @@ function resourceComponents(
   return added
 }
 
-/** Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER. */
-function evaluateQuantity(
+/**
+ * Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER, or if no
+ * thread is free: the usage belongs to work that has ended and cannot fail.
+ */
+async function evaluateQuantity(
+  services: Services,
+  project_id: string,
   { quantity }: CachedPrice,
   call: UsageDraft['call'],
-  budget: EvaluationBudget,
-): number | null {
+  spent: EvaluationBudget,
+): Promise<number | null> {
   if (quantity === null) return 1
   try {
-    const value = evaluate(quantity, call, budget)
+    const value = await evaluate(services, project_id, quantity, call, { spent })
     return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
   } catch (error) {
-    if (error instanceof ExpressionError) return null
+    if (error instanceof ExpressionError || (error instanceof AppError && error.code === 'SERVICE_NOT_READY'))
+      return null
     throw error
   }
 }

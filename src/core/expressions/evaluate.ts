@@ -1,6 +1,7 @@
 /**
  * JSON Logic, the expressions by which callers map values. Evaluation is total and deterministic, and reads only its
- * root. Its cost is counted and bounded, because it runs on the event loop.
+ * root. Its cost is counted and bounded. It begins on the event loop with a small share of the limits, and is repeated
+ * in a thread if it needs more (evaluation.ts).
  */
 
 import { containsText } from '../api/storable-text.ts'
@@ -16,8 +17,12 @@ const MAX_RESULT_BYTES = 10 * 1024 * 1024
 const MAX_RESULT_VALUES = 200_000
 /** Most levels of a result: more than an expression and a value that it reads have together. */
 const MAX_RESULT_NESTING = 200
-/** Most characters and elements that all operators read and create: less than a tenth of a second. */
+/** Most characters and elements that all operators read and create: up to 0.3 s. */
 const MAX_VOLUME = 16 * 1024 * 1024
+/** Fraction of the limits for an evaluation on the event loop: up to 15 ms. */
+const BRIEF_SHARE = 1 / 20
+/** Volume that takes as long as an application. */
+const APPLICATION_COST = MAX_VOLUME / MAX_APPLICATIONS
 /** Comparisons of a text search that cost as much as one character. */
 const COMPARISONS_PER_UNIT = 16
 /** Highest cost of a text search per character of the text. */
@@ -60,23 +65,6 @@ const nestsDeeper = (value: unknown, levels: number): boolean =>
   (levels === 0 || Object.values(value).some(item => nestsDeeper(item, levels - 1)))
 
 /**
- * Evaluates an expression, or a literal that contains expressions. The result is JSON that shares nothing with the
- * root.
- * @param spent budget shared with other evaluations
- * @param strictness handling of missing values and values of an unexpected type
- * @throws ExpressionError if the evaluation or its result exceeds a limit
- */
-export function evaluate(
-  expression: unknown,
-  root: unknown,
-  spent: EvaluationBudget = freshBudget(),
-  strictness: Strictness = 'coercing',
-): unknown {
-  const evaluation = new Evaluation(spent, strictness)
-  return copyResult(evaluation, evaluation.value(expression, root))
-}
-
-/**
  * Handling of operands of an unexpected type. `coercing`: they are converted as in JavaScript. `typed`: the evaluation
  * fails, so that no missing or empty value counts as zero or as a text. `present`: like `typed`, and reading a missing
  * path without a default fails too.
@@ -88,22 +76,100 @@ export type EvaluationBudget = { applications: number; volume: number }
 
 export const freshBudget = (): EvaluationBudget => ({ applications: 0, volume: 0 })
 
-/**
- * Returns a budget of which only the fraction `left` remains, for expressions that are evaluated thousands of times.
- */
-export const reducedBudget = (left: number): EvaluationBudget => ({
-  applications: Math.floor(MAX_APPLICATIONS * (1 - left)),
-  volume: Math.floor(MAX_VOLUME * (1 - left)),
+const FULL: EvaluationBudget = { applications: MAX_APPLICATIONS, volume: MAX_VOLUME }
+
+/** Returns the cost of a budget as a fraction of a brief evaluation; 1 or more is too long for the event loop. */
+export const briefShareOf = ({ applications, volume }: EvaluationBudget): number =>
+  (volume + applications * APPLICATION_COST) / (MAX_VOLUME * BRIEF_SHARE)
+
+/** Returns the limits of a brief evaluation after the given cost. */
+export const briefLimits = ({ applications, volume }: EvaluationBudget): EvaluationBudget => ({
+  applications: applications + MAX_APPLICATIONS * BRIEF_SHARE,
+  volume: volume + MAX_VOLUME * BRIEF_SHARE,
 })
 
-/** An evaluation and its budget. */
+/** Expressions over one root, or literals that contain expressions. */
+export type EvaluationRequest = {
+  expressions: readonly unknown[]
+  root: unknown
+  /** Cost of earlier evaluations that share the budget. */
+  spent: EvaluationBudget
+  strictness: Strictness
+  /** Most bytes of JSON of all values together. */
+  bytes: number | null
+}
+
+export type EvaluationOutcome = {
+  /** Values in the order of the expressions, as JSON that shares nothing with the root. */
+  values: unknown[]
+  spent: EvaluationBudget
+  /** Problem of the expression after those with values. */
+  failed?: string
+  /** Whether the values exceed their bytes with this expression. */
+  tooLarge?: boolean
+}
+
+/** An expression exceeds the limits of a brief evaluation, but not the limits of its budget. */
+export class NotBriefError extends ExpressionError {}
+
+/**
+ * Evaluates expressions until one fails.
+ * @throws NotBriefError if the evaluation exceeds `limits` without using up its budget
+ */
+export function evaluateWithin(
+  limits: EvaluationBudget,
+  { expressions, root, spent: before, strictness, bytes }: EvaluationRequest,
+): EvaluationOutcome {
+  const spent = { ...before }
+  const evaluation = new Evaluation(spent, strictness, limits)
+  const values: unknown[] = []
+  let size = 0
+  try {
+    for (const expression of expressions) {
+      const value = copyResult(evaluation, evaluation.value(expression, root))
+      if (bytes !== null) size += Buffer.byteLength(JSON.stringify(value))
+      if (bytes !== null && size > bytes) return { values, spent, tooLarge: true }
+      values.push(value)
+    }
+    return { values, spent }
+  } catch (error) {
+    if (error instanceof NotBriefError || !(error instanceof ExpressionError)) throw error
+    return { values, spent, failed: error.message }
+  }
+}
+
+/** Evaluates expressions with the whole budget: too long for the event loop. */
+export const evaluateFully = (request: EvaluationRequest): EvaluationOutcome => evaluateWithin(FULL, request)
+
+/**
+ * Evaluates an expression with the limits of a brief evaluation only: where no thread can be awaited, or for thousands
+ * of events.
+ * @param spent cost of earlier evaluations that share the limits
+ * @throws ExpressionError, NotBriefError above these limits
+ */
+export function evaluateBriefly(expression: unknown, root: unknown, spent = freshBudget()): unknown {
+  const request = { expressions: [expression], root, spent, strictness: 'coercing', bytes: null } as const
+  const outcome = evaluateWithin(briefLimits(freshBudget()), request)
+  Object.assign(spent, outcome.spent)
+  return requireValues(outcome)[0]
+}
+
+/** Returns the values of an outcome. @throws ExpressionError if an expression failed */
+export function requireValues({ values, failed }: Pick<EvaluationOutcome, 'values' | 'failed'>): unknown[] {
+  if (failed !== undefined) throw new ExpressionError(failed)
+  return values
+}
+
+/** An evaluation with its cost and limits. */
 class Evaluation {
   readonly #spent: EvaluationBudget
   readonly #strictness: Strictness
+  readonly #limits: EvaluationBudget
 
-  constructor(spent: EvaluationBudget, strictness: Strictness) {
+  constructor(spent: EvaluationBudget, strictness: Strictness, limits: EvaluationBudget) {
     this.#spent = spent
     this.#strictness = strictness
+    this.#limits = limits
   }
 
   /** Fails a strict evaluation if an operand has an unexpected type. */
@@ -120,7 +186,18 @@ class Evaluation {
   /** Counts characters or elements that are about to be read or created. */
   spend(volume: number): void {
     this.#spent.volume += volume
-    if (this.#spent.volume > MAX_VOLUME) throw new ExpressionError('takes too long to evaluate')
+    if (this.#spent.volume > this.#limits.volume) this.#exceed('takes too long to evaluate')
+  }
+
+  #apply(): void {
+    this.#spent.applications++
+    if (this.#spent.applications > this.#limits.applications) this.#exceed('applies too many operators')
+  }
+
+  #exceed(problem: string): never {
+    const { applications, volume } = this.#spent
+    if (applications > MAX_APPLICATIONS || volume > MAX_VOLUME) throw new ExpressionError(problem)
+    throw new NotBriefError(problem)
   }
 
   /** Evaluates an expression over `data`. */
@@ -128,7 +205,7 @@ class Evaluation {
     this.spend(1)
     const operation = operationOf(expression)
     if (operation) {
-      if (++this.#spent.applications > MAX_APPLICATIONS) throw new ExpressionError('applies too many operators')
+      this.#apply()
       const [name, args] = operation
       return OPERATORS[name](this, name === 'preserve' ? [args] : listOf(args), data) ?? null
     }

@@ -1,4 +1,4 @@
-import { isObject, iteratesElements, listOf, operationOf } from './evaluate.ts'
+import { isObject, iteratesElements, listOf, operationOf, readPath } from './evaluate.ts'
 
 /** A read of the root in an expression. */
 export type RootRead = {
@@ -50,6 +50,35 @@ function pathOf(value: unknown): string | null {
 
 /** Lists the literal root paths of an expression, with duplicates. */
 export const pathsOf = (expression: unknown): string[] => rootReadsOf(expression).flatMap(({ path }) => path ?? [])
+
+/**
+ * Returns a root of the values that expressions read, at the same paths: the same expressions have the same values with
+ * it. The root itself if they read it as a whole or by computed paths.
+ */
+export function readPartOf(root: unknown, expressions: readonly unknown[]): unknown {
+  const paths = rootReadsOf(expressions).map(({ path }) => path)
+  if (!isObject(root) || paths.some(path => path === null || path === '')) return root
+  // Without a prototype, a path such as `toString` finds nothing inherited.
+  const part: Record<string, unknown> = Object.create(null)
+  const whole = new Set<unknown>()
+  // A path comes after the paths above it, whose values contain its value.
+  for (const path of (paths as string[]).sort()) {
+    const value = readPath(root, path)
+    if (value === null) continue
+    const segments = path.split('.')
+    const last = segments.pop() as string
+    let parent = part
+    for (const segment of segments) {
+      parent[segment] ??= Object.create(null)
+      parent = parent[segment] as Record<string, unknown>
+      if (whole.has(parent)) break
+    }
+    if (whole.has(parent)) continue
+    parent[last] = value
+    whole.add(value)
+  }
+  return part
+}
 
 /** Lists the keys of single-key objects that are not operators, at all places that are evaluated. */
 export function unknownOperators(expression: unknown): string[] {

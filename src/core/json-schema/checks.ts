@@ -1,8 +1,8 @@
 import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import type { Logger } from '../process/log.ts'
 import { processSingleton } from '../process/process-singleton.ts'
-import { type SchemaOutcome, SchemaWorkerPool } from './check-worker-pool.ts'
+import { type ThreadOutcome, type ThreadPool, threadTask, type WaitOptions } from '../threads/pool.ts'
+import { threads } from '../threads/threads.ts'
 import {
   MAX_SCHEMA_BYTES,
   noVerdictProblem,
@@ -11,6 +11,7 @@ import {
   type SchemaRules,
   timeoutProblem,
 } from './model.ts'
+import type * as schemaTask from './task.ts'
 
 export { SchemaError, type SchemaProblem, type SchemaRules } from './model.ts'
 
@@ -21,12 +22,11 @@ export type SchemaOf = {
   rules: SchemaRules
 }
 
-export type CheckOptions = {
-  /** Removes a waiting check from its queue and rejects with the reason. */
-  signal?: AbortSignal
-  /** Longest wait for a thread, default 30 s. */
-  waitMs?: number
-}
+export type CheckOptions = WaitOptions
+
+const task = threadTask<typeof schemaTask>('schemas', new URL('./task.ts', import.meta.url))
+
+type Outcome = ThreadOutcome<ReturnType<typeof schemaTask.run>>
 
 /** Longest value as JSON; in the memory of a thread it takes ten to twenty times as much. */
 const MAX_VALUE_LENGTH = 4 * 1024 * 1024
@@ -34,16 +34,16 @@ const MAX_VALUE_LENGTH = 4 * 1024 * 1024
 const CONCURRENCY = 4
 
 /**
- * Checks schemas and values in worker threads (check-worker-pool.ts), so that no schema of a caller compiles or runs on
+ * Checks schemas and values in threads (core/threads), so that no schema of a caller compiles or runs on
  * the event loop. Refused schemas are cached.
  */
 export class SchemaChecks {
-  readonly #threads: SchemaWorkerPool
+  readonly #threads: ThreadPool
   /** By schema: whether it was accepted, or the reason for which it was refused. */
   readonly #schemas = new LRUCache<string, { refused: string | null }>({ max: 5000 })
 
-  constructor(options: { threads: number; log: Logger }) {
-    this.#threads = new SchemaWorkerPool(options)
+  constructor(threads: ThreadPool) {
+    this.#threads = threads
   }
 
   /**
@@ -90,10 +90,6 @@ export class SchemaChecks {
     return refusals
   }
 
-  close(): Promise<void> {
-    return this.#threads.close()
-  }
-
   /** Whether the schema was accepted before. @throws SchemaError for a refused or too large schema */
   #isAccepted({ text }: SchemaOf, key: string): boolean {
     if (Buffer.byteLength(text) > MAX_SCHEMA_BYTES) throw new SchemaError('must be at most 64 KiB')
@@ -107,9 +103,11 @@ export class SchemaChecks {
     schema: SchemaOf,
     key: string,
     values: readonly string[],
-    { signal, waitMs }: CheckOptions,
+    options: CheckOptions,
   ): Promise<SchemaProblem[][]> {
-    const outcome = await this.#threads.run({ ...schema, key, values }, signal, waitMs)
+    const { project, text } = schema
+    const length = values.reduce((sum, value) => sum + value.length, text.length)
+    const outcome = await this.#threads.run({ task, project, key, input: { ...schema, values }, length }, options)
     const refused = refusalReason(outcome, values)
     if (refused !== null) {
       this.#schemas.set(key, { refused })
@@ -120,14 +118,14 @@ export class SchemaChecks {
         [outcome.broke === 'time' ? timeoutProblem() : noVerdictProblem('memory', 'takes too much memory to check')],
       ]
     this.#schemas.set(key, { refused: null })
-    return (outcome as Extract<SchemaOutcome, { problems: unknown }>).problems
+    return 'problems' in outcome.output ? outcome.output.problems : []
   }
 }
 
 /** Returns the reason for which the outcome of a job refuses the schema, null if it does not. */
-function refusalReason(outcome: SchemaOutcome, values: readonly string[]): string | null {
-  if ('refused' in outcome) return outcome.refused
-  if (!('broke' in outcome) || values.length > 0) return null
+function refusalReason(outcome: Outcome, values: readonly string[]): string | null {
+  if ('output' in outcome) return 'refused' in outcome.output ? outcome.output.refused : null
+  if (values.length > 0) return null
   return outcome.broke === 'time' ? 'takes too long to compile' : 'takes too much memory to compile'
 }
 
@@ -147,7 +145,4 @@ function refusalMessage(error: unknown): string {
 }
 
 /** Schema checks of a process. */
-export const schemaChecks = processSingleton(
-  ({ config, log }) => new SchemaChecks({ threads: config.SCHEMA_THREADS, log }),
-  checks => checks.close(),
-)
+export const schemaChecks = processSingleton(services => new SchemaChecks(threads(services)))

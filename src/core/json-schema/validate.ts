@@ -3,7 +3,7 @@ import { Ajv2020 } from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
 import { LRUCache } from 'lru-cache'
 import { RE2JS } from 're2js'
-import { CpuStarved, CpuTimeExceeded, runWithCpuLimit } from './cpu-limit.ts'
+import { CpuStarved, CpuTimeExceeded, runWithCpuLimit } from '../threads/cpu-limit.ts'
 import {
   CHECK_MS,
   MAX_SCHEMA_BYTES,
@@ -15,7 +15,7 @@ import {
 } from './model.ts'
 
 /**
- * Compiles and runs JSON Schemas of callers, draft 2020-12 or draft-07; only for the worker threads (check-worker.ts).
+ * Compiles and runs JSON Schemas of callers, draft 2020-12 or draft-07; only for the worker threads (task.ts).
  * The cost of compiling a schema and of each check is bounded, and no external schema is read.
  */
 

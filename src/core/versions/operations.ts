@@ -66,7 +66,7 @@ export function versionOperations<Row extends KindRow>(
         to: versionQuery.describe('Version to compare to. Default: the newest version.'),
       }),
       answers: { 200: Comparison },
-      run: ({ resource, db, query }) => versions.compare(db, resource, query),
+      run: ({ services, resource, db, query }) => versions.compare(services, db, resource, query),
     }),
     itemOperation(kind, {
       ...reads,

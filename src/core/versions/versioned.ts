@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { Author, type AuthoredRow, behaviourColumns, definitionOf } from '../api/authors.ts'
-import { changesBetween, isSame } from '../api/compare.ts'
+import { isSame } from '../api/compare.ts'
 import { newId } from '../api/ids.ts'
 import { type Kind, pickFields, selectList, toPascalCase, type Values } from '../api/kind.ts'
 import { pageResult } from '../api/lists.ts'
@@ -8,6 +8,8 @@ import type { Page } from '../api/operation.ts'
 import { jsonb, type Queryable, sql, voidStatement } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { type Caller, type PrincipalRecord, principalRecord } from '../iam/caller.ts'
+import type { Services } from '../process/services.ts'
+import { compareVersions } from './comparison.ts'
 import { noVersion, type VersionAuthor, versionAuthor } from './version.ts'
 
 /** A row with a current version number. */
@@ -143,9 +145,9 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
 
     /**
      * Returns the differences between two versions; default from the previous to the newest version. Raises
-     * RESOURCE_NOT_FOUND if a version does not exist.
+     * RESOURCE_NOT_FOUND if a version does not exist, SERVICE_NOT_READY if no thread is free.
      */
-    async compare(db: Queryable, row: VersionedRow, range: { from?: number; to?: number }) {
+    async compare(services: Services, db: Queryable, row: Row, range: { from?: number; to?: number }) {
       const to = range.to ?? row.version
       const from = range.from ?? Math.max(1, to - 1)
       const found = new Map((await find(db, row.id, [from, to])).map(version => [version.version, version]))
@@ -156,7 +158,7 @@ export function versioned<Row extends VersionedRow, const Name extends keyof Row
       const after = configAt(to)
       // Rows older than their version table have no version before the first stored one.
       if (range.from === undefined && !found.has(from)) return { from: to, to, changes: [] }
-      return { from, to, changes: changesBetween(configAt(from), after) }
+      return { from, to, changes: await compareVersions(services, row.project_id ?? '*', configAt(from), after) }
     },
 
     /** Inserts a row with a validated configuration, and its first version. */

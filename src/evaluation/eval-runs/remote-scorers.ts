@@ -4,7 +4,8 @@ import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type ErrorCode, raise } from '../../core/api/errors.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { evaluate, isObject } from '../../core/expressions/evaluate.ts'
+import { isObject } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import { RequeueError } from '../../core/jobs/handler.ts'
 import type { Services } from '../../core/process/services.ts'
 import { insertDecisions, waitForDecision } from '../../execution/deciders/create-decisions.ts'
@@ -213,7 +214,7 @@ export async function scoreByDecider(
     throw new AppError(code as ErrorCode, { message, meta: { ...meta, decision_id: id } })
   }
   const { answers, answers_by_name } = decision
-  const score = requireScore(evaluate(scorer.score, { answers, answers_by_name }))
+  const score = requireScore(await evaluate(services, item.project_id, scorer.score, { answers, answers_by_name }))
   return buildScore(scorer, score, score >= scorer.pass_threshold, { decision_id: id })
 }
 
@@ -226,7 +227,7 @@ async function createDecision(
   const { run, project_id } = item
   const pinned = run.deciders?.[scorer.name] as PinnedDecider
   const data = scoringData(item)
-  const input = scorer.input === undefined ? data : evaluate(scorer.input, data)
+  const input = scorer.input === undefined ? data : await evaluate(services, project_id, scorer.input, data)
   const [text] = inputTexts([input ?? null], () => 'input')
   const caller = await callerForPrincipal(services, run.authority, project_id)
   if (!caller) return raise('FORBIDDEN')

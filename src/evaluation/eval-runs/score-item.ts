@@ -47,7 +47,7 @@ async function runScorer(state: ScoringState, scorer: Scorer): Promise<Score> {
   const { attempt, stored } = state
   const previous = stored.find(score => score.scorer === scorerKey(scorer))
   if (previous?.score !== undefined) return previous as Score
-  const local = scoreLocally(scorer, attempt.entity)
+  const local = await scoreLocally(attempt.services, scorer, attempt.entity)
   if (local) return local
   try {
     await requireRunPermission(attempt, scorer)

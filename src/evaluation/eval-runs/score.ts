@@ -1,6 +1,15 @@
 import { AppError } from '../../core/api/errors.ts'
 import { containsText } from '../../core/api/storable-text.ts'
-import { ExpressionError, evaluate, isObject, truthy } from '../../core/expressions/evaluate.ts'
+import {
+  ExpressionError,
+  evaluateBriefly,
+  freshBudget,
+  isObject,
+  NotBriefError,
+  truthy,
+} from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type Scorer, scorerKey } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
 
@@ -67,8 +76,11 @@ export function parseEmbeddedObject(text: string): Record<string, unknown> {
 export const storableReasoning = (value: unknown, { content_mode }: Pick<OpenItem, 'content_mode'>): Partial<Score> =>
   typeof value === 'string' && content_mode !== 'none' ? { reasoning: value.slice(0, 16_384) } : {}
 
+/** Evaluates an expression over the data of an item. */
+type EvaluateData = (expression: unknown, data: object) => unknown
+
 /** Returns the score of a scorer that makes no call; null for other scorers. */
-function computeLocalScore(scorer: Scorer, item: OpenItem): Score | null {
+async function computeLocalScore(scorer: Scorer, item: OpenItem, evaluateData: EvaluateData): Promise<Score | null> {
   const text = item.output ?? ''
   switch (scorer.type) {
     case 'exact_match':
@@ -78,7 +90,7 @@ function computeLocalScore(scorer: Scorer, item: OpenItem): Score | null {
       return scoreVerdict(scorer, containsText(normalizeCase(text), normalizeCase(scorer.value)))
     }
     case 'json_logic':
-      return scoreVerdict(scorer, truthy(evaluate(scorer.expression, scoringData(item))))
+      return scoreVerdict(scorer, truthy(await evaluateData(scorer.expression, scoringData(item))))
     default:
       return null
   }
@@ -86,23 +98,36 @@ function computeLocalScore(scorer: Scorer, item: OpenItem): Score | null {
 
 /**
  * Returns the score of a scorer that makes no call; null for other scorers.
- * @throws the failure of the scorer
+ * @throws the failure of the scorer, SERVICE_NOT_READY if no thread is free
  */
-export function scoreLocally(scorer: Scorer, item: OpenItem): Score | null {
-  try {
-    return computeLocalScore(scorer, item)
-  } catch (error) {
-    throw error instanceof ExpressionError ? toScorerFailure(scorer, error) : error
+export const scoreLocally = (services: Services, scorer: Scorer, item: OpenItem): Promise<Score | null> =>
+  computeLocalScore(scorer, item, (expression, data) => evaluate(services, item.project_id, expression, data)).catch(
+    raiseFailureOf(scorer),
+  )
+
+const raiseFailureOf =
+  (scorer: Scorer) =>
+  (error: unknown): never => {
+    throw error instanceof ExpressionError && !(error instanceof NotBriefError) ? toScorerFailure(scorer, error) : error
   }
-}
 
 const LOCAL_TYPES = ['exact_match', 'contains', 'json_logic']
 
 /**
- * Returns all scores of an item if no scorer makes a call; otherwise null.
+ * Returns all scores of an item if no scorer makes a call and all expressions are brief; otherwise null.
  * @throws the failure of a scorer
  */
-export const computeLocalScores = (item: OpenItem): Score[] | null =>
-  item.run.scorers.every(({ type }) => LOCAL_TYPES.includes(type))
-    ? item.run.scorers.map(scorer => scoreLocally(scorer, item) as Score)
-    : null
+export async function computeBriefScores(item: OpenItem): Promise<Score[] | null> {
+  if (!item.run.scorers.every(({ type }) => LOCAL_TYPES.includes(type))) return null
+  const scores: Score[] = []
+  const spent = freshBudget()
+  const evaluateData: EvaluateData = (expression, data) => evaluateBriefly(expression, data, spent)
+  try {
+    for (const scorer of item.run.scorers)
+      scores.push((await computeLocalScore(scorer, item, evaluateData).catch(raiseFailureOf(scorer))) as Score)
+  } catch (error) {
+    if (error instanceof NotBriefError) return null
+    throw error
+  }
+  return scores
+}

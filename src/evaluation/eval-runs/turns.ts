@@ -3,7 +3,7 @@ import type { TurnOwner } from '../../execution/generations/loop/turn-owner.ts'
 import { EVAL_SOURCE } from '../../execution/generations/model.ts'
 import { type OpenItem, RESULT_CHANNEL, type Score } from './model.ts'
 import { wakeItem } from './process-item.ts'
-import { computeLocalScores } from './score.ts'
+import { computeBriefScores } from './score.ts'
 import { findItemOfTurn, storeAnswer } from './store.ts'
 import { storeEvalResult } from './store-result.ts'
 
@@ -11,8 +11,8 @@ import { storeEvalResult } from './store-result.ts'
 const SCORING_PRIORITY = 2
 
 /**
- * The transaction that settles the turn of an item also settles the item if its scorers make no calls; otherwise it
- * queues the item for scoring.
+ * The transaction that settles the turn of an item also settles the item if its scorers make no calls and are brief;
+ * otherwise it queues the item for scoring.
  */
 export const itemTurnOwner: TurnOwner = {
   source: EVAL_SOURCE,
@@ -28,7 +28,7 @@ export const itemTurnOwner: TurnOwner = {
     const storedOutput = item.content_mode === 'none' ? null : output
     let scores: Score[] | null
     try {
-      scores = computeLocalScores(answered)
+      scores = await computeBriefScores(answered)
     } catch (failure) {
       if (!(failure instanceof AppError)) throw failure
       return storeEvalResult(tx, item, { output: storedOutput, scores: [], error: failure.recorded() })

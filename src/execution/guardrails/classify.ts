@@ -1,6 +1,8 @@
 import { storableValue } from '../../core/api/storable-text.ts'
-import { ExpressionError, evaluate, freshBudget, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
+import { ExpressionError, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import type { RootRead } from '../../core/expressions/references.ts'
+import type { Services } from '../../core/process/services.ts'
 import { type GuardrailRule, isAmbient, isClass, isContext } from './document.ts'
 import type { Class, Evaluation, GuardrailDecision } from './model.ts'
 
@@ -13,13 +15,16 @@ export type Facts = { args: Record<string, unknown>; context: Record<string, unk
  * exist on every branch; arguments only where they are read, because one rule may serve tools with different arguments.
  * @param contextFailed whether the context tool returned no context
  */
-export function classifyText(
+export async function classifyText(
+  services: Services,
   rule: GuardrailRule,
   facts: Facts,
   contextFailed: boolean,
-): Pick<Evaluation, 'class' | 'decision' | 'guard_result'> {
-  const callClass = evaluateClass(rule, facts, contextFailed)
-  const guard_result = callClass === 'B' ? evaluateGuard(rule, facts, contextFailed) : null
+): Promise<Pick<Evaluation, 'class' | 'decision' | 'guard_result'>> {
+  const evaluateOrNull: EvaluateRule = (expression, strictness) =>
+    evaluate(services, rule.project_id, expression, facts, { strictness }).catch(nullForFailure)
+  const callClass = await evaluateClass(rule, facts, contextFailed, evaluateOrNull)
+  const guard_result = callClass === 'B' ? await evaluateGuard(rule, facts, contextFailed, evaluateOrNull) : null
   return {
     class: callClass,
     guard_result,
@@ -33,21 +38,34 @@ function decisionOf(callClass: Class, guardResult: boolean | null, escalate: boo
   return callClass === 'C' || escalate ? 'route_to_approval' : 'tripwire'
 }
 
-function evaluateClass({ document, reads }: GuardrailRule, facts: Facts, contextFailed: boolean): Class {
+/** Evaluates an expression of a rule; null if it fails. */
+type EvaluateRule = (expression: unknown, strictness: Strictness) => Promise<unknown>
+
+async function evaluateClass(
+  { document, reads }: GuardrailRule,
+  facts: Facts,
+  contextFailed: boolean,
+  evaluateOrNull: EvaluateRule,
+): Promise<Class> {
   if (isClass(document.class)) return document.class
   const fallback = document.default_class ?? 'C'
   if (contextFailed && reads.class.some(readsContext)) return fallback
   if (reads.class.some(reading => reading.ordered && isMissing(reading, facts))) return fallback
-  const result = evaluateOrNull(document.class, facts, 'typed')
+  const result = await evaluateOrNull(document.class, 'typed')
   return isClass(result) ? result : fallback
 }
 
-function evaluateGuard({ document, reads }: GuardrailRule, facts: Facts, contextFailed: boolean): boolean {
+async function evaluateGuard(
+  { document, reads }: GuardrailRule,
+  facts: Facts,
+  contextFailed: boolean,
+  evaluateOrNull: EvaluateRule,
+): Promise<boolean> {
   if (document.guard === undefined) return false
   if (contextFailed && reads.guard.some(readsContext)) return false
   const lacking = (reading: RootRead) => isMissing(reading, facts) && !(reading.defaulted && readsContext(reading))
   if (reads.guard.some(lacking)) return false
-  return evaluateOrNull({ '!!': [document.guard] }, facts, 'present') === true
+  return (await evaluateOrNull({ '!!': [document.guard] }, 'present')) === true
 }
 
 const readsContext = ({ path }: RootRead): boolean => path !== null && isContext(path)
@@ -55,13 +73,9 @@ const readsContext = ({ path }: RootRead): boolean => path !== null && isContext
 const isMissing = ({ path, by }: RootRead, facts: Facts): boolean =>
   by === 'var' && path !== null && isAmbient(path) && readPath(facts, path) === null
 
-function evaluateOrNull(expression: unknown, facts: Facts, strictness: Strictness): unknown {
-  try {
-    return evaluate(expression, facts, freshBudget(), strictness)
-  } catch (error) {
-    if (error instanceof ExpressionError) return null
-    throw error
-  }
+function nullForFailure(error: unknown): null {
+  if (error instanceof ExpressionError) return null
+  throw error
 }
 
 /** Maximum number of characters of a stored value. */

@@ -73,7 +73,7 @@ export async function evaluateRules(
       scope,
       tool: tool?.name ?? null,
       action,
-      ...classifyText(rule, facts, failed),
+      ...(await classifyText(services, rule, facts, failed)),
       context_source: source,
       context_snapshot: snapshotOf(rule, facts, keepsContent),
       agent_id: agent?.id ?? null,

@@ -1,7 +1,8 @@
 import { AppError, type ErrorCode, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { mergeContext, type ToolContext } from '../../core/api/tool-context.ts'
 import { retryWhileUnavailable } from '../../core/db/retry.ts'
-import { type EvaluationBudget, ExpressionError, evaluate, readPath } from '../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError, readPath } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import { pathsOf } from '../../core/expressions/references.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import type { Origin } from '../../core/invoke/call.ts'
@@ -85,7 +86,14 @@ async function executeCall(services: Services, tool: Callable, incoming: ToolCal
     throw tool.consumer ? withoutDefinition(error) : error
   })
   meterToolCall(services, tool, action, call, { input, output })
-  return tool.output_mapping ? mapOutput(services, tool, { output, input }, limits.room.expressions) : output
+  if (!tool.output_mapping) return output
+  return mapOutput(services, tool, { output, input }, limits.room.expressions).catch(raiseUnmapped)
+}
+
+/** Raises the error of an output mapping after its call; SERVICE_NOT_READY would repeat the call. */
+function raiseUnmapped(error: unknown): never {
+  if (!(error instanceof AppError) || error.code !== 'SERVICE_NOT_READY') throw error
+  return raiseInvalid({ code: 'TOO_BIG', path: 'output_mapping', message: `cannot be evaluated: ${error.message}` })
 }
 
 /** Whether a call that may have been made can be repeated: the tool is idempotent or the operation only reads. */
@@ -247,18 +255,20 @@ export async function checkInput(
 
 /**
  * Returns the result of a call after the tool's output mapping.
- * @throws VALIDATION_FAILED if evaluation exceeds its budget
+ * @throws VALIDATION_FAILED if evaluation exceeds its budget, SERVICE_NOT_READY if no thread is free
  */
-export function mapOutput(
-  { log }: Services,
-  { id, output_mapping }: Callable,
+export async function mapOutput(
+  services: Services,
+  tool: Callable,
   root: { output: unknown; input: Record<string, unknown> },
-  budget: EvaluationBudget,
-): unknown {
+  spent: EvaluationBudget,
+): Promise<unknown> {
+  const { id, output_mapping } = tool
   const missing = pathsOf(output_mapping).filter(path => readPath(root, path) === null)
-  if (missing.length > 0) log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping read missing values')
+  if (missing.length > 0)
+    services.log.info({ tool_id: id, missing: missing.slice(0, 20) }, 'output mapping read missing values')
   try {
-    return evaluate(output_mapping, root, budget)
+    return await evaluate(services, callingProject(tool), output_mapping, root, { spent })
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return raiseInvalid({ code: 'TOO_BIG', path: 'output_mapping', message: error.message })

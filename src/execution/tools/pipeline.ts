@@ -1,8 +1,9 @@
 import { setImmediate } from 'node:timers/promises'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import { ExpressionError, evaluate } from '../../core/expressions/evaluate.ts'
+import { ExpressionError } from '../../core/expressions/evaluate.ts'
+import { evaluate } from '../../core/expressions/evaluation.ts'
 import type { Services } from '../../core/process/services.ts'
-import type { Callable, ToolCall } from './call-types.ts'
+import { type Callable, callingProject, type ToolCall } from './call-types.ts'
 import { type PipelineStep, withToolDefaults } from './model.ts'
 import { resolveSharedTools } from './resolve.ts'
 
@@ -21,16 +22,21 @@ type CallTool = (services: Services, tool: Callable, call: ToolCall) => Promise<
  */
 export async function callPipeline(
   services: Services,
-  { pipeline, project_id, consumer }: Callable,
+  tool: Callable,
   input: Record<string, unknown>,
   call: ToolCall,
   callTool: CallTool,
 ): Promise<unknown> {
-  const { steps = [], output } = pipeline ?? {}
+  const { project_id, consumer } = tool
+  const { steps = [], output } = tool.pipeline ?? {}
   const depth = call.limits.depth + 1
   const ids = steps.flatMap(({ tool_id }) => tool_id ?? [])
   const toolsById = await resolveSharedTools(services.pool, project_id, ids)
   const results: Record<string, unknown> = Object.create(null)
+  const evaluateInPipeline = (expression: unknown, root: object) =>
+    evaluate(services, callingProject(tool), expression, root, { spent: call.limits.room.expressions }).catch(
+      raiseExpressionError,
+    )
   let last: unknown = null
   for (const [index, step] of steps.entries()) {
     const root = { input, steps: results }
@@ -41,7 +47,7 @@ export async function callPipeline(
       last = await callTool(services, stepTool(step, toolsById, { project_id, consumer }), {
         ...call,
         action: step.action ?? null,
-        input: evaluateExpression(step.input ?? {}, root, call) as Record<string, unknown>,
+        input: (await evaluateInPipeline(step.input ?? {}, root)) as Record<string, unknown>,
         // Each step has a separate key for its target.
         idempotencyKey: call.idempotencyKey && `${call.idempotencyKey}.${index}`,
         judged: call.judged === 'throughout' && call.judged,
@@ -60,7 +66,7 @@ export async function callPipeline(
   }
   if (output === undefined) return last
   try {
-    return evaluateExpression(output, { input, steps: results }, call)
+    return await evaluateInPipeline(output, { input, steps: results })
   } catch (error) {
     throw stepFailure('output', error)
   }
@@ -81,13 +87,9 @@ function stepTool(
   return consumer && !resolved.consumer ? { ...resolved, consumer: { ...consumer, share: null } } : resolved
 }
 
-function evaluateExpression(expression: unknown, root: object, { limits }: ToolCall): unknown {
-  try {
-    return evaluate(expression, root, limits.room.expressions)
-  } catch (error) {
-    if (!(error instanceof ExpressionError)) throw error
-    return raise('VALIDATION_FAILED', { message: `Pipeline expression ${error.message}` })
-  }
+function raiseExpressionError(error: unknown): never {
+  if (!(error instanceof ExpressionError)) throw error
+  return raise('VALIDATION_FAILED', { message: `Pipeline expression ${error.message}` })
 }
 
 function stepFailure(step_id: string, error: unknown): unknown {

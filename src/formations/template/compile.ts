@@ -15,9 +15,10 @@ import {
   substitutedNames,
   type TemplateScope,
 } from './expressions.ts'
-import { MAX_BYTES, parseTemplate } from './parse.ts'
+import { parseTemplate } from './parse.ts'
 import { isBelowAny, resolveProperties } from './properties.ts'
 import { type Parameter, type ResourceDeclaration, TemplateShape } from './shape.ts'
+import { MAX_BYTES } from './yaml.ts'
 
 /** A resource of a template. */
 export type DeclaredResource = {
@@ -76,9 +77,11 @@ const failed = (problems: Problem[]): Compilation => ({ compiled: null, problems
 
 /** Parses and validates a template, without database access. Returns the first problems, at most 100. */
 export async function compileTemplate(services: Services, source: unknown, options: Options): Promise<Compilation> {
-  const parsed = parseTemplate(source)
+  const parsed = await parseTemplate(services, options.tenant, source)
   if ('problem' in parsed) return failed([parsed.problem])
   const template = parsed.value
+  // Each part takes up to 30 ms for the largest template.
+  const yieldIfLong = eventLoopYielder()
   const forbiddenKeys = protoKeys(template)
   if (forbiddenKeys.length > 0) return failed(forbiddenKeys)
   const excess = findExcessExpression(template, MAX_EXPRESSIONS)
@@ -86,9 +89,11 @@ export async function compileTemplate(services: Services, source: unknown, optio
     return failed([
       { code: 'TOO_LARGE', path: excess, message: `exceeds the ${MAX_EXPRESSIONS} expressions of a template` },
     ])
+  await yieldIfLong()
   const shapeProblems = validationProblems(TemplateShape, template)
+  await yieldIfLong()
   if (shapeProblems.length > 0) return failed(shapeProblems)
-  return compile(services, template as TemplateShape, options)
+  return compile(services, template as TemplateShape, options, yieldIfLong)
 }
 
 /** Returns a problem for a `__proto__` key, which JSON parsers drop or set as the prototype. */
@@ -113,7 +118,12 @@ const isConditionMet = ({ condition }: ResourceDeclaration, values: ReadonlyMap<
   return (values.get(parameter) ?? expected) === expected
 }
 
-async function compile(services: Services, template: TemplateShape, options: Options): Promise<Compilation> {
+async function compile(
+  services: Services,
+  template: TemplateShape,
+  options: Options,
+  yieldIfLong: () => Promise<void>,
+): Promise<Compilation> {
   const parameters = new Map(Object.entries(template.parameters ?? {}))
   const problems = unknownParameters(parameters, options.parameters)
   const values = valuesOf(parameters, options.parameters)
@@ -139,11 +149,13 @@ async function compile(services: Services, template: TemplateShape, options: Opt
         message: `must not expand to more than ${MAX_BYTES} characters`,
       },
     ])
+  await yieldIfLong()
   const logicalIds = new Set(resources.map(([id]) => id))
   const used = new Set<string>()
   const names = { parameters, logicalIds, types, used }
   const depends = new Map<string, string[]>()
   for (const [id, resource] of resources) {
+    await yieldIfLong()
     const at = `resources.${id}`
     const referenced = checkExpressions(resource.properties ?? {}, `${at}.properties`, names, problems, false)
     const explicit = [resource.depends_on ?? []].flat()
@@ -201,7 +213,6 @@ async function compile(services: Services, template: TemplateShape, options: Opt
         ]
       : []
   })
-  const yieldIfLong = eventLoopYielder()
   for (const each of declared) {
     await yieldIfLong()
     problems.push(...(await checkProperties(services, each, { ...options, values, types })))

@@ -1,52 +1,35 @@
-import { isScalar, Lexer, parseDocument, visit } from 'yaml'
-import type { Problem } from '../../core/api/errors.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 import { excessOfJson } from '../../core/http/body.ts'
+import type { Services } from '../../core/process/services.ts'
+import { threadTask } from '../../core/threads/pool.ts'
+import { threads } from '../../core/threads/threads.ts'
+import { MAX_BYTES, type Parsed, parseYaml, refused, type run, tooLarge } from './yaml.ts'
 
-/** Parser of templates: YAML 1.2, which includes JSON. Texts whose cost exceeds their length are refused before parsing. */
+/** Longest YAML text that is parsed on the event loop: up to 20 ms. */
+const BRIEF_CHARS = 4096
 
-/** Maximum bytes of a template. */
-export const MAX_BYTES = 1_048_576
-const MAX_ALIASES = 100
-const MAX_DEPTH = 64
-/** Maximum tokens of a YAML text; each costs 3 microseconds. */
-const MAX_TOKENS = 100_000
-/** Maximum sum of the rests of lines after each token: the lexer searches the end of the line again for some of them. */
-const MAX_LINE_SCANS = 20_000_000
+const yamlTask = threadTask<{ run: typeof run }>('templates', new URL('./yaml.ts', import.meta.url))
 
-type Parsed = { value: unknown } | { problem: Problem }
-
-const refused = (code: string, message: string): Parsed => ({ problem: { code, path: '', message } })
-
-/** Parses a template: an object of the request body, or a string in YAML or JSON. */
-export function parseTemplate(source: unknown): Parsed {
+/**
+ * Parses a template: an object of the request body, or a string in YAML 1.2, which includes JSON.
+ * @param project whose share of the threads it uses
+ * @throws SERVICE_NOT_READY if no thread is free
+ */
+export async function parseTemplate(services: Services, project: string, source: unknown): Promise<Parsed> {
   if (typeof source !== 'string') return limited(source)
   if (Buffer.byteLength(source) > MAX_BYTES) return tooLarge
   const json = parseJsonObject(source)
   if (json !== undefined) return limited(json)
-  const excess = excessProblem(source)
-  if (excess) return excess
-  // Duplicate keys are found below in linear time; the library compares each key with all others.
-  const document = parseDocument(source, { version: '1.2', schema: 'core', uniqueKeys: false, merge: false })
-  const [error] = document.errors
-  if (error) {
-    if (error.code === 'MULTIPLE_DOCS') return refused('INVALID_YAML', 'must be a single YAML document')
-    const [position] = error.linePos ?? []
-    const prefix = position ? `line ${position.line}, column ${position.col}: ` : ''
-    return refused('INVALID_YAML', `${prefix}${error.message.split(' at line ')[0]}`)
-  }
-  const duplicate = findDuplicateKey(document)
-  if (duplicate !== null) return refused('INVALID_YAML', `has the duplicate key ${duplicate}`)
-  try {
-    // Aliases may expand a small text.
-    return limited(document.toJS({ maxAliasCount: MAX_ALIASES }))
-  } catch (error) {
-    if (!(error instanceof ReferenceError)) throw error
-    return refused('INVALID_YAML', `expands more than ${MAX_ALIASES} aliases`)
-  }
+  const parsed = source.length <= BRIEF_CHARS ? parseYaml(source) : await parseInThread(services, project, source)
+  return 'value' in parsed ? limited(parsed.value) : parsed
 }
 
-const tooLarge = refused('TOO_LARGE', `must be at most ${MAX_BYTES} bytes`)
+async function parseInThread(services: Services, project: string, input: string): Promise<Parsed> {
+  const outcome = await threads(services).run({ task: yamlTask, project, input, length: input.length })
+  if ('output' in outcome) return outcome.output
+  const limit = outcome.broke === 'time' ? 'long' : 'much memory'
+  return refused('TOO_LARGE', `takes too ${limit} to parse; send it as JSON`)
+}
 
 /** Limits a parsed template as JSON bodies are limited, and its bytes. */
 function limited(value: unknown): Parsed {
@@ -66,62 +49,4 @@ function parseJsonObject(text: string): unknown {
   } catch {
     return undefined
   }
-}
-
-/** Returns a duplicate key of a map; null if there is none. */
-function findDuplicateKey(document: ReturnType<typeof parseDocument>): string | null {
-  let duplicate: string | null = null
-  visit(document, {
-    Map(_, { items }) {
-      const seen = new Set<unknown>()
-      for (const { key } of items) {
-        const name = isScalar(key) ? key.value : key
-        if (seen.has(name)) {
-          duplicate = String(name).slice(0, 200)
-          return visit.BREAK
-        }
-        seen.add(name)
-      }
-    },
-  })
-  return duplicate
-}
-
-function endOfLine(text: string, from: number): number {
-  const end = text.indexOf('\n', from)
-  return end === -1 ? text.length : end
-}
-
-/** Returns the problem of a text that is too expensive to parse. Counts tokens only, because the parser recurses. */
-function excessProblem(text: string): Parsed | null {
-  /** Start columns of the blocks around the token. */
-  const blocks: number[] = []
-  let brackets = 0
-  let column = 0
-  let tokens = 0
-  let anchors = 0
-  let position = 0
-  let lineEnd = -1
-  let scans = 0
-  for (const token of new Lexer().lex(text)) {
-    position += token.length
-    if (lineEnd < position) lineEnd = endOfLine(text, position)
-    scans += lineEnd - position
-    if (scans > MAX_LINE_SCANS) return refused('TOO_LARGE', 'must have shorter lines; send it as JSON')
-    if (++tokens > MAX_TOKENS)
-      return refused('TOO_LARGE', `must have at most ${MAX_TOKENS} YAML tokens; send it as JSON`)
-    if (token[0] === '&' || token[0] === '*') anchors++
-    if (anchors > MAX_ALIASES) return refused('INVALID_YAML', `must have at most ${MAX_ALIASES} anchors and aliases`)
-    if (token === '[' || token === '{') brackets++
-    else if (token === ']' || token === '}') brackets = Math.max(0, brackets - 1)
-    else if (brackets === 0 && (token === '-' || token === '?' || token === ':')) {
-      while (blocks.length > 0 && (blocks.at(-1) as number) >= column) blocks.pop()
-      blocks.push(column)
-    }
-    if (blocks.length + brackets > MAX_DEPTH)
-      return refused('TOO_DEEP', `must be nested at most ${MAX_DEPTH} levels deep`)
-    const lines = token.split('\n')
-    column = lines.length > 1 ? (lines.at(-1) as string).length : column + token.length
-  }
-  return null
 }

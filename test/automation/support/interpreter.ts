@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { Edge, GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
-import { evaluate, readPath } from '../../../src/core/expressions/evaluate.ts'
+import { readPath } from '../../../src/core/expressions/evaluate.ts'
+import { evaluate } from '../../support/expressions.ts'
 import { answerOf } from './answers.ts'
 import { answerTo, type Script } from './tool-double.ts'
 

@@ -1,6 +1,6 @@
 import type { PlaybookDefinition, PlaybookStep } from '../../../src/automation/playbooks/definition.ts'
 import { validatePlaybook } from '../../../src/automation/playbooks/validate.ts'
-import { evaluate } from '../../../src/core/expressions/evaluate.ts'
+import { evaluate } from '../../support/expressions.ts'
 import { type Random, randomOf } from './random.ts'
 
 /** Random playbooks, and what must come of them: step after step in the plainest way, with nothing of the engine. */

@@ -78,7 +78,7 @@ export async function submitInput(
     raiseInvalid({ code: 'INVALID_VALUE', path: 'output.choice', message: `must be one of ${options.join(', ')}` })
   if (jsonBytes(outcome.artifact) > MAX_ARTIFACT_BYTES)
     raiseInvalid({ code: 'TOO_BIG', path: 'output', message: 'must be at most 1 MiB of JSON' })
-  advance.complete(row, { ...outcome, artifact: storableValue(outcome.artifact) })
+  await advance.complete(row, { ...outcome, artifact: storableValue(outcome.artifact) })
   tx.send(runQueue, advance.message)
   await advance.save(false)
   return advance.run
@@ -100,7 +100,7 @@ export async function completeDrivenNode(
   )
   if (!row) throw new Error(`node ${node_id} of run ${id} is not waiting`)
   try {
-    advance.complete(row, { artifact: storableArtifact(advance.node(node_id), artifact) })
+    await advance.complete(row, { artifact: storableArtifact(advance.node(node_id), artifact) })
   } catch (error) {
     if (!isFailure(error)) throw error
     advance.fail(row, error)

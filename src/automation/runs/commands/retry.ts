@@ -9,7 +9,7 @@ import { orchestrationKind, orchestrationVersions } from '../../orchestrations/m
 import { findDriver } from '../engine/driver.ts'
 import { hasReachedNode } from '../engine/node-execution-store.ts'
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
-import { stateWritesOf, withValue } from '../engine/run-state.ts'
+import { type ExpressionScope, stateWritesOf, withValue } from '../engine/run-state.ts'
 import { isRunTerminal, type NodeOutcome, type RunContext, type RunRow } from '../model.ts'
 import { keepUnusedAnswers, withSuccessors } from './retained-answers.ts'
 import { buildRunRow, insertRuns } from './start-run.ts'
@@ -106,6 +106,7 @@ async function keptResults(
   await keepUnusedAnswers(tx, services, graph, run, kept)
   if (kept.size === all.length) return run
   return replayWrites(
+    { services, project_id: run.project_id },
     graph,
     run,
     Object.entries(run.outcomes).filter(([id]) => kept.has(id)),
@@ -116,17 +117,18 @@ const isReached = (tx: Tx, { id, outcomes }: RunRow, nodeId: string): Promise<bo
   hasReachedNode(tx, id, nodeId, Object.hasOwn(outcomes, nodeId))
 
 /** Rebuilds the state writes of nodes in order of completion; the state does not record its writers. */
-function replayWrites(
+async function replayWrites(
+  scope: ExpressionScope,
   graph: Graph,
   { input }: Pick<RunRow, 'input'>,
   remaining: readonly [string, NodeOutcome][],
-): Seed {
+): Promise<Seed> {
   const seed: Seed = { outcomes: {}, written: {} }
   for (const [id, outcome] of remaining) {
     const node = graph.node(id)
     if (!node) continue
     seed.outcomes[id] = outcome
-    for (const { path, value } of stateWritesOf(node, { input, ...seed }, outcome.artifact)) {
+    for (const { path, value } of await stateWritesOf(scope, node, { input, ...seed }, outcome.artifact)) {
       seed.written = withValue(seed.written, path, value)
     }
   }

@@ -16,7 +16,7 @@ import { requiredActions } from '../nodes/required-actions.ts'
 import { runQueue } from '../queue.ts'
 import { computeOf } from '../reads/usage.ts'
 import { type ChildCounts, countRunningTrees, type LoadedRun, lockRunSlots, runUpdate } from '../store.ts'
-import type { DrivenRun } from './driver.ts'
+import type { DrivenOutcome, DrivenRun } from './driver.ts'
 import { computeFrontier } from './frontier.ts'
 import { executionsUpsert, type NodeExecutionRow } from './node-execution-store.ts'
 import { publishChange } from './publish-change.ts'
@@ -135,6 +135,10 @@ export class Advance {
     this.#isEstimated = isEstimated
   }
 
+  get project_id(): string {
+    return this.run.project_id
+  }
+
   get nowText(): string {
     return this.now.toISOString()
   }
@@ -219,8 +223,8 @@ export class Advance {
   }
 
   /** Completes a node execution; its outcome is applied to the state later, in order. */
-  complete(row: NodeExecutionRow, result: { artifact: unknown; label?: string | null; through?: boolean }): void {
-    const outcome = this.driven ? this.driven.outcome(this.run, row, result, this.nowText) : result
+  async complete(row: NodeExecutionRow, result: DrivenOutcome): Promise<void> {
+    const outcome = this.driven ? await this.driven.outcome(this.run, row, result, this.nowText) : result
     row.status = 'completed'
     row.output = outcome.artifact
     row.label = outcome.label ?? null
@@ -349,7 +353,7 @@ export class Advance {
     await handlers.collectOutcomes(this)
     if (await this.hasStopped()) return false
     for (;;) {
-      const applied = this.#apply()
+      const applied = await this.#apply()
       if (await this.hasStopped()) return false
       const ready = computeFrontier(this.graph, run)
       if (ready.length === 0 && run.active_nodes.length === 0) {
@@ -423,7 +427,7 @@ export class Advance {
    * Applies due outcomes to the state: for nodes activated together once none of them executes, for nodes
    * that waited separately, in order of completion. Returns whether any was applied.
    */
-  #apply(): boolean {
+  async #apply(): Promise<boolean> {
     const rounds = Map.groupBy(
       [...this.open.values()].filter(row => !row.parked && !row.applied),
       row => row.round,
@@ -437,7 +441,7 @@ export class Advance {
     for (const rows of due) {
       const { outcomes, written } = this.run
       for (const row of rows.sort((one, other) => position(one) - position(other))) {
-        this.#applyOutcome(row)
+        await this.#applyOutcome(row)
         if (!this.#failure) continue
         // Nodes activated together are applied all or none.
         Object.assign(this.run, { outcomes, written })
@@ -447,7 +451,7 @@ export class Advance {
     return due.length > 0
   }
 
-  #applyOutcome(row: NodeExecutionRow): void {
+  async #applyOutcome(row: NodeExecutionRow): Promise<void> {
     const { run } = this
     const node = this.node(row.node_id)
     const outcome: NodeOutcome = {
@@ -457,11 +461,12 @@ export class Advance {
     }
     run.outcomes = { ...run.outcomes, [node.id]: outcome }
     try {
-      const writes = stateWritesOf(node, run, row.output)
+      const writes = await stateWritesOf(this, node, run, row.output)
       const isLarge = this.#isLarge(outcome, writes)
       for (const { path, value } of writes) run.written = withValue(run.written, path, value)
       if (isLarge && isTooLarge(run)) throw nodeFailed(node, 'too_large', 'State of the run exceeds 4 MiB')
     } catch (error) {
+      if (isBusy(error)) throw error
       // The node was recorded as completed until here.
       row.status = 'failed'
       row.error = nodeFailure(error)
@@ -580,7 +585,10 @@ const shapeOf = ({ input, written, outcomes, ...shape }: RunRow): string => JSON
 
 /** Whether an error fails the node execution. Other errors fail the advance, which is retried. */
 export const isFailure = (error: unknown): error is AppError | RecordedFailure =>
-  !isTransient(error) && (error instanceof AppError || !(error instanceof Error))
+  !isTransient(error) && !isBusy(error) && (error instanceof AppError || !(error instanceof Error))
+
+/** Whether threads of the process are busy: the advance is retried. */
+const isBusy = (error: unknown): boolean => error instanceof AppError && error.code === 'SERVICE_NOT_READY'
 
 /** Returns the failure to record. Failures of turns and nested runs are recorded already. */
 export const nodeFailure = (error: unknown): RecordedFailure =>

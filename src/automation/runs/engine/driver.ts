@@ -42,7 +42,7 @@ export type DrivenRun = {
    * Returns the outcome to store.
    * @throws the failure of the node execution
    */
-  outcome(run: RunRow, row: NodeExecutionRow, outcome: DrivenOutcome, now: string): DrivenOutcome
+  outcome(run: RunRow, row: NodeExecutionRow, outcome: DrivenOutcome, now: string): Promise<DrivenOutcome>
   /** Returns the failure to record. */
   failure(node: Node, failure: RecordedFailure): RecordedFailure
   /** Writes the records in the transaction of the run and reports its failure. */

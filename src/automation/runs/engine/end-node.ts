@@ -59,7 +59,7 @@ async function applyOutcome(advance: Advance, row: NodeExecutionRow, outcome: No
   if (node.type === 'poll') row.polls += 1
   const artifact = storableArtifact(node, outcome.artifact)
   advance.countOpenValue(node, artifact)
-  advance.complete(row, { ...outcome, artifact })
+  await advance.complete(row, { ...outcome, artifact })
   if (outcome.called) recordToolCall(advance, row, outcome.called)
 }
 

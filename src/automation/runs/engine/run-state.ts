@@ -1,13 +1,8 @@
 import { AppError } from '../../../core/api/errors.ts'
 import { storableValue } from '../../../core/api/storable-text.ts'
-import {
-  type EvaluationBudget,
-  ExpressionError,
-  evaluate,
-  freshBudget,
-  isObject,
-} from '../../../core/expressions/evaluate.ts'
-import { evaluateMapping } from '../../../core/expressions/mapping.ts'
+import { type EvaluationBudget, ExpressionError, freshBudget, isObject } from '../../../core/expressions/evaluate.ts'
+import { evaluate, evaluateMapping } from '../../../core/expressions/evaluation.ts'
+import type { Services } from '../../../core/process/services.ts'
 import type { Node } from '../../orchestrations/model.ts'
 import { statePath } from '../../orchestrations/state-paths.ts'
 import type { RunRow } from '../model.ts'
@@ -40,20 +35,24 @@ export const nodeFailed = (
   details: Record<string, unknown> = {},
 ): AppError => new AppError('ORCHESTRATION_NODE_FAILED', { message, meta: { node_id: id, ...details, reason } })
 
+/** Where expressions of a run are evaluated, and the project whose share of the threads they use. */
+export type ExpressionScope = { services: Services; project_id: string }
+
 /**
  * Evaluates an expression of a node.
  * @param spent budget shared with other expressions of the same mapping
- * @throws ORCHESTRATION_NODE_FAILED (expression)
+ * @throws ORCHESTRATION_NODE_FAILED (expression), SERVICE_NOT_READY if no thread is free
  */
-export function evaluateValue(
+export async function evaluateValue(
+  { services, project_id }: ExpressionScope,
   node: Pick<Node, 'id'>,
   field: string,
   expression: unknown,
   root: unknown,
   spent?: EvaluationBudget,
-): unknown {
+): Promise<unknown> {
   try {
-    return evaluate(expression, root, spent)
+    return await evaluate(services, project_id, expression, root, { spent })
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     throw expressionFailed(node, field, error)
@@ -65,25 +64,31 @@ const expressionFailed = (node: Pick<Node, 'id'>, field: string, { message }: Ex
 
 /**
  * Evaluates a mapping of keys to expressions. They share one budget; the values are limited to the size of a state.
- * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
+ * @throws ORCHESTRATION_NODE_FAILED (expression, too_large), SERVICE_NOT_READY if no thread is free
  */
-export function mapState(
+export const mapState = (
+  { services, project_id }: ExpressionScope,
   node: Pick<Node, 'id'>,
   field: string,
   mapping: Record<string, unknown> | null | undefined,
   root: unknown,
-): Record<string, unknown> {
-  return evaluateMapping(mapping, root, {
+): Promise<Record<string, unknown>> =>
+  evaluateMapping(services, project_id, mapping, root, {
     bytes: MAX_STATE_BYTES,
     tooLarge: () => nodeFailed(node, 'too_large', `Result of ${field} exceeds 4 MiB`),
     failed: (key, error) => expressionFailed(node, `${field}.${key}`, error),
   })
-}
 
 /** Evaluates a literal text or an expression; values other than text become JSON. Null without an expression. */
-export function evaluateText(node: Pick<Node, 'id'>, field: string, expression: unknown, root: unknown): string | null {
+export async function evaluateText(
+  scope: ExpressionScope,
+  node: Pick<Node, 'id'>,
+  field: string,
+  expression: unknown,
+  root: unknown,
+): Promise<string | null> {
   if (expression === null || expression === undefined) return null
-  const value = evaluateValue(node, field, expression, root)
+  const value = await evaluateValue(scope, node, field, expression, root)
   return value === null ? null : typeof value === 'string' ? value : JSON.stringify(value)
 }
 
@@ -121,27 +126,31 @@ export type StateWrites = { path: string[]; value: unknown }[]
  * Returns the state writes of a completed node. Keys apply in order and see the writes of earlier keys; the run is not
  * modified.
  * @param artifact result of the node, already part of `nodes`
- * @throws ORCHESTRATION_NODE_FAILED (expression, too_large)
+ * @throws ORCHESTRATION_NODE_FAILED (expression, too_large), SERVICE_NOT_READY if no thread is free
  */
-export function stateWritesOf(
+export async function stateWritesOf(
+  scope: ExpressionScope,
   node: Node,
   run: Pick<RunRow, 'input' | 'outcomes' | 'written'>,
   artifact: unknown,
-): StateWrites {
+): Promise<StateWrites> {
   const mapping = Object.entries(node.state_mapping ?? {})
   if (mapping.length === 0) return []
   let state: Record<string, unknown> = longWorkState(run)
   const spent = freshBudget()
   let remaining = MAX_STATE_BYTES
-  return mapping.flatMap(([key, expression]) => {
+  const writes: StateWrites = []
+  for (const [key, expression] of mapping) {
     const path = statePath(key)
-    if (!path) return []
-    const value = evaluateValue(node, `state_mapping.${key}`, expression, { output: artifact, state }, spent)
+    if (!path) continue
+    const root = { output: artifact, state }
+    const value = await evaluateValue(scope, node, `state_mapping.${key}`, expression, root, spent)
     remaining -= jsonBytes(value)
     if (remaining < 0) throw nodeFailed(node, 'too_large', 'Values of state_mapping exceed 4 MiB')
     state = withValue(state, path, value)
-    return [{ path, value }]
-  })
+    writes.push({ path, value })
+  }
+  return writes
 }
 
 export const isTooLarge = (run: Pick<RunRow, 'input' | 'outcomes' | 'written'>): boolean =>

@@ -38,7 +38,7 @@ export async function startNode(
         node.type === 'approval'
           ? (['arguments', node.arguments] as const)
           : (['input_mapping', node.input_mapping] as const)
-      const input = mapState(node, field, mapping, at.state)
+      const input = await mapState(advance, node, field, mapping, at.state)
       advance.countOpenValue(node, input)
       row.input = input
       await startWork(advance, node, row, at.state)
@@ -72,10 +72,10 @@ export async function startWork(
   switch (node.type) {
     case 'transform':
       return completeNow(advance, node, row, {
-        artifact: { result: evaluateValue(node, 'expression', node.expression, state) },
+        artifact: { result: await evaluateValue(advance, node, 'expression', node.expression, state) },
       })
     case 'condition': {
-      const value = evaluateValue(node, 'expression', node.expression, state)
+      const value = await evaluateValue(advance, node, 'expression', node.expression, state)
       const label = advance.driven ? advance.driven.label(node, value) : labelOf(node, value)
       return completeNow(advance, node, row, { artifact: { label }, label, through: true })
     }
@@ -118,10 +118,10 @@ function completeNow(
   node: Node,
   row: NodeExecutionRow,
   outcome: Parameters<Advance['complete']>[1],
-): void {
+): Promise<void> {
   const artifact = storableArtifact(node, outcome.artifact)
   advance.countOpenValue(node, artifact)
-  advance.complete(row, { ...outcome, artifact })
+  return advance.complete(row, { ...outcome, artifact })
 }
 
 /** Sets the deadline of work that other rows complete. */
@@ -146,10 +146,10 @@ function emitEvent({ run, tx }: Advance, node: Node, row: NodeExecutionRow) {
   return { emitted: true, event_type, event_id }
 }
 
-function startDelay(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
-  const delay = delayEnd(advance, node, state)
+async function startDelay(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): Promise<void> {
+  const delay = await delayEnd(advance, node, state)
   if (delay.until <= advance.now.getTime()) {
-    advance.complete(row, { artifact: { waited: delay.waited } })
+    await advance.complete(row, { artifact: { waited: delay.waited } })
     return
   }
   row.status = 'waiting'
@@ -161,9 +161,13 @@ function startDelay(advance: Advance, node: Node, row: NodeExecutionRow, state: 
 const MAX_WAIT_MS = 366 * 86_400_000
 
 /** Returns the end of a delay and the value that its artifact shows. */
-function delayEnd(advance: Advance, node: Node, state: ExpressionState): { until: number; waited: string } {
+async function delayEnd(
+  advance: Advance,
+  node: Node,
+  state: ExpressionState,
+): Promise<{ until: number; waited: string }> {
   const field = node.until != null ? 'until' : 'duration'
-  const value = evaluateText(node, field, node[field], state)
+  const value = await evaluateText(advance, node, field, node[field], state)
   const wrong = (what: string) => nodeFailed(node, 'expression', `Result of ${field} is not a ${what}`, { field })
   if (value === null) throw wrong(field === 'until' ? 'time' : 'duration')
   if (field === 'duration') {
@@ -177,7 +181,7 @@ function delayEnd(advance: Advance, node: Node, state: ExpressionState): { until
 }
 
 /** Starts a wait for a person or a webhook. */
-function startWait(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): void {
+async function startWait(advance: Advance, node: Node, row: NodeExecutionRow, state: ExpressionState): Promise<void> {
   const isHuman = node.type === 'human'
   row.status = 'requires_action'
   row.parked = true
@@ -185,7 +189,7 @@ function startWait(advance: Advance, node: Node, row: NodeExecutionRow, state: E
   if (node.expires_in != null) row.deadline_at = advance.after(node.expires_in * 1000)
   row.progress = {
     prompt: isHuman
-      ? (evaluateText(node, 'prompt', node.prompt, state) ?? 'Human input required.')
+      ? ((await evaluateText(advance, node, 'prompt', node.prompt, state)) ?? 'Human input required.')
       : 'Waiting for webhook callback.',
     options: isHuman ? (node.options ?? null) : null,
   }

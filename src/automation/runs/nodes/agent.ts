@@ -15,9 +15,14 @@ import { type ExpressionState, evaluateText, nodeFailed, storableArtifact } from
 import { wakeWaitingRun } from './wake-waiting-run.ts'
 
 /** Returns the messages of an agent node. */
-function messagesOf(node: Node, input: Record<string, unknown>, state: ExpressionState): ModelMessage[] {
+async function messagesOf(
+  advance: Advance,
+  node: Node,
+  input: Record<string, unknown>,
+  state: ExpressionState,
+): Promise<ModelMessage[]> {
   if (Array.isArray(input.messages)) return input.messages.map(message => toMessage(node, message))
-  const nodePrompt = evaluateText(node, 'prompt', node.prompt, state)
+  const nodePrompt = await evaluateText(advance, node, 'prompt', node.prompt, state)
   const { prompt: inputPrompt, ...others } = input
   const isPrompt = nodePrompt === null && typeof inputPrompt === 'string'
   const rest = Object.entries(isPrompt ? others : input).map(([key, value]) => `${key}: ${JSON.stringify(value)}`)
@@ -46,7 +51,7 @@ export async function startAgentNode(
 ): Promise<void> {
   const { run, services } = advance
   const input = row.input ?? {}
-  const messages = advance.driven?.messages(node, input) ?? messagesOf(node, input, state)
+  const messages = advance.driven?.messages(node, input) ?? (await messagesOf(advance, node, input, state))
   const context = runToolContext(services, run)
   const { generation_id, trace_id } = await advance.tx.nested(async tx => {
     const agent = await admitTurn(tx, services, { project_id: run.project_id, agent_id: node.agent_id as string })

@@ -28,12 +28,12 @@ export async function startApprovalNode(
   const hasTool = node.tool_id !== undefined
   const tool = hasTool ? await resolveSharedTool(tx, run.project_id, node.tool_id as string) : null
   if (hasTool && !tool) throw new AppError('TOOL_NOT_FOUND', { meta: { id: node.tool_id } })
-  const evidence = node.evidence == null ? null : evaluateValue(node, 'evidence', node.evidence, state)
+  const evidence = node.evidence == null ? null : await evaluateValue(advance, node, 'evidence', node.evidence, state)
   await fileApproval(advance, row, {
     tool: tool && { tool_id: tool.id, tool_name: tool.name, arguments: row.input ?? {} },
-    reasoning: evaluateText(node, 'reasoning', node.reasoning, state),
+    reasoning: await evaluateText(advance, node, 'reasoning', node.reasoning, state),
     evidence: isObject(evidence) ? evidence : evidence === null ? null : { evidence },
-    predicted_impact: evaluateText(node, 'predicted_impact', node.predicted_impact, state),
+    predicted_impact: await evaluateText(advance, node, 'predicted_impact', node.predicted_impact, state),
     expires_in: node.expires_in ?? DEFAULT_EXPIRY_SECONDS,
   })
   row.progress = { ...row.progress, prompt: node.instructions ?? 'Approval required.' }

@@ -38,7 +38,9 @@ export async function collectDecision(advance: Advance, row: NodeExecutionRow): 
   const { id: decision_id, status, answers, answers_by_name, error } = decision
   if (status === 'failed') throw error ?? DECISION_DELETED
   if (status !== 'completed') return
-  advance.complete(row, { artifact: storableArtifact({ id: row.node_id }, { decision_id, answers, answers_by_name }) })
+  await advance.complete(row, {
+    artifact: storableArtifact({ id: row.node_id }, { decision_id, answers, answers_by_name }),
+  })
 }
 
 /** Wakes the run when the decision of one of its nodes settles. By orchestration_node_executions_decision. */

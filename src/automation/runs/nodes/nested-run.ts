@@ -74,12 +74,6 @@ function requireDepth({ run, limits, services }: Advance, node: Node): void {
     })
 }
 
-/** Fails the advance, which is retried, instead of the node while schemas of the project cannot be checked. */
-function retryIfBusy(error: unknown): never {
-  if (!(error instanceof AppError) || error.code !== 'SERVICE_NOT_READY') throw error
-  throw new Error('nested run not started', { cause: error })
-}
-
 /** Starts further nested runs of a node, up to its parallelism. */
 async function startNextRuns(
   advance: Advance,
@@ -104,7 +98,7 @@ async function startNextRuns(
     const size = jsonBytes(input)
     if (size > MAX_RUN_INPUT_BYTES) throw nodeFailed(node, 'too_large', 'Input of a nested run exceeds 1 MiB')
     bytes += size
-    const problems = await inputProblems(services, orchestration, input).catch(retryIfBusy)
+    const problems = await inputProblems(services, orchestration, input)
     if (problems.length > 0)
       throw nodeFailed(
         node,

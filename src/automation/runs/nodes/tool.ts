@@ -165,9 +165,10 @@ export async function pollNode(work: NodeWork): Promise<NodeWorkOutcome> {
   const run = await findState(services.pool, execution.run_id)
   if (!run) throw new AppError('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: execution.run_id } })
   const state = longWorkState(run)
+  const scope = { services, project_id: execution.project_id }
   const number = execution.polls + 1
   const tool = await requireTool(work)
-  const opened = openNodeCall(work, mapState(node, 'input_mapping', node.input_mapping, state))
+  const opened = openNodeCall(work, await mapState(scope, node, 'input_mapping', node.input_mapping, state))
   const { verdict } = await evaluateGuardrails(work, tool, opened)
   if (verdict && verdict.decision !== 'execute')
     throw new AppError('TOOL_DISPATCH_FAILED', {
@@ -176,7 +177,7 @@ export async function pollNode(work: NodeWork): Promise<NodeWorkOutcome> {
     })
   const response = (await callTool(services, tool, { ...opened, judged: true })) ?? null
   const isMet = truthy(
-    evaluateValue(node, 'exit_condition', node.exit_condition, { ...state, response, attempt: number }),
+    await evaluateValue(scope, node, 'exit_condition', node.exit_condition, { ...state, response, attempt: number }),
   )
   const limit = node.max_iterations ?? MAX_POLLS
   if (!isMet && number < limit) return { pollAgainMs: parseDuration(node.interval as string) ?? 0 }

@@ -97,7 +97,7 @@ export async function submitToolOutputs(
   const entries = journalRows(
     services,
     generation,
-    outcomeEntries(services, clientTools(agent, turn.tools), step, pending, body),
+    await outcomeEntries(services, clientTools(agent, turn.tools), step, pending, body),
   )
   const sealedData = sealTurnData(services, generation, withSubmittedSettings(data, step.n, body))
   return respond(
@@ -160,18 +160,22 @@ function withSubmittedSettings(
   }
 }
 
-/** Returns the outcomes of the pending calls. @throws VALIDATION_FAILED unless each call has one output */
-function outcomeEntries(
+/**
+ * Returns the outcomes of the pending calls.
+ * @throws VALIDATION_FAILED unless each call has one output, SERVICE_NOT_READY if no thread is free
+ */
+async function outcomeEntries(
   services: Services,
   definitions: ReadonlyMap<string, Callable>,
   step: OpenStep,
   pending: readonly number[],
   { tool_outputs }: ToolOutputsInput,
-): Entry[] {
+): Promise<Entry[]> {
   const byId = new Map(pending.map(position => [step.tool_calls[position].id, position]))
   const seen = new Set<string>()
   const invalid = (path: string, message: string) => raiseInvalid({ code: 'INVALID_VALUE', path, message })
-  const entries = tool_outputs.map(({ tool_call_id, output = null }, index): Entry => {
+  const entries: Entry[] = []
+  for (const [index, { tool_call_id, output = null }] of tool_outputs.entries()) {
     const at = `tool_outputs[${index}]`
     const position = byId.get(tool_call_id)
     if (position === undefined) return invalid(`${at}.tool_call_id`, 'is not a pending tool call of the turn')
@@ -181,12 +185,12 @@ function outcomeEntries(
     const definition = definitions.get(tool_name)
     const input = { ...(args as Record<string, unknown>), ...definition?.preset_parameters }
     const result = definition?.output_mapping
-      ? mapOutput(services, definition, { output, input }, freshBudget())
+      ? await mapOutput(services, definition, { output, input }, freshBudget())
       : (output ?? null)
     if (Buffer.byteLength(JSON.stringify(result)) > services.config.GENERATION_TOOL_RESULT_MAX_BYTES)
       invalid(`${at}.output`, `must be at most ${services.config.GENERATION_TOOL_RESULT_MAX_BYTES} bytes`)
-    return { n: step.n, position: position + 1, value: { result, error: null } }
-  })
+    entries.push({ n: step.n, position: position + 1, value: { result, error: null } })
+  }
   const missing = pending.find(position => !seen.has(step.tool_calls[position].id))
   if (missing !== undefined)
     invalid('tool_outputs', `must contain an output for tool call ${step.tool_calls[missing].id}`)

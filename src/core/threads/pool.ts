@@ -2,10 +2,45 @@ import { Worker } from 'node:worker_threads'
 import { LRUCache } from 'lru-cache'
 import { type AppError, serviceNotReady } from '../api/errors.ts'
 import type { Logger } from '../process/log.ts'
-import type { SchemaAnswer, SchemaJob } from './check-worker.ts'
+import type { ThreadAnswer, ThreadRequest } from './worker.ts'
 
-/** Outcome of a job: its answer, or the limit by which it ended its thread. */
-export type SchemaOutcome = Exclude<SchemaAnswer, { starved: true }> | { broke: 'time' | 'memory' }
+/**
+ * A kind of pure work that runs in threads: a module that exports the function `run`. The function bounds its processor
+ * time itself (cpu-limit.ts); its input and output are structured clones.
+ */
+export type ThreadTask<Input, Output> = {
+  /** Name in errors and logs, plural. */
+  name: string
+  module: string
+  run?: (input: Input) => Output
+}
+
+/** Declares a task by the URL of its module, which is loaded only in threads. */
+export const threadTask = <Module extends { run(input: never): unknown }>(
+  name: string,
+  module: URL,
+): ThreadTask<Parameters<Module['run']>[0], ReturnType<Module['run']>> => ({ name, module: module.href })
+
+/** A run of a task for a project. */
+export type ThreadJob<Input, Output> = {
+  task: ThreadTask<Input, Output>
+  project: string
+  /** Identifies what a thread caches. */
+  key?: string
+  input: Input
+  /** Approximate characters of the input. */
+  length: number
+}
+
+/** Outcome of a job: its output and processor time, or the limit that ended it. */
+export type ThreadOutcome<Output> = { output: Output; ms: number } | { broke: 'time' | 'memory' }
+
+export type WaitOptions = {
+  /** Removes a waiting job from its queue and rejects with the reason. */
+  signal?: AbortSignal
+  /** Longest wait for a thread, default 30 s. */
+  waitMs?: number
+}
 
 /** Most waiting jobs of one project in a process, and most characters of them. */
 const MAX_WAITING = 1000
@@ -23,10 +58,10 @@ const MAX_CHARGE_MS = 2000
 const HEAP_MB = 256
 
 type PendingJob = {
-  request: SchemaJob
+  request: ThreadJob<any, any>
   /** Number of threads that ran out of memory with this job. */
   crashes: number
-  settle(outcome: SchemaOutcome | Error): void
+  settle(outcome: ThreadOutcome<any> | Error): void
 }
 
 type Thread = {
@@ -37,18 +72,21 @@ type Thread = {
   stuck: boolean
   /** Error by which the thread ended. */
   error: (Error & { code?: string }) | null
-  /** Keys of schemas it has compiled. */
-  compiled: LRUCache<string, true>
+  /** Keys of its jobs. */
+  keys: LRUCache<string, true>
 }
 
-const busyError = (message: string): AppError => serviceNotReady({ schemas: 'busy' }, { message, retryAfterSeconds: 5 })
+const busyError = ({ task }: ThreadJob<any, any>, message: string): AppError =>
+  serviceNotReady({ [task.name]: 'busy' }, { message, retryAfterSeconds: 5 })
+
+const stoppingError = (request: ThreadJob<any, any>): AppError => busyError(request, 'The process is stopping')
 
 /**
- * Worker threads of a process that compile and run schemas of callers. Each project has a queue; the project with the
- * largest remaining budget of processor time is served first. With several threads one project never occupies all of
- * them.
+ * Worker threads of a process for work on data of callers that takes too long for the event loop. Each project has a
+ * queue; the project with the largest remaining budget of processor time is served first. With several threads one
+ * project never occupies all of them.
  */
-export class SchemaWorkerPool {
+export class ThreadPool {
   readonly #log: Logger
   readonly #maxThreads: number
   readonly #program: URL
@@ -62,29 +100,30 @@ export class SchemaWorkerPool {
   #refill: NodeJS.Timeout | undefined
   #closed = false
 
-  /** @param options.program program of the threads, default check-worker.ts */
+  /** @param options.program program of the threads, default worker.ts */
   constructor(options: { threads: number; log: Logger; program?: URL; waitMs?: number; stuckMs?: number }) {
     this.#log = options.log
     this.#maxThreads = options.threads
-    this.#program = options.program ?? new URL('./check-worker.ts', import.meta.url)
+    this.#program = options.program ?? new URL('./worker.ts', import.meta.url)
     this.#waitMs = options.waitMs ?? WAIT_MS
     this.#stuckMs = options.stuckMs ?? STUCK_MS
   }
 
   /**
    * Runs a job in the turn of its project.
-   * @param signal removes a waiting job from its queue and rejects with its reason
-   * @param waitMs longest wait for a thread
    * @throws SERVICE_NOT_READY if too many jobs of the project are waiting, or the job has waited too long
    */
-  run(request: SchemaJob, signal?: AbortSignal, waitMs = this.#waitMs): Promise<SchemaOutcome> {
+  run<Input, Output>(
+    request: ThreadJob<Input, Output>,
+    { signal, waitMs = this.#waitMs }: WaitOptions = {},
+  ): Promise<ThreadOutcome<Output>> {
     signal?.throwIfAborted()
     const queue = this.#waiting.get(request.project) ?? []
-    const length = queue.reduce((sum, { request }) => sum + lengthOf(request), lengthOf(request))
+    const length = queue.reduce((sum, { request }) => sum + request.length, request.length)
     if (queue.length > 0 && (queue.length >= MAX_WAITING || length > MAX_WAITING_LENGTH))
-      return Promise.reject(busyError(`${queue.length} JSON Schema checks of the project are waiting`))
-    return new Promise<SchemaOutcome>((resolve, reject) => {
-      const settle = (outcome: SchemaOutcome | Error) => {
+      return Promise.reject(busyError(request, `${queue.length} jobs of the project are waiting for a thread`))
+    return new Promise((resolve, reject) => {
+      const settle: PendingJob['settle'] = outcome => {
         clearTimeout(timer)
         signal?.removeEventListener('abort', onAbort)
         if (outcome instanceof Error) reject(outcome)
@@ -96,7 +135,7 @@ export class SchemaWorkerPool {
         settle(signal?.reason)
       }
       const timer = setTimeout(() => {
-        if (this.#dequeue(job)) settle(busyError('The JSON Schemas of the project have used up their processor time'))
+        if (this.#dequeue(job)) settle(busyError(request, 'The project has used up its processor time in threads'))
       }, waitMs)
       signal?.addEventListener('abort', onAbort, { once: true })
       this.#waiting.set(request.project, [...queue, job])
@@ -107,8 +146,7 @@ export class SchemaWorkerPool {
   async close(): Promise<void> {
     this.#closed = true
     clearTimeout(this.#refill)
-    for (const queue of this.#waiting.values())
-      for (const job of queue) job.settle(busyError('The process is stopping'))
+    for (const queue of this.#waiting.values()) for (const job of queue) job.settle(stoppingError(job.request))
     this.#waiting.clear()
     await Promise.all(this.#threads.map(({ worker }) => worker.terminate()))
   }
@@ -122,10 +160,10 @@ export class SchemaWorkerPool {
     }
   }
 
-  /** Returns an idle thread, preferably with the compiled schema in its cache. */
+  /** Returns an idle thread, preferably a thread that has run a job with the same key. */
   #findIdle(key?: string): Thread | undefined {
     const idle = this.#threads.filter(({ job, stuck, error }) => job === null && !stuck && error === null)
-    return idle.find(({ compiled }) => key !== undefined && compiled.has(key)) ?? idle[0]
+    return idle.find(({ keys }) => key !== undefined && keys.has(key)) ?? idle[0]
   }
 
   /** Whether a project occupies all the threads that one project may have. */
@@ -177,7 +215,8 @@ export class SchemaWorkerPool {
       void worker.terminate()
     }, this.#stuckMs)
     worker.ref()
-    worker.postMessage(job.request)
+    const { task, input } = job.request
+    worker.postMessage({ module: task.module, input } satisfies ThreadRequest)
   }
 
   /** Removes the finished job from its thread, charges its project and returns it. */
@@ -194,17 +233,17 @@ export class SchemaWorkerPool {
 
   #startThread(): Thread {
     const worker = new Worker(this.#program, {
-      name: 'schemas',
+      name: 'threads',
       env: {},
       resourceLimits: { maxOldGenerationSizeMb: HEAP_MB, maxYoungGenerationSizeMb: 16 },
     })
-    const compiled = new LRUCache<string, true>({ max: 500 })
-    const thread: Thread = { worker, job: null, since: 0, timer: undefined, stuck: false, error: null, compiled }
-    worker.on('message', (answer: SchemaAnswer) => {
+    const keys = new LRUCache<string, true>({ max: 500 })
+    const thread: Thread = { worker, job: null, since: 0, timer: undefined, stuck: false, error: null, keys }
+    worker.on('message', (answer: ThreadAnswer) => {
       const job = this.#finish(thread, answer.ms)
       worker.unref()
-      if (job && !('refused' in answer)) compiled.set(job.request.key, true)
-      job?.settle('starved' in answer ? busyError('The machine is too busy to check JSON Schemas') : answer)
+      if (job?.request.key) keys.set(job.request.key, true)
+      job?.settle('starved' in answer ? busyError(job.request, 'The machine is too busy') : answer)
       this.#dispatch()
     })
     worker.on('error', error => {
@@ -223,10 +262,14 @@ export class SchemaWorkerPool {
   #onExit(thread: Thread): void {
     const { error, stuck } = thread
     const job = this.#finish(thread, Math.min(MAX_CHARGE_MS, performance.now() - thread.since))
-    if (!this.#closed) this.#log.warn({ err: error, stuck, project_id: job?.request.project }, 'schema thread replaced')
+    if (!this.#closed)
+      this.#log.warn(
+        { err: error, stuck, project_id: job?.request.project, task: job?.request.task.name },
+        'thread replaced',
+      )
     if (!job) return
     job.crashes++
-    if (this.#closed) job.settle(busyError('The process is stopping'))
+    if (this.#closed) job.settle(stoppingError(job.request))
     else if (stuck) job.settle({ broke: 'time' })
     else if (error && error.code !== 'ERR_WORKER_OUT_OF_MEMORY') job.settle(error)
     else if (job.crashes > 1) job.settle({ broke: 'memory' })
@@ -237,5 +280,3 @@ export class SchemaWorkerPool {
     }
   }
 }
-
-const lengthOf = ({ text, values }: SchemaJob): number => values.reduce((sum, { length }) => sum + length, text.length)

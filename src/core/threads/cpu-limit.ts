@@ -6,6 +6,12 @@ export class CpuTimeExceeded extends Error {}
 /** Work got too little processor time to finish, because the machine is busy. */
 export class CpuStarved extends Error {}
 
+/** Returns the processor time of this thread since a point in time. */
+export function cpuMsSince(start: NodeJS.CpuUsage): number {
+  const { user, system } = process.threadCpuUsage(start)
+  return (user + system) / 1000
+}
+
 const sandbox: { job: () => unknown } = { job: () => undefined }
 const context = createContext(sandbox)
 const script = new Script('job()')
@@ -29,8 +35,7 @@ export function runWithCpuLimit<T>(ms: number, work: () => T): T {
       return script.runInContext(context, { timeout }) as T
     } catch (error) {
       if ((error as { code?: unknown }).code !== 'ERR_SCRIPT_EXECUTION_TIMEOUT') throw error
-      const { user, system } = process.threadCpuUsage(before)
-      const used = (user + system) / 1000
+      const used = cpuMsSince(before)
       if (used >= ms * 0.9) throw new CpuTimeExceeded()
       if (performance.now() > until) throw new CpuStarved()
       timeout = Math.ceil(Math.min(MAX_STRETCH * ms, (2 * ms * timeout) / Math.max(used, 1)))
