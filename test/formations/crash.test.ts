@@ -106,7 +106,8 @@ describe('formations whose workers are lost', function () {
       const { status, body } = await app.admin.get(`/formations/${id}`)
       if (status === 404) continue
       for (const each of body.resources)
-        if (each.physical_resource_id !== null) tracked.push(each.physical_resource_id as string)
+        if (each.physical_resource_id !== null && each.status !== 'deleted')
+          tracked.push(each.physical_resource_id as string)
     }
     const ofHandler = (id: string) => id.startsWith('thing-')
     assert.deepEqual(there.sort(), tracked.filter(id => !ofHandler(id)).sort())
