@@ -7,6 +7,7 @@ import { requireConnections } from './core/db/connections.ts'
 import { migrate } from './core/db/migrate.ts'
 import { closeServer, createDrainGate, portOf } from './core/http/health.ts'
 import { openServer } from './core/http/server.ts'
+import { startWebHeartbeat } from './core/jobs/web-heartbeat.ts'
 import { createLog, type Logger } from './core/process/log.ts'
 import { openServices } from './core/process/services-lifecycle.ts'
 import { loadSettings } from './core/process/settings.ts'
@@ -30,6 +31,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
   stallWatchdog(services)
   for (const { start } of modules) await start?.(services, 'web')
   log.debug(declaredNames(), 'modules loaded')
+  const endHeartbeat = await startWebHeartbeat(services)
   const app = createApp(services)
   const gate = createDrainGate(app.http, config.DOCS_BASE_URL)
   const server = openServer(gate.listener, {
@@ -55,6 +57,7 @@ export async function startWeb(config: Config, log: Logger): Promise<Web> {
         app.drain()
         await gate.drain(config.SHUTDOWN_GRACE_MS)
         await closeServer(server, 100)
+        await endHeartbeat()
         await services.close()
         log.info('web stopped')
       })()

@@ -30,6 +30,7 @@ export async function deployCommand(args: string[]): Promise<number> {
     .argument('<path>', 'a template in YAML or JSON, or a directory of templates, which together are one')
     .option('--name <name>', 'name of the formation; default the name of the file or directory')
     .option('--param <name=value>', 'value of a parameter; name=@file, name=env:NAME; repeatable', collect)
+    .option('--import <name=id>', 'take over an existing resource as this one of the template; repeatable', collect)
     .option('--plan', 'only print the plan')
     .option('--wait', 'wait until the deploy has ended; default')
     .option('--no-wait', 'return once the deploy has started')
@@ -50,7 +51,7 @@ export async function deployCommand(args: string[]): Promise<number> {
   try {
     const caller = new Caller(connection, loadCommands())
     const formation = await findByName(caller, 'listFormations', name)
-    const given = { template, ...(parameters ? { parameters } : {}) }
+    const given = { template, ...(parameters ? { parameters } : {}), ...importsOf(options.import) }
     const plan = await caller.callById(
       'planFormation',
       { ...given, ...(formation ? { formation_id: formation.id } : {}) },
@@ -95,6 +96,17 @@ async function parametersOf(given: readonly string[]): Promise<Record<string, st
       : value
   }
   return parameters
+}
+
+/** Returns the IDs of the resources to import, by their names in the template. */
+function importsOf(given: readonly string[] = []): { import_resources?: Record<string, string> } {
+  if (given.length === 0) return {}
+  const pairs = given.map(each => {
+    const at = each.indexOf('=')
+    if (at < 1) throw new UsageError('--import must be name=id')
+    return [each.slice(0, at), each.slice(at + 1)]
+  })
+  return { import_resources: Object.fromEntries(pairs) }
 }
 
 const SIGNS: Record<string, string> = { create: '+', update: '~', delete: '-' }

@@ -275,8 +275,10 @@ const warnLateQueue = ({ queue, waiting, oldest_seconds }: QueueStats): Check =>
 })
 
 async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
-  const all = await listHeartbeats(pool)
-  const fresh = all.filter(({ age_ms }) => age_ms < config.WORKER_HEARTBEAT_STALE_MS)
+  const processes = await listHeartbeats(pool)
+  const isFresh = ({ age_ms }: { age_ms: number }) => age_ms < config.WORKER_HEARTBEAT_STALE_MS
+  const all = processes.filter(({ kinds }) => kinds.length > 0)
+  const fresh = all.filter(isFresh)
   const uncovered = WORKER_KINDS.filter(kind => !fresh.some(({ kinds }) => kinds.includes(kind)))
   const checks: Check[] = []
   if (uncovered.length > 0)
@@ -291,7 +293,7 @@ async function checkWorkers(config: Config, pool: Pool): Promise<Check[]> {
     const detail = `${fresh.length} alive, all heartbeats within ${Math.ceil(oldest / 1000)} s`
     checks.push({ name: 'workers', status: 'ok', detail })
   }
-  for (const { instance_id, clock_ahead_ms } of fresh)
+  for (const { instance_id, clock_ahead_ms } of processes.filter(isFresh))
     if (clock_ahead_ms !== null && Math.abs(clock_ahead_ms) >= SKEW_WARN_MS)
       checks.push({ ...checkClock(clock_ahead_ms), name: `clock of ${instance_id}` })
   const silent = all.filter(each => !fresh.includes(each))

@@ -54,7 +54,7 @@ const Heartbeat = z.strictObject({
   clock_ahead_ms: z.number().nullable(),
 })
 
-/** Lists the heartbeats of workers, newest first. */
+/** Lists the heartbeats of workers, and of web processes, which have no `kinds`, newest first. */
 export const listHeartbeats = (db: Queryable): Promise<readonly z.output<typeof Heartbeat>[]> =>
   db.any(sql.type(Heartbeat)`
     select instance_id, kinds, (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms, clock_ahead_ms

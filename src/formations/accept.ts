@@ -3,10 +3,11 @@ import { newId } from '../core/api/ids.ts'
 import type { Tx } from '../core/db/writer.ts'
 import { type Caller, principalRecord } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
+import { type ImportedResource, resolveImportedResources, trackImported } from './adopt.ts'
 import { findOverwrites, withOverwrites } from './conflicts.ts'
 import { importProblem, listImporters, resolveImports, storeImports } from './imports.ts'
 import { listLiveResources } from './live.ts'
-import { BUSY_STATUSES, type DeniedAction, type FormationRow, formationKind, type PlanChange } from './model.ts'
+import { type DeniedAction, type FormationRow, formationKind, type PlanChange, refuseBusy } from './model.ts'
 import { operationWork } from './operate.ts'
 import {
   buildPlan,
@@ -18,19 +19,15 @@ import {
   preventDestroyProblem,
   readPlanParents,
   redactPlan,
+  refuseDenied,
 } from './plan.ts'
 import { authoredTemplate, sealParameters, sealValues, withholdSecrets } from './sealed.ts'
 import type { ResourceStep } from './step.ts'
-import {
-  type DeployCredential,
-  insertOperation,
-  insertOperationWork,
-  listTrackedResources,
-  type TrackedRow,
-} from './store.ts'
+import { type DeployCredential, insertOperation, insertOperationWork, listTrackedResources } from './store.ts'
 import { type Compilation, type CompiledTemplate, compileTemplate } from './template/compile.ts'
 import { expressionsIn } from './template/expressions.ts'
 import { propertyName } from './template/properties.ts'
+import { propertyWarnings } from './types/built-in.ts'
 import { findType } from './types/find.ts'
 import { validateWithHandler } from './types/handler.ts'
 
@@ -40,6 +37,8 @@ export type DeployRequest = {
   /** Null for the stored template. */
   template: unknown
   parameters: Record<string, string>
+  /** IDs of existing resources to import, by logical ID. */
+  import_resources?: Record<string, string>
 }
 
 /**
@@ -66,58 +65,67 @@ export function checkFormationMetadata(metadata: unknown): void {
     })
 }
 
-/** Raises FORMATION_OPERATION_IN_PROGRESS for a formation with an active operation. */
-export function refuseBusy({ status, operation_id, id }: FormationRow): void {
-  if (BUSY_STATUSES.includes(status))
-    raise('FORMATION_OPERATION_IN_PROGRESS', {
-      message: `Operation ${operation_id} of ${id} is still active`,
-      meta: { operation_id },
-    })
-}
-
 export type PreparedDeploy = {
   compiled: CompiledTemplate
   plan: Plan
   /** Actions that the caller is not allowed, including the actions of resources with an unmet condition. */
   denied: DeniedAction[]
   changes: PlanChange[]
-  tracked: readonly TrackedRow[]
+  imported: readonly ImportedResource[]
+  /** Warnings about the resources that the deploy writes, with paths in the template. */
+  warnings: Problem[]
 }
 
 /**
  * Compiles a template and plans its deploy.
- * @throws VALIDATION_FAILED, FORMATION_MISSING_PARAMETERS, FORMATION_HANDLER_FAILED, SECRET_NOT_DECRYPTABLE
+ * @throws VALIDATION_FAILED, FORMATION_MISSING_PARAMETERS, FORMATION_HANDLER_FAILED, SECRET_NOT_DECRYPTABLE; for an import
+ *   also RESOURCE_NOT_FOUND, FORBIDDEN
  */
 export async function prepareDeploy(
   services: Services,
   caller: Caller,
   projectId: string,
   formation: FormationRow | null,
-  { template, parameters }: DeployRequest,
+  { template, parameters, import_resources = {} }: DeployRequest,
 ): Promise<PreparedDeploy> {
   const { pool } = services
-  const tracked = formation ? await listTrackedResources(pool, formation.id) : []
-  const existing = formation && new Set(tracked.flatMap(row => (row.physical_resource_id ? [row.logical_id] : [])))
+  const known = formation ? await listTrackedResources(pool, formation.id) : []
+  const managed = known.flatMap(row => (row.physical_resource_id ? [row.logical_id] : []))
+  const importing = Object.keys(import_resources)
+  const existing = formation || importing.length > 0 ? new Set([...managed, ...importing]) : null
   const source = template ?? (formation ? authoredTemplate(services, formation) : null)
   const compiled = requireCompiled(await compileTemplate(services, source, { parameters, existing, tenant: projectId }))
   const imports = await resolveImports(pool, caller, projectId, compiled)
   if (imports.denied.length > 0) raiseInvalid(imports.denied.map(importProblem))
+  const imported = await resolveImportedResources(
+    { services, db: pool, caller, projectId },
+    known,
+    compiled.declared,
+    import_resources,
+  )
+  const replaced = new Set(imported.map(({ row }) => row.id))
+  const tracked = [...known.filter(({ id }) => !replaced.has(id)), ...imported.map(({ row }) => row)]
   const plan = await buildPlan(services, pool, compiled, tracked, { projectId, imports: imports.values })
   const refused = await handlerProblems(services, plan.steps)
   if (refused.length > 0) raiseInvalid(refused)
-  const known = redactPlan(
+  const shown = redactPlan(
     caller,
     plan,
     projectId,
     ({ declared: { properties } }, name) => template != null || expressionsIn(properties[name]).length > 0,
   )
   const changes = withOverwrites(
-    presentPlan(services, caller, known, projectId),
+    presentPlan(services, caller, shown, projectId),
     await findOverwrites(pool, projectId, plan),
   )
-  const denied = deniedActions(services, caller, known, projectId)
+  const denied = deniedActions(services, caller, shown, projectId)
   if (template != null) denied.push(...deniedConditional(caller, compiled, projectId))
-  return { compiled, plan, denied, changes, tracked }
+  const warnings = plan.steps.flatMap(({ action, declared: { logical_id, type }, desired }) =>
+    action === 'no-op' || type.registered
+      ? []
+      : propertyWarnings(services, type, desired, `resources.${logical_id}.properties`),
+  )
+  return { compiled, plan, denied, changes, imported, warnings }
 }
 
 /** Returns the problems that handlers of registered types report for properties whose values are known. */
@@ -138,15 +146,6 @@ export function refuseForbidden({ plan, denied }: PreparedDeploy): void {
   const problems = planProblems(plan)
   if (problems.length > 0) raiseInvalid(problems)
   refuseDenied(denied)
-}
-
-/** Raises FORBIDDEN if there are denied actions. */
-export function refuseDenied(denied_actions: readonly DeniedAction[]): void {
-  if (denied_actions.length > 0)
-    raise('FORBIDDEN', {
-      message: `Missing permissions: ${[...new Set(denied_actions.map(({ action }) => action))].slice(0, 20).join(', ')}`,
-      meta: { denied_actions },
-    })
 }
 
 /** Raises FORMATION_HAS_DEPENDENTS if another formation imports an output that is not in `outputs`. */
@@ -207,7 +206,7 @@ export async function insertFormation(
     termination_protection?: boolean
     parameters: Record<string, string>
   },
-  { compiled, changes }: PreparedDeploy,
+  { compiled, changes, imported }: PreparedDeploy,
 ): Promise<FormationRow> {
   const { id, name, metadata = null, termination_protection = false, parameters } = input
   const operation_id = newId('form_op')
@@ -224,6 +223,7 @@ export async function insertFormation(
     operation_id,
   })
   await storeImports(tx, projectId, id, compiled)
+  await trackImported(tx, projectId, id, imported)
   await enqueueOperation(tx, services, caller, row, {
     id: operation_id,
     operation_type: 'create',
@@ -248,7 +248,7 @@ export async function enqueueUpdate(
     parameters: Record<string, string>
     force_conflicts?: boolean
   },
-  { compiled, changes }: PreparedDeploy,
+  { compiled, changes, imported }: PreparedDeploy,
 ): Promise<FormationRow> {
   const stored = await formationKind.lock(tx, seen.id)
   refuseBusy(stored)
@@ -271,6 +271,7 @@ export async function enqueueUpdate(
     ...(termination_protection === undefined ? {} : { termination_protection }),
   })
   await storeImports(tx, row.project_id, row.id, compiled)
+  await trackImported(tx, row.project_id, row.id, imported)
   await enqueueOperation(tx, services, caller, row, {
     id: operation_id,
     operation_type: 'update',

@@ -6,11 +6,11 @@ import { endIdempotencyLease } from '../core/api/idempotency.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
 import type { Tx } from '../core/db/writer.ts'
+import type { Caller } from '../core/iam/caller.ts'
 import { type Call, callAs, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import type { Services } from '../core/process/services.ts'
 import { isSameValue, presentedProperties } from './live.ts'
-import type { OperationAttempt } from './operation-attempt.ts'
 import type { ResourceStep } from './step.ts'
 import { isAnyTracked, type TrackedRow } from './store.ts'
 import { itemArguments, operationArguments, operationRequest } from './types/built-in.ts'
@@ -19,6 +19,18 @@ import { callTypeHandler } from './types/handler.ts'
 import type { BuiltInType, TemplateType } from './types/model.ts'
 
 /** Creates, updates and deletes single resources by the operations of the API or the handler of their type. */
+
+/** By whom, where and until when resources are changed. */
+export type ResourceWriter = {
+  services: Services
+  caller: Caller
+  /** The caller without the binding to the project, for operations of deployment admins. */
+  unbound: Caller
+  projectId: string
+  signal: AbortSignal
+  /** Receives values that are returned only once, by `<logical id>.<attribute>`. */
+  once: Map<string, string>
+}
 
 /** Result of a create or update of a resource. */
 export type AppliedChange = {
@@ -34,7 +46,7 @@ type CallRequest = Pick<Request, 'params'> & Partial<Request>
 export const joinsTransaction = ({ transaction, reads }: Operation): boolean => transaction || reads
 
 async function call(
-  { services, caller, unbound, workAttempt }: OperationAttempt,
+  { services, caller, unbound, signal }: ResourceWriter,
   operation: Operation,
   { params, query, body }: CallRequest,
   { tx, key }: { tx?: Tx; key?: string },
@@ -50,7 +62,7 @@ async function call(
     services,
     operation,
     operation.receive ? { ...request, upload: jsonUpload(body) } : request,
-    workAttempt.signal,
+    signal,
   )
   if (answer.status < 400) return answer
   // The stored refusal of an earlier attempt with the same key.
@@ -93,7 +105,7 @@ const recordOf = ({ body }: OperationResult): JsonObject | null =>
 
 /** Creates the resource of a step. Without `tx`, a repeated call with the same `key` returns the resource of the first one. */
 export async function createResource(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   { declared, desired }: ResourceStep,
   { tx, key }: { tx?: Tx; key: string },
 ): Promise<AppliedChange> {
@@ -133,7 +145,7 @@ const createdRecord = ({ declared }: BuiltInType, answer: OperationResult): Json
 
 /** Updates properties of a resource; `all` are its properties after the update. */
 async function updateProperties(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   type: BuiltInType,
   id: string,
   properties: JsonObject,
@@ -161,7 +173,7 @@ async function updateProperties(
 
 /** Updates the changed properties of the resource of a step. */
 export async function updateResource(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   step: ResourceStep & { tracked: TrackedRow },
   { tx, key }: { tx?: Tx; key: string },
 ): Promise<AppliedChange> {
@@ -201,7 +213,7 @@ export async function updateResource(
 }
 
 async function callById(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   id: string,
   args: JsonObject,
   options: { tx?: Tx; key?: string },
@@ -212,7 +224,7 @@ async function callById(
 
 /** Deletes a resource. `row` is its current row; null if it no longer exists, which counts as deleted. */
 export async function deleteResource(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   type: TemplateType,
   { id, row, applied, tracked }: { id: string; row: KindRow | null; applied: JsonObject; tracked: TrackedRow },
   { tx, key }: { tx?: Tx; key: string },
@@ -246,7 +258,7 @@ export async function deleteResource(
 
 /** Returns a resource as its read operation returns it to the caller; null if the caller may not read it. */
 export async function readResource(
-  attempt: OperationAttempt,
+  attempt: ResourceWriter,
   type: BuiltInType,
   id: string,
   tracked: TrackedRow,

@@ -1,7 +1,11 @@
 import type { z } from 'zod'
-import { AppError, type RecordedFailure, raise, raiseInvalid } from '../core/api/errors.ts'
+import { AppError, type Problem, type RecordedFailure, raise, raiseInvalid } from '../core/api/errors.ts'
 import { newId } from '../core/api/ids.ts'
+import { isIdOf, kinds } from '../core/api/kind.ts'
 import { type Context, type OperationResult, result } from '../core/api/operation.ts'
+import { warningsField } from '../core/api/warnings.ts'
+import { canSeeProject } from '../core/iam/access.ts'
+import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
 import {
   checkFormationMetadata,
@@ -10,7 +14,6 @@ import {
   handlerProblems,
   insertFormation,
   prepareDeploy,
-  refuseBusy,
   refuseForbidden,
   refuseForbiddenTeardown,
 } from './accept.ts'
@@ -23,42 +26,64 @@ import {
   type FormationRow,
   formationKind,
   type PlanInput,
+  refuseBusy,
   type TemplateValidation,
   type ValidateTemplateInput,
 } from './model.ts'
 import { subscribeOperationEnd } from './notifications.ts'
 import { registeredSteps } from './plan.ts'
 import { presentFormation } from './present.ts'
+import { rehearseCreates } from './rehearsal.ts'
 import { deletePlan, loadSavedPlan, savePlan } from './saved-plans.ts'
 import { openAnswer } from './sealed.ts'
 import { consumeSealedAnswer } from './store.ts'
 import { compileTemplate } from './template/compile.ts'
+import { propertyWarnings } from './types/built-in.ts'
 
 /** Requests to validate, plan, deploy and delete: they start an operation and wait for its end. */
 
-/** Validates a template, without existing resources. Raises FORMATION_HANDLER_FAILED. */
+/**
+ * Validates a template for a new formation. In a project, given or of the credential, its creates are tried too.
+ * @throws FORMATION_HANDLER_FAILED, RESOURCE_NOT_FOUND
+ */
 export async function validateTemplate(
-  services: Services,
-  { template, parameters }: z.output<typeof ValidateTemplateInput>,
-  tenant: string,
+  { services, caller, request }: Pick<Context, 'services' | 'caller' | 'request'>,
+  { project_id, template, parameters }: z.output<typeof ValidateTemplateInput>,
 ): Promise<z.output<typeof TemplateValidation>> {
+  const project = project_id ?? caller.project_id
+  if (project !== null) await requireVisibleProject(services, caller, project)
+  const tenant = project ?? `user:${caller.user.id}`
   const compilation = await compileTemplate(services, template, { parameters, existing: null, tenant })
   const missing = parameters === undefined ? [] : compilation.missing
   const { compiled } = compilation
-  // Handlers validate only what has no other error.
+  // Handlers and the project validate only what has no other error.
   const handled = compiled ? await handlerProblems(services, await registeredSteps(services, compiled)) : []
+  const tried =
+    compiled && project !== null
+      ? await rehearseCreates(services, caller, project, compiled, request.closed)
+      : { problems: [], warnings: [] }
+  const addresses = (compiled?.declared ?? []).flatMap(({ logical_id, type, properties }) =>
+    type.registered ? [] : propertyWarnings(services, type, properties, `resources.${logical_id}.properties`),
+  )
   const errors = [
     ...compilation.problems,
     ...handled,
+    ...tried.problems,
     ...missing.map(name => ({ path: `parameters.${name}`, message: 'is required' })),
   ].map(({ path: at, message }) => ({ path: at, message }))
   return {
     valid: errors.length === 0,
     errors,
-    warnings: compilation.warnings
+    warnings: [...compilation.warnings, ...addresses, ...tried.warnings]
       .filter(({ path: at }) => !errors.some(each => each.path === at))
       .map(({ path: at, message }) => ({ path: at, message })),
   }
+}
+
+async function requireVisibleProject({ pool }: Services, caller: Caller, id: string): Promise<void> {
+  const kind = kinds.get('project')
+  if (!canSeeProject(caller, id) || !isIdOf(kind, id) || !(await kind.find(pool, id)))
+    raise('RESOURCE_NOT_FOUND', { meta: { id } })
 }
 
 /** Plans the deploy of a template; `save` stores the plan of a formation. */
@@ -68,7 +93,7 @@ export async function planDeploy(
   body: z.output<typeof PlanInput>,
   save: boolean,
 ): Promise<FormationPlan> {
-  const { formation_id, parameters = {}, template } = body
+  const { formation_id, parameters = {}, template, import_resources } = body
   if (save && formation_id === undefined)
     raiseInvalid({ code: 'REQUIRED', path: 'formation_id', message: 'is required to save a plan' })
   const formation = formation_id === undefined ? null : await formationKind.find(db, formation_id)
@@ -77,11 +102,16 @@ export async function planDeploy(
   if (formation) allow('formations:PlanFormation', { kind: formationKind, row: formation })
   if (!formation && template === undefined)
     raiseInvalid({ code: 'REQUIRED', path: 'template', message: 'is required without formation_id' })
-  const prepared = await prepareDeploy(services, caller, projectId, formation, { template, parameters })
+  const prepared = await prepareDeploy(services, caller, projectId, formation, {
+    template,
+    parameters,
+    import_resources,
+  })
   const { denied: unauthorized_actions } = prepared
   return {
     changes: prepared.changes,
     ...(unauthorized_actions.length > 0 ? { unauthorized_actions } : {}),
+    ...warningsField(prepared.warnings),
     ...(save && formation ? await savePlan(services, formation, prepared, parameters) : {}),
   }
 }
@@ -95,6 +125,7 @@ async function deployResult(
   id: string,
   { status, wait, operationId }: { status: number; wait: boolean; operationId: string },
   subscription: ReturnType<typeof subscribeOperationEnd> | null,
+  warnings: readonly Problem[] = [],
 ): Promise<OperationResult> {
   const { services, request } = context
   const row =
@@ -103,7 +134,8 @@ async function deployResult(
   const isOver = row.operation_id !== operationId || !BUSY_STATUSES.includes(row.status)
   const sealed = isOver && wait ? await consumeSealedAnswer(services.pool, operationId) : null
   const once = sealed ? openAnswer(services, operationId, row.project_id, sealed) : {}
-  return result(isOver && wait ? status : 202, await presentFormation(context, row, once))
+  const shown = await presentFormation(context, row, once)
+  return result(isOver && wait ? status : 202, { ...shown, ...warningsField(warnings) })
 }
 
 /** Inserts a formation and starts its first deploy. `wait`: whether to wait for the end of the deploy. */
@@ -114,9 +146,9 @@ export async function createFormation(
   wait: boolean,
 ): Promise<OperationResult> {
   const { services, caller } = context
-  const { name, template, parameters = {}, metadata, termination_protection } = body
+  const { name, template, parameters = {}, metadata, termination_protection, import_resources } = body
   checkFormationMetadata(metadata)
-  const prepared = await prepareDeploy(services, caller, projectId, null, { template, parameters })
+  const prepared = await prepareDeploy(services, caller, projectId, null, { template, parameters, import_resources })
   refuseForbidden(prepared)
   const id = newId(formationKind.prefix)
   const subscription = wait ? subscribeOperationEnd(services, id) : null
@@ -127,7 +159,8 @@ export async function createFormation(
       context.record(tx, wait ? 201 : 202, { id, made: { id, wait } })
       return added
     })
-    return await deployResult(context, id, { status: 201, wait, operationId: row.operation_id }, subscription)
+    const ended = { status: 201, wait, operationId: row.operation_id }
+    return await deployResult(context, id, ended, subscription, prepared.warnings)
   } finally {
     subscription?.cancel()
   }
@@ -157,7 +190,7 @@ export async function updateFormation(
   wait: boolean,
 ): Promise<OperationResult> {
   const { services, caller } = context
-  const { template, parameters, metadata, termination_protection, plan_id } = body
+  const { template, parameters, metadata, termination_protection, plan_id, import_resources } = body
   if (plan_id !== undefined && (template !== undefined || parameters !== undefined))
     raiseInvalid({
       code: 'INVALID_VALUE',
@@ -170,6 +203,7 @@ export async function updateFormation(
     template === undefined &&
     parameters === undefined &&
     plan_id === undefined &&
+    import_resources === undefined &&
     (metadata !== undefined || termination_protection !== undefined)
   ) {
     const row = await services.write(async tx => {
@@ -185,7 +219,7 @@ export async function updateFormation(
     return result(200, await presentFormation(context, row))
   }
   const saved = plan_id === undefined ? null : await loadSavedPlan(services, formation, plan_id)
-  const request = saved ?? { template, parameters: parameters ?? {} }
+  const request = { ...(saved ?? { template, parameters: parameters ?? {} }), import_resources }
   const prepared = await prepareDeploy(services, caller, formation.project_id, formation, request)
   saved?.check(prepared.plan)
   refuseForbidden(prepared)
@@ -201,7 +235,8 @@ export async function updateFormation(
       context.record(tx, wait ? 200 : 202, { made: { id: changed.id, operation_id: changed.operation_id, wait } })
       return changed
     })
-    return await deployResult(context, row.id, { status: 200, wait, operationId: row.operation_id }, subscription)
+    const ended = { status: 200, wait, operationId: row.operation_id }
+    return await deployResult(context, row.id, ended, subscription, prepared.warnings)
   } finally {
     subscription?.cancel()
   }

@@ -4,7 +4,9 @@ import { type Kind, kind } from '../core/api/kind.ts'
 import { projectField, record } from '../core/api/record.ts'
 import type { EventSchema, EventStream } from '../core/api/streams.ts'
 import { FailedEvent, streamEvent } from '../core/api/streams.ts'
+import { withWarnings } from '../core/api/warnings.ts'
 import { type Queryable, sql } from '../core/db/sql.ts'
+import { MAX_RESOURCES } from './template/shape.ts'
 
 /** Formations: sets of resources, each declared by one template. */
 
@@ -83,6 +85,9 @@ export const Formation = record('Formation', fields)
 export const FormationWithResources = Formation.extend({
   resources: z.array(FormationResource).describe('Resources in dependency order, including deleted ones'),
 }).meta({ id: 'FormationWithResources' })
+
+/** Answer of a deploy. */
+export const FormationWithWarnings = withWarnings(FormationWithResources, 'FormationWithWarnings')
 
 /** Outputs that are read for each response: the tracked resource and its attribute. */
 const ReadOutputs = z.record(z.string(), z.object({ resource: z.string(), attribute: z.string() }))
@@ -170,8 +175,8 @@ export const DeniedAction = z
   .meta({ id: 'FormationDeniedAction' })
 export type DeniedAction = z.output<typeof DeniedAction>
 
-export const FormationPlan = z
-  .object({
+export const FormationPlan = withWarnings(
+  z.object({
     changes: z.array(PlanChange).describe('Changes of a deploy, in order'),
     unauthorized_actions: z
       .array(DeniedAction)
@@ -179,8 +184,9 @@ export const FormationPlan = z
       .describe('Actions that the deploy requires and the caller is not allowed'),
     plan_id: z.string().optional().describe('ID of the saved plan'),
     expires_at: z.iso.datetime().optional().describe('Time at which the saved plan expires'),
-  })
-  .meta({ id: 'FormationPlan' })
+  }),
+  'FormationPlan',
+)
 export type FormationPlan = z.output<typeof FormationPlan>
 
 export const OPERATION_STATUSES = ['pending', 'running', 'succeeded', 'failed'] as const
@@ -207,6 +213,12 @@ const template = z
 const parameters = z
   .record(z.string(), z.string())
   .describe('Parameter values by name. An empty string counts as omitted.')
+const import_resources = z
+  .record(z.string(), z.string().min(1).max(255))
+  .refine(ids => Object.keys(ids).length <= MAX_RESOURCES, { message: `must have at most ${MAX_RESOURCES} entries` })
+  .describe(
+    'IDs of existing resources of the project that the formation takes over instead of creating them, by their names in the template',
+  )
 const metadata = z.unknown().describe('Custom annotations, without expressions')
 const termination_protection = z.boolean().describe('Whether to protect the formation from deletion')
 
@@ -224,6 +236,7 @@ export const FormationInput = z
     name: z.string().trim().min(1).max(200).describe('Name, unique in the project'),
     template,
     parameters: parameters.optional(),
+    import_resources: import_resources.optional(),
     metadata: metadata.optional(),
     termination_protection: termination_protection.optional(),
   })
@@ -234,6 +247,7 @@ export const FormationPatch = z
   .strictObject({
     template: template.optional().describe('Template that replaces the stored one. Defaults to the stored template.'),
     parameters: parameters.optional(),
+    import_resources: import_resources.optional(),
     metadata: metadata.optional(),
     termination_protection: termination_protection.optional(),
     plan_id: z
@@ -250,6 +264,9 @@ export type FormationPatch = z.output<typeof FormationPatch>
 
 export const ValidateTemplateInput = z
   .strictObject({
+    project_id: projectField.describe(
+      'ID of the project in which to try the creates of the template. Default: the project that the credential is bound to; otherwise nothing is tried.',
+    ),
     template,
     parameters: parameters
       .optional()
@@ -268,7 +285,11 @@ export const TemplateValidation = z
   .object({
     valid: z.boolean().describe('Whether the template has no errors'),
     errors: z.array(TemplateProblem).describe('Problems that a deploy would refuse'),
-    warnings: z.array(TemplateProblem).describe('Parameters without a default value'),
+    warnings: z
+      .array(TemplateProblem)
+      .describe(
+        'Parameters without a default value, addresses that are blocked, and resources that were not tried in the project',
+      ),
   })
   .meta({ id: 'FormationValidation' })
 
@@ -283,6 +304,7 @@ export const PlanInput = z
       .optional()
       .describe('ID of the formation to update. If omitted, the plan is for a new formation.'),
     parameters: parameters.optional(),
+    import_resources: import_resources.optional(),
   })
   .meta({ id: 'FormationPlanInput', example: { template: EXAMPLE } })
 
@@ -364,4 +386,13 @@ export const formationEvents: EventStream = {
   ] as EventSchema[],
   last: ['operation', 'error'],
   resume: 'streamFormationOperation',
+}
+
+/** Raises FORMATION_OPERATION_IN_PROGRESS for a formation with an active operation. */
+export function refuseBusy({ status, operation_id, id }: FormationRow): void {
+  if (BUSY_STATUSES.includes(status))
+    raise('FORMATION_OPERATION_IN_PROGRESS', {
+      message: `Operation ${operation_id} of ${id} is still active`,
+      meta: { operation_id },
+    })
 }

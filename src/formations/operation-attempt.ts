@@ -68,6 +68,10 @@ export class OperationAttempt {
     return this.formation.project_id
   }
 
+  get signal(): AbortSignal {
+    return this.workAttempt.signal
+  }
+
   /**
    * Runs a transaction under the claim of the attempt. Events of `addEvent` are inserted by its last statement, which is the
    * fence. The transaction is not repeated when its connection is lost, because it may have been committed: the next attempt

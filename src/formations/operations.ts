@@ -27,6 +27,7 @@ import {
   FormationPatch,
   FormationPlan,
   FormationWithResources,
+  FormationWithWarnings,
   formationEvents,
   formationKind,
   PlanInput,
@@ -78,7 +79,7 @@ const validate = operation({
   path: `${path}/validate`,
   summary: 'Validate a template',
   description:
-    'Writes nothing and looks up no resource that the template references by ID. If `parameters` is given, missing parameters are errors.',
+    'Writes nothing. In a project, given as `project_id` or of the credential, tries the creates of the template as a new formation would make them, and undoes them: IDs that do not exist, names that are taken and exceeded quotas are errors. Resources that the caller may not create are not tried: `warnings` lists them. If `parameters` is given, missing parameters are errors.',
   tag,
   action: 'formations:ValidateFormation',
   gate: 'any',
@@ -88,8 +89,8 @@ const validate = operation({
   body: ValidateTemplateInput,
   bodyLimit,
   answers: { 200: TemplateValidation },
-  raises: ['FORMATION_HANDLER_FAILED'],
-  run: ({ services, body, caller }) => validateTemplate(services, body, `user:${caller.user.id}`),
+  raises: ['FORMATION_HANDLER_FAILED', 'RESOURCE_NOT_FOUND'],
+  run: context => validateTemplate(context, context.body),
 })
 
 const plan = operation({
@@ -127,7 +128,7 @@ const create = operation({
   bodyLimit,
   waiting,
   checkedBy: 'planFormation',
-  answers: { 201: FormationWithResources, 202: FormationWithResources },
+  answers: { 201: FormationWithWarnings, 202: FormationWithWarnings },
   raises: [...raises],
   secretAnswer: true,
   transaction: false,
@@ -151,7 +152,7 @@ const updateRoute = (method: 'put' | 'patch'): Operation =>
     bodyLimit,
     waiting,
     checkedBy: 'planFormation',
-    answers: { 200: FormationWithResources, 202: FormationWithResources },
+    answers: { 200: FormationWithWarnings, 202: FormationWithWarnings },
     raises: [
       ...raises,
       'FORMATION_OPERATION_IN_PROGRESS',

@@ -1,4 +1,4 @@
-import { type Problem, raiseInvalid } from '../core/api/errors.ts'
+import { type Problem, raise, raiseInvalid } from '../core/api/errors.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import type { Queryable } from '../core/db/sql.ts'
 import type { Caller } from '../core/iam/caller.ts'
@@ -59,15 +59,19 @@ export function matchResources(
   return { of, others: [...unmatched], problems }
 }
 
-/** Returns the scope in which parameters have their values and resources the IDs of `ids`. */
+/**
+ * Returns the scope in which parameters have their values and resources the IDs of `ids`. `omitted` is the meaning of a
+ * parameter without a value: a deploy keeps the previous value.
+ */
 export function templateScope(
   { values, parameters }: Pick<CompiledTemplate, 'values' | 'parameters'>,
   imports: ReadonlyMap<string, string>,
   ids: (logicalId: string) => ExpressionMeaning | undefined,
+  omitted: 'nothing' | 'unknown' = 'nothing',
 ): TemplateScope {
   return scopeOf({
     parameter: name =>
-      values.has(name) ? { text: values.get(name) as string } : parameters.has(name) ? 'nothing' : undefined,
+      values.has(name) ? { text: values.get(name) as string } : parameters.has(name) ? omitted : undefined,
     resource: ids,
     imported: text => (imports.has(text) ? { text: imports.get(text) as string } : 'unknown'),
     attribute: () => 'unknown',
@@ -239,4 +243,13 @@ export function deniedActions(
   for (const step of steps) for (const call of stepCalls(step)) check(step.declared.logical_id, call)
   for (const row of removed) for (const call of removalCalls(services, row, live)) check(row.logical_id, call)
   return denied
+}
+
+/** Raises FORBIDDEN if there are denied actions. */
+export function refuseDenied(denied_actions: readonly DeniedAction[]): void {
+  if (denied_actions.length > 0)
+    raise('FORBIDDEN', {
+      message: `Missing permissions: ${[...new Set(denied_actions.map(({ action }) => action))].slice(0, 20).join(', ')}`,
+      meta: { denied_actions },
+    })
 }

@@ -57,6 +57,18 @@ const TrackedRow = z.strictObject({
 /** A resource that a formation tracks. */
 export type TrackedRow = z.output<typeof TrackedRow>
 
+/** Values of a tracked resource that no deploy has applied. */
+export const newTrackedRow = {
+  status: 'created',
+  applied: {},
+  shown: {},
+  hashes: {},
+  attributes: null,
+  replaced: [],
+  refusals: 0,
+  applied_at: null,
+} satisfies Partial<TrackedRow>
+
 const tracked = sql.type(TrackedRow)
 const COLUMNS = sql.fragment`id, logical_id, resource_type, physical_resource_id, status, position, retain, prevent_destroy, applied, shown, hashes, attributes, replaced, refusals, applied_at`
 

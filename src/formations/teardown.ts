@@ -5,6 +5,7 @@ import { closeDrift } from './drift-trigger.ts'
 import { storeImports } from './imports.ts'
 import { formationKind } from './model.ts'
 import { eventOf, type OperationAttempt } from './operation-attempt.ts'
+import { rehearse } from './rehearsal.ts'
 import { listTrackedResources, type TrackedRow, updateOperation } from './store.ts'
 import { findType } from './types/find.ts'
 
@@ -24,7 +25,7 @@ export async function runTeardown(attempt: OperationAttempt): Promise<AttemptFie
   const { services, formation } = attempt
   const tracked = [...(await listTrackedResources(services.pool, formation.id))].reverse()
   const hasStarted = attempt.events.some(({ action }) => action === 'delete')
-  const blockers = hasStarted ? [] : await rehearse(attempt, tracked)
+  const blockers = hasStarted ? [] : await rehearseDeletes(attempt, tracked)
   if (blockers.length > 0) {
     for (const { logical_id, resource_type, error } of blockers) {
       const row = tracked.find(
@@ -69,14 +70,12 @@ async function settleFailed(
   return { outcome: 'delete_failed', failures: failures.length }
 }
 
-/** Rolls back the rehearsal. */
-class RehearsalEnded extends Error {}
-
 /** Tries to delete resources in a transaction that is rolled back. Returns the failures. */
-async function rehearse(attempt: OperationAttempt, tracked: readonly TrackedRow[]): Promise<Failure[]> {
+async function rehearseDeletes(attempt: OperationAttempt, tracked: readonly TrackedRow[]): Promise<Failure[]> {
   const failures: Failure[] = []
-  try {
-    await attempt.workAttempt.write(async tx => {
+  await rehearse(
+    work => attempt.workAttempt.write(work),
+    async tx => {
       failures.length = 0
       for (const row of tracked) {
         const { physical_resource_id: id, retain } = row
@@ -85,10 +84,7 @@ async function rehearse(attempt: OperationAttempt, tracked: readonly TrackedRow[
         const failure = await removeTracked(attempt, row, id, tx)
         if (failure) failures.push(failureOn(row, failure))
       }
-      throw new RehearsalEnded()
-    })
-  } catch (error) {
-    if (!(error instanceof RehearsalEnded)) throw error
-  }
+    },
+  )
   return failures
 }

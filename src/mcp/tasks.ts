@@ -7,6 +7,7 @@ import { operations, toolNameOf } from '../core/api/operation.ts'
 import { withTenant } from '../core/db/tenant-context.ts'
 import { isAllowed } from '../core/iam/access.ts'
 import { MAX_REQUEST_WAIT_MS } from '../core/invoke/invocation.ts'
+import { systemClock } from '../core/process/clock.ts'
 import { processSingleton } from '../core/process/process-singleton.ts'
 import { invokeInSession, readItem } from './invoke.ts'
 import { errorResult, type ToolResult, toolResult } from './result.ts'
@@ -58,7 +59,7 @@ const FAST_MS = 10_000
 /** Returns the recommended poll interval. */
 function pollInterval({ row: { created_at }, state: { status } }: SeenTask): number {
   if (status === 'input_required') return 15_000
-  return Date.now() - Date.parse(created_at) < FAST_MS ? 1000 : 5000
+  return systemClock.now().getTime() - Date.parse(created_at) < FAST_MS ? 1000 : 5000
 }
 
 /** Problem of the last input to a task, for later requests of the same process. */

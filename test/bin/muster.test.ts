@@ -279,7 +279,7 @@ describe('muster', function () {
       assert.equal(status, 'warn')
       assert.deepEqual(detail.split(': ')[1].split(', '), blocked.toSorted(), detail)
       assert.match(fix as string, /EGRESS_ALLOW_HOSTS/)
-      const allowed = await diagnosis({ EGRESS_ALLOW_HOSTS: '10.0.0.0/8,::1' })
+      const allowed = await diagnosis({ EGRESS_ALLOW_HOSTS: '10.0.0.0/8,127.0.0.1,::1' })
       assert.equal(allowed.of('addresses')[0].status, 'ok')
       await app.admin.delete(`/projects/${id}?force=true`)
     })

@@ -78,6 +78,40 @@ describe('tools and conversations in the console', function () {
     )
   })
 
+  it('warns of an address that the egress rule blocks when a tool or a webhook is saved', async () => {
+    const blocked = 'http://169.254.169.254/x'
+    const { page, problems } = await open('tools')
+    const warned = async (path: string) => {
+      await page.getByText('Saved, with a warning').first().waitFor()
+      await page.getByText(new RegExp(`^${path}: .*EGRESS_ALLOW_HOSTS$`)).waitFor()
+    }
+    await page.getByRole('button', { name: 'New tool' }).first().click()
+    const form = page.getByRole('dialog', { name: 'New tool' })
+    await form.getByLabel('Name').fill('inside')
+    await form.getByLabel('URL').fill(blocked)
+    await form.getByRole('button', { name: 'Create' }).click()
+    await heading(page, 'inside')
+    await warned('execute\\.url')
+
+    await go(page, at('webhooks'))
+    await page.getByRole('button', { name: 'New webhook' }).first().click()
+    const hook = page.getByRole('dialog')
+    await hook.getByLabel('Name').fill('inside')
+    await hook.getByLabel('URL').fill(blocked)
+    await page.keyboard.press('Tab')
+    await page.keyboard.type('agents.*')
+    await page.keyboard.press('Enter')
+    await hook.getByRole('button', { name: 'Create' }).click()
+    await page.getByRole('button', { name: 'I have copied it' }).click()
+    await warned('url')
+    const { data } = await read(`/webhooks?project_id=${project()}`)
+    assert.deepEqual(
+      data.map((each: { url: string }) => each.url),
+      [blocked],
+    )
+    assert.deepEqual(problems, [])
+  })
+
   it('edits a tool as JSON, and shows both changes where two people edit a guardrail', async () => {
     const execute = { url: `${suite.app.double.url}/v1/models`, method: 'GET' }
     const { id } = await post('/tools', { project_id: project(), name: 'lookup', description: 'old', execute })

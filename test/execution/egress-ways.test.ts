@@ -111,6 +111,8 @@ describe('no way out leads to an address that is not public:', function () {
       const agent = { name: 'x', ai_provider_id: own.id, tool_bindings }
       const bound = warnedAt(await key.post('/agents', agent), 'tool_bindings[0].tool.execute.url')
       warnedAt(await key.patch(`/agents/${bound.id}`, { name: 'y' }), 'tool_bindings[0].tool.execute.url')
+      assert.ok(!('warnings' in (await key.patch(`/agents/${bound.id}`, { tool_bindings: [] })).body))
+      warnedAt(await key.post(`/agents/${bound.id}/versions/1/restore`), 'tool_bindings[0].tool.execute.url')
     }
     for (const url of [target.url, 'http://internal.test/x', 'https://example.com/x']) {
       const { status, body } = await key.post('/tools', { name: 'x', execute: { url } })

@@ -189,6 +189,130 @@ describe('formations over their life', () => {
     })
   })
 
+  describe('deploys with resources to import', () => {
+    const DEPLOY = ['formations:CreateFormation', 'formations:UpdateFormation', 'formations:PlanFormation']
+    const KEEP = ['memories:UpdateMemoryStore']
+    const storeOf = async (key = project.key, name = 'own', description = 'mine') =>
+      (await key.post('/memory-stores', { name, description })).body.id as string
+    const declaring = (description = 'declared') => ({ resources: { A: store('own', {}, { description }) } })
+    /** A key of the project with a policy that allows exactly these actions. */
+    const keyWith = async (actions: string[]) => {
+      const { body: policy } = await app.admin.post('/policies', {
+        document: { statement: [{ effect: 'Allow', action: actions, resource: [`srn:${project.id}:*:*`] }] },
+      })
+      const key = { project_id: project.id, policy_ids: [policy.id] }
+      return app.as((await app.admin.post('/project-keys', key)).body.secret)
+    }
+    const refused = async (template: object, import_resources: object, key = project.key) => {
+      const { status, body } = await key.post('/formations', { name: fresh(), template, import_resources })
+      assert.ok(status >= 400, JSON.stringify(body))
+      return [status, body.error.meta.problems?.[0].path ?? body.error.meta.id ?? body.error.meta.denied_actions]
+    }
+
+    it('take them over in one step, by the permission to change them', async () => {
+      const own = await storeOf()
+      const key = await keyWith([...DEPLOY, ...KEEP])
+      const given = { template: declaring(), import_resources: { A: own } }
+      assert.deepEqual(await planned(key, given), [['A', 'update']])
+      assert.equal((await project.key.get(`/memory-stores/${own}`)).body.description, 'mine')
+      const { status, body } = await key.post('/formations', { name: fresh(), ...given })
+      assert.deepEqual([status, body.status], [201, 'active'], JSON.stringify(body))
+      assert.equal(physical(body, 'A'), own)
+      assert.equal((await project.key.get(`/memory-stores/${own}`)).body.description, 'declared')
+      assert.deepEqual(await planned(project.key, { formation_id: body.id }), [['A', 'no-op']])
+    })
+
+    it('take them over in an update, from a saved plan too, and leave the others', async () => {
+      const formation = await active(project.key, { resources: { B: store('b') } })
+      const own = await storeOf()
+      const template = { resources: { ...declaring().resources, B: store('b') } }
+      const plan = await project.key.post('/formations/plan?save=true', {
+        formation_id: formation.id,
+        template,
+        import_resources: { A: own },
+      })
+      assert.deepEqual(
+        plan.body.changes.map(({ action, diff }: any) => [action, diff?.current]),
+        [
+          ['update', { description: 'mine' }],
+          ['no-op', undefined],
+        ],
+      )
+      const { plan_id } = plan.body
+      const stale = await project.key.put(`/formations/${formation.id}`, { plan_id })
+      assert.deepEqual([stale.status, stale.body.error.code], [409, 'FORMATION_PLAN_STALE'])
+      const after = await updated(project.key, formation, { plan_id, import_resources: { A: own } })
+      assert.deepEqual([physical(after, 'A'), physical(after, 'B')], [own, physical(formation, 'B')])
+      await project.key.patch(`/memory-stores/${own}`, { description: 'by hand' })
+      const { body: drift } = await project.key.get(`/formations/${formation.id}/drift`)
+      assert.deepEqual(
+        drift.resources.map(({ logical_id, status }: any) => [logical_id, status]),
+        [
+          ['A', 'drifted'],
+          ['B', 'in_sync'],
+        ],
+      )
+    })
+
+    it('keep an imported resource when the deploy fails', async () => {
+      const own = await storeOf()
+      const template = {
+        resources: {
+          ...declaring().resources,
+          Bad: {
+            type: 'agent',
+            depends_on: 'A',
+            properties: { name: 'bad', ai_provider_id: 'aip_00000000000000000000000000' },
+          },
+        },
+      }
+      const given = { name: fresh(), template, import_resources: { A: own } }
+      const { status, body } = await project.key.post('/formations', given)
+      assert.deepEqual([status, body.status], [201, 'failed'])
+      assert.equal(physical(body, 'A'), own)
+      assert.ok(await there(own))
+      const after = await updated(project.key, body, { template: declaring('again') })
+      assert.deepEqual([after.status, physical(after, 'A')], ['active', own])
+    })
+
+    it('refuse what is not declared, not there, another type, another project or managed, and write nothing', async () => {
+      const own = await storeOf()
+      const provider = { name: 'p', provider: 'ollama', default_model: 'm' }
+      const other = (await project.key.post('/ai-providers', provider)).body.id
+      const foreign = await storeOf((await app.projectWith(ACTIONS)).key)
+      const managed = physical(await active(project.key, { resources: { A: store('a') } }), 'A')
+      const count = async () => (await project.key.get('/formations?limit=1')).body.total
+      const before = await count()
+      assert.deepEqual(await refused(declaring(), { Nobody: own }), [400, 'import_resources.Nobody'])
+      for (const id of [other, foreign, 'memst_00000000000000000000000000', 'x'])
+        assert.deepEqual(await refused(declaring(), { A: id }), [404, id])
+      assert.deepEqual(await refused(declaring(), { A: managed }), [400, 'import_resources.A'])
+      const twice = { resources: { A: store('a'), B: store('b') } }
+      assert.deepEqual(await refused(twice, { A: own, B: own }), [400, 'import_resources.B'])
+      const key = await keyWith([...DEPLOY, 'memories:CreateMemoryStore', 'memories:GetMemoryStore'])
+      assert.deepEqual(await refused(declaring(), { A: own }, key), [
+        403,
+        [{ logical_id: 'A', resource_type: 'memory_store', action: 'memories:UpdateMemoryStore' }],
+      ])
+      // Refused even if the deploy would not change the resource.
+      assert.deepEqual((await refused(declaring('mine'), { A: own }, key))[0], 403)
+      assert.equal(await count(), before)
+      const formation = await active(project.key, { resources: { A: store('a') } })
+      const { status, body } = await project.key.put(`/formations/${formation.id}`, { import_resources: { A: own } })
+      assert.deepEqual([status, body.error.meta.problems[0].path], [400, 'import_resources.A'])
+    })
+
+    it('take a resource over once, however many ask for it at once', async () => {
+      const own = await storeOf()
+      const replies = await Promise.all(
+        [1, 2, 3].map(() =>
+          project.key.post('/formations', { name: fresh(), template: declaring(), import_resources: { A: own } }),
+        ),
+      )
+      assert.deepEqual(replies.map(({ status }) => status).sort(), [201, 400, 400])
+    })
+  })
+
   it('take a resource over once, however many ask for it at once', async () => {
     const template = {
       parameters: { Adopt: { default: 'no' } },

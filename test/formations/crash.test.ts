@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { sql } from '../../src/core/db/sql.ts'
 import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { operationWork } from '../../src/formations/operate.ts'
@@ -217,6 +218,31 @@ describe('formations whose workers are lost', function () {
     Store: { type: 'memory_store', properties: { name: 'small' } },
   }
   const ALL_CREATED = Object.keys(SMALL).map(name => [name, 'create', 'succeeded'])
+
+  it('go on within five seconds with another worker, whatever the lost one was doing', async () => {
+    // With the intervals of a deployment. A frozen worker has claimed the deploy and is killed while the other one lives.
+    for (const point of ['formation_called', 'formation_step']) {
+      const projectId = await project()
+      const env = { ...handler.env, FAULT_POINTS: `${point}=freeze:120000` }
+      const lost = await startProcess('worker', app.databaseUrl, env, ['orchestration'])
+      const { id } = await create(projectId, point, SMALL)
+      const isClaimed = () =>
+        app.services.pool.exists(
+          sql.unsafe`select from formation_attempts where formation_id = ${id} and state = 'running'`,
+        )
+      await eventually(isClaimed, { what: `the claim before ${point}` })
+      worker = await runWorker(app.databaseUrl, handler.env, ['orchestration'])
+      await sleep(2000)
+      assert.ok(await isClaimed(), point)
+      const killedAt = performance.now()
+      await lost.kill()
+      assert.equal((await settled(id)).status, 'active')
+      const seconds = (performance.now() - killedAt) / 1000
+      assert.ok(seconds < 6, `${point}: ${seconds.toFixed(1)} s`)
+      assert.deepEqual(await lastEvents(id), ALL_CREATED)
+      await worker.stop()
+    }
+  })
 
   it('write nothing when they wake up behind their lease', async () => {
     const projectId = await project()

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { rawQuery } from '../../src/core/db/sql.ts'
 import { builtInTypes } from '../../src/formations/types/built-in.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 
@@ -252,5 +253,119 @@ describe('the validation of a template', () => {
       key.errors.map(({ path }: any) => path),
       ['resources.It.properties.name'],
     )
+  })
+
+  describe('in a project', () => {
+    const MISSING = 'aip_00000000000000000000000000'
+    const agentOf = (ai_provider_id: unknown) => ({ type: 'agent', properties: { name: 'x', ai_provider_id } })
+    const datasetOf = (name: string) => ({ type: 'dataset', properties: { name } })
+    const check = async (resources: object, client = key, more: object = {}) => {
+      const { status, body } = await client.post('/formations/validate', { template: { resources }, ...more })
+      assert.equal(status, 200, JSON.stringify(body))
+      return { ...body, paths: body.errors.map(({ path }: { path: string }) => path) }
+    }
+    const rowCounts = async () => {
+      const { rows } = await app.services.pool.query(
+        rawQuery(`select (select count(*) from agents) as agents, (select count(*) from datasets) as datasets,
+          (select count(*) from events) as events, (select count(*) from audit_entries where action like '%:Create%') as audits,
+          (select count(*) from pgboss.job_common) as messages`),
+      )
+      return rows[0]
+    }
+
+    it('finds IDs that do not exist, taken names and reached limits, and writes nothing', async () => {
+      assert.equal((await key.post('/datasets', { name: 'taken' })).status, 201)
+      const foreign = (
+        await (await app.project()).key.post('/ai-providers', { name: 'p', provider: 'ollama', default_model: 'm' })
+      ).body.id
+      const before = await rowCounts()
+      const { valid, paths, errors } = await check({
+        Missing: agentOf(MISSING),
+        Foreign: agentOf(foreign),
+        Good: agentOf(ids.provider),
+        Linked: { type: 'chat', properties: { ai_provider_id: { ref: 'Provider' }, name: 'c' } },
+        Provider: { type: 'ai_provider', properties: { name: 'q', provider: 'ollama', default_model: 'm' } },
+        Taken: datasetOf('taken'),
+        One: datasetOf('twice'),
+        Two: datasetOf('twice'),
+        Memory: {
+          type: 'memory_entry',
+          properties: { memory_store_id: 'memst_00000000000000000000000000', content: 'x' },
+        },
+      })
+      assert.equal(valid, false)
+      assert.deepEqual(paths.toSorted(), [
+        'resources.Foreign.properties.ai_provider_id',
+        'resources.Memory.properties.memory_store_id',
+        'resources.Missing.properties.ai_provider_id',
+        'resources.Taken.properties.name',
+        'resources.Two.properties.name',
+      ])
+      // An ID of another project is answered like an ID that does not exist.
+      const messageOf = (name: string) =>
+        errors.find(({ path }: any) => path.includes(name)).message.replace(/aip_\w+/, '')
+      assert.equal(messageOf('Foreign'), messageOf('Missing'))
+      assert.deepEqual(await rowCounts(), before)
+      assert.equal((await check({ Good: agentOf(ids.provider), Free: datasetOf('free') })).valid, true)
+    })
+
+    it('finds exceeded quotas', async () => {
+      const project = await app.project()
+      const quota = { scope: 'project', metric: 'storage_bytes', window: 'current', limit: 10 }
+      assert.equal((await project.key.post('/quotas', quota)).status, 201)
+      const file = { type: 'file', properties: { filename: 'a.txt', content_type: 'text/plain', size: 100 } }
+      const { valid, errors } = await check({ File: file }, project.key)
+      assert.deepEqual([valid, errors.length, errors[0]?.path], [false, 1, 'resources.File.properties'])
+    })
+
+    it('tries only what the caller may create', async () => {
+      const limited = await app.projectWith(['evaluations:CreateDataset'])
+      const { valid, errors, warnings } = await check({ A: agentOf(MISSING), S: datasetOf('s') }, limited.key)
+      assert.deepEqual([valid, errors], [true, []])
+      assert.deepEqual(warnings, [
+        { path: 'resources.A', message: 'not checked against the project: agents:CreateAgent is not permitted' },
+      ])
+    })
+
+    it('needs a project for it: of the credential, or given, which the caller must see', async () => {
+      assert.equal((await check({ A: agentOf(MISSING) }, app.admin)).valid, true)
+      const given = { project_id: projectId }
+      assert.deepEqual((await check({ A: agentOf(MISSING) }, app.admin, given)).paths, [
+        'resources.A.properties.ai_provider_id',
+      ])
+      const template = { resources: { A: agentOf(MISSING) } }
+      const stranger = await app.user()
+      for (const [client, project_id] of [
+        [stranger, projectId],
+        [app.admin, 'proj_00000000000000000000000000'],
+        [app.admin, 'x'],
+      ] as const) {
+        const { status, body } = await client.post('/formations/validate', { project_id, template })
+        assert.deepEqual([status, body.error.code, body.error.meta.id], [404, 'RESOURCE_NOT_FOUND', project_id])
+      }
+      const other = await app.project()
+      const { status, body } = await other.key.post('/formations/validate', { ...given, template })
+      assert.deepEqual([status, body.error.code], [403, 'API_KEY_PROJECT_SCOPE'])
+    })
+  })
+
+  it('warns of addresses that are blocked, as the plan and the deploy do', async () => {
+    const { key } = await app.project()
+    const blocked = 'http://169.254.169.254/x'
+    const template = {
+      parameters: { Url: { default: blocked } },
+      resources: {
+        Hook: { type: 'webhook', properties: { name: 'h', url: { param: 'Url' }, events: ['agents.*'] } },
+        Tool: { type: 'tool', properties: { name: 't', execute: { url: blocked } } },
+        Fine: { type: 'tool', properties: { name: 'f', execute: { url } } },
+      },
+    }
+    const paths = (body: any) => body.warnings?.map(({ path }: any) => path).filter((path: string) => /url/.test(path))
+    const both = ['resources.Hook.properties.url', 'resources.Tool.properties.execute.url']
+    const { body: checked } = await key.post('/formations/validate', { template })
+    assert.deepEqual([checked.valid, paths(checked)], [true, both.slice(1)])
+    assert.deepEqual(paths((await key.post('/formations/plan', { template })).body), both)
+    const made = await key.post('/formations?wait=false', { name: 'w', template })
+    assert.deepEqual([made.status, paths(made.body)], [202, both], JSON.stringify(made.body))
   })
 })

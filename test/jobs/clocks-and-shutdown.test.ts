@@ -1,8 +1,11 @@
 import assert from 'node:assert/strict'
+import { idFloor } from '../../src/core/api/ids.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client, eventually } from '../support/app.ts'
+import { muster } from '../support/hosts.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
+import { startReceiver } from '../support/receiver.ts'
 
 /** A clock five minutes ahead, for the whole process. */
 const AHEAD_MS = 300_000
@@ -51,6 +54,54 @@ describe('a process', function () {
           if (/_at$/.test(column) && value !== null)
             assert.ok(Date.parse(value as string) < soon, `${table}.${column} ${value}`)
     }
+  })
+
+  it('of the web whose clock is ahead writes the time of the database, and the doctor names it', async () => {
+    const web = await start('web', { NODE_OPTIONS: AHEAD, WORKER_HEARTBEAT_INTERVAL_MS: '200' })
+    const worker = await start('worker', { NODE_OPTIONS: AHEAD }, ['generation', 'delivery'])
+    const key = client(web.url, app.key.token)
+    const made = async (path: string, body: object = {}) => {
+      const reply = await key.post(path, body)
+      assert.ok(reply.status < 300, `${path} ${JSON.stringify(reply.body)}`)
+      return reply.body
+    }
+    const receiver = await startReceiver()
+    try {
+      const hook = await made('/webhooks', { name: 'w', url: receiver.url, events: ['agents.*'] })
+      await made(`/webhooks/${hook.id}/test`)
+      await made('/agents', { name: 'a', ai_provider_id: app.providerId })
+      await eventually(() => receiver.requests.length > 1)
+      // A deadline in the future of a clock that is ahead would never come; one of five minutes ago has passed already.
+      const turn = await made(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello', timeout_seconds: 60 })
+      assert.equal(turn.status, 'completed', JSON.stringify(turn))
+      await key.get('/agents/agent_00000000000000000000000000')
+      await eventually(async () => (await rows('select from worker_heartbeats where beat_at > now()')).length === 0)
+    } finally {
+      await receiver.close()
+    }
+    const found = await muster(['doctor', '--json'], { DATABASE_URL: app.databaseUrl })
+    const clocks = JSON.parse(found.stdout).checks.filter(({ name }: { name: string }) => name.startsWith('clock of '))
+    assert.equal(clocks.length, 2, JSON.stringify(clocks))
+    assert.ok(clocks.some(({ name }: { name: string }) => name.includes(':web:')))
+    for (const { status, detail } of clocks) {
+      assert.equal(status, 'fail')
+      assert.match(detail, /^(29\d|30\d)\.\d s fast compared to the database$/)
+    }
+    const columns = await rows(
+      `select table_name, column_name from information_schema.columns
+       where table_schema = 'public' and data_type like 'timestamp%' and column_name not in ('expires_at', 'resets_at')`,
+    )
+    assert.ok(columns.length > 150, `${columns.length}`)
+    const counts = columns.map(
+      ({ table_name, column_name }) =>
+        `select '${table_name}.${column_name}' as name from ${table_name} where ${column_name} > now() + interval '90 s' group by 1`,
+    )
+    assert.deepEqual(await rows(counts.join(' union all ')), [])
+    // IDs contain the time of their creation.
+    const late = idFloor('evt', new Date(Date.now() + 60_000))
+    assert.deepEqual(await rows(`select id from events where id > '${late}'`), [])
+    await Promise.all([web.kill('SIGTERM'), worker.kill('SIGTERM')])
+    assert.deepEqual(await rows(`select from worker_heartbeats where kinds = '{}'`), [])
   })
 
   it('that is stopped with a short grace refuses the requests that still wait', async () => {

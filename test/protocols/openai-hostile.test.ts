@@ -179,6 +179,34 @@ describe('the OpenAI mount: hostile callers', function () {
     assert.equal((await requests()).length, 4)
   })
 
+  it('are refused by the length of a text before it is read: of a message, of a history, and beside a stored reply', async () => {
+    const { agentId: model } = await app.scripted([{ reply: { text: 'a short reply' } }])
+    const headers = { 'x-svc-session-key': 'lengths' }
+    const bob = await endUser(app, { agent_ids: [model], limits: { message_chars: 200 } })
+    const refusal = async (messages: unknown): Promise<string[]> => {
+      const from = app.statements.length
+      const { status, body } = await ask(bob, messages, headers, { model })
+      assert.deepEqual([status, body.error?.meta?.limit], [429, 'message_chars'])
+      return app.statements.slice(from).filter(text => /from generations|conversation_messages/.test(text))
+    }
+    const history = (text: string) => [...asked('a'), { role: 'assistant', content: text }, ...asked('b')]
+    // A message: neither the conversation nor its replies are read.
+    assert.deepEqual(await refusal(asked('x'.repeat(201))), [])
+    // A history without any reply, and one that is longer than the reply: the lengths of replies are read, no text is.
+    const isOfLengths = (text: string) => text.includes('octet_length(g.content)')
+    const isOfTexts = (text: string) => text.includes('g.content = t.text')
+    const first = await refusal(history('y'.repeat(201)))
+    assert.ok(first.some(isOfLengths) && !first.some(isOfTexts), first.join('\n'))
+    assert.equal((await ask(bob, asked('a'), headers, { model })).status, 200)
+    const beside = await refusal(history('y'.repeat(100_000)))
+    assert.ok(beside.some(isOfLengths))
+    assert.ok(!beside.some(isOfTexts), beside.join('\n'))
+    // One that may be the reply with what a client has added is compared.
+    assert.ok((await refusal(history('y'.repeat(300)))).some(isOfTexts))
+    const added = `a short reply<details>${'z'.repeat(300)}</details>`
+    assert.equal((await ask(bob, history(added), headers, { model })).status, 200)
+  })
+
   it('attach no more bytes than their limit', async () => {
     const ann = await user({ limits: { upload_bytes_per_day: 1000 } })
     const url = `data:image/png;base64,${pngHeader(10, 10).subarray(0, 600).toString('base64')}`

@@ -1,5 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { lockPauseState } from '../../identity/projects/store.ts'
 import { cancelRun } from '../runs/commands/command.ts'
@@ -27,7 +28,7 @@ export function emitChange(outbox: Outbox, { after, dispatch, events }: TaskChan
   for (const { verb, extra, row = after } of events) outbox.emit(taskKind, verb, row, extra ? { extra } : {})
   if (!isQueued(dispatch)) return
   const { task_id, id, project_id, delay_ms } = dispatch
-  const options = delay_ms > 0 ? { startAfter: new Date(Date.now() + delay_ms) } : {}
+  const options = delay_ms > 0 ? { startAfter: timeIn(delay_ms) } : {}
   wakeDispatch(outbox, { entity: task_id, id, project_id }, options)
 }
 

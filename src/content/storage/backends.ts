@@ -5,6 +5,7 @@ import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { queueMessage, workQueue } from '../../core/jobs/queue.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import {
@@ -184,7 +185,7 @@ function openBackends(services: Services): Backends {
       const { store, provider, place } = allocate(target)
       // The sweep finds abandoned blobs, but external bytes only through this message.
       if (provider !== 'postgres')
-        await queues.send([queueMessage(stagedQueue, place, { startAfter: new Date(Date.now() + STAGED_FOR_MS) })])
+        await queues.send([queueMessage(stagedQueue, place, { startAfter: timeIn(STAGED_FOR_MS) })])
       const measurement: Measurement = { size: 0, hash: createHash('sha256'), head: Buffer.alloc(0) }
       await reportMisconfiguration(services, provider, () =>
         store.write(measure(source, maxBytes, measurement), place.location),

@@ -7,6 +7,7 @@ import { type Context, type Operation, operation } from '../../core/api/operatio
 import { resource } from '../../core/api/resource.ts'
 import { allOf, sql } from '../../core/db/sql.ts'
 import { type Caller, isAdmin } from '../../core/iam/caller.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import {
   AuditExportQuery,
   AuditRecord,
@@ -54,7 +55,7 @@ const exportEntries = operation({
   async run(context) {
     const project = requireProject(context)
     const { query, services } = context
-    const started = new Date()
+    const started = systemClock.now()
     const to = query.to && query.to < started ? query.to : started
     const where = allOf([
       context.visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,

@@ -8,6 +8,7 @@ import { inTransaction, type Pool } from '../../core/db/pool.ts'
 import { handler, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { auditEntryKind } from './model.ts'
 import {
@@ -88,7 +89,7 @@ async function sealPages(
   stopping?: AbortSignal,
   serialize: <T>(work: () => Promise<T>) => Promise<T> = work => work(),
 ): Promise<number> {
-  const startId = idFloor(auditEntryKind.prefix, new Date())
+  const startId = idFloor(auditEntryKind.prefix, systemClock.now())
   let sealed = 0
   let { floor } = scope
   while (!stopping?.aborted) {
@@ -118,7 +119,7 @@ const readSealedFloor = async (pool: Pool): Promise<string | null> => sealedFloo
  * reads only the newest id once that is older than MAX_COMMIT_DELAY_MS.
  */
 async function isPassDue({ pool }: Services): Promise<boolean> {
-  const began = new Date()
+  const began = systemClock.now()
   const { passed_at, newest } = await readSealingState(pool)
   const floor = sealedFloor(passed_at)
   if (newest === null || (floor !== null && newest < floor)) return false
@@ -130,7 +131,7 @@ async function isPassDue({ pool }: Services): Promise<boolean> {
  * runs are safe. Returns the number of sealed entries.
  */
 export async function sealEntries(pool: Pool, options: { full: boolean; stopping?: AbortSignal }): Promise<number> {
-  const began = new Date()
+  const began = systemClock.now()
   const floor = options.full ? null : await readSealedFloor(pool)
   const sealed = await sealPages(pool, { floor }, options.stopping)
   if (!options.stopping?.aborted) await recordSealingPass(pool, began)

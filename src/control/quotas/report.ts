@@ -2,6 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import { onSeparateConnection } from '../../core/db/pool.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type QuotaRow, quotaKind } from './model.ts'
@@ -138,6 +139,6 @@ function auditMonitored(tx: Tx, quota: QuotaMeasurement, window: Window, observe
     ip: null,
     user_agent: null,
     detail: { kind: 'quota_monitor_breach', ...reportFields(quota, window, observed) },
-    created_at: new Date().toISOString(),
+    created_at: systemClock.now().toISOString(),
   })
 }

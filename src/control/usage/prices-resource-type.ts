@@ -13,7 +13,7 @@ import { findBackdatedPrice, findPriceEnd } from './prices-store.ts'
 const LEAD_MS = 5000
 
 const successorStart = (now: Date): string => new Date(now.getTime() + LEAD_MS).toISOString()
-const isInEffect = ({ effective_from }: PriceRow): boolean => Date.parse(effective_from) <= Date.now()
+const isInEffect = ({ effective_from }: PriceRow): boolean => Date.parse(effective_from) <= systemClock.now().getTime()
 const isEnded = ({ effective_until }: PriceRow): boolean => effective_until !== null
 
 const schema = inlineSchema(ProjectPriceInput)

@@ -13,6 +13,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { withFactsRedacted } from './facts.ts'
 import {
@@ -182,6 +183,7 @@ export const webhookOperations: Operation[] = [
     summary: 'Create a webhook',
     description: 'Subscribes a URL to events. The response includes the signing secret.',
     body: WebhookInput,
+    warnings: ({ services, body }) => addressProblems(services, 'url', body.url),
     answers: { 201: WebhookWithSecret },
     raises: ['POLICY_NOT_FOUND'],
     secretAnswer: true,
@@ -195,7 +197,7 @@ export const webhookOperations: Operation[] = [
         })
       const id = newId(webhookKind.prefix)
       // Uses the clock of event timestamps, since earlier events are not delivered.
-      const created_at = new Date().toISOString()
+      const created_at = systemClock.now().toISOString()
       const sealed_secret = services.secrets.seal(newWebhookSecret(), sealedForWebhook(id, project))
       return insertWebhook(tx, { ...body, id, project_id: project, sealed_secret, created_at, updated_at: created_at })
     },

@@ -8,6 +8,7 @@ import { type Context, type OperationResult, result } from '../../core/api/opera
 import { callerContext } from '../../core/api/tool-context.ts'
 import { sql } from '../../core/db/sql.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import { replayWhileContentKept } from '../../execution/generations/erase/purge.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import type { MessageRow } from '../conversations/model.ts'
@@ -130,7 +131,7 @@ function storeMessage(context: SendContext, turnId: string, checked: CheckedPart
     })
     const { generation_id } = await mergeAutoTurn(tx, services, conversation, {
       input,
-      not_before: delayed ? new Date(Date.now() + (session.message_delay_seconds as number) * 1000) : undefined,
+      not_before: delayed ? timeIn((session.message_delay_seconds as number) * 1000) : undefined,
     })
     if (body.idempotency_key !== undefined)
       await recordRequestedTurn(tx, { conversation_id: conversation.id, document_id, generation_id })

@@ -11,7 +11,7 @@ import type { ClientInput, Origin, RequestFacts } from '../invoke/call.ts'
 import type { Services } from '../process/services.ts'
 import type { AuditDraft } from './audit.ts'
 import type { EndUserAccess } from './end-user.ts'
-import type { ErrorCode } from './errors.ts'
+import type { ErrorCode, Problem } from './errors.ts'
 import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { EventStream } from './streams.ts'
@@ -174,6 +174,8 @@ export type WaitingGrant = {
 /** Input of the checks of a create that need no database. `project`: project, or tenant if there is none yet. */
 export type ValidateInput<B = any> = { services: Services; project: string; body: B }
 
+export type WarningInput<B = any> = Pick<ValidateInput<B>, 'services' | 'body'>
+
 export type Operation = {
   id: string
   method: Method
@@ -230,6 +232,11 @@ export type Operation = {
    * templates calls it; `run` makes the same checks.
    */
   validate?(input: ValidateInput): unknown
+  /**
+   * Returns the warnings about the body of a create that need no database. Formations call it with a body that may lack
+   * fields.
+   */
+  warnings?(input: WarningInput): Problem[]
   raises: ErrorCode[]
   /** Additional statuses of REQUEST_REJECTED, besides its default and the statuses of a refused body. */
   rejects: number[]
@@ -354,6 +361,7 @@ type BodyOf<B> = B extends z.ZodType ? z.output<B> : undefined
 
 type RunHandlers<Q extends z.ZodType | undefined, B extends z.ZodType | undefined, R, P> = {
   validate?(input: ValidateInput<BodyOf<B>>): unknown
+  warnings?(input: WarningInput<BodyOf<B>>): Problem[]
   prepare?(context: Context<QueryOf<Q>, BodyOf<B>, R>): Promise<P>
   run(context: Context<QueryOf<Q>, BodyOf<B>, R, P>): Promise<unknown>
   again?(context: Context<QueryOf<Q>, BodyOf<B>, R, P>, made: Made): Promise<unknown>
@@ -486,7 +494,8 @@ function commonFields(declaration: OperationBase<z.ZodType | undefined, z.ZodTyp
     bodyTimeMs: declaration.bodyTimeMs,
     pass: declaration.pass,
     ticket: declaration.ticket,
-    validate: (declaration as { validate?: Operation['validate'] }).validate,
+    validate: (declaration as Pick<Operation, 'validate'>).validate,
+    warnings: (declaration as Pick<Operation, 'warnings'>).warnings,
     raises: declaration.raises ?? [],
     rejects: declaration.rejects ?? [],
     transaction: declaration.transaction ?? !reads,

@@ -7,7 +7,7 @@ import type { Versions } from '../versions/versioned.ts'
 import { authorColumn, authorOf } from './authors.ts'
 import { refuseDependents, removeRow } from './dependents.ts'
 import type { EndUserAccess } from './end-user.ts'
-import type { ErrorCode } from './errors.ts'
+import type { ErrorCode, Problem } from './errors.ts'
 import { type Filters, filterConditions, filterSchema } from './filters.ts'
 import type { Made } from './idempotency.ts'
 import { type Kind, type KindRow, pickFields, selectList, toPascalCase, type Values, withArticle } from './kind.ts'
@@ -21,6 +21,7 @@ import {
   operation,
   result,
   type ValidateInput,
+  type WarningInput,
 } from './operation.ts'
 import type { Tags } from './record.ts'
 import { requireReferences } from './references.ts'
@@ -169,6 +170,7 @@ export function resource<Row extends KindRow, Event extends string>(
         Pick<Partial<Operation>, 'pathOf' | 'projectOf' | 'gate' | 'consumes' | 'receive'> & {
           body: B
           validate?: (input: ValidateInput<z.output<B>>) => unknown
+          warnings?: (input: WarningInput<z.output<B>>) => Problem[]
           prepare?: (context: QueryContext<z.output<B>>) => Promise<unknown>
           check?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<void> | void
           make?: (context: QueryContext<z.output<B>> & { project: string }) => Promise<Row | ExistingRow<Row>>

@@ -13,6 +13,7 @@ import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
 import { requireStorableParams } from '../invoke/resolve.ts'
+import { timeIn } from '../process/clock.ts'
 import { redactedPath } from '../process/log.ts'
 import { httpRequests, requestDuration } from '../process/metrics.ts'
 import { release } from '../process/release.ts'
@@ -226,7 +227,7 @@ export function createHttp(
 
   const factsOf = (req: Wire, res: Response): RequestFacts => ({
     id: req.requestId,
-    receivedAt: new Date(Date.now() - (performance.now() - req.startedAt)),
+    receivedAt: timeIn(req.startedAt - performance.now()),
     ip: req.ip ?? null,
     userAgent: req.headers['user-agent'] ?? null,
     headers: req.headers,

@@ -33,6 +33,7 @@ export function deployedSite(config: Config, operations: readonly Operation[]): 
 async function openSite(config: Config, operations: readonly Operation[]): Promise<Site> {
   // Rarely requested: imported on demand to save memory.
   const { Site } = await import('../docs/site.ts')
+  const describe = () => JSON.parse(JSON.stringify(openApiDocument(operations, config, release, true)))
   const links = (path: string) => `${basePath(config)}/docs${path && `/${path}`}`
-  return new Site(config, operations, () => JSON.parse(descriptionText(config, operations)), links)
+  return new Site(config, operations, describe, links)
 }

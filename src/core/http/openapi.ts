@@ -91,10 +91,18 @@ class Shared {
   readonly parameters: Record<string, SchemaNode> = {}
   readonly responses: Record<string, SchemaNode> = {}
   readonly commands: ReadonlyMap<string, readonly string[]>
+  /** Whether responses have examples of records and events. */
+  readonly hasResponseExamples: boolean
   readonly #refusals = new Map<string, string>()
 
-  constructor(operations: readonly Operation[]) {
+  constructor(operations: readonly Operation[], hasResponseExamples: boolean) {
     this.commands = new Map(commandsOf(operations).map(({ id, words }) => [id, words]))
+    this.hasResponseExamples = hasResponseExamples
+  }
+
+  /** Returns the field with the example of a response of a schema; no field if responses have none. */
+  responseExample(schema: SchemaNode, owner?: string): { example?: unknown } {
+    return this.hasResponseExamples ? { example: this.examples.answered(schema, owner) } : {}
   }
 
   /** Returns a reference to a parameter, a component named by its location and name. */
@@ -184,7 +192,7 @@ function bodyOf(operation: Operation, { components, examples }: Shared): SchemaN
 /** Returns the content of a response by media type, or null. */
 function contentOf(operation: Operation, status: number, shared: Shared): SchemaNode | null {
   const { answers, produces, alsoProduces = {}, stream, kind } = operation
-  const { components, examples } = shared
+  const { components } = shared
   const type = answers[status]
   const content: SchemaNode = {}
   if (type) {
@@ -192,7 +200,7 @@ function contentOf(operation: Operation, status: number, shared: Shared): Schema
     content[produces === NDJSON ? NDJSON : 'application/json'] = {
       schema,
       // The items of a list have their own example, at the operation that returns one.
-      ...(pagingOf(operation) ? {} : { example: examples.answered(schema, kind?.name) }),
+      ...(pagingOf(operation) ? {} : shared.responseExample(schema, kind?.name)),
     }
   } else if (produces && !stream && (status === 200 || status === 206)) {
     content[produces] =
@@ -205,7 +213,7 @@ function contentOf(operation: Operation, status: number, shared: Shared): Schema
       content[media] = { schema: { type: 'string' }, example }
   if (stream && status === 200) {
     const schema = eventSchema(stream, components)
-    content[EVENTS] = { schema, example: examples.answered(schema, kind?.name) }
+    content[EVENTS] = { schema, ...shared.responseExample(schema, kind?.name) }
   }
   return Object.keys(content).length > 0 ? content : null
 }
@@ -337,20 +345,21 @@ function describe(operation: Operation, shared: Shared): SchemaNode {
     responses[status] = { description: STATUSES[status], ...(content ? { content } : {}) }
   }
   responses.default = shared.refusals(refusals.statuses)
+  // In this order, names that derive from each other are neighbours, which compresses better.
   return {
-    operationId: operation.id,
-    summary: operation.summary,
-    ...(operation.description ? { description: operation.description } : {}),
     tags: [operation.tag],
+    ...extensions(operation, shared),
+    summary: operation.summary,
+    operationId: operation.id,
     'x-iam-action': operation.action,
     ...(operation.alsoActions.length > 0 ? { 'x-iam-also': operation.alsoActions } : {}),
-    ...extensions(operation, shared),
     ...(refusals.codes.length > 0 ? { 'x-error-codes': refusals.codes } : {}),
     ...(operation.gate === 'public' ? { security: [] } : {}),
     ...(parameters.length > 0 ? { parameters } : {}),
     ...(body ? { requestBody: body } : {}),
     ...(flat ? { 'x-flat': flat } : {}),
     responses,
+    ...(operation.description ? { description: operation.description } : {}),
   }
 }
 
@@ -398,13 +407,17 @@ function shareResponses(described: readonly SchemaNode[]): Record<string, Schema
   return components
 }
 
-/** Returns the OpenAPI document of the operations, which is the same for all callers. */
+/**
+ * Returns the OpenAPI document of the operations, which is the same for all callers. Examples of responses follow from their
+ * schemas and are a sixth of the document: only the reference of /docs has them.
+ */
 export function openApiDocument(
   operations: readonly Operation[],
   config: Pick<Config, 'DOCS_BASE_URL'>,
   version: string,
+  hasResponseExamples = false,
 ): SchemaNode {
-  const shared = new Shared(operations)
+  const shared = new Shared(operations, hasResponseExamples)
   shared.components.named('Error', errorSchema())
   const paths: Record<string, SchemaNode> = {}
   for (const operation of operations) {

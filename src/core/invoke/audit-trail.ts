@@ -8,6 +8,7 @@ import { retryWhileUnavailable } from '../db/retry.ts'
 import { isProjectDeleted, sql } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { currentTriggerChain, withTriggerChain } from '../db/trigger-chain.ts'
+import { systemClock } from '../process/clock.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { readAudit } from './hooks.ts'
@@ -37,7 +38,7 @@ export function auditEntry(inv: Invocation, status: number, createdId: string | 
     ip,
     user_agent: userAgent?.slice(0, 512) ?? null,
     detail: auditDetail(audit, caller),
-    created_at: new Date().toISOString(),
+    created_at: systemClock.now().toISOString(),
   }
 }
 

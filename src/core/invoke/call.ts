@@ -5,6 +5,7 @@ import type { Made } from '../api/idempotency.ts'
 import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
+import { systemClock } from '../process/clock.ts'
 
 /** The surface of a call. Audit entries contain it unless it is REST. */
 export type CallSurface =
@@ -149,7 +150,7 @@ export function callAs(
     client,
     chain: caller.run?.chain,
     path: JSON.stringify(params),
-    request: { id: requestId, receivedAt: new Date(), ip: null, userAgent: null, headers: {}, closed: signal },
+    request: { id: requestId, receivedAt: systemClock.now(), ip: null, userAgent: null, headers: {}, closed: signal },
   }
 }
 

@@ -63,7 +63,7 @@ export const listWorkers = (db: Queryable): Promise<readonly WorkerRow[]> =>
   db.any(sql.type(WorkerRow)`
     select instance_id, kinds, version, started_at, beat_at as heartbeat_at,
       (extract(epoch from now() - beat_at) * 1000)::float8 as age_ms, queues
-    from worker_heartbeats order by age_ms, instance_id`)
+    from worker_heartbeats where kinds <> '{}' order by age_ms, instance_id`)
 
 export const MESSAGE_STATES = ['waiting', 'delayed', 'active', 'dead'] as const
 export type MessageState = (typeof MESSAGE_STATES)[number]

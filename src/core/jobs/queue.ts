@@ -7,6 +7,7 @@ import type { Notification, Notifier } from '../db/notifier.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
+import { systemClock } from '../process/clock.ts'
 
 /**
  * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
@@ -208,7 +209,7 @@ export const IDLE_POLL_MS = 5_000
 
 /** Whether a delayed message needs a notification, because it may be due before every worker has polled again. */
 export const isDueSoon = ({ startAfter }: Pick<QueueMessage, 'startAfter'>): boolean =>
-  startAfter !== undefined && startAfter.getTime() - Date.now() < 3 * IDLE_POLL_MS
+  startAfter !== undefined && startAfter.getTime() - systemClock.now().getTime() < 3 * IDLE_POLL_MS
 
 /** Returns the name of a queue's dead letter queue. */
 export const deadLetterQueue = (name: string) => `${name}.dead`

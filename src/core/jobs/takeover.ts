@@ -30,7 +30,7 @@ const OtherWorkers = z.array(OtherWorker)
 
 /**
  * Writes a heartbeat and returns the heartbeats of the other workers, or one row without a holder, with the milliseconds
- * by which the clock of this process is ahead of the database.
+ * by which the clock of this process is ahead of the database. Without a holder ($4), it returns no others.
  */
 const BEAT = `
   with mine as (
@@ -49,6 +49,7 @@ const queueRow = sql.type(z.object({ name: z.string() }))
 
 export type Worker = {
   instance: string
+  /** Concerns; none for a web process, which holds no leases and ends none: its heartbeats compare its clock. */
   kinds: readonly string[]
   identity: ProcessIdentity | null
   /** Slots by queue. */
@@ -61,7 +62,7 @@ const MIN_SILENCE_MS = 2000
 /** Difference of clocks that is corrected; above the delay of a statement. */
 const MAX_CLOCK_DIFFERENCE_MS = 2000
 
-/** Writes the heartbeat of this worker and ends the leases of lost workers. */
+/** Writes the heartbeat of this process and ends the leases of lost workers. */
 export class Heartbeat {
   readonly #services: Services
   readonly #worker: Worker
@@ -111,7 +112,7 @@ export class Heartbeat {
       instance,
       kinds,
       new Date().toISOString(),
-      HOLDER,
+      kinds.length > 0 ? HOLDER : null,
       host,
       pid,
       started,

@@ -3,6 +3,7 @@ import { schedule } from 'node-cron'
 import { z } from 'zod'
 import type { Notifications } from '../db/notify.ts'
 import { sql } from '../db/sql.ts'
+import { systemClock } from '../process/clock.ts'
 import { reportSlots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
 import { type Handler, type Schedule, slotsOf } from './handler.ts'
@@ -174,10 +175,10 @@ function startScheduleGroup(when: number | string, group: readonly Schedule[], s
   const next = () => {
     timer = setTimeout(
       () => {
-        void send(new Date(Math.floor(Date.now() / period) * period))
+        void send(new Date(Math.floor(systemClock.now().getTime() / period) * period))
         next()
       },
-      period - (Date.now() % period),
+      period - (systemClock.now().getTime() % period),
     )
   }
   next()

@@ -11,7 +11,8 @@ export function addressProblems(
   path: string,
   url: string | null | undefined,
 ): Problem[] {
-  const refused = url == null ? null : egress.refusal(url)
+  // A template may have an expression instead.
+  const refused = typeof url === 'string' ? egress.refusal(url) : null
   if (refused === null) return []
   return [{ code: 'ADDRESS_BLOCKED', path, message: `${refused}; the operator can allow it in EGRESS_ALLOW_HOSTS` }]
 }

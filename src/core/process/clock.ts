@@ -9,6 +9,9 @@ let correctionMs = 0
  */
 export const systemClock: Clock = { now: () => new Date(Date.now() + correctionMs) }
 
+/** Returns the time of the system clock in `ms` milliseconds. */
+export const timeIn = (ms: number): Date => new Date(systemClock.now().getTime() + ms)
+
 /** Sets the correction of the system clock. */
 export function correctSystemClock(ms: number): void {
   correctionMs = ms

@@ -5,6 +5,7 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../db/writer.ts'
 import { ClaimLostError, type JobContext, RequeueError } from '../jobs/handler.ts'
 import type { Queue } from '../jobs/queue.ts'
+import { timeIn } from '../process/clock.ts'
 import { injectFault } from '../process/fault-injection.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
@@ -135,7 +136,7 @@ export async function runAttempt<Row, Columns>(
   const requeue = (delayMs: number, failed: boolean): Promise<void> =>
     finish(async tx => {
       if (!(await table.requeue(tx, claim, { delayMs, failed }))) loseClaim()
-      tx.send(queue, message, delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {})
+      tx.send(queue, message, delayMs > 0 ? { startAfter: timeIn(delayMs) } : {})
     })
   const settle = <T>(work: (tx: Tx, entity: Row) => Promise<T>): Promise<T> =>
     finish(async tx => work(tx, (await table.remove(tx, claim)) ?? loseClaim()))

@@ -1,5 +1,6 @@
 import type { AgentConverter, Conversion } from '../../content/rules/convert.ts'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { generationKind } from '../generations/model.ts'
 import { consumeShareForTurn } from '../generations/request/admission.ts'
@@ -62,7 +63,7 @@ async function createConversionTurn(services: Services, id: string, request: Con
       permission: { action: 'documents:IngestDocument', kind: 'document', id: request.document_id },
       streamed: false,
       shape: 'agent',
-      deadline_at: new Date(Date.now() + limit).toISOString(),
+      deadline_at: timeIn(limit).toISOString(),
     })
   })
 }

@@ -2,7 +2,7 @@ import { z } from 'zod'
 import type { Problem } from '../../core/api/errors.ts'
 import { columnFilter, containsFilter, equalsFilter } from '../../core/api/filters.ts'
 import { textFilter } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, type WarningInput } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -39,12 +39,19 @@ const agents = resource(agentKind, { path: '/agents', tag, versions: agentVersio
 
 /** Returns the warnings of an agent: of its guardrails about its tools, and about addresses of its inline tools. */
 const agentWarnings = async (agent: AgentRow, { tx, services }: Pick<Context, 'tx' | 'services'>): Promise<object> =>
-  warningsField([
-    ...(await guardrailWarnings(tx, agent)),
-    ...(agent.tool_bindings ?? []).flatMap(({ tool }, index) =>
-      tool ? addressWarnings(services, withToolDefaults(tool), `tool_bindings[${index}].tool.`) : [],
-    ),
-  ])
+  warningsField([...(await guardrailWarnings(tx, agent)), ...inlineAddressWarnings({ services, body: agent })])
+
+/** Returns the warnings about addresses of the inline tools of an agent. */
+const inlineAddressWarnings = ({ services, body }: WarningInput<Partial<Pick<AgentRow, 'tool_bindings'>>>): Problem[] =>
+  (body.tool_bindings ?? []).flatMap(({ tool }, index) =>
+    tool ? addressWarnings(services, tool, `tool_bindings[${index}].tool.`) : [],
+  )
+
+/** Presents an agent whose configuration was written, with its warnings. */
+const presentWritten = async (agent: AgentRow, context: Pick<Context, 'tx' | 'services'>): Promise<object> => ({
+  ...agentKind.present(agent),
+  ...(await agentWarnings(agent, context)),
+})
 
 async function guardrailWarnings(tx: Context['tx'], agent: AgentRow): Promise<Problem[]> {
   const { guardrail_ids, tool_bindings } = agent
@@ -102,6 +109,7 @@ export const agentOperations: Operation[] = [
     alsoActions: referencePermissions,
     body: AgentInput,
     validate: ({ services, project, body }) => validateConfig(services, project, body),
+    warnings: inlineAddressWarnings,
     answers: { 201: AgentWithWarnings },
     show: agentWarnings,
     raises: [...agentRefusals],
@@ -131,6 +139,8 @@ export const agentOperations: Operation[] = [
     admit: refuseBoundedCaller,
     alsoActions: [...referencePermissions, detachPermission],
     raises: [...agentRefusals, 'VERSION_CONFLICT'],
+    answers: { 200: AgentWithWarnings },
+    show: agentWarnings,
     expects: true,
     prepare: (next, services) => compileSchemas({ services, project: next.project_id, body: next }),
     check(next, context) {
@@ -164,9 +174,9 @@ export const agentOperations: Operation[] = [
     action: 'agents:SetAgentRelease',
     admit: refuseBoundedCaller,
     alsoActions: [...referencePermissions, detachPermission],
-    answers: { 200: Agent },
+    answers: { 200: AgentWithWarnings },
     raises: [...agentRefusals, 'NO_ACTIVE_RELEASE', 'PROMOTION_GATE_UNMET'],
-    run: async context => agentKind.present(await endRelease(context, 'promoted')),
+    run: async context => presentWritten(await endRelease(context, 'promoted'), context),
   }),
   agents.action('abort', {
     id: 'abortAgentRelease',
@@ -177,8 +187,8 @@ export const agentOperations: Operation[] = [
     action: 'agents:SetAgentRelease',
     admit: refuseBoundedCaller,
     alsoActions: [detachPermission],
-    answers: { 200: Agent },
+    answers: { 200: AgentWithWarnings },
     raises: ['AI_PROVIDER_NOT_FOUND', 'MODEL_ROUTE_NOT_FOUND', 'GUARDRAIL_NOT_FOUND', 'NO_ACTIVE_RELEASE'],
-    run: async context => agentKind.present(await endRelease(context, 'aborted')),
+    run: async context => presentWritten(await endRelease(context, 'aborted'), context),
   }),
 ]

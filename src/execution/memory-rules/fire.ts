@@ -4,6 +4,7 @@ import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { jsonb, type Queryable, sql } from '../../core/db/sql.ts'
 import type { Outbox, Tx } from '../../core/db/writer.ts'
 import { ClaimLostError } from '../../core/jobs/handler.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { AttemptFields, WorkAttempt } from '../../core/work/attempt.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
@@ -64,11 +65,7 @@ export const ruleFiringWork = work({
 })
 
 const wakeFiring = (tx: Outbox, { id, project_id }: Pick<RuleFiring, 'id' | 'project_id'>, delayMs = 0): void =>
-  ruleFiringWork.wake(
-    tx,
-    { entity: id, id, project_id },
-    delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {},
-  )
+  ruleFiringWork.wake(tx, { entity: id, id, project_id }, delayMs > 0 ? { startAfter: timeIn(delayMs) } : {})
 
 /** Sends the wake-ups of new firings. */
 export const wakeFirings = (outbox: Outbox, projectId: string, ids: readonly string[]): void => {

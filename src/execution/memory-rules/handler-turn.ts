@@ -4,6 +4,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { requirePermitted } from '../../core/iam/access.ts'
 import { withMemoryOf } from '../../core/iam/authority.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
@@ -73,7 +74,7 @@ const handlerTurnInput = (
   source: MEMORY_RULE_SOURCE,
   streamed: false,
   shape: 'agent',
-  deadline_at: new Date(Date.now() + timeoutMs(services)).toISOString(),
+  deadline_at: timeIn(timeoutMs(services)).toISOString(),
 })
 
 /**

@@ -163,6 +163,7 @@ export const aiProviderOperations: Operation[] = [
     description: 'A secret in `secret_id` or in a header requires `secrets:UseSecret` on it.',
     alsoActions: ['secrets:UseSecret'],
     body: AiProviderInput,
+    warnings: ({ services, body }) => addressProblems(services, 'base_url', body.base_url),
     validate({ services, body }) {
       const { secret_id = null, base_url = null, config = null } = body
       checkProvider({ ...body, secret_id, base_url, config })

@@ -81,7 +81,7 @@ export const parameterSchemas = (
  */
 export const addressWarnings = (
   services: Services,
-  { execute, mcp }: Pick<ToolDefinition, 'execute' | 'mcp'>,
+  { execute, mcp }: Partial<Pick<ToolDefinition, 'execute' | 'mcp'>>,
   at: string,
 ): Problem[] =>
   Object.entries({ execute, mcp }).flatMap(([name, sent]) => [

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { raise } from '../../core/api/errors.ts'
+import { type Problem, raise } from '../../core/api/errors.ts'
 import { containsFilter, oneOf } from '../../core/api/filters.ts'
 import { pageOf, pageOfArray } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation } from '../../core/api/operation.ts'
+import { type Context, itemOperation, type Operation, type WarningInput } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
 import { warningsField } from '../../core/api/warnings.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -49,11 +49,16 @@ const raises = [
 const toolWarnings = async (tool: ToolRow, { tx, services }: Pick<Context, 'tx' | 'services'>): Promise<object> =>
   warningsField([
     ...((await toolGate.only()?.warnings(tx, tool.guardrail_ids ?? [], [{ tool, path: 'guardrail_ids' }])) ?? []),
-    ...addressWarnings(services, tool, ''),
-    ...(tool.pipeline?.steps ?? []).flatMap(({ tool: inline }, index) =>
-      inline ? addressWarnings(services, withToolDefaults(inline), `pipeline.steps[${index}].tool.`) : [],
-    ),
+    ...toolAddressWarnings({ services, body: tool }),
   ])
+
+/** Returns the warnings about addresses of a tool and of the inline tools of its pipeline. */
+const toolAddressWarnings = ({ services, body }: WarningInput<Partial<Senders>>): Problem[] => [
+  ...addressWarnings(services, body, ''),
+  ...(body.pipeline?.steps ?? []).flatMap(({ tool }, index) =>
+    tool ? addressWarnings(services, tool, `pipeline.steps[${index}].tool.`) : [],
+  ),
+]
 
 /**
  * Validates a tool as it would be stored and returns the ids of its secrets. Adding a secret, or changing the request
@@ -116,6 +121,7 @@ export const toolOperations: Operation[] = [
     alsoActions: ['secrets:UseSecret', 'tools:CallTool'],
     body: ToolInput,
     validate: ({ services, project, body }) => validateTool({ services, project_id: project }, withToolDefaults(body)),
+    warnings: toolAddressWarnings,
     answers: { 201: ToolWithWarnings },
     show: toolWarnings,
     raises: [...raises],

@@ -169,12 +169,42 @@ async function createProblems(
     return []
   } catch (error) {
     if (!(error instanceof AppError) || error.status !== 400) throw error
-    const { problems, field } = (error.meta ?? {}) as { problems?: Problem[]; field?: string }
-    if (problems) return problems
-    // Messages of other codes begin with the path.
-    const path = field ?? /^[a-z_]+(?:\[\d+\]|\.[\w-]+)*(?=:? )/.exec(error.message)?.[0] ?? ''
-    return [{ code: error.code, path, message: error.message }]
+    return refusalProblems(error)
   }
+}
+
+/** Returns the problems of a refused create, with paths of arguments. */
+function refusalProblems({ code, message, meta = {} }: AppError): Problem[] {
+  const { problems, field } = meta as { problems?: Problem[]; field?: string }
+  if (problems) return problems
+  // Messages of other codes begin with the path.
+  const path = field ?? /^[a-z_]+(?:\[\d+\]|\.[\w-]+)*(?=:? )/.exec(message)?.[0] ?? ''
+  return [{ code, path, message }]
+}
+
+/** Returns the problems of a refused create of a resource, with paths of properties below `at`. */
+export function createRefusalProblems(
+  type: BuiltInType,
+  refusal: AppError,
+  properties: JsonObject,
+  at: string,
+): Problem[] {
+  const { id } = (refusal.meta ?? {}) as { id?: unknown }
+  const holder = Object.keys(properties).find(name => [properties[name]].flat().includes(id))
+  return refusalProblems(refusal).map(problem => {
+    const path = problem.path === '' && typeof id === 'string' ? (holder ?? '') : problem.path
+    return { ...problem, path: propertyPath(at, pathInProperties(type, path)) }
+  })
+}
+
+/** Returns the warnings about properties of a resource, with paths below `at`. */
+export function propertyWarnings(services: Services, type: BuiltInType, properties: JsonObject, at: string): Problem[] {
+  const { create } = type.operations
+  if (!create.warnings) return []
+  const args = operationArguments(type, properties, name => !type.later.has(name))
+  return create
+    .warnings({ services, body: operationRequest(create, args).body ?? {} })
+    .map(problem => ({ ...problem, path: propertyPath(at, pathInProperties(type, problem.path)) }))
 }
 
 /** Returns the property path for an argument path: strips the argument that contains the property. */

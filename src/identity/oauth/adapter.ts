@@ -2,6 +2,7 @@ import { type Adapter, type AdapterPayload, errors, type KoaContextWithOIDC, Pro
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Pool } from '../../core/db/pool.ts'
 import { isForeignKeyViolation } from '../../core/db/sql.ts'
+import { systemClock, timeIn } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
@@ -126,7 +127,7 @@ class ObjectAdapter implements Adapter {
     // A client that refreshes twice concurrently does not lose its grant, but gets no second pair of tokens.
     const grace = this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
     const isReplayed = this.model === 'RefreshToken' && currentRoute() === 'token'
-    const isRecent = row.consumed !== null && grace > 0 && row.consumed > Date.now() / 1000 - grace
+    const isRecent = row.consumed !== null && grace > 0 && row.consumed > systemClock.now().getTime() / 1000 - grace
     if (isReplayed && isRecent) return undefined
     return {
       ...payload,
@@ -138,7 +139,7 @@ class ObjectAdapter implements Adapter {
 
   async upsert(id: string, payload: AdapterPayload, expiresIn: number): Promise<void> {
     const { uid, userCode, grantId } = payload
-    const expiresAt = new Date(Date.now() + expiresIn * 1000)
+    const expiresAt = timeIn(expiresIn * 1000)
     if (this.model === 'ReplayDetection') {
       if (await withBudget(this.services, db => recordProof(db, id, expiresAt))) return
       throw new errors.InvalidDpopProof('DPoP proof has already been used')

@@ -2,6 +2,7 @@ import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import { principalsChanged } from '../principals.ts'
 import { grantKind } from './model.ts'
 import { endGrant } from './store.ts'
@@ -38,6 +39,6 @@ export async function revokeByProtocol(
     ip: request.ip,
     user_agent: request.userAgent?.slice(0, 512) ?? null,
     detail: { kind: reason, user_id: grant.user_id },
-    created_at: new Date().toISOString(),
+    created_at: systemClock.now().toISOString(),
   })
 }

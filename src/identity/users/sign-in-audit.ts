@@ -2,6 +2,7 @@ import type { AuditEntry } from '../../core/api/audit.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
+import { systemClock } from '../../core/process/clock.ts'
 import type { FailedSignIns } from './store.ts'
 
 /** Request data in the audit entry of a sign-in. */
@@ -28,7 +29,7 @@ export const signInEntry = (
   ip: request?.ip ?? null,
   user_agent: request?.userAgent?.slice(0, 512) ?? null,
   detail: { username, ...detail },
-  created_at: new Date().toISOString(),
+  created_at: systemClock.now().toISOString(),
 })
 
 /** Returns the audit entry of attempts that are counted together, with the address of the last one. */

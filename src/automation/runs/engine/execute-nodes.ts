@@ -7,6 +7,7 @@ import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
 import { ClaimLostError } from '../../../core/jobs/handler.ts'
+import { timeIn } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { logAttempt } from '../../../core/work/attempt.ts'
@@ -209,7 +210,7 @@ export const requeueNodeExecution = (
     services.write(async tx => {
       if (!(await requeueNode(tx, execution, counted))) return
       const { id: execution_id, run_id, project_id } = execution
-      const startAfter = delayMs > 0 ? { startAfter: new Date(Date.now() + delayMs) } : {}
+      const startAfter = delayMs > 0 ? { startAfter: timeIn(delayMs) } : {}
       tx.send(nodeExecutionQueue, { execution_id, run_id, project_id }, startAfter)
     }),
   )

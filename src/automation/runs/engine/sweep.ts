@@ -1,5 +1,6 @@
 import type { JobContext } from '../../../core/jobs/handler.ts'
 import { queueMessage } from '../../../core/jobs/queue.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import { listMarkedOrchestrations } from '../../orchestrations/store.ts'
 import { nodeExecutionQueue, removalQueue, runQueue } from '../queue.ts'
 import type { RunRef } from '../store.ts'
@@ -35,7 +36,7 @@ export async function sweepRuns(
     ...(await listStaleQueuedRuns(pool, interval, BATCH)),
     ...(await listStaleRunningRuns(pool, interval, BATCH)),
   ]
-  const now = Date.now()
+  const now = systemClock.now().getTime()
   await queues.send([
     ...due.map(({ id: run_id, project_id, due_at }) => {
       const at = new Date(due_at)

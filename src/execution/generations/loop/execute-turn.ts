@@ -153,7 +153,7 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
 function limitTime({ generation, services }: TurnAttempt, controller: AbortController): () => void {
   const maxMs = services.config.GENERATION_MAX_SECONDS * 1000
   const deadlineMs = generation.deadline_at
-    ? new Date(generation.deadline_at).getTime() - Date.now()
+    ? new Date(generation.deadline_at).getTime() - systemClock.now().getTime()
     : Number.POSITIVE_INFINITY
   const timeout = () =>
     new TurnAborted({

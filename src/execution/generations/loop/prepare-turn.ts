@@ -2,6 +2,7 @@ import { checkSpend } from '../../../control/quotas/spend.ts'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
 import { type Kind, type KindRow, kinds } from '../../../core/api/kind.ts'
 import { authorPermissions, ownPermissions, requirePermitted } from '../../../core/iam/access.ts'
+import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { callerForPrincipal } from '../../../identity/principals.ts'
 import { mergedKnowledge } from '../../agents/knowledge.ts'
@@ -62,7 +63,7 @@ const QUOTA_RECHECK_MS = 1000
 
 /** Returns the refusal of a turn whose quotas were used up while it waited, or null. */
 async function refusalByQuota(services: Services, generation: GenerationRow): Promise<RecordedFailure | null> {
-  const waited = Date.now() - new Date(generation.created_at).getTime()
+  const waited = systemClock.now().getTime() - new Date(generation.created_at).getTime()
   if (generation.conversation_id === null && waited < QUOTA_RECHECK_MS) return null
   try {
     await checkSpend(services, generation, services.pool, { again: true })

@@ -6,6 +6,7 @@ import { type Context, itemOperation } from '../../../core/api/operation.ts'
 import { callerContext, ToolContextInput } from '../../../core/api/tool-context.ts'
 import type { Outbox } from '../../../core/db/writer.ts'
 import { principalRecord } from '../../../core/iam/caller.ts'
+import { timeIn } from '../../../core/process/clock.ts'
 import { checkToolSettings } from '../../agents/bindings.ts'
 import { checkOverlay, KnowledgeOverlay } from '../../agents/knowledge.ts'
 import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../../agents/model.ts'
@@ -302,7 +303,7 @@ export const generateOperation = itemOperation(agentKind, {
         tool_context,
         guardrail_context: body.guardrail_context ?? null,
         ...nested,
-        deadline_at: body.timeout_seconds ? new Date(Date.now() + body.timeout_seconds * 1000).toISOString() : null,
+        deadline_at: body.timeout_seconds ? timeIn(body.timeout_seconds * 1000).toISOString() : null,
         authority: principalRecord(caller),
         streamed: mode === 'stream',
         shape: 'agent',

@@ -1,0 +1,119 @@
+import { AppError, type Problem } from '../core/api/errors.ts'
+import { requireReferences } from '../core/api/references.ts'
+import type { Tx } from '../core/db/writer.ts'
+import type { Caller } from '../core/iam/caller.ts'
+import type { Services } from '../core/process/services.ts'
+import { createResource, joinsTransaction, type ResourceWriter } from './apply.ts'
+import { importProblem, resolveImports } from './imports.ts'
+import { templateScope } from './plan.ts'
+import { type ResourceStep, stepFor } from './step.ts'
+import type { CompiledTemplate } from './template/compile.ts'
+import { type ExpressionMeaning, expressionsIn } from './template/expressions.ts'
+import { createRefusalProblems, operationArguments } from './types/built-in.ts'
+import { mayCall, readParents, stepCalls } from './types/calls.ts'
+import type { BuiltInType } from './types/model.ts'
+
+/** Rehearsals: changes that are tried in a transaction that is rolled back. */
+
+class RehearsalEnded extends Error {}
+
+/** Runs `work` in a transaction of `write` that is rolled back. */
+export async function rehearse(
+  write: (work: (tx: Tx) => Promise<never>) => Promise<unknown>,
+  work: (tx: Tx) => Promise<void>,
+): Promise<void> {
+  try {
+    await write(async tx => {
+      await work(tx)
+      throw new RehearsalEnded()
+    })
+  } catch (error) {
+    if (!(error instanceof RehearsalEnded)) throw error
+  }
+}
+
+/** Time after which a rehearsal tries no further resources: until its end it locks the rows that they reference. */
+const MAX_REHEARSAL_MS = 5000
+
+/** What the project does to a template: problems, and resources that were not tried. */
+export type RehearsedCreates = { problems: Problem[]; warnings: Problem[] }
+
+/**
+ * Tries the creates of a template for a new formation of a project: references, names, quotas and all that a deploy would
+ * find in the project. Resources are tried by the permissions of the caller, in order, each with the IDs of the earlier ones.
+ */
+export async function rehearseCreates(
+  services: Services,
+  caller: Caller,
+  projectId: string,
+  compiled: CompiledTemplate,
+  signal: AbortSignal,
+): Promise<RehearsedCreates> {
+  const { pool } = services
+  const imports = await resolveImports(pool, caller, projectId, compiled)
+  const writer: ResourceWriter = {
+    services,
+    caller: { ...caller, project_id: projectId },
+    unbound: caller,
+    projectId,
+    signal,
+    once: new Map(),
+  }
+  let found: RehearsedCreates = { problems: [], warnings: [] }
+  await rehearse(
+    work => services.write(work),
+    async tx => {
+      found = { problems: imports.denied.map(importProblem), warnings: [] }
+      const ids = new Map<string, ExpressionMeaning>()
+      const scope = templateScope(compiled, imports.values, name => ids.get(name) ?? 'unknown', 'unknown')
+      const end = performance.now() + MAX_REHEARSAL_MS
+      for (const declared of compiled.declared) {
+        signal.throwIfAborted()
+        const { logical_id, type } = declared
+        const at = `resources.${logical_id}`
+        if (type.registered) continue
+        const step = await stepFor(services, declared, null, null, scope)
+        // Depends on a value that exists only during the deploy.
+        if (step.problems.length > 0 || expressionsIn(step.desired).length > 0) continue
+        const denied = await deniedAction(tx, writer, step)
+        if (denied !== null || performance.now() > end) {
+          const reason = denied === null ? 'the check took too long' : `${denied} is not permitted`
+          found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
+          continue
+        }
+        try {
+          const id = await tryCreate(tx, writer, step, type)
+          if (id !== null) ids.set(logical_id, { text: id })
+        } catch (error) {
+          if (!(error instanceof AppError) || error.status >= 500) throw error
+          found.problems.push(...createRefusalProblems(type, error, step.desired, `${at}.properties`))
+        }
+      }
+    },
+  )
+  return found
+}
+
+/** Returns the first action of a create that the caller is not allowed; null if it may be tried. */
+async function deniedAction(
+  tx: Tx,
+  { unbound, projectId }: ResourceWriter,
+  step: ResourceStep,
+): Promise<string | null> {
+  const calls = stepCalls(step)
+  const parents = await readParents(tx, calls, projectId)
+  const denied = calls.find(call => !mayCall(unbound, call, parents, projectId))
+  return denied ? (denied.operation.action as string) : null
+}
+
+/** Creates a resource. Returns its ID; null for a type whose create opens its own transactions: only references are checked. */
+async function tryCreate(
+  tx: Tx,
+  writer: ResourceWriter,
+  step: ResourceStep,
+  type: BuiltInType,
+): Promise<string | null> {
+  if (joinsTransaction(type.operations.create)) return (await createResource(writer, step, { tx, key: '' })).id
+  await requireReferences(tx, type.kind, writer.projectId, operationArguments(type, step.desired))
+  return null
+}
