@@ -2,7 +2,7 @@ import { Readable } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
 import { eventLoopYielder } from '../../../src/core/process/event-loop.ts'
 import { parseRows, readLines } from '../../../src/evaluation/datasets/item-files.ts'
-import { parseEmbeddedObject, requireScore, scoreLocally } from '../../../src/evaluation/eval-runs/score.ts'
+import { computeBriefScores, parseEmbeddedObject, requireScore } from '../../../src/evaluation/eval-runs/score.ts'
 import { nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -79,13 +79,15 @@ export default [
     run: value => attempt(() => requireScore(value)),
   }),
   costCase({
-    name: 'evaluation/eval-runs/score.ts scoreLocally',
+    name: 'evaluation/eval-runs/score.ts computeBriefScores',
     ...REPLY,
     inputs: { 'near matches': repeated('aaaaaaab'), 'one letter': repeated('a'), blanks: repeated(' ') },
     run: output => {
-      const item = { output, expected_output: output, input: [], run: { scorers: [] } } as never
-      scoreLocally({ type: 'exact_match', threshold: 1 } as never, item)
-      scoreLocally({ type: 'contains', value: `${'a'.repeat(4000)}b`, case_sensitive: false } as never, item)
+      const scorers = [
+        { type: 'exact_match', threshold: 1 },
+        { type: 'contains', value: `${'a'.repeat(4000)}b`, case_sensitive: false },
+      ]
+      return computeBriefScores({ output, expected_output: output, input: [], run: { scorers } } as never)
     },
   }),
 ]
