@@ -72,13 +72,13 @@ export async function startWorker(
     services,
     handlers,
     schedules,
+    background,
     concurrency: config.WORKER_CONCURRENCY,
     projectShare: config.PROJECT_WORKER_SHARE,
     listen: services.notifications,
     idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
     onPoll: () => Promise.all([beat(), writeHeartbeat()]),
   })
-  const backgroundTasks = background.map(({ start }) => start(services))
   const app = express()
   app.disable('x-powered-by')
   let draining = false
@@ -114,7 +114,7 @@ export async function startWorker(
         draining = true
         // Polls have stopped, but heartbeats must continue until running handlers end, or other workers take over.
         const beatTimer = setInterval(() => void beat().catch(() => {}), config.WORKER_HEARTBEAT_INTERVAL_MS / 2)
-        await Promise.all([workers.stop(config.SHUTDOWN_GRACE_MS), ...backgroundTasks.map(task => task?.close())])
+        await workers.stop(config.SHUTDOWN_GRACE_MS)
         clearInterval(beatTimer)
         await closeServer(server, 1000)
         await heartbeat.end().catch(() => {})

@@ -1,11 +1,16 @@
 import assert from 'node:assert/strict'
+import { cancelRunPage } from '../../src/automation/runs/commands/cancel-descendants.ts'
+import { listNestedRuns } from '../../src/automation/runs/commands/tree-store.ts'
+import { runKind } from '../../src/automation/runs/model.ts'
 import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
+import { presentRunDetail } from '../../src/automation/runs/reads/present-run.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'
-import { type RunApp, set, startRunApp } from './fixtures.ts'
+import { insertUsage, tokenUse } from '../support/usage.ts'
+import { RUN_ACTIONS, type RunApp, set, startRunApp } from './fixtures.ts'
 import { copyRun, copyTree } from './support/copies.ts'
 
 const ENV = {
@@ -17,7 +22,7 @@ const ENV = {
 describe('large run trees', function () {
   this.timeout(180_000)
   let app: RunApp
-  let seeds: Record<'cancel' | 'call' | 'turn' | 'fail' | 'pause' | 'delete', Seed>
+  let seeds: Record<'cancel' | 'page' | 'others' | 'call' | 'turn' | 'fail' | 'pause' | 'delete', Seed>
   let done: any
   before(async () => {
     app = await startRunApp({ workers: [], env: ENV })
@@ -29,6 +34,8 @@ describe('large run trees', function () {
     const turn = { id: 'ask', type: 'agent', agent_id: app.agentId }
     seeds = {
       cancel: await asks(),
+      page: await asks(),
+      others: await asks(),
       fail: await asks(),
       pause: await asks(),
       delete: await asks(),
@@ -154,6 +161,81 @@ describe('large run trees', function () {
     assert.deepEqual(await app.services.pool.anyFirst(statuses), ['cancelled'])
   })
 
+  it('are cancelled by a constant number of statements per page, with the usage of each tree in its event', async () => {
+    const { root } = seeds.page
+    await grow(seeds.page, 400)
+    const { services } = app
+    const { pool } = services
+    const runs = (await pool.any(sql.unsafe`
+      select id, run_depth from orchestration_runs where root_id = ${root} order by id`)) as {
+      id: string
+      run_depth: number
+    }[]
+    await insertUsage(
+      app,
+      app.projectId,
+      runs.flatMap(({ id: orchestration_run_id }, n) =>
+        Array.from({ length: n % 3 }, () => ({
+          ...tokenUse({ cost: n % 2 ? 0.25 : null, input: 100 + n, cached: n % 5 }),
+          orchestration_run_id,
+        })),
+      ),
+    )
+    await pool.query(sql.unsafe`delete from events`)
+    const cancelPage = (limit: number) =>
+      costOf(() =>
+        services.write(async tx => {
+          const page = await listNestedRuns(tx, { run_id: root, execution_id: null, after: null }, limit)
+          return cancelRunPage(tx, services, app.projectId, page)
+        }),
+      )
+    const small = await cancelPage(10)
+    const large = await cancelPage(500)
+    assert.deepEqual([small.reply, large.reply], [10, 250])
+    assert.equal(large.statements, small.statements)
+    assert.ok(large.statements <= 12, `${large.statements} statements`)
+    const events = (await pool.any(sql.unsafe`
+      select id, resource_id from events where name = 'orchestration_runs.cancelled' order by resource_id`)) as {
+      id: string
+      resource_id: string
+    }[]
+    assert.equal(events.length, 2 * 260)
+    for (const { id, resource_id } of events.filter((_, n) => n % 40 === 0)) {
+      const { status, usage, usage_own } = (await app.key.get(`/events/${id}`)).body.data
+      const run = await runKind.find(pool, resource_id)
+      const alone = await presentRunDetail(pool, run as NonNullable<typeof run>, null)
+      assert.deepEqual(
+        { status, usage, usage_own },
+        { status: 'cancelled', usage: alone.usage, usage_own: alone.usage_own },
+      )
+    }
+  })
+
+  it('that are cancelled do not delay runs of other projects', async () => {
+    const { root } = seeds.others
+    await grow(seeds.others, 700)
+    const other = await app.projectWith(RUN_ACTIONS)
+    const graph = { name: 'other', nodes: [set('a')], edges: [] }
+    const orchestration_id = (await other.key.post('/orchestrations', graph)).body.id
+    assert.equal((await app.key.post(`/orchestration-runs/${root}/cancel`)).status, 200)
+    // Each page suspends at the end of its transaction, with all its locks.
+    const slow = await worker({ FAULT_POINTS: 'run_followed=freeze:2000' })
+    try {
+      await eventually(() => slow.output.some(line => line.includes('fault injected')), { what: 'a page' })
+      const { status, body } = await other.key.post('/orchestration-runs', { orchestration_id, wait: true })
+      assert.deepEqual([status, body.status], [201, 'succeeded'])
+      assert.ok((await live(root)) > 0)
+    } finally {
+      await slow.kill()
+    }
+    const last = await steadyWorker()
+    try {
+      await eventually(async () => (await live(root)) === 0, { within: 60_000 })
+    } finally {
+      await last.stop()
+    }
+  })
+
   it('call no model after cancellation, before they are cancelled themselves', async () => {
     const { root, leaf } = seeds.turn
     await grow(seeds.turn, 150)
@@ -212,7 +294,7 @@ describe('large run trees', function () {
 
   it('are deleted with their orchestration by a request that hides it, and by workers of which one is lost', async () => {
     const { root, top, leaf } = seeds.delete
-    await grow(seeds.delete, 200)
+    await grow(seeds.delete, 510)
     const id = leaf.orchestration_id
     const all = await live(root)
     const { reply, statements } = await costOf(() => app.key.delete(`/orchestrations/${id}`))

@@ -104,7 +104,7 @@ async function roundTrips(
     },
   })
   const rows: Row[] = []
-  const running = deliveryTask.start(counted)
+  const running = deliveryTask.start(counted, () => {})
   for (const [what, project, events, of] of [
     ['statements a delivery when idle', await newProject(services, 1, url), 1, 1],
     ['statements a delivery under load', await newProject(services, 1, url), 2000, 2000],

@@ -42,7 +42,9 @@ const all = {
   orchestration: async () => [
     ...(await (await import('./orchestration.ts')).run()),
     ...(await (await import('./waiting-runs.ts')).run()),
+    ...(await (await import('./cancelled-trees.ts')).run()),
   ],
+  'cancelled-trees': async () => (await import('./cancelled-trees.ts')).run(),
   work: async () => [...(await (await import('./work.ts')).run()), ...(await (await import('./work-evals.ts')).run())],
   oauth: async () => (await import('./oauth.ts')).run(),
   formations: async () => (await import('./formations.ts')).run(),

@@ -846,6 +846,74 @@ describe('the audit log', () => {
       assert.equal((await app.admin.get(`/audit-log/verify?project_id=${project.id}`)).body.valid, true)
     })
 
+    it('deletes the seals at the beginning of a chain, which continues from the last of them', async () => {
+      const { pool } = app.services
+      const project = await app.project()
+      await backfill(project.id, 1200, new Date())
+      await backfill(project.id, 3, new Date(Date.now() + 180 * DAY))
+      await sealEntries(pool, { full: true })
+      const verify = async (query = '') =>
+        (await app.admin.get(`/audit-log/verify?project_id=${project.id}${query}`)).body
+      const total = await rows(project.id)
+      const intact = { valid: true, checked: total, first_broken_id: null }
+      assert.deepEqual(await verify(), intact)
+      // The rows that an earlier release would have written.
+      const isEarly = sql.fragment`chain = ${project.id} and position <= 500`
+      await tamper(
+        sql.unsafe`
+          insert into audit_seals (entry_id, chain, position, hash)
+          select u.id, b.chain, b.position - b.count + u.place, substring(b.hashes from (32 * (u.place - 1) + 1)::int for 32)
+          from audit_seal_batches b cross join lateral unnest(b.entry_ids) with ordinality u (id, place) where ${isEarly}`,
+        sql.unsafe`delete from audit_seal_batches where ${isEarly}`,
+      )
+      assert.deepEqual(await verify(), intact)
+      const sealed = async () =>
+        pool.oneFirst(sql.unsafe`
+          select (select count(*) from audit_seals where chain = ${project.id})
+            + (select coalesce(sum(count), 0) from audit_seal_batches where chain = ${project.id})`) as Promise<number>
+      assert.equal(Number(await sealed()), total)
+
+      const runIn = (days: number) => {
+        const later: Clock = { now: () => new Date(Date.now() + days * DAY) }
+        return sweeps.get('audit entries').run({ ...app.services, clock: later }, new AbortController().signal)
+      }
+      let isPruning = true
+      const pruning = runIn(370).finally(() => {
+        isPruning = false
+      })
+      while (isPruning) assert.deepEqual(await verify('&after=1'), intact)
+      await pruning
+      // The third batch has entries that remain.
+      const left = Number(await sealed())
+      assert.ok(left < total - 900 && left >= total - 1200, `${left} of ${total}`)
+      const start = total - left
+      for (const after of [0, 10, start - 1, start, start + 1, total])
+        assert.deepEqual(await verify(`&after=${after}`), intact)
+      assert.equal((await verify(`&after=${total + 1}`)).valid, false)
+      assert.deepEqual(await verify('&max_entries=10'), { ...intact, checked: start })
+      const [newest] = await entriesOf(project.id)
+      await tamper(sql.unsafe`update audit_entries set status = 500 where id = ${newest.id}`)
+      assert.equal((await verify()).first_broken_id, newest.id)
+      await tamper(sql.unsafe`update audit_entries set status = ${newest.status} where id = ${newest.id}`)
+
+      await runIn(740)
+      assert.equal(Number(await sealed()), 0)
+      assert.deepEqual(await verify(), intact)
+      // A seal of an earlier release, which does not know that the chain has a start.
+      await pool.query(sql.unsafe`
+        insert into audit_seals (entry_id, chain, position, hash) values ('audit_x', ${project.id}, 1, 'x')`)
+      await quota(project.id, 'rolling_1h')
+      assert.deepEqual(await verify(), { ...intact, checked: total + 1 })
+      assert.deepEqual(await verify(`&after=${total}`), { ...intact, checked: total + 1 })
+      for (const statement of [
+        sql.unsafe`delete from audit_chain_starts where chain = ${project.id}`,
+        sql.unsafe`update audit_chain_starts set position = position + 1 where chain = ${project.id}`,
+        sql.unsafe`insert into audit_chain_starts (chain, position, hash) select 'x', 1, hash from audit_chain_starts limit 1`,
+        sql.unsafe`delete from audit_seal_batches where chain = ${project.id}`,
+      ])
+        await assert.rejects(pool.query(statement), /append-only/)
+    })
+
     it('keeps everything with 0 days or when the sweep is disabled', async () => {
       const settings: Record<string, string>[] = [
         { AUDIT_RETENTION_DAYS: '0' },

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { sumsMatchEvents } from '../../src/control/usage/rebuild.ts'
 import { rollUpUsage } from '../../src/control/usage/roll-up.ts'
 import { rawQuery } from '../../src/core/db/sql.ts'
+import { systemClock } from '../../src/core/process/clock.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 
@@ -26,8 +27,14 @@ const GROUPS = [
 describe('the roll-up of usage', function () {
   this.timeout(120_000)
   let app: AgentApp
+  /** Time of the application; null for the present. */
+  let time: Date | null = null
   before(async () => {
-    app = await startAgentApp({ env: { USAGE_ROLLUP_DAYS: '60' }, actions: ['agents:*', 'usage:*', 'quotas:*'] })
+    app = await startAgentApp({
+      env: { USAGE_ROLLUP_DAYS: '60' },
+      actions: ['agents:*', 'usage:*', 'quotas:*', 'actors:*'],
+      clock: { now: () => time ?? systemClock.now() },
+    })
   })
   after(() => app?.close())
 
@@ -180,6 +187,68 @@ describe('the roll-up of usage', function () {
     const afterDeletion = await reports()
     assert.equal(await rollUp(), 2)
     assert.deepEqual(await reports(), afterDeletion)
+  })
+
+  it('changes no quota in a window with usage that is rolled up', async () => {
+    const actor = (await app.key.post('/actors', { name: 'one' })).body.id
+    // Half past twelve in the middle of a month.
+    const month = new Date(old)
+    const day = Date.UTC(month.getUTCFullYear(), month.getUTCMonth() - 1, 15)
+    const now = new Date(day + 12.5 * HOUR_MS)
+    const uses = Array.from({ length: 600 }, (_, n) => ({
+      ...tokenUse({ cost: n % 3 ? 0.25 : null, input: 100 + (n % 7) }),
+      agent_id: n % 2 ? app.agentId : 'agent_1',
+      actor_id: n % 5 ? actor : null,
+      generation_id: `gen_quota_${n}`,
+      // A third in the hour, a third on the day, a third in the month.
+      created_at: new Date(day + [12, n % 12, -24 * (1 + (n % 9))][n % 3] * HOUR_MS + n * 2000).toISOString(),
+    }))
+    await insertUsage(app, app.projectId, uses)
+    // Of the test before.
+    for (const { id } of (await app.admin.get(`/quotas?project_id=${app.projectId}`)).body.data)
+      await app.admin.delete(`/quotas/${id}`)
+    const quotas: string[] = []
+    for (const scope of [{ scope: 'project' }, { scope: 'agent', scope_ref: app.agentId }, { scope: 'actor' }])
+      for (const metric of ['tokens', 'cost_usd'])
+        for (const window of ['rolling_1h', 'rolling_24h', 'calendar_month']) {
+          const fields = { project_id: app.projectId, ...scope, metric, window, limit: 1e9, mode: 'enforce' }
+          const { status, body } = await app.admin.post('/quotas', fields)
+          assert.equal(status, 201, JSON.stringify(body))
+          quotas.push(body.id)
+        }
+    const atThatTime = async <T>(work: () => Promise<T>): Promise<T> => {
+      time = now
+      try {
+        return await work()
+      } finally {
+        time = null
+      }
+    }
+    const measured = () =>
+      atThatTime(async () => {
+        const found = []
+        for (const id of quotas) found.push((await app.admin.get(`/quotas/${id}/usage`)).body)
+        return found
+      })
+    const before = await measured()
+    for (const { observed_value, actors } of before)
+      assert.ok(observed_value > 0 || actors?.length > 0, JSON.stringify(before))
+    const refusal = () => atThatTime(() => app.key.post(`/agents/${app.agentId}/generate`, { prompt: 'x' }))
+    const isRefused = async () => {
+      const { status, body } = await refusal()
+      return status === 429 && body.error.code === 'QUOTA_EXCEEDED'
+    }
+    const [hour] = quotas
+    await app.admin.patch(`/quotas/${hour}`, { limit: before[0].observed_value })
+    const limited = await measured()
+    assert.equal(await isRefused(), true)
+    // The usage is older than the last roll-up, which a sweep does not read again.
+    await run('delete from usage_roll_ups')
+    assert.ok((await rollUp()) > 400)
+    assert.deepEqual(await measured(), limited)
+    assert.equal(await isRefused(), true)
+    await app.admin.patch(`/quotas/${hour}`, { limit: before[0].observed_value + 1 })
+    assert.equal(await isRefused(), false)
   })
 
   it('leaves recent usage, and does nothing by default', async () => {

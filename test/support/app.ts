@@ -267,18 +267,17 @@ async function startInside(services: OpenServices, concerns: readonly string[]):
   if (concerns.length === 0) return async () => {}
   const { config, notifications } = services
   const { handlers, schedules, background } = workForConcerns(concerns)
-  const running = background.map(({ start }) => start(services))
   const workers = await startWorkers({
     services,
     handlers,
     schedules,
+    background,
     concurrency: config.WORKER_CONCURRENCY,
     projectShare: config.PROJECT_WORKER_SHARE,
     listen: notifications,
   })
   return async () => {
     await workers.stop(5000)
-    await Promise.all(running.map(part => part?.close()))
   }
 }
 

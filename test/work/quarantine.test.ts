@@ -3,6 +3,7 @@ import { RUN_ACTIONS } from '../automation/fixtures.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess } from '../support/processes.ts'
+import { type Receiver, startReceiver } from '../support/receiver.ts'
 
 /** Short leases, and slots for all messages at once. */
 const FAST = {
@@ -13,25 +14,31 @@ const FAST = {
   WORKER_CONCURRENCY: '20',
   PROJECT_WORKER_SHARE: '1',
   WORKER_HEARTBEAT_INTERVAL_MS: '500',
+  EGRESS_ALLOW_HOSTS: '127.0.0.1',
 }
 const KINDS = ['orchestration', 'generation', 'delivery']
 const NEIGHBOURS = 5
 
-describe('a message that kills its workers', function () {
+describe('work that kills its workers', function () {
   this.timeout(180_000)
   let app: AgentApp
   let agent: string
   let graph: string
+  let receiver: Receiver
 
   before(async () => {
-    app = await startAgentApp({ workers: [], actions: RUN_ACTIONS })
+    app = await startAgentApp({ workers: [], actions: [...RUN_ACTIONS, 'webhooks:*', 'actors:*'] })
+    receiver = await startReceiver()
     agent = await app.agent()
     const nodes = [{ id: 'a', type: 'transform', expression: 1 }]
     const made = await app.key.post('/orchestrations', { name: 'g', nodes, edges: [] })
     assert.equal(made.status, 201, JSON.stringify(made.body))
     graph = made.body.id
   })
-  after(() => app?.close())
+  after(async () => {
+    await receiver?.close()
+    await app?.close()
+  })
 
   const startTurn = async () => {
     const { body } = await app.key.post(`/agents/${agent}/generate`, { prompt: 'hi' })
@@ -42,6 +49,28 @@ describe('a message that kills its workers', function () {
     return `/orchestration-runs/${body.id}`
   }
   const isOver = ({ status }: any) => ['completed', 'succeeded', 'failed', 'cancelled'].includes(status)
+
+  /** Has deliveries of one event sent once more. Returns their paths. */
+  async function redeliver(count: number): Promise<string[]> {
+    const hook = await app.key.post('/webhooks', { name: 'hook', url: receiver.url, events: ['actors.created'] })
+    assert.equal(hook.status, 201, JSON.stringify(hook.body))
+    assert.equal((await app.key.post('/actors', { name: 'one' })).status, 201)
+    const runner = await startProcess('worker', app.databaseUrl, FAST, ['delivery'])
+    const list = async () => (await app.key.get(`/webhook-deliveries?webhook_id=${hook.body.id}`)).body.data
+    try {
+      await eventually(async () => (await list())[0]?.status === 'completed', { what: 'a delivery' })
+    } finally {
+      await runner.kill('SIGTERM')
+    }
+    const [{ id }] = await list()
+    const paths: string[] = []
+    for (let n = 0; n < count; n++) {
+      const { status, body } = await app.key.post(`/webhook-deliveries/${id}/redeliver`)
+      assert.equal(status, 202, JSON.stringify(body))
+      paths.push(`/webhook-deliveries/${body.id}`)
+    }
+    return paths
+  }
 
   /** Runs workers, each after the death of the one before, until all works have ended. Returns the number of deaths. */
   async function runWorkers(faults: string, works: readonly string[]): Promise<number> {
@@ -78,9 +107,10 @@ describe('a message that kills its workers', function () {
       { what: 'exception' },
     )
 
-  for (const [what, startPoison, fault] of [
-    ['a run', startRun, (id: string) => `run_advanced=kill@${id}`],
-    ['a turn', startTurn, (id: string) => `before_model=kill@${id}`],
+  // Runs and turns are specified to survive two lost workers.
+  for (const [what, startPoison, fault, workers] of [
+    ['a run', startRun, (id: string) => `run_advanced=kill@${id}`, 3],
+    ['a turn', startTurn, (id: string) => `before_model=kill@${id}`, 3],
   ] as const)
     it(`fails after a bounded number of workers, the others succeed: ${what}`, async () => {
       const neighbours: string[] = []
@@ -89,8 +119,8 @@ describe('a message that kills its workers', function () {
       for (let index = 0; index < NEIGHBOURS; index++) neighbours.push(await startRun())
       const id = poison.split('/').at(-1) as string
       const deaths = await runWorkers(fault(id), [poison, ...neighbours])
-      // Three, and a fourth if the third took longer than the probation.
-      assert.ok(deaths <= 4, `${deaths} workers`)
+      // One more if the last one took longer than the probation.
+      assert.ok(deaths >= workers && deaths <= workers + 1, `${deaths} workers`)
       const { body } = await app.key.get(poison)
       assert.equal(body.status, 'failed')
       assert.match(JSON.stringify(body.error), /WORKER_LOST|executor_lost/)
@@ -106,4 +136,52 @@ describe('a message that kills its workers', function () {
         await runner.kill()
       }
     })
+
+  it('fails after a bounded number of workers, the others are sent: a delivery', async () => {
+    const deliveries = await redeliver(12)
+    const [poison] = deliveries.splice(3, 1)
+    const id = poison.split('/').at(-1) as string
+    receiver.answer = (_request, response) => setTimeout(() => response.end(), 50)
+    const deaths = await runWorkers(`delivery_sending=kill@${id}`, [poison, ...deliveries])
+    assert.ok(deaths >= 2 && deaths <= 3, `${deaths} workers`)
+    const { body } = await app.key.get(poison)
+    assert.match(body.response_body, /^WORKER_LOST: /)
+    assert.deepEqual([body.status, body.attempts, body.next_attempt_at], ['failed', 0, null])
+    for (const path of deliveries) {
+      const { status, attempts } = (await app.key.get(path)).body
+      assert.deepEqual([status, attempts], ['completed', 1], path)
+    }
+    const runner = await startProcess('worker', app.databaseUrl, FAST, KINDS)
+    try {
+      const { severity, detail } = await exceptionOf(id)
+      assert.deepEqual([severity, detail.code, detail.delivery_id], ['critical', 'WORKER_LOST', id])
+    } finally {
+      await runner.kill()
+    }
+  })
+
+  it('does not fail with a lost worker that it did not end: a delivery', async () => {
+    const [slow, ...others] = await redeliver(8)
+    let isHeld = true
+    receiver.answer = ({ headers }, response) => {
+      if (!isHeld || headers['x-svc-delivery'] !== slow.split('/').at(-1)) response.end()
+    }
+    const first = await startProcess('worker', app.databaseUrl, FAST, KINDS)
+    await eventually(async () => (await app.key.get(others.at(-1) as string)).body.status === 'completed')
+    await first.kill('SIGKILL')
+    isHeld = false
+    const second = await startProcess('worker', app.databaseUrl, FAST, KINDS)
+    try {
+      const { status } = await eventually(
+        async () => {
+          const { body } = await app.key.get(slow)
+          return body.status === 'queued' ? null : body
+        },
+        { what: 'end of the delivery' },
+      )
+      assert.equal(status, 'completed')
+    } finally {
+      await second.kill()
+    }
+  })
 })

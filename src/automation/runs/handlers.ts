@@ -60,6 +60,9 @@ const leaseSeconds = (config: Config): number => config.ORCHESTRATION_NODE_LEASE
 
 const graceMs = (config: Config): number | null => config.ORCHESTRATION_SHUTDOWN_GRACE_MS
 
+/** Advances and node executions survive two lost workers, as turns do: a run must not end with the second crash. */
+const MAX_LOSSES = 3
+
 /** Wake-ups that are forwarded in one statement. */
 const WAKE_BATCH = 100
 
@@ -70,6 +73,7 @@ export const runHandlers = [
       concurrency: config => config.ORCHESTRATION_ADVANCE_CONCURRENCY,
       leaseSeconds,
       graceMs,
+      maxLosses: MAX_LOSSES,
       onExhausted: ({ run_id }, error, services) =>
         services.write(tx =>
           advanceRun(tx, services, run_id, {
@@ -91,6 +95,7 @@ export const runHandlers = [
       concurrency: config => config.ORCHESTRATION_WORKER_CONCURRENCY,
       leaseSeconds,
       graceMs,
+      maxLosses: MAX_LOSSES,
       onExhausted: (node, error, services) => abandonNodeExecution(services, node, error),
     },
     handleNodeMessage,

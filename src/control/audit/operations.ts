@@ -80,7 +80,7 @@ const verify = operation({
   path: '/audit-log/verify',
   summary: 'Verify the audit log',
   description:
-    'Seals new entries, then checks the hash chain of a project for changed and deleted entries, starting after position `after`. Pass `checked` as `after` to continue, in steps of `max_entries`, or to check only new entries. If position `after` no longer exists, the end of the chain was removed. Verifications of a project run one at a time; waiting callers with the same parameters share a result. Without a project, admins check the entries outside projects. Entries removed by retention do not break the chain.',
+    'Seals new entries, then checks the hash chain of a project for changed and deleted entries, starting after position `after`. Pass `checked` as `after` to continue, in steps of `max_entries`, or to check only new entries. If position `after` no longer exists, the end of the chain was removed. Verifications of a project run one at a time; waiting callers with the same parameters share a result. Without a project, admins check the entries outside projects. Entries removed by retention do not break the chain; those at its beginning are skipped.',
   tag,
   action: 'audit:ListAuditEntries',
   lists: auditEntryKind,

@@ -30,8 +30,8 @@ import {
  * Tamper evidence. A worker writes one hash chain per project and one for entries without a project, where
  * `hash = sha256(previous hash + canonical entry)`. Sealing after the fact keeps writers from contending for the chain.
  * A chain proves that a sealed entry was changed or deleted. It detects neither a change in the seconds before sealing
- * nor a chain recomputed as a whole: for the latter, compare the last hash with an external copy. Seals outlive entries
- * that retention deleted.
+ * nor a chain recomputed as a whole: for the latter, compare the last hash with an external copy. Retention deletes the seals
+ * at the beginning of a chain whose entries it deleted, and keeps the hash of the last one.
  */
 
 /** Wake-ups of sealing; one message at a time in the whole deployment. */

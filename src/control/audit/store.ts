@@ -151,8 +151,8 @@ const hashAt = (place: Fragment): Fragment =>
   sql.fragment`substring(b.hashes from (32 * (${place} - 1) + 1)::int for 32)`
 
 /**
- * Lists the last seal of each chain that has seals (unique index of each table on chain and position, one lookup per
- * chain).
+ * Lists the last position of each chain that has one, with its hash (unique index of each table on chain and position, one
+ * lookup per chain).
  */
 export const listChainHeads = (
   db: Queryable,
@@ -168,6 +168,8 @@ export const listChainHeads = (
       union all
       (select b.position, ${hashAt(sql.fragment`b.count`)} from audit_seal_batches b
        where b.chain = c.chain order by b.position desc limit 1)
+      union all
+      select position, hash from audit_chain_starts where chain = c.chain
       order by position desc limit 1) as s`)
 
 /** Inserts seals, one row for each chain. Seals of a chain have consecutive positions, in ascending order. */
@@ -220,6 +222,68 @@ export async function mergeSealBatches(tx: Queryable, before: string, limit: num
     from merged m join ids i on i.chain = m.chain and i.range = m.range`)
   return rowCount
 }
+
+/** Chains, and seals or batches of each, that one statement deletes. */
+const PRUNED_CHAINS = 100
+const PRUNED_PER_CHAIN = 500
+
+/** Lists chains with seals of deleted entries, after one (indexes audit_seals_pruned and audit_seal_batches_pruned). */
+export const listPrunedChains = (db: Queryable, after: string): Promise<readonly string[]> => {
+  const next = (chain: Fragment): Fragment => sql.fragment`select least(
+      (select s.chain from audit_seals s where s.pruned and s.chain > ${chain} order by s.chain limit 1),
+      (select b.chain from audit_seal_batches b where cardinality(b.pruned) = b.count and b.chain > ${chain}
+        order by b.chain limit 1)) as chain`
+  return db.anyFirst(sql.type(z.object({ chain: z.string() }))`
+    with recursive found as (
+      (${next(sql.fragment`${after}::text`)})
+      union all
+      select n.chain from found f cross join lateral (${next(sql.fragment`f.chain`)}) n where f.chain is not null
+    )
+    select chain from found where chain is not null limit ${PRUNED_CHAINS}`)
+}
+
+/**
+ * Deletes the first seals of chains as far as retention deleted their entries, and moves the starts of the chains after
+ * them. Requires a transaction: it sets the local setting that the append-only triggers check. Returns the number of
+ * deleted rows, at most PRUNED_PER_CHAIN of each table and chain.
+ */
+export async function pruneSeals(tx: Queryable, chains: readonly string[]): Promise<number> {
+  await setForTransaction(tx, { 'muster.audit_retention': 'on' })
+  return tx.oneFirst(sql.type(z.object({ count: z.int() }))`
+    with due as (
+      select c.chain, coalesce(s.position, 0) as start, d.*
+      from unnest(${sql.array([...chains], 'text')}) as c (chain)
+      left join audit_chain_starts s on s.chain = c.chain
+      cross join lateral (
+        (select position - 1 as before, position, hash from audit_seals
+         where chain = c.chain and pruned order by position limit ${PRUNED_PER_CHAIN})
+        union all
+        (select b.position - b.count, b.position, ${hashAt(sql.fragment`b.count`)} from audit_seal_batches b
+         where b.chain = c.chain and cardinality(b.pruned) = b.count order by b.position limit ${PRUNED_PER_CHAIN})
+      ) d
+    ), placed as (
+      select *, before = coalesce(lag(position) over in_order, start) as continues from due
+      window in_order as (partition by chain order by position)
+    ), prefix as materialized (
+      select * from (select *, bool_and(continues) over (partition by chain order by position) as is_first from placed) p
+      where is_first
+    ), seals as (
+      delete from audit_seals s using prefix f where s.chain = f.chain and s.position = f.position returning 1
+    ), batches as (
+      delete from audit_seal_batches b using prefix f where b.chain = f.chain and b.position = f.position returning 1
+    ), starts as (
+      insert into audit_chain_starts as s (chain, position, hash)
+      select distinct on (chain) chain, position, hash from prefix order by chain, position desc
+      on conflict (chain) do update set position = excluded.position, hash = excluded.hash
+      where s.position < excluded.position
+    )
+    select ((select count(*) from seals) + (select count(*) from batches))::int as count`)
+}
+
+/** Returns the position and hash of the last seal that retention deleted from a chain; null if it deleted none. */
+export const findChainStart = (db: Queryable, chain: string): Promise<Pick<Seal, 'position' | 'hash'> | null> =>
+  db.maybeOne(sql.type(Seal.pick({ position: true, hash: true }))`
+    select position, hash from audit_chain_starts where chain = ${chain}`)
 
 const sealColumns = Seal.omit({ chain: true }).extend({ pruned: z.boolean() })
 

@@ -5,7 +5,13 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Verification } from './model.ts'
 import { entryHash, sealChain } from './seal.ts'
-import { acquireVerificationLease, findSealHash, listSealsAfter, releaseVerificationLease } from './store.ts'
+import {
+  acquireVerificationLease,
+  findChainStart,
+  findSealHash,
+  listSealsAfter,
+  releaseVerificationLease,
+} from './store.ts'
 
 /** Hashing a page of entries blocks the event loop for about 5 ms. */
 const PAGE = 250
@@ -80,21 +86,33 @@ function openVerifier({ pool }: Services) {
 
   /**
    * Checks that positions have no gap and that every hash follows from its predecessor and its entry, except entries
-   * removed by retention.
+   * removed by retention. Skips the seals that retention removed, even during the verification.
    */
   async function checkSeals(
     { chain, after, limit }: VerificationRange,
     abandoned: AbortSignal,
     renew: () => Promise<boolean>,
   ): Promise<Verification> {
-    let previous = after === 0 ? Buffer.alloc(0) : await serialize(() => findSealHash(pool, chain, after))
+    const findStart = () => serialize(() => findChainStart(pool, chain))
+    let start = await findStart()
+    let checked = Math.max(after, start?.position ?? 0)
+    let previous: Buffer | null
+    if (start?.position === checked) previous = start.hash
+    else previous = checked === 0 ? Buffer.alloc(0) : await serialize(() => findSealHash(pool, chain, checked))
     if (!previous) return { valid: false, checked: after, first_broken_id: null }
-    let checked = after
     let renewed = performance.now()
     for (;;) {
       abandoned.throwIfAborted()
-      const size = Math.min(PAGE, after + limit - checked)
+      const size = Math.min(PAGE, Math.max(0, after + limit - checked))
       const seals = await serialize(() => listSealsAfter(pool, chain, checked, size))
+      if (seals.length > 0 && seals[0].position > checked + 1) {
+        start = await findStart()
+        if (start && start.position > checked) {
+          checked = start.position
+          previous = start.hash
+          continue
+        }
+      }
       for (const seal of seals) {
         const unchanged = seal.id === null ? seal.pruned : entryHash(previous, seal).equals(seal.hash)
         const intact = unchanged && seal.position === checked + 1

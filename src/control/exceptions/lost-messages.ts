@@ -3,7 +3,7 @@ import { NO_PROJECT, type Queue } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { fileExceptionInTx } from './file-exception.ts'
 
-/** Files the exception of a message that was active in three lost workers. */
+/** Files the exception of a message that ended its workers. */
 export async function reportLostMessage(
   services: Services,
   { name: queue }: Queue<any>,
@@ -15,7 +15,7 @@ export async function reportLostMessage(
     fileExceptionInTx(tx, {
       project_id: project,
       kind: 'worker_lost',
-      title: `Work of ${queue} ended three workers`,
+      title: `Work of ${queue} ended its workers`,
       detail: { queue, code: 'WORKER_LOST', message_id: id, ...ids },
       dedup_key: id,
       orchestration_run_id: typeof ids.run_id === 'string' ? ids.run_id : null,

@@ -357,17 +357,34 @@ const RunTotals = z.object({
 const runTotalsRow = sql.type(RunTotals)
 export type RunTotals = z.output<typeof RunTotals>
 
-/** Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run). */
-export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> => {
-  const quantity = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
-  return db.any(runTotalsRow`
-    select t.orchestration_run_id = ${runId} as own, sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd,
-      ${quantity('input_tokens')} as uncached, ${quantity('cached_tokens')} as cached,
-      ${quantity('cache_write_tokens')} as written, ${quantity('output_tokens')} as output,
-      ${quantity('reasoning_tokens')} as reasoning
-    from usage_events t cross join lateral (
+const quantityOf = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
+
+const runSums = sql.fragment`sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd,
+      ${quantityOf('input_tokens')} as uncached, ${quantityOf('cached_tokens')} as cached,
+      ${quantityOf('cache_write_tokens')} as written, ${quantityOf('output_tokens')} as output,
+      ${quantityOf('reasoning_tokens')} as reasoning`
+
+const quantitiesOfEvent = sql.fragment`lateral (
       select jsonb_object_agg(e.component, e.quantity) as of from (
         select component, sum(quantity) as quantity from jsonb_to_recordset(t.components) as e (component text, quantity numeric)
-        group by component) e) c
+        group by component) e) c`
+
+/** Returns the totals of runs, with the totals of `runId` as a separate row `own` (index usage_events_run). */
+export const totalsOfRuns = (db: Queryable, runId: string, runs: Fragment): Promise<readonly RunTotals[]> =>
+  db.any(runTotalsRow`
+    select t.orchestration_run_id = ${runId} as own, ${runSums}
+    from usage_events t cross join ${quantitiesOfEvent}
     where t.orchestration_run_id in (${runs}) group by 1`)
-}
+
+const treeTotalsRow = sql.type(RunTotals.extend({ root: z.string() }))
+
+/**
+ * Returns the totals of trees of runs, with the totals of their roots as separate rows `own` (index usage_events_run).
+ * @param trees query of the pairs of `root` and `id` of a run
+ */
+export const totalsOfTrees = (db: Queryable, trees: Fragment): Promise<readonly (RunTotals & { root: string })[]> =>
+  db.any(treeTotalsRow`
+    select tree.root, t.orchestration_run_id = tree.root as own, ${runSums}
+    from (${trees}) tree cross join lateral (
+      select t.* from usage_events t where t.orchestration_run_id = tree.id offset 0) t cross join ${quantitiesOfEvent}
+    group by 1, 2`)

@@ -1,5 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import { withStatementLimit } from '../../core/db/pg-client.ts'
+import { MAX_WORKER_LOSSES } from '../../core/jobs/message-claims.ts'
+import type { Suspect, SuspectSource } from '../../core/jobs/suspects.ts'
+import { injectFault } from '../../core/process/fault-injection.ts'
 import { HOLDER } from '../../core/process/holder.ts'
 import { runLoopOnce } from '../../core/process/loop.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -9,12 +12,17 @@ import { logAttempt } from './delivery-report.ts'
 import { DeliveryScheduler, type LeasedDelivery, type WebhookLane } from './delivery-scheduler.ts'
 import { countSlots } from './delivery-slots.ts'
 import {
+  type ClaimedDelivery,
   type ClaimGrant,
   claimDueDeliveries,
+  claimSuspectDelivery,
   type DeliveryClaimRequest,
   type DeliveryOutcome,
+  endSuspectProbation,
+  findSuspectDelivery,
   recordOutcomes,
   releaseUnheld,
+  type SuspectDelivery,
   type WebhookTarget,
 } from './delivery-store.ts'
 import { SLOTS_PER_WEBHOOK } from './store.ts'
@@ -54,7 +62,7 @@ type LaneClaim = { lane: WebhookLane; rows: number; slots: number }
  * Rows are claimed ahead for fast receivers, so that the five concurrent attempts continue without a round trip to the
  * database in between.
  */
-export class DeliveryLoop {
+export class DeliveryLoop implements SuspectSource {
   readonly #services: Services
   readonly #holder = `${HOLDER}:${randomUUID()}`
   readonly #lanes: DeliveryScheduler
@@ -72,6 +80,8 @@ export class DeliveryLoop {
   #returnedAt = Number.NEGATIVE_INFINITY
   #claimFailures = 0
   #settleFailures = 0
+  /** Whether the process runs a suspect: nothing is claimed. */
+  #paused = false
   #closed = false
   #stopped = false
   readonly #stopCounting: () => void
@@ -101,6 +111,53 @@ export class DeliveryLoop {
     if (lane?.claiming) lane.stale = true
     if (lane) this.#requeue(lane)
     this.wake([target])
+  }
+
+  /* Suspects (core/jobs/quarantine.ts). */
+
+  pause(paused: boolean): void {
+    if (this.#paused === paused) return
+    this.#paused = paused
+    if (!paused) this.#claimSoon()
+    else for (const lane of this.#lanes.all()) this.#requeue(lane)
+  }
+
+  isIdle(except: ReadonlySet<string>): boolean {
+    return !this.#claiming && [...this.#held].every(id => except.has(id))
+  }
+
+  async find(): Promise<Pick<Suspect, 'losses' | 'strict'> | null> {
+    const losses = this.#closed ? null : await findSuspectDelivery(this.#services.pool)
+    return losses === null ? null : { losses, strict: losses >= MAX_WORKER_LOSSES }
+  }
+
+  async claim(alone: boolean): Promise<Suspect | null> {
+    const { config, pool } = this.#services
+    const until = performance.now() + config.WEBHOOK_LEASE_MS
+    const claim = claimSuspectDelivery(pool, this.#holder, { alone, leaseMs: config.WEBHOOK_LEASE_MS })
+    const delivery = await claim.catch(error => {
+      this.#claimLostAt = performance.now()
+      throw error
+    })
+    if (!delivery) return null
+    this.#held.add(delivery.id)
+    const { id, worker_losses: losses } = delivery
+    return {
+      id,
+      queue: 'webhook.delivery',
+      losses,
+      strict: losses >= MAX_WORKER_LOSSES,
+      run: () => this.#runSuspect(delivery, until),
+      endProbation: async () => void (await endSuspectProbation(pool, delivery)),
+    }
+  }
+
+  async #runSuspect(delivery: SuspectDelivery, until: number): Promise<void> {
+    this.#inFlight += 1
+    const { outcome, ms } = await this.#attempt(delivery, until)
+    this.#inFlight -= 1
+    this.#ended.push({ delivery, until, outcome, ms })
+    this.#settleSoon(true)
   }
 
   /**
@@ -187,7 +244,7 @@ export class DeliveryLoop {
    */
   async #returnUnheld(): Promise<void> {
     const now = performance.now()
-    if (now - this.#claimLostAt > RETURN_FOR_MS || now - this.#returnedAt < RETURN_EVERY_MS) return
+    if (now - this.#claimLostAt > RETURN_FOR_MS || now - this.#returnedAt < RETURN_EVERY_MS || this.#paused) return
     const lanes = [...this.#lanes.all()]
     const slots = lanes.flatMap(({ webhook_id, slots }) => slots.map(slot => ({ webhook_id, slot })))
     try {
@@ -205,7 +262,7 @@ export class DeliveryLoop {
   /** Returns the claims to make for each webhook. */
   #laneClaims(): LaneClaim[] {
     const open: WebhookLane[] = []
-    for (const lane of this.#lanes.all()) {
+    for (const lane of this.#paused ? [] : this.#lanes.all()) {
       if (!lane.due || lane.claiming || lane.releasing) continue
       if (lane.slots.length > 0 && this.#lanes.yields(lane)) this.#release(lane)
       // Claims only once half of the claimed-ahead rows are used, to avoid a statement for every few rows.
@@ -235,7 +292,7 @@ export class DeliveryLoop {
       this.#held.add(delivery.id)
     }
     if (claimed.length === rows) lane.due = true
-    if (this.#closed || lane.stale) this.#requeue(lane)
+    if (this.#closed || this.#paused || lane.stale) this.#requeue(lane)
     lane.stale = false
     this.#start(lane, true)
     this.#release(lane)
@@ -260,10 +317,8 @@ export class DeliveryLoop {
   async #send(lane: WebhookLane, leased: LeasedDelivery): Promise<void> {
     lane.running += 1
     this.#inFlight += 1
-    const started = performance.now()
     const until = Math.min(leased.until, lane.slotsUntil)
-    const outcome = await attemptDelivery(this.#services, leased.delivery, until, this.#abort.signal)
-    const ms = performance.now() - started
+    const { outcome, ms } = await this.#attempt(leased.delivery, until)
     lane.running -= 1
     this.#inFlight -= 1
     lane.answerMs = lane.answerMs === null ? ms : lane.answerMs * 0.8 + ms * 0.2
@@ -272,6 +327,13 @@ export class DeliveryLoop {
     this.#start(lane, false)
     this.#release(lane)
     this.#settleSoon(this.#ended.length >= SETTLE_BATCH)
+  }
+
+  async #attempt(delivery: ClaimedDelivery, until: number): Promise<{ outcome: DeliveryAttemptOutcome; ms: number }> {
+    const started = performance.now()
+    await injectFault(this.#services, 'delivery_sending', () => delivery.id)
+    const outcome = await attemptDelivery(this.#services, delivery, until, this.#abort.signal)
+    return { outcome, ms: performance.now() - started }
   }
 
   /** Requeues the claimed deliveries that wait for a slot. */
@@ -287,7 +349,7 @@ export class DeliveryLoop {
   /** Releases unused slots, unless a claim is about to use them, and closes a lane without work. */
   #release(lane: WebhookLane): void {
     if (lane.claiming || lane.releasing) return
-    if (lane.due && !this.#closed && !this.#lanes.yields(lane)) {
+    if (lane.due && !this.#closed && !this.#paused && !this.#lanes.yields(lane)) {
       this.#claimSoon()
       return
     }

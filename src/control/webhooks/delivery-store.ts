@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { allOf, type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { MAX_WORKER_LOSSES } from '../../core/jobs/message-claims.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeExpr } from './model.ts'
 
@@ -151,15 +152,22 @@ const queuedWebhooks: Fragment = sql.fragment`
       from queued q where q.webhook_id is not null
     )`
 
-/** Lists webhooks with due deliveries that are not leased. */
-export async function listWebhooksWithDue(db: Queryable): Promise<readonly WebhookTarget[]> {
-  return db.any(targetRow`
+const isDue = sql.fragment`t.status = 'queued' and t.next_attempt_at <= now()
+        and (t.lease_expires_at is null or t.lease_expires_at <= now())`
+
+const dueRow = sql.type(z.strictObject({ targets: z.array(WebhookTarget), suspects: z.boolean() }))
+
+/**
+ * Lists webhooks with due deliveries that are not leased. `suspects`: whether suspects are due (index
+ * webhook_deliveries_suspects).
+ */
+export const listWebhooksWithDue = (db: Queryable): Promise<{ targets: WebhookTarget[]; suspects: boolean }> =>
+  db.one(dueRow`
     ${queuedWebhooks}
-    select w.id as webhook_id, w.project_id from queued q join webhooks w on w.id = q.webhook_id
-    where exists (select from webhook_deliveries d
-      where d.webhook_id = q.webhook_id and d.status = 'queued' and d.next_attempt_at <= now()
-        and (d.lease_expires_at is null or d.lease_expires_at <= now()))`)
-}
+    select coalesce(json_agg(json_build_object('webhook_id', w.id, 'project_id', w.project_id)), '[]') as targets,
+      exists (select from webhook_deliveries t where ${isDue} and t.worker_losses > 0) as suspects
+    from queued q join webhooks w on w.id = q.webhook_id
+    where exists (select from webhook_deliveries t where t.webhook_id = q.webhook_id and ${isDue} and t.worker_losses = 0)`)
 
 /** Expression for the time of the oldest undispatched event or due delivery (events_undispatched, and a skip scan). */
 export const oldestDelivery: Fragment = sql.fragment`least(
@@ -191,6 +199,10 @@ const ClaimedDelivery = z.object({
 })
 /** A claimed delivery with the data to send it; secrets are sealed. */
 export type ClaimedDelivery = z.output<typeof ClaimedDelivery>
+
+const SuspectDelivery = ClaimedDelivery.extend({ worker_losses: z.int() })
+/** A claimed delivery that was claimed by workers that were lost. */
+export type SuspectDelivery = z.output<typeof SuspectDelivery>
 
 export type ClaimGrant = { webhook_id: string; slots: number[]; deliveries: ClaimedDelivery[] }
 
@@ -229,8 +241,7 @@ export async function claimDueDeliveries(
     ), due as materialized (
       select d.id, r.webhook_id from request r cross join lateral (
         select t.id from webhook_deliveries t
-        where t.webhook_id = r.webhook_id and t.status = 'queued' and t.next_attempt_at <= now()
-          and (t.lease_expires_at is null or t.lease_expires_at <= now())
+        where t.webhook_id = r.webhook_id and ${isDue} and t.worker_losses = 0
         order by t.next_attempt_at, t.id limit r.rows for update skip locked
       ) d
     ), found as (
@@ -280,6 +291,38 @@ export async function claimDueDeliveries(
   }
   return grants
 }
+
+const nextSuspect = sql.fragment`webhook_deliveries t where ${isDue} and t.worker_losses > 0
+      order by t.worker_losses, t.next_attempt_at, t.id limit 1`
+
+/** Returns the lost workers of the next suspect that is due; null without one (index webhook_deliveries_suspects). */
+export const findSuspectDelivery = (db: Queryable): Promise<number | null> =>
+  db.maybeOneFirst(sql.type(SuspectDelivery.pick({ worker_losses: true }))`select t.worker_losses from ${nextSuspect}`)
+
+/**
+ * Claims the next suspect that is due; null without one. Without a slot of its webhook, which other workers may hold for
+ * long: a process sends one suspect at a time (index webhook_deliveries_suspects).
+ */
+export const claimSuspectDelivery = (
+  db: Queryable,
+  holder: string,
+  { alone, leaseMs }: { alone: boolean; leaseMs: number },
+): Promise<SuspectDelivery | null> =>
+  db.maybeOne(sql.type(SuspectDelivery)`
+    with claimed as (
+      update webhook_deliveries d
+      set claim = d.claim + 1, lease_expires_at = now() + make_interval(secs => ${leaseMs / 1000}), holder = ${holder},
+        ran_alone = ${alone}
+      from (select t.id from ${nextSuspect} for update skip locked) n where d.id = n.id
+      returning d.*
+    )
+    select c.id, c.claim, c.attempts, c.worker_losses, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,
+      c.webhook_id, w.project_id, w.url, w.sealed_secret, w.previous_sealed_secret, w.previous_secret_until, w.sealed_headers
+    from claimed c join webhooks w on w.id = c.webhook_id`)
+
+/** Records that other work is in progress alongside a claimed suspect. */
+export const endSuspectProbation = (db: Queryable, { id, claim }: Pick<ClaimedDelivery, 'id' | 'claim'>) =>
+  db.query(voidStatement`update webhook_deliveries set ran_alone = false where id = ${id} and claim = ${claim}`)
 
 /**
  * Releases the slots and deliveries of a holder that it does not have, because the answer of a claim was lost. The holder
@@ -350,6 +393,7 @@ export async function recordOutcomes(
     )
     update webhook_deliveries d set
       lease_expires_at = null,
+      worker_losses = case when o.settled then 0 else d.worker_losses end,
       status = o.status,
       status_code = case when o.settled then o.status_code else d.status_code end,
       response_body = case when o.settled then o.response_body else d.response_body end,
@@ -400,19 +444,51 @@ export async function countFailures(
     where active and failures >= ${limit} and failing_since <= ${since.toISOString()}::timestamptz`)
 }
 
-/** Expires the delivery and slot leases of dead processes; returns their webhooks. */
+const EndedLease = WebhookTarget.extend({
+  delivery_id: z.string().nullable(),
+  event_id: z.string().nullable(),
+  worker_losses: z.int().nullable(),
+  failed: z.boolean(),
+})
+/** A webhook with an expired slot, or a delivery with an expired lease. */
+export type EndedLease = z.output<typeof EndedLease>
+
+/**
+ * Expires the delivery and slot leases of dead processes and counts the lost workers of the deliveries, which become
+ * suspects; fails those that were alone in the last of MAX_WORKER_LOSSES, or lost more (indexes webhook_deliveries_queued and
+ * webhook_deliveries_suspects).
+ */
 export const expireDeliveryLeases = (
   db: Queryable,
   isGone: (holder: Fragment) => Fragment,
-): Promise<readonly WebhookTarget[]> => {
+  reason: string,
+): Promise<readonly EndedLease[]> => {
   const isHolderGone = allOf([sql.fragment`lease_expires_at > now()`, isGone(sql.fragment`split_part(holder, ':', 1)`)])
-  return db.any(targetRow`
+  return db.any(sql.type(EndedLease)`
     with slots as (
       update webhook_slots set lease_expires_at = now() where ${isHolderGone} returning webhook_id),
-    deliveries as (
-      update webhook_deliveries set lease_expires_at = now()
+    leased as (
+      select id from webhook_deliveries
       where status = 'queued' and webhook_id in (select webhook_id from webhook_slots where ${isHolderGone}) and ${isHolderGone}
-      returning webhook_id)
-    select id as webhook_id, project_id from webhooks
-    where id in (select webhook_id from slots union select webhook_id from deliveries)`)
+      union
+      select id from webhook_deliveries where status = 'queued' and worker_losses > 0 and ${isHolderGone}),
+    deliveries as (
+      update webhook_deliveries d set worker_losses = d.worker_losses + 1, ran_alone = false,
+        lease_expires_at = case when not l.failed then now() end,
+        status = case when l.failed then 'failed' else d.status end,
+        response_body = case when l.failed then ${reason} else d.response_body end,
+        next_attempt_at = case when not l.failed then d.next_attempt_at end,
+        updated_at = case when l.failed then now() else d.updated_at end
+      from (
+        select t.id, t.worker_losses + 1 + t.ran_alone::int > ${MAX_WORKER_LOSSES} as failed
+        from webhook_deliveries t where t.id in (select id from leased) and t.status = 'queued' and ${isHolderGone}
+        order by t.id for update) l
+      where d.id = l.id
+      returning d.id, d.webhook_id, d.event_id, d.worker_losses, l.failed)
+    select w.id as webhook_id, w.project_id, d.id as delivery_id, d.event_id, d.worker_losses, coalesce(d.failed, false) as failed
+    from (
+      select webhook_id, id, event_id, worker_losses, failed from deliveries
+      union all
+      select distinct webhook_id, null, null, null::int, false from slots) d
+    join webhooks w on w.id = d.webhook_id`)
 }

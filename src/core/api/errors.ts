@@ -98,7 +98,7 @@ export const coreErrors = {
   WORKER_LOST: {
     status: 500,
     description: 'Work that ended its workers repeatedly, the last time while nothing else ran in the process',
-    message: 'The work was abandoned after three lost workers',
+    message: 'The work was abandoned after it had ended its workers',
     hint: 'Check the input of the work, which may exhaust a worker, and the exceptions of the project.',
   },
 } as const satisfies ErrorTable

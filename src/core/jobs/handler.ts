@@ -5,6 +5,7 @@ import type { SlotHolder } from '../net/hanging-calls.ts'
 import type { Logger } from '../process/log.ts'
 import type { Services } from '../process/services.ts'
 import type { Queue } from './queue.ts'
+import type { SuspectSource } from './suspects.ts'
 
 /** Declarations of queue handlers, schedules and background tasks. */
 
@@ -58,6 +59,7 @@ export type Handler = {
   handle: (message: any, context: JobContext) => Promise<unknown>
   onExhausted?: (message: any, error: unknown, services: Services) => Promise<unknown>
   boundsLosses?: boolean
+  maxLosses?: number
 }
 
 /** Slots of a handler in one worker, and how many of them one project may hold while others wait. */
@@ -87,10 +89,12 @@ type HandlerOptions<M> = {
    */
   onExhausted?: (message: M, error: unknown, services: Services) => Promise<unknown>
   /**
-   * Whether the handler counts lost workers in its rows and fails the work itself. Otherwise a message that was active in
-   * three lost workers fails with WORKER_LOST.
+   * Whether the handler counts lost workers in its rows and fails the work itself, by its own limit. Otherwise a message that
+   * ended `maxLosses` workers fails with WORKER_LOST.
    */
   boundsLosses?: boolean
+  /** Default MAX_WORKER_LOSSES. More for messages whose loss is specified to be survived more often. */
+  maxLosses?: number
 }
 
 /**
@@ -144,6 +148,9 @@ export type BackgroundTask = {
   name: string
   /** Kind of worker process that runs it (WORKER_KINDS). */
   concern: string
-  /** Starts the task; `close` stops it and resolves when it has ended. */
-  start(services: Services): { close(): Promise<void> } | undefined
+  /**
+   * Starts the task; `close` stops it and resolves when it has ended.
+   * @param onSuspects to be called when some of its `suspects` may be due
+   */
+  start(services: Services, onSuspects: () => void): { close(): Promise<void>; suspects?: SuspectSource } | undefined
 }

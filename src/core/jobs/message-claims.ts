@@ -298,8 +298,15 @@ export async function endProbation(db: SqlExecutor, queue: string, { id, retryCo
   )
 }
 
-/** Number of lost workers after which a message fails, if it was alone in the last one. */
-export const MAX_WORKER_LOSSES = 3
+/** Number of lost workers after which work fails, if it was alone in the last one. */
+export const MAX_WORKER_LOSSES = 2
+
+/** The same for work whose handler bounds lost workers: above the limits of its rows, which end the work before. */
+const MAX_BOUNDED_LOSSES = 3
+
+/** Returns the number of lost workers after which the messages of a handler fail. */
+export const maxLossesOf = ({ boundsLosses, maxLosses }: { boundsLosses?: boolean; maxLosses?: number }): number =>
+  maxLosses ?? (boundsLosses ? MAX_BOUNDED_LOSSES : MAX_WORKER_LOSSES)
 
 /** Returns the number of workers that were lost while a message was active. */
 export const workerLosses = ({ data }: Pick<MessageClaim, 'data'>): number =>
@@ -320,10 +327,16 @@ const dueSuspects = `
   order by (j.data ->> '${LOSSES}')::int, j.created_on
   limit 1`
 
-/** Returns the lost workers of the next suspect that is due, null without one. */
-export async function findSuspect(db: SqlExecutor, names: readonly string[]): Promise<number | null> {
-  const { rows } = await db.executeSql(`select (j.data ->> '${LOSSES}')::int as losses ${dueSuspects}`, [names])
-  return rows.length === 0 ? null : (rows[0].losses ?? 0)
+/** Returns the queue and the lost workers of the next suspect that is due, null without one. */
+export async function findSuspect(
+  db: SqlExecutor,
+  names: readonly string[],
+): Promise<{ queue: string; losses: number } | null> {
+  const { rows } = await db.executeSql(
+    `select j.name as queue, coalesce((j.data ->> '${LOSSES}')::int, 0) as losses ${dueSuspects}`,
+    [names],
+  )
+  return rows[0] ?? null
 }
 
 /** Claims the next suspect of the queues that is due. Returns null without one, or if another worker claims it. */

@@ -10,8 +10,8 @@ import { lostMessageHooks } from './lost-messages.ts'
 import {
   blockRetryOf,
   completeMessages,
-  MAX_WORKER_LOSSES,
   type MessageClaim,
+  maxLossesOf,
   ranAlone,
   requeueMessages,
   scheduleRetry,
@@ -133,9 +133,11 @@ export class MessageOutcomes {
     let due = false
     for (const message of expired) {
       const losses = workerLosses(message)
-      const isCulprit = losses > MAX_WORKER_LOSSES || (losses === MAX_WORKER_LOSSES && ranAlone(message))
+      const { boundsLosses } = this.#handler
+      const maxLosses = maxLossesOf(this.#handler)
+      const isCulprit = losses > maxLosses || (losses === maxLosses && ranAlone(message))
       // A handler that bounds lost workers itself fails the work when it is claimed once more.
-      const isPoison = isCulprit && (!this.#handler.boundsLosses || losses > MAX_WORKER_LOSSES)
+      const isPoison = isCulprit && (!boundsLosses || losses > maxLosses)
       const error = isPoison
         ? new AppError('WORKER_LOST', { meta: { queue: this.#queue.name } })
         : new Error('lease expired')

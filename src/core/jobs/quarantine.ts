@@ -1,60 +1,58 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { Services } from '../process/services.ts'
-import { claimSuspect, endProbation, findSuspect, MAX_WORKER_LOSSES, workerLosses } from './message-claims.ts'
+import { claimSuspect, endProbation, findSuspect, workerLosses } from './message-claims.ts'
 import type { QueueConsumer } from './queue-consumer.ts'
+import type { Suspect, SuspectSource } from './suspects.ts'
 
-/** Time for which other messages wait for the end of a suspect that was active in one lost worker. */
+/** Time for which other work waits for the end of a suspect that was active in one lost worker. */
 const PROBATION_MS = 2000
 
-/** Longest wait for the end of the messages in progress: before a probation, and before a run that is strictly alone. */
+/** Longest wait for the end of the work in progress: before a probation, and before a run that is strictly alone. */
 const DRAIN_MS = { probation: 5000, strict: 60_000 }
 
 /**
- * Runs the suspects of this process: messages that were active when a worker was lost, one of which may have stalled or
- * killed it. A suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and
- * other messages follow, so that long innocent messages do not wait for each other; a suspect of three lost workers runs
- * alone to its end. A message that kills its workers within two seconds therefore kills three, any other four, the last one
- * alone, and no other message fails for it.
+ * Runs the suspects of this process: work that was active when a worker was lost, and may have stalled or killed it. A
+ * suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and other work
+ * follow, so that long innocent work does not wait for each other; a suspect at its limit of lost workers, by default two,
+ * runs alone to its end. Work that kills its workers within two seconds therefore ends with that number, any other with one
+ * more, the last one alone, and no other work fails for it.
  */
 export class Quarantine {
-  readonly #services: Pick<Services, 'queues' | 'log'>
-  readonly #consumers: ReadonlyMap<string, QueueConsumer>
+  readonly #log: Services['log']
   readonly #stopping: AbortSignal
+  readonly #sources: SuspectSource[] = []
   /** IDs of the suspects that this process has run. */
   readonly #suspects = new Set<string>()
   #running: Promise<void> | null = null
 
-  constructor(options: {
-    services: Pick<Services, 'queues' | 'log'>
-    consumers: ReadonlyMap<string, QueueConsumer>
-    stopping: AbortSignal
-  }) {
-    this.#services = options.services
-    this.#consumers = options.consumers
-    this.#stopping = options.stopping
+  constructor({ log }: Pick<Services, 'log'>, stopping: AbortSignal) {
+    this.#log = log
+    this.#stopping = stopping
+  }
+
+  add(source: SuspectSource): void {
+    this.#sources.push(source)
   }
 
   /** Runs the suspects that are due, unless it already does. */
   check(): void {
     if (this.#stopping.aborted) return
     this.#running ??= this.#run()
-      .catch(error => this.#services.log.error({ err: error }, 'quarantine failed'))
+      .catch(error => this.#log.error({ err: error }, 'quarantine failed'))
       .finally(() => {
         this.#running = null
       })
   }
 
   async #run(): Promise<void> {
-    const { db } = this.#services.queues
-    const names = [...this.#consumers.keys()]
     try {
       while (!this.#stopping.aborted) {
-        const losses = await findSuspect(db, names)
-        if (losses === null) return
+        const next = await this.#findNext()
+        if (next === null) return
         this.#pause(true)
-        const alone = await this.#drain(losses >= MAX_WORKER_LOSSES)
+        const alone = await this.#drain(next.strict)
         if (this.#stopping.aborted) return
-        const suspect = await claimSuspect(db, names, { alone })
+        const suspect = await next.source.claim(alone)
         if (suspect) await this.#runSuspect(suspect)
       }
     } finally {
@@ -63,28 +61,37 @@ export class Quarantine {
     }
   }
 
-  async #runSuspect({ queue, ...claim }: NonNullable<Awaited<ReturnType<typeof claimSuspect>>>): Promise<void> {
-    const losses = workerLosses(claim)
-    this.#services.log.warn({ queue, job: claim.id, losses }, 'message quarantined')
-    this.#suspects.add(claim.id)
-    const ended = this.#consumers.get(queue)?.runSuspect(claim)
-    if (losses >= MAX_WORKER_LOSSES) return ended
-    const hasEnded = await Promise.race([ended?.then(() => true), sleep(PROBATION_MS, false)])
-    if (!hasEnded) await endProbation(this.#services.queues.db, queue, claim)
+  /** Returns the source of the suspect with the fewest lost workers. */
+  async #findNext(): Promise<(Pick<Suspect, 'losses' | 'strict'> & { source: SuspectSource }) | null> {
+    let next: (Pick<Suspect, 'losses' | 'strict'> & { source: SuspectSource }) | null = null
+    for (const source of this.#sources) {
+      const found = await source.find()
+      if (found && (next === null || found.losses < next.losses)) next = { ...found, source }
+    }
+    return next
+  }
+
+  async #runSuspect(suspect: Suspect): Promise<void> {
+    const { id, queue, losses, strict } = suspect
+    this.#log.warn({ queue, job: id, losses }, 'work quarantined')
+    this.#suspects.add(id)
+    const ended = suspect.run()
+    if (strict) return ended
+    const hasEnded = await Promise.race([ended.then(() => true), sleep(PROBATION_MS, false)])
+    if (!hasEnded) await suspect.endProbation()
   }
 
   #pause(paused: boolean): void {
-    for (const consumer of this.#consumers.values()) consumer.pause(paused)
+    for (const source of this.#sources) source.pause(paused)
   }
 
   /**
-   * Waits until no message is in progress, or no other than suspects past their probation, or until the limit. Returns
-   * whether none is.
+   * Waits until nothing is in progress, or nothing but suspects past their probation, or until the limit. Returns whether
+   * nothing is.
    */
   async #drain(isStrict: boolean): Promise<boolean> {
     const until = performance.now() + (isStrict ? DRAIN_MS.strict : DRAIN_MS.probation)
-    const isIdle = (except: ReadonlySet<string>) =>
-      [...this.#consumers.values()].every(consumer => consumer.isIdle(except))
+    const isIdle = (except: ReadonlySet<string>) => this.#sources.every(source => source.isIdle(except))
     while (!isIdle(isStrict ? NONE : this.#suspects) && performance.now() < until && !this.#stopping.aborted)
       await sleep(10)
     return isIdle(NONE)
@@ -92,3 +99,36 @@ export class Quarantine {
 }
 
 const NONE: ReadonlySet<string> = new Set()
+
+/** The messages of the consumers of a process. */
+export function messageSuspects(
+  { queues: { db } }: Pick<Services, 'queues'>,
+  consumers: ReadonlyMap<string, QueueConsumer>,
+): SuspectSource {
+  const names = () => [...consumers.keys()]
+  const isStrict = (queue: string, losses: number) => losses >= (consumers.get(queue)?.maxLosses ?? 0)
+  return {
+    pause(paused) {
+      for (const consumer of consumers.values()) consumer.pause(paused)
+    },
+    isIdle: except => [...consumers.values()].every(consumer => consumer.isIdle(except)),
+    async find() {
+      const found = await findSuspect(db, names())
+      return found && { losses: found.losses, strict: isStrict(found.queue, found.losses) }
+    },
+    async claim(alone) {
+      const claimed = await claimSuspect(db, names(), { alone })
+      if (!claimed) return null
+      const { queue, ...claim } = claimed
+      const losses = workerLosses(claim)
+      return {
+        id: claim.id,
+        queue,
+        losses,
+        strict: isStrict(queue, losses),
+        run: async () => consumers.get(queue)?.runSuspect(claim),
+        endProbation: () => endProbation(db, queue, claim),
+      }
+    },
+  }
+}

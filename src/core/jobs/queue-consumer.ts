@@ -15,6 +15,7 @@ import {
   completeMessages,
   completionCte,
   type MessageClaim,
+  maxLossesOf,
   requeueMessages,
   requeueUnheld,
 } from './message-claims.ts'
@@ -139,6 +140,11 @@ export class QueueConsumer {
 
   get queue(): Queue<any> {
     return this.#queue
+  }
+
+  /** Lost workers after which a message fails, if it was alone in the last one. */
+  get maxLosses(): number {
+    return maxLossesOf(this.#handler)
   }
 
   get running(): number {

@@ -16,7 +16,9 @@ import { delayedChannel, queues } from './queue.ts'
  * considered lost writes nothing after another one has claimed its work.
  */
 export const leaseHolding =
-  extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment) => Promise<unknown>>('lease holders')
+  extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment, services: Services) => Promise<unknown>>(
+    'lease holders',
+  )
 
 const OtherWorker = z.object({
   holder: z.string().nullable(),
@@ -155,7 +157,7 @@ export class Heartbeat {
         returning l.holder`)
       if (lost.length === 0) return lost
       const isGone = (holder: Fragment): Fragment => sql.fragment`${holder} = any(${sql.array([...lost], 'text')})`
-      for (const endLeases of leaseHolding.all()) await endLeases(tx, isGone)
+      for (const endLeases of leaseHolding.all()) await endLeases(tx, isGone, this.#services)
       // job_i7 (name, group_id; active) serves it.
       const affected = await tx.anyFirst(queueRow`
         with ended as (

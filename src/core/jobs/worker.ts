@@ -6,9 +6,9 @@ import { sql } from '../db/sql.ts'
 import { systemClock } from '../process/clock.ts'
 import { reportSlots } from '../process/metrics.ts'
 import type { Services } from '../process/services.ts'
-import { type Handler, type Schedule, slotsOf } from './handler.ts'
+import { type BackgroundTask, type Handler, type Schedule, slotsOf } from './handler.ts'
 import { QueuePoller } from './poller.ts'
-import { Quarantine } from './quarantine.ts'
+import { messageSuspects, Quarantine } from './quarantine.ts'
 import { delayedChannel, IDLE_POLL_MS, wakeChannel } from './queue.ts'
 import { QueueConsumer } from './queue-consumer.ts'
 
@@ -17,14 +17,14 @@ export type Workers = {
   running(): number
   /**
    * Stops claiming, signals the handlers (`stopping`) and waits up to `graceMs`, or the handler's own grace period.
-   * Then aborts the running handlers (`signal`), waits one more second and requeues their messages. Returns the number
-   * of requeued messages.
+   * Then aborts the running handlers (`signal`), waits one more second and requeues their messages. Stops the background
+   * tasks meanwhile. Returns the number of requeued messages.
    */
   stop(graceMs: number): Promise<{ requeued: number }>
 }
 
 /**
- * Runs handlers and schedules in this process until stopped. `concurrency` is the default number of slots per handler.
+ * Runs handlers, schedules and background tasks in this process until stopped. `concurrency` is the default number of slots per handler.
  * With a `projectShare` below 1, one project holds at most that share of a handler's slots while messages of other
  * projects wait, and all but one slot otherwise. Notifications of `listen` wake the consumers. All queues are polled
  * together every `pollMs` (default 1 s), and less often, down to every `idleMs` (default 5 s), while notifications
@@ -34,6 +34,7 @@ export async function startWorkers(options: {
   services: Pick<Services, 'queues' | 'log' | 'config'>
   handlers: readonly Handler[]
   schedules?: readonly Schedule[]
+  background?: readonly BackgroundTask[]
   concurrency: number
   projectShare?: number
   listen?: Notifications
@@ -41,7 +42,7 @@ export async function startWorkers(options: {
   pollMs?: number
   idleMs?: number
 }): Promise<Workers> {
-  const { services, handlers, schedules = [], listen } = options
+  const { services, handlers, schedules = [], background = [], listen } = options
   const stopping = new AbortController()
 
   const notificationsHealthy = () => listen?.healthy() ?? false
@@ -66,7 +67,8 @@ export async function startWorkers(options: {
   }
 
   reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
-  const quarantine = new Quarantine({ services, consumers, stopping: stopping.signal })
+  const quarantine = new Quarantine(services, stopping.signal)
+  quarantine.add(messageSuspects(services, consumers))
   const poller = new QueuePoller({
     services,
     consumers,
@@ -96,6 +98,8 @@ export async function startWorkers(options: {
   await Promise.all(subscriptions.map(unsubscribe => unsubscribe?.ready))
   for (const consumer of consumers.values()) consumer.start()
   if (consumers.size > 0) poller.start()
+  const tasks = background.map(({ start }) => start(services as Services, () => quarantine.check()))
+  for (const task of tasks) if (task?.suspects) quarantine.add(task.suspects)
   const stopSchedules = startSchedules(schedules, services as Services)
 
   return {
@@ -104,7 +108,9 @@ export async function startWorkers(options: {
       stopSchedules()
       stopping.abort(new Error('worker stopping'))
       poller.stop()
+      const closing = Promise.all(tasks.map(task => task?.close()))
       const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs)))
+      await closing
       for (const unsubscribe of subscriptions) unsubscribe?.()
       return { requeued: counts.reduce((sum, count) => sum + count, 0) }
     },

@@ -25,6 +25,7 @@ type FaultPoint =
   | 'approval_called'
   | 'approval_executed'
   | 'decision_answered'
+  | 'delivery_sending'
   | 'exception_filed'
   | 'content_expired'
   | 'traces_expired'

@@ -236,3 +236,8 @@ export const listGenerationsOfTraces = (
   db.any(generationKind.sql`
     select ${generationKind.columns} from generations t where t.trace_id = any(${sql.array([...traceIds], 'text')})
     order by t.created_at, t.id`)
+
+/** Lists the turns among some that have not settled. By primary key. */
+export const listActiveTurns = (db: Queryable, ids: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    select id from generations where id = any(${sql.array([...ids], 'text')}) and status not in ('completed', 'failed')`)

@@ -2,19 +2,21 @@ import { withoutTriggerChain } from '../../../core/db/trigger-chain.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { withdrawApprovals } from '../../../execution/approvals/node-approval.ts'
-import { cancelTurnIfActive } from '../../../execution/generations/request/cancel-turn.ts'
+import { cancelActiveTurns } from '../../../execution/generations/request/cancel-turn.ts'
 import { startsRuns } from '../../orchestrations/definition.ts'
 import { cancelExecutions, listExecutionsByRun, type NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { notifyRunChanged, runWaiters } from '../engine/run-notifications.ts'
 import { type RunRow, runKind } from '../model.ts'
 import { descendantsQueue, runQueue, runWakeQueue } from '../queue.ts'
-import { presentRunDetail } from '../reads/present-run.ts'
+import { presentRunDetails } from '../reads/present-run.ts'
 import { listLongestQueued } from '../store.ts'
 import {
+  type CancelledRun,
   cancelRuns,
   cancelTrees,
   hasMoreLiveRuns,
   type ListedRun,
+  MAX_TREE,
   runsOfOrchestration,
   runsStartedBy,
 } from './tree-store.ts'
@@ -76,32 +78,55 @@ async function cancelRemaining(tx: Tx, first: readonly RunRow[]): Promise<readon
 async function publishCancelled(tx: Tx, runs: readonly RunRow[]): Promise<readonly AwaitedWork[]> {
   const ids = runs.map(({ id }) => id)
   const awaited = await cancelExecutions(tx, ids)
-  const attempts = await listExecutionsByRun(tx, ids)
-  for (const run of runs) {
-    tx.emit(runKind, 'cancelled', run, { data: await presentRunDetail(tx, run, attempts.get(run.id) ?? []) })
+  const records = await presentRunDetails(tx, runs, await listExecutionsByRun(tx, ids))
+  for (const [index, run] of runs.entries()) {
+    tx.emit(runKind, 'cancelled', run, { data: records[index] })
     notifyRunChanged(tx, run)
     await runWaiters.notify(tx, run)
   }
   return awaited
 }
 
-/** Cancels a page of runs with their descendants, wakes their parents and releases their run slots. */
+/** Limit of runs that a transaction of a worker cancels, and of the listed runs of a page. */
+export const PAGE_RUNS = 500
+
+/**
+ * Cancels a page of runs with their descendants, wakes their parents and releases their run slots. Small trees are cancelled
+ * with the page, each larger one by a separate message. Returns the number of runs of the page that were processed: at most
+ * PAGE_RUNS with their small trees.
+ */
 export async function cancelRunPage(
   tx: Tx,
   services: Services,
   projectId: string,
-  page: readonly ListedRun[],
-): Promise<void> {
-  const cancelled = await cancelRuns(
+  listed: readonly ListedRun[],
+): Promise<number> {
+  const page = listed.slice(0, pageSize(listed))
+  const first = await cancelRuns(
     tx,
     page.map(({ id }) => id),
   )
-  if (cancelled.length === 0) return
-  const awaited = [...(await publishCancelled(tx, cancelled))]
-  const parents = page.flatMap(({ id, is_parent }) => (is_parent ? id : []))
-  if (parents.length > 0) awaited.push(...(await cancelStarted(tx, projectId, parents)))
+  // Those without descendants too, which they may have started since they were listed.
+  const small = page.flatMap(({ id, below }) => (below <= MAX_TREE ? id : []))
+  const nested = small.length === 0 ? [] : await cancelTrees(tx, runsStartedBy(small))
+  const awaited = [...(await publishCancelled(tx, [...first, ...nested]))]
+  if (nested.length > 0) {
+    const ids = nested.map(({ id }) => id)
+    awaited.push(...(await cancelRemaining(tx, await cancelTrees(tx, runsStartedBy(ids)))))
+  }
+  for (const { id: run_id, below } of page)
+    if (below > MAX_TREE)
+      tx.send(descendantsQueue, { run_id, project_id: projectId, execution_id: null, pause: null, after: null })
   await cancelAwaitedWork(tx, services, awaited)
-  await wakeAfterCancel(tx, projectId, cancelled)
+  await wakeAfterCancel(tx, projectId, [...first, ...nested])
+  return page.length
+}
+
+/** Returns how many listed runs fit in one transaction with their small trees; at least one. */
+function pageSize(listed: readonly ListedRun[]): number {
+  let runs = 0
+  const end = listed.findIndex(({ below }) => (runs += below > MAX_TREE ? 1 : 1 + below) > PAGE_RUNS)
+  return end === -1 ? listed.length : Math.max(1, end)
 }
 
 /** Cancels the live runs of an orchestration with their descendants. */
@@ -116,18 +141,20 @@ export async function cancelOrchestrationRuns(
   await wakeAfterCancel(tx, project_id, first)
 }
 
-async function wakeAfterCancel(tx: Tx, project_id: string, cancelled: readonly RunRow[]): Promise<void> {
+async function wakeAfterCancel(tx: Tx, project_id: string, cancelled: readonly CancelledRun[]): Promise<void> {
   const ids = new Set(cancelled.map(({ id }) => id))
   const parents = new Set(cancelled.map(({ parent_id }) => parent_id))
   for (const run_id of parents) if (run_id !== null && !ids.has(run_id)) tx.send(runWakeQueue, { run_id, project_id })
-  for (const { id: run_id } of await listLongestQueued(tx, project_id, cancelled.length))
+  const freed = cancelled.filter(({ was_running }) => was_running).length
+  if (freed === 0) return
+  for (const { id: run_id } of await listLongestQueued(tx, project_id, freed))
     withoutTriggerChain(() => tx.send(runQueue, { run_id, project_id }))
 }
 
 /** Cancels turns and withdraws approvals that cancelled node executions waited for. */
 async function cancelAwaitedWork(tx: Tx, services: Services, works: readonly AwaitedWork[]): Promise<void> {
-  for (const { generation_id } of works)
-    if (generation_id !== null) await cancelTurnIfActive(tx, services, generation_id)
+  const turns = works.flatMap(({ generation_id }) => generation_id ?? [])
+  await cancelActiveTurns(tx, services, turns)
   const approvals = works.flatMap(({ approval_id }) => approval_id ?? [])
   if (approvals.length > 0) await withdrawApprovals(tx, approvals)
 }

@@ -3,8 +3,16 @@ import type { JobContext } from '../../../core/jobs/handler.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { type DescendantsMessage, descendantsQueue, runQueue } from '../queue.ts'
 import type { RunRef } from '../store.ts'
-import { cancelRunPage, MAX_RUNS_PER_TX } from './cancel-descendants.ts'
-import { hasMoreLiveRuns, type ListedRun, listNestedRuns, pauseRuns, pauseTrees, runsStartedBy } from './tree-store.ts'
+import { cancelRunPage, MAX_RUNS_PER_TX, PAGE_RUNS } from './cancel-descendants.ts'
+import {
+  hasMoreLiveRuns,
+  type ListedRun,
+  listNestedRuns,
+  pauseRuns,
+  pauseTrees,
+  runsStartedBy,
+  withoutJit,
+} from './tree-store.ts'
 
 /** Pauses the descendants of runs; large trees are paused by workers after the transaction. */
 export async function pauseDescendants(
@@ -27,12 +35,15 @@ function wake(tx: Tx, runs: readonly RunRef[]): void {
 /** Cancels or pauses a page of the nested runs of a run, and their descendants. */
 export const controlDescendants = (message: DescendantsMessage, { services, complete }: JobContext) =>
   services.write(async tx => {
+    await withoutJit(tx)
     const { project_id, pause } = message
-    const page = await listNestedRuns(tx, message, MAX_RUNS_PER_TX)
-    if (pause) await pauseRunPage(tx, project_id, page, pause.reason)
-    else await cancelRunPage(tx, services, project_id, page)
-    if (page.length === MAX_RUNS_PER_TX) {
-      const { execution_id, index } = page[MAX_RUNS_PER_TX - 1]
+    const limit = pause ? MAX_RUNS_PER_TX : PAGE_RUNS
+    const page = await listNestedRuns(tx, message, limit)
+    const done = pause
+      ? await pauseRunPage(tx, project_id, page, pause.reason)
+      : await cancelRunPage(tx, services, project_id, page)
+    if (done === limit || done < page.length) {
+      const { execution_id, index } = page[done - 1]
       tx.send(descendantsQueue, { ...message, after: { execution_id, index } })
     }
     complete(tx)
@@ -44,9 +55,10 @@ async function pauseRunPage(
   projectId: string,
   page: readonly ListedRun[],
   reason: string | null,
-): Promise<void> {
+): Promise<number> {
   const ids = page.map(({ id }) => id)
   wake(tx, await pauseRuns(tx, ids, reason))
-  const parents = page.flatMap(({ id, is_parent }) => (is_parent ? id : []))
+  const parents = page.flatMap(({ id, below }) => (below > 0 ? id : []))
   if (parents.length > 0) await pauseDescendants(tx, projectId, parents, reason)
+  return page.length
 }

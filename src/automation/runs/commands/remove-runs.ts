@@ -3,7 +3,7 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { OrchestrationDeleteHook } from '../../orchestrations/delete-hooks.ts'
 import { deleteMarked, markDeleted } from '../../orchestrations/store.ts'
 import { type RemovalMessage, removalQueue } from '../queue.ts'
-import { cancelOrchestrationRuns, cancelRunPage, MAX_RUNS_PER_TX } from './cancel-descendants.ts'
+import { cancelOrchestrationRuns, cancelRunPage, MAX_RUNS_PER_TX, PAGE_RUNS } from './cancel-descendants.ts'
 import {
   deleteRunsOf,
   hasMoreLiveRuns,
@@ -11,6 +11,7 @@ import {
   hasRunsToCancel,
   listLiveRunsOf,
   runsOfOrchestration,
+  withoutJit,
 } from './tree-store.ts'
 
 /** Limit of runs that a request deletes with their orchestration: 30 µs each, plus their descendants. */
@@ -35,7 +36,8 @@ export async function removeRuns(removal: RemovalMessage, { services, stopping, 
   const { orchestration_id, project_id } = removal
   const { pool } = services
   const isCancelling = await services.write(async tx => {
-    const page = await listLiveRunsOf(tx, removal, MAX_RUNS_PER_TX)
+    await withoutJit(tx)
+    const page = await listLiveRunsOf(tx, removal, PAGE_RUNS)
     if (page.length === 0) return false
     await cancelRunPage(tx, services, project_id, page)
     tx.send(removalQueue, removal)

@@ -1,13 +1,23 @@
 import { z } from 'zod'
+import { setForTransaction } from '../../../core/db/settings.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
-import { isStopping, LIVE, type RunRow, RunRow as RunShape } from '../model.ts'
+import { isStopping, LIVE, RunRow as RunShape } from '../model.ts'
 import type { DescendantsMessage } from '../queue.ts'
 import { RunRef, runColumns } from '../store.ts'
 
 /** Trees of runs: a run with its descendants. */
 
+/**
+ * Begins the transaction of a page: the estimates for trees are a thousand times too high, and compiling a statement takes
+ * longer than the page.
+ */
+export const withoutJit = (tx: Queryable): Promise<unknown> => setForTransaction(tx, { jit: 'off' })
+
 const runRefRow = sql.type(RunRef)
-const runRow = sql.type(RunShape)
+const CancelledRun = RunShape.extend({ was_running: z.boolean() })
+/** A cancelled run, and whether it held a slot of its project. */
+export type CancelledRun = z.output<typeof CancelledRun>
+const cancelledRow = sql.type(CancelledRun)
 
 /**
  * Condition of the runs that some runs, or one node execution of them, started: the roots of trees. By
@@ -21,12 +31,16 @@ export const runsStartedBy = (runIds: readonly string[], executionId: string | n
 export const runsOfOrchestration = (orchestrationId: string): Fragment =>
   sql.fragment`r.orchestration_id = ${orchestrationId}`
 
-/** Returns the CTE `tree` of the live runs of trees. By orchestration_runs_parent. */
+/**
+ * Returns the CTE `tree` of the live runs of trees. By orchestration_runs_parent: without statistics of a tree,
+ * the planner would read the whole table at each depth if the queries were not lateral.
+ */
 const liveTree = (roots: Fragment): Fragment => sql.fragment`
     tree as (
-      select r.id from orchestration_runs r where ${roots} and r.status in ${LIVE}
+      select r.id, r.run_depth from orchestration_runs r where ${roots} and r.status in ${LIVE}
       union
-      select r.id from tree join orchestration_runs r on r.parent_id = tree.id where r.status in ${LIVE})`
+      select r.id, r.run_depth from tree cross join lateral (
+        select r.id, r.run_depth from orchestration_runs r where r.parent_id = tree.id and r.status in ${LIVE} offset 0) r)`
 
 /**
  * Returns the CTE `locked` of the live runs of trees, locked parents first. Misses runs that one of them starts
@@ -35,13 +49,14 @@ const liveTree = (roots: Fragment): Fragment => sql.fragment`
 const lockedTree = (roots: Fragment): Fragment => sql.fragment`
     recursive ${liveTree(roots)},
     locked as (
-      select r.id from tree join orchestration_runs r on r.id = tree.id
-      where r.status in ${LIVE} order by r.run_depth, r.id for update of r)`
+      select r.id, r.before from (select id from tree order by run_depth, id) as t cross join lateral (
+        select r.id, r.status as before from orchestration_runs r
+        where r.id = t.id and r.status in ${LIVE} for update of r) r)`
 
 /** Returns the CTE `locked` of live runs of the same depth. */
 const lockedRuns = (ids: readonly string[]): Fragment => sql.fragment`
     locked as (
-      select id from orchestration_runs
+      select id, status as before from orchestration_runs
       where id = any(${sql.array([...ids], 'text')}) and status in ${LIVE} order by id for update)`
 
 /** Whether trees have more than `limit` live runs. Reads no more than that. */
@@ -51,21 +66,22 @@ export const hasMoreLiveRuns = (db: Queryable, roots: Fragment, limit: number): 
 const cancelUpdate = sql.fragment`
     update orchestration_runs t set status = 'cancelled', revision = t.revision + 1, active_nodes = '{}', required_actions = '[]',
       context = null, wake_at = null, due_at = null, queued_at = null, completed_at = now(), updated_at = now()
-    from locked where t.id = locked.id returning ${runColumns}`
+    from locked where t.id = locked.id and t.id = any(array(select id from locked))
+    returning ${runColumns}, locked.before = 'running' as was_running`
 
 /** Cancels live runs with their descendants. Repeat until it returns none, since runs may be started concurrently. */
-export const cancelTrees = (db: Queryable, roots: Fragment): Promise<readonly RunRow[]> =>
-  db.any(runRow`with ${lockedTree(roots)} ${cancelUpdate}`)
+export const cancelTrees = (db: Queryable, roots: Fragment): Promise<readonly CancelledRun[]> =>
+  db.any(cancelledRow`with ${lockedTree(roots)} ${cancelUpdate}`)
 
 /** Cancels live runs. */
-export const cancelRuns = (db: Queryable, ids: readonly string[]): Promise<readonly RunRow[]> =>
-  db.any(runRow`with ${lockedRuns(ids)} ${cancelUpdate}`)
+export const cancelRuns = (db: Queryable, ids: readonly string[]): Promise<readonly CancelledRun[]> =>
+  db.any(cancelledRow`with ${lockedRuns(ids)} ${cancelUpdate}`)
 
 const pauseUpdate = (reason: string | null): Fragment => sql.fragment`
     update orchestration_runs t set revision = t.revision + 1, updated_at = now(),
       pause_reason = case when t.pause_requested_at is null then ${reason} else t.pause_reason end,
       pause_requested_at = coalesce(t.pause_requested_at, now())
-    from locked where t.id = locked.id returning t.id, t.project_id`
+    from locked where t.id = locked.id and t.id = any(array(select id from locked)) returning t.id, t.project_id`
 
 /** Pauses live runs with their descendants; earlier pauses remain. */
 export const pauseTrees = (db: Queryable, roots: Fragment, reason: string | null): Promise<readonly RunRef[]> =>
@@ -75,15 +91,20 @@ export const pauseTrees = (db: Queryable, roots: Fragment, reason: string | null
 export const pauseRuns = (db: Queryable, ids: readonly string[], reason: string | null): Promise<readonly RunRef[]> =>
   db.any(runRefRow`with ${lockedRuns(ids)} ${pauseUpdate(reason)}`)
 
-const NestedRun = z.strictObject({ id: z.string(), execution_id: z.string(), index: z.int(), is_parent: z.boolean() })
+const NestedRun = z.strictObject({ id: z.string(), execution_id: z.string(), index: z.int(), below: z.int() })
 const nestedRow = sql.type(NestedRun)
-const ListedRun = NestedRun.pick({ id: true, is_parent: true })
-/** A cancelled or paused run, and whether it may have nested runs. */
+const ListedRun = NestedRun.pick({ id: true, below: true })
+/** A run of a page, with the number of live runs below it, at most one more than MAX_TREE. */
 export type ListedRun = z.output<typeof ListedRun>
 const listedRow = sql.type(ListedRun)
 
-/** SQL expression whether a run has nested runs. By orchestration_runs_parent. */
-const isParent = sql.fragment`exists (select from orchestration_runs c where c.parent_id = r.id) as is_parent`
+/** Number of runs below a run of a page that are counted, and cancelled in the transaction of the page. */
+export const MAX_TREE = 100
+
+/** SQL expression of the number of live runs below a run, counted up to one more than MAX_TREE. By orchestration_runs_parent. */
+const below = sql.fragment`(
+      with recursive ${liveTree(sql.fragment`r.parent_id = page.id`)}
+      select count(*)::integer from (select from tree limit ${MAX_TREE + 1}) as t) as below`
 
 /** Lists live runs that a run, or one node execution of it, started, after a cursor. By orchestration_runs_parent. */
 export const listNestedRuns = (
@@ -92,11 +113,13 @@ export const listNestedRuns = (
   limit: number,
 ) =>
   db.any(nestedRow`
-    select r.id, r.parent_execution_id as execution_id, r.parent_index as index, ${isParent}
+    select page.id, page.parent_execution_id as execution_id, page.parent_index as index, ${below} from (
+    select r.id, r.parent_execution_id, r.parent_index
     from orchestration_runs r
-    where ${runsStartedBy([run_id], execution_id)} and r.status in ${LIVE}
+    where r.parent_id = ${run_id} and (${execution_id}::text is null or r.parent_execution_id = ${execution_id})
+      and r.status in ${LIVE}
       and (r.parent_execution_id, r.parent_index) > (${after?.execution_id ?? ''}, ${after?.index ?? -1})
-    order by r.parent_execution_id, r.parent_index limit ${limit}`)
+    order by r.parent_execution_id, r.parent_index limit ${limit}) as page order by 2, 3`)
 
 /** Lists live runs of an orchestration. By orchestration_runs_live. */
 export const listLiveRunsOf = (
@@ -105,9 +128,10 @@ export const listLiveRunsOf = (
   limit: number,
 ) =>
   db.any(listedRow`
-    select r.id, ${isParent} from orchestration_runs r
+    select page.id, ${below} from (
+    select r.id from orchestration_runs r
     where r.project_id = ${project_id} and r.status in ${LIVE} and r.orchestration_id = ${orchestration_id}
-    order by r.id limit ${limit}`)
+    order by r.id limit ${limit}) as page order by 1`)
 
 /** Whether a project has live runs that are about to be cancelled. By orchestration_runs_live. */
 export const hasRunsToCancel = (db: Queryable, projectId: string): Promise<boolean> =>

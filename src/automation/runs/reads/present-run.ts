@@ -10,7 +10,7 @@ import { listExecutions, listLastStatuses, type NodeExecutionRow } from '../engi
 import { loadPinnedGraph } from '../engine/pinned-graph.ts'
 import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow, runKind } from '../model.ts'
 import { withCallbacks } from '../nodes/callback-token.ts'
-import { usageOfRun } from './usage.ts'
+import { usageOfRun, usageOfRuns } from './usage.ts'
 
 /**
  * Returns the idempotency key of a node execution's side effect: a retry has a new key; a redelivery of the same
@@ -65,6 +65,25 @@ export async function presentRunDetail(
   const rows = known ?? (await listExecutions(db, run.id))
   const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NO_USAGE
   return { ...presentRun(run), node_executions: rows.map(presentNodeExecution), ...usage }
+}
+
+/** Presents runs with their node executions and their usage, in one statement. */
+export async function presentRunDetails(
+  db: Queryable,
+  runs: readonly RunRow[],
+  executions: ReadonlyMap<string, readonly NodeExecutionRow[]>,
+): Promise<OrchestrationRunRecord[]> {
+  const rowsOf = ({ id }: RunRow) => executions.get(id) ?? []
+  const metered = runs.filter(run => rowsOf(run).some(({ node_type }) => isMetered(node_type)))
+  const usage = await usageOfRuns(
+    db,
+    metered.map(({ id }) => id),
+  )
+  return runs.map(run => ({
+    ...presentRun(run),
+    node_executions: rowsOf(run).map(presentNodeExecution),
+    ...(usage.get(run.id) ?? NO_USAGE),
+  }))
 }
 
 /** Presents a run to a caller, with the callback URLs that the caller may use. */

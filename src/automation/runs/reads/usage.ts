@@ -1,10 +1,18 @@
 import type { UsageComponent, UsageDraft } from '../../../control/usage/meter.ts'
 import { type PricedUsage, totalCost } from '../../../control/usage/price-usage.ts'
-import { type RunTotals, totalsOfRuns } from '../../../control/usage/report-store.ts'
+import { type RunTotals, totalsOfRuns, totalsOfTrees } from '../../../control/usage/report-store.ts'
 import type { UsageSums } from '../../../control/usage/totals.ts'
 import { type Queryable, sql } from '../../../core/db/sql.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RunRow } from '../model.ts'
+
+/** Usage of a run with its nested runs, and without them. */
+export type RunUsage = { usage: UsageSums | null; usage_own: UsageSums | null }
+
+const usageOf = (totals: readonly RunTotals[]): RunUsage => ({
+  usage: sumTotals(totals),
+  usage_own: sumTotals(totals.filter(({ own }) => own)),
+})
 
 /**
  * Returns the usage of a run, with and without its nested runs; null if there is none.
@@ -14,7 +22,7 @@ export async function usageOfRun(
   db: Queryable,
   { id }: Pick<RunRow, 'id'>,
   unwritten: readonly PricedUsage[] = [],
-): Promise<{ usage: UsageSums | null; usage_own: UsageSums | null }> {
+): Promise<RunUsage> {
   const tree = sql.fragment`
     with recursive tree as (
       select ${id}::text as id
@@ -22,7 +30,21 @@ export async function usageOfRun(
       select r.id from tree join orchestration_runs r on r.parent_id = tree.id)
     select id from tree`
   const totals = [...(await totalsOfRuns(db, id, tree)), ...unwritten.map(totalsOf)]
-  return { usage: sumTotals(totals), usage_own: sumTotals(totals.filter(({ own }) => own)) }
+  return usageOf(totals)
+}
+
+/** Returns the usage of runs with their nested runs, by run ID; runs without usage are missing. One statement. */
+export async function usageOfRuns(db: Queryable, ids: readonly string[]): Promise<ReadonlyMap<string, RunUsage>> {
+  if (ids.length === 0) return new Map()
+  const trees = sql.fragment`
+    with recursive tree as (
+      select id as root, id from unnest(${sql.array([...ids], 'text')}) id
+      union all
+      select tree.root, r.id from tree cross join lateral (
+        select r.id from orchestration_runs r where r.parent_id = tree.id offset 0) r)
+    select root, id from tree`
+  const totals = Map.groupBy(await totalsOfTrees(db, trees), ({ root }) => root)
+  return new Map([...totals].map(([id, of]) => [id, usageOf(of)]))
 }
 
 function totalsOf(priced: PricedUsage): RunTotals {

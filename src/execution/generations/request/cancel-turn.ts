@@ -11,7 +11,7 @@ import { emitSettled, loadTurnMemory } from '../loop/turn-hooks.ts'
 import { turnOwnerOf } from '../loop/turn-owner.ts'
 import { executeFenced, settlementParts } from '../loop/turn-store.ts'
 import { type GenerationRow, generationKind, storedForm } from '../model.ts'
-import { findTurnData, requestAbort } from '../store.ts'
+import { findTurnData, listActiveTurns, requestAbort } from '../store.ts'
 import { lastFrame } from '../streams/frame-store.ts'
 import { makeFrame } from '../streams/frames.ts'
 import { ABORT_CHANNEL } from '../streams/live-turns.ts'
@@ -78,6 +78,12 @@ export async function cancelTurn(tx: Tx, services: Services, generation: Generat
 export async function cancelTurnIfActive(tx: Tx, services: Services, id: string): Promise<void> {
   const turn = await generationKind.find(tx, id)
   if (turn && turn.status !== 'completed' && turn.status !== 'failed') await cancelTurn(tx, services, turn)
+}
+
+/** Cancels the turns among some that have not settled; see `cancelTurnIfActive`. One statement for those that have. */
+export async function cancelActiveTurns(tx: Tx, services: Services, ids: readonly string[]): Promise<void> {
+  if (ids.length === 0) return
+  for (const id of await listActiveTurns(tx, ids)) await cancelTurnIfActive(tx, services, id)
 }
 
 /**
