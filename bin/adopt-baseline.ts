@@ -67,12 +67,12 @@ const RENAMED_QUEUES: Record<string, string> = {
 
 const sqlFile = (...names: string[]): string => readFileSync(path.join(import.meta.dirname, ...names), 'utf8')
 
-/** Statements of sql/ that create functions and triggers, in order. */
+/** Statements of sql/ that create functions and triggers, or drop triggers, in order. */
 const baselineStatements = (): string[] =>
   migrationNames().flatMap(
     name =>
       sqlFile('../sql', `${name}.sql`).match(
-        /^(create (function|procedure|(constraint )?trigger)|call count_table)\b[^;]*?(\$\$[\s\S]*?\$\$;|;)/gm,
+        /^(create (function|procedure|(constraint )?trigger)|drop trigger|call count_table)\b[^;]*?(\$\$[\s\S]*?\$\$;|;)/gm,
       ) ?? [],
   )
 

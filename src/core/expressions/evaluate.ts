@@ -84,8 +84,14 @@ export const briefShareOf = ({ applications, volume }: EvaluationBudget): number
 
 /** Returns the limits of a brief evaluation after the given cost. */
 export const briefLimits = ({ applications, volume }: EvaluationBudget): EvaluationBudget => ({
-  applications: applications + MAX_APPLICATIONS * BRIEF_SHARE,
-  volume: volume + MAX_VOLUME * BRIEF_SHARE,
+  applications: Math.min(MAX_APPLICATIONS, applications + MAX_APPLICATIONS * BRIEF_SHARE),
+  volume: Math.min(MAX_VOLUME, volume + MAX_VOLUME * BRIEF_SHARE),
+})
+
+/** Cost after which no further evaluation that shares the budget succeeds. */
+export const exhaustedBudget = (): EvaluationBudget => ({
+  applications: MAX_APPLICATIONS + 1,
+  volume: MAX_VOLUME + 1,
 })
 
 /** Expressions over one root, or literals that contain expressions. */

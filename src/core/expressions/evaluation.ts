@@ -9,6 +9,7 @@ import {
   type EvaluationRequest,
   ExpressionError,
   evaluateWithin,
+  exhaustedBudget,
   freshBudget,
   NotBriefError,
   requireValues,
@@ -62,7 +63,7 @@ async function evaluateInThread(
   const outcome = await threads(services).run(job, { waitMs: WAIT_MS })
   if ('broke' in outcome) {
     const limit = outcome.broke === 'time' ? 'takes too long' : 'takes too much memory'
-    return { values: [], spent: rest.spent, failed: `${limit} to evaluate` }
+    return { values: [], spent: exhaustedBudget(), failed: `${limit} to evaluate` }
   }
   const { text: values, ...output } = outcome.output
   return { ...output, values: JSON.parse(values) }
@@ -124,12 +125,11 @@ export async function evaluateMapping(
 ): Promise<Record<string, unknown>> {
   const keys = Object.keys(mapping ?? {})
   if (keys.length === 0) return {}
-  const request = { expressions: Object.values(mapping ?? {}), root, spent: freshBudget(), strictness, bytes }
+  const expressions = Object.values(mapping ?? {})
+  const request = { expressions, root, spent: freshBudget(), strictness: 'coercing' as const, bytes }
   const { values, failed, tooLarge: isTooLarge } = await evaluateAll(services, project, request)
   if (isTooLarge) throw tooLarge()
   if (failed === undefined) return Object.fromEntries(keys.map((key, index) => [key, values[index]]))
   const error = new ExpressionError(failed)
   throw failure ? failure(keys[values.length], error) : error
 }
-
-const strictness: Strictness = 'coercing'
