@@ -12,7 +12,7 @@ import { eventually, startApp, type TestApp } from '../support/app.ts'
 describe('leases of lost workers', () => {
   let app: TestApp
   const identity = ownIdentity() ?? { host: 'here', pid: process.pid, started: '0' }
-  const worker = { instance: 'mine', kinds: [], startedAt: new Date().toISOString(), identity }
+  const worker = { instance: 'mine', kinds: ['retention'], startedAt: new Date().toISOString(), identity }
 
   before(async () => {
     app = await startApp({ env: { WORKER_HEARTBEAT_INTERVAL_MS: '1000' } })

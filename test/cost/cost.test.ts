@@ -3,7 +3,7 @@ import fs from 'node:fs'
 import path from 'node:path'
 import { loadModules } from '../../src/core/api/module.ts'
 import { modules } from '../../src/modules.ts'
-import { type CostCase, machineFactor, measure } from './measure.ts'
+import { type CostCase, measure } from './measure.ts'
 
 loadModules(modules)
 
@@ -26,9 +26,7 @@ describe('cost', () => {
     describe(area, () => {
       for (const one of cases)
         it(`${one.name} is linear and short up to ${one.limit} ${one.bound}`, async () => {
-          const factor = await machineFactor()
-          for (const input of Object.keys(one.inputs))
-            assert.deepEqual(await measure(one, input, factor), [], `input ${input}`)
+          for (const input of Object.keys(one.inputs)) assert.deepEqual(await measure(one, input), [], `input ${input}`)
         })
     })
 })

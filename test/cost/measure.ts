@@ -55,7 +55,7 @@ function reference(): number {
 }
 
 /** Returns how many times slower than the machine of REFERENCE_MS this thread is at present, at least 1. */
-export async function machineFactor(): Promise<number> {
+async function machineFactor(): Promise<number> {
   let best = Number.POSITIVE_INFINITY
   for (let at = 0; at < 5; at++) best = Math.min(best, await processorMs(() => void reference()))
   return Math.max(1, best / REFERENCE_MS)
@@ -81,8 +81,8 @@ const merged = (a: Measured, b: Measured): Measured => ({
 })
 
 /** Measures a case with one generator at n, 2n and 4n = limit; returns what is wrong. */
-export async function measure(one: CostCase, input: string, factor: number): Promise<string[]> {
-  const maxTurnMs = (one.exception?.ms ?? MAX_TURN_MS) * factor
+export async function measure(one: CostCase, input: string): Promise<string[]> {
+  const maxTurnMs = one.exception?.ms ?? MAX_TURN_MS
   const build = one.inputs[input]
   const [quarter, half] = [one.limit / 4, one.limit / 2].map(Math.floor)
   const sizes = [quarter, half, one.limit]
@@ -95,12 +95,16 @@ export async function measure(one: CostCase, input: string, factor: number): Pro
   }
   let problems = problemsOf(sizes, times, maxTurnMs)
   // Compilation, a collection of garbage or a neighbour in the processor's cache costs time of this thread too: repeated
-  // until a measurement without it is found.
+  // until a measurement without it is found, each relative to the speed of the machine just before it.
   let least: Measured[] = []
   for (let at = 0; at < MAX_REPETITIONS && problems.length > 0; at++) {
+    const factor = await machineFactor()
     const means: Measured[] = []
     for (const [index, n] of sizes.entries()) means.push(await mean(one, build, n, times[index].total))
-    least = means.map((time, index) => merged(time, least[index] ?? time))
+    least = means.map(({ total, turn }, index) => {
+      const time = { total: total / factor, turn: turn / factor }
+      return merged(time, least[index] ?? time)
+    })
     problems = problemsOf(sizes, least, maxTurnMs)
   }
   return problems
@@ -133,6 +137,6 @@ function problemsOf(sizes: number[], times: Measured[], maxTurnMs: number): stri
   }
   const last = times[times.length - 1]
   if (last.turn > maxTurnMs)
-    problems.push(`takes ${last.turn.toFixed()} ms of the event loop, at most ${maxTurnMs.toFixed()} ms (${shown})`)
+    problems.push(`takes ${last.turn.toFixed()} ms of the event loop, at most ${maxTurnMs} ms (${shown})`)
   return problems
 }
