@@ -144,9 +144,8 @@ describe('run timers', function () {
         if (app.target.requests.length === 1) response.setHeader('retry-after', '60')
         json({}, app.target.requests.length === 1 ? 429 : 200)(request, response)
       }
-      const run = await app.run([
-        call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 1, max_delay_ms: 400 } } }),
-      ])
+      const nodes = [call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 1, max_delay_ms: 400 } } })]
+      const run = await app.until((await app.run(nodes)).id)
       assert.equal(run.status, 'succeeded', JSON.stringify(run.error))
       const [first, second] = run.node_executions
       assert.ok(Date.parse(second.started_at) - Date.parse(first.completed_at) >= 400)
@@ -165,9 +164,8 @@ describe('run timers', function () {
 
     it('follow timeouts and unreachable targets, but not refusals', async () => {
       app.target.answer = () => {}
-      const late = await app.run([
-        call('a', { timeout: '100ms', retry: { max_attempts: 2, backoff: { delay_ms: 0 } } }),
-      ])
+      const ended = async (nodes: object[]) => app.until((await app.run(nodes)).id)
+      const late = await ended([call('a', { timeout: '100ms', retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
       assert.deepEqual(
         [late.status, meta(late, 2).code, meta(late, 2).meta.reason],
         ['failed', 'ORCHESTRATION_NODE_FAILED', 'timeout'],
@@ -178,17 +176,16 @@ describe('run timers', function () {
         [409, 1],
       ] as const) {
         app.target.answer = json({}, status)
-        const { id } = await app.run([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
-        const run = await app.until(id)
+        const run = await ended([call('a', { retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
         assert.deepEqual([run.error?.code, attempts(run).length], ['TOOL_HTTP_ERROR', tries], String(status))
       }
       const closed = await app.tool({ execute: { url: 'http://127.0.0.1:1' } })
-      const lost = await app.run([call('a', { tool_id: closed, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
+      const lost = await ended([call('a', { tool_id: closed, retry: { max_attempts: 2, backoff: { delay_ms: 0 } } })])
       assert.deepEqual([attempts(lost), lost.error.meta.tool_status_code], [['a:1:failed', 'a:2:failed'], null])
       const wrong = await app.tool({
         parameters: { type: 'object', required: ['n'], properties: { n: { type: 'integer' } } },
       })
-      const refused = await app.run([call('a', { tool_id: wrong, retry: { max_attempts: 3 } })])
+      const refused = await ended([call('a', { tool_id: wrong, retry: { max_attempts: 3 } })])
       assert.deepEqual([attempts(refused), refused.error.code], [['a:1:failed'], 'VALIDATION_FAILED'])
     })
 

@@ -14,7 +14,7 @@ export default [
   }),
   costCase<object>({
     name: 'control/activity/entry-text.ts detailText',
-    limit: 20_000,
+    limit: 10_000,
     bound: 'values of the details of an entry',
     inputs: {
       keys: keys(() => 'x'),
