@@ -15,7 +15,7 @@ const STRICT_MS = 60_000
 /** Longest wait for the end of the work in progress: before a probation, and before a run that is strictly alone. */
 const DRAIN_MS = { probation: 5000, strict: 60_000 }
 
-/** Longest wait of a stop for a claim that is under way. */
+/** Longest wait of a stop for a claim in progress. */
 const END_MS = 1000
 
 /**
