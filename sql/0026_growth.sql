@@ -12,8 +12,9 @@ create table retention_backlogs (
   primary key (project_id, setting)
 );
 
--- Number of events that a row sums up: more than one after a roll-up.
-alter table usage_events add column event_count integer not null default 1 check (event_count > 0);
+-- Number of events that a row sums up: more than one after a roll-up. Without a check, which would read a large table under
+-- an exclusive lock.
+alter table usage_events add column event_count integer not null default 1;
 
 -- The time up to which the usage of a project is rolled up, and whether events of existing turns before it remain, which
 -- are rolled up once retention deletes turns.

@@ -66,6 +66,15 @@ describe('expressions in threads', () => {
     )
   })
 
+  it('share one budget also if each of them is brief', async () => {
+    const spent = freshBudget()
+    const brief = { length: [{ map: [{ var: 'few' }, KEYS] }] }
+    const evaluateAll = async () => {
+      for (const _ of range(30)) await inThreads(brief, { few: range(4) }, spent)
+    }
+    await assert.rejects(evaluateAll(), isTooLong)
+  })
+
   it('that fill the memory of a thread end with an error', async function () {
     this.timeout(60_000)
     const root = { eighty: range(80), large: Array(3_000_000).fill({}) }

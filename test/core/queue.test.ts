@@ -1118,6 +1118,26 @@ describe('queues and workers', function () {
     })
   })
 
+  it('claims other messages again when a suspect at its limit of lost workers takes long', async () => {
+    await queues.send([queueMessage(tasks, { id: 'long' })])
+    await pool.query(`
+      update pgboss.job_common set state = 'retry', blocked = true, started_on = now(), data = data || '{"worker_losses": 2}'
+      where name = 'test-tasks'`)
+    const handled: string[] = []
+    const handle = async ({ id }: { id: string }, { signal }: JobContext) => {
+      handled.push(id)
+      if (id === 'long') await once(signal, 'abort')
+    }
+    const workers = await run([handler(tasks, {}, handle)], { strictMs: 300 })
+    await until('long', () => handled.length === 1)
+    await queues.send([queueMessage(tasks, { id: 'other' })])
+    await until('other', () => handled.length === 2, 10_000)
+    assert.deepEqual(handled, ['long', 'other'])
+    const { data } = await one(`select data from pgboss.job_common where data ->> 'id' = 'long'`)
+    assert.deepEqual(data, { id: 'long', worker_losses: 2 })
+    await workers.stop(0)
+  })
+
   describe('stopping', () => {
     it('waits for running handlers, then requeues the rest without counting the attempt', async () => {
       const { log, lines } = recorder()
@@ -1166,6 +1186,40 @@ describe('queues and workers', function () {
       assert.equal((await workers.stop(0)).requeued, 2)
       assert.equal(calls.length, 1)
       assert.deepEqual((await jobs(tasks.name)).map(job => job.state).sort(), ['completed', 'created', 'created'])
+    })
+
+    it('requeues a suspect whose claim is answered meanwhile', async () => {
+      await pool.query(`
+        create function await_gate() returns trigger language plpgsql as $$
+          begin perform pg_advisory_xact_lock_shared(4712); return new; end $$;
+        create trigger gate before update on pgboss.job_common for each row
+          when (new.name = 'test-tasks' and new.state = 'active') execute function await_gate()`)
+      const gate = await pool.connect()
+      try {
+        await gate.query('select pg_advisory_lock(4712)')
+        await queues.send([queueMessage(tasks, { id: 'suspect' })])
+        await pool.query(`
+          update pgboss.job_common set state = 'retry', blocked = true, started_on = now(), data = data || '{"worker_losses": 1}'
+          where name = 'test-tasks'`)
+        const handled: string[] = []
+        const workers = await run([handler(tasks, {}, async ({ id }) => void handled.push(id))])
+        await until('claiming', async () => {
+          const { n } = await one(`select count(*)::int as n from pg_locks where locktype = 'advisory' and not granted`)
+          return n > 0
+        })
+        const stopped = workers.stop(0)
+        await sleep(100)
+        await gate.query('select pg_advisory_unlock(4712)')
+        await stopped
+        assert.deepEqual(
+          (await jobs(tasks.name)).map(({ state, blocked }) => [state, blocked]),
+          [['created', true]],
+        )
+        assert.deepEqual(handled, [])
+      } finally {
+        gate.release()
+        await pool.query('drop trigger gate on pgboss.job_common; drop function await_gate()')
+      }
     })
 
     it('handles an entity requeued while its next wake-up waits immediately', async () => {

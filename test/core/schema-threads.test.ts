@@ -305,11 +305,12 @@ describe('threads', () => {
     assert.deepEqual(await run('0', 'proj_b'), answered)
   })
 
-  it('settle waiting jobs when they are closed', async () => {
+  it('settle waiting and later jobs when they are closed', async () => {
     open()
     const waiting = [run('hang'), run('1'), run('1')]
     const ends = Promise.allSettled(waiting)
     await threads.close()
+    await assert.rejects(run('1'), unavailable)
     for (const end of await ends) {
       assert.equal(end.status, 'rejected')
       unavailable((end as PromiseRejectedResult).reason)

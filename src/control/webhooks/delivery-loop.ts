@@ -37,8 +37,9 @@ const SETTLE_BATCH = 500
 
 const RETRY_MS = [50, 200, 1000, 3000]
 
-/** Time after which a claim, or a write of outcomes, is abandoned. */
+/** Longest duration of the statement of a claim. */
 const CLAIM_MS = 6000
+/** Half of the time after which a write of outcomes is abandoned. */
 const SETTLE_MS = 15_000
 
 /** How long, and how often, unheld slots and deliveries are released after a failed claim. */
@@ -134,27 +135,38 @@ export class DeliveryLoop implements SuspectSource {
   async claim(alone: boolean): Promise<Suspect | null> {
     const { config, pool } = this.#services
     const until = performance.now() + config.WEBHOOK_LEASE_MS
-    const claim = claimSuspectDelivery(pool, this.#holder, { alone, leaseMs: config.WEBHOOK_LEASE_MS })
-    const delivery = await claim.catch(error => {
+    const claim = () => claimSuspectDelivery(pool, this.#holder, { alone, leaseMs: config.WEBHOOK_LEASE_MS })
+    // In flight until it has been sent: `close` waits for it.
+    this.#inFlight += 1
+    let delivery: SuspectDelivery | null = null
+    try {
+      delivery = await withStatementLimit(CLAIM_MS, claim)
+    } catch (error) {
       this.#claimLostAt = performance.now()
       throw error
-    })
+    } finally {
+      if (!delivery) {
+        this.#inFlight -= 1
+        this.#checkIdle()
+      }
+    }
     if (!delivery) return null
-    this.#held.add(delivery.id)
-    const { id, worker_losses: losses } = delivery
+    const claimed = delivery
+    this.#held.add(claimed.id)
+    const { id, worker_losses: losses } = claimed
     return {
       id,
       queue: 'webhook.delivery',
       losses,
       strict: losses >= MAX_WORKER_LOSSES,
-      run: () => this.#runSuspect(delivery, until),
-      endProbation: async () => void (await endSuspectProbation(pool, delivery)),
+      run: () => this.#runSuspect(claimed, until),
+      endProbation: async () => void (await endSuspectProbation(pool, claimed)),
     }
   }
 
   async #runSuspect(delivery: SuspectDelivery, until: number): Promise<void> {
-    this.#inFlight += 1
-    const { outcome, ms } = await this.#attempt(delivery, until)
+    const requeued = { outcome: requeuedOutcome, ms: null }
+    const { outcome, ms } = this.#closed ? requeued : await this.#attempt(delivery, until)
     this.#inFlight -= 1
     this.#ended.push({ delivery, until, outcome, ms })
     this.#settleSoon(true)

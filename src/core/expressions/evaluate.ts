@@ -82,7 +82,7 @@ const FULL: EvaluationBudget = { applications: MAX_APPLICATIONS, volume: MAX_VOL
 export const briefShareOf = ({ applications, volume }: EvaluationBudget): number =>
   (volume + applications * APPLICATION_COST) / (MAX_VOLUME * BRIEF_SHARE)
 
-/** Returns the limits of a brief evaluation after the given cost. */
+/** Returns the limits of a brief evaluation after the given cost: at most the whole budget. */
 export const briefLimits = ({ applications, volume }: EvaluationBudget): EvaluationBudget => ({
   applications: Math.min(MAX_APPLICATIONS, applications + MAX_APPLICATIONS * BRIEF_SHARE),
   volume: Math.min(MAX_VOLUME, volume + MAX_VOLUME * BRIEF_SHARE),

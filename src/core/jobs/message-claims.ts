@@ -188,14 +188,19 @@ export async function claimMessages(
   queue: Queue<any>,
   request: MessageClaimRequest,
 ): Promise<ClaimedMessages | null> {
+  return answeredInTime(queue.name, () => sendClaim(db, queue, request))
+}
+
+/** Returns the answer of a claim. @throws Error without an answer within CLAIM_MS */
+async function answeredInTime<T>(name: string, send: () => Promise<T>): Promise<T> {
   const sentAt = performance.now()
   const claimed = await settledWithin(
     CLAIM_MS,
-    sendClaim(db, queue, request).then(claims => ({ claims })),
+    send().then(answer => ({ answer })),
   )
-  if (claimed && performance.now() - sentAt < CLAIM_MS) return claimed.claims
+  if (claimed && performance.now() - sentAt < CLAIM_MS) return claimed.answer
   loopsRestarted.inc({ loop: 'message claims' })
-  throw new Error(`claim of ${queue.name} not answered`)
+  throw new Error(`claim of ${name} not answered`)
 }
 
 async function sendClaim(
@@ -339,23 +344,28 @@ export async function findSuspect(
   return rows[0] ?? null
 }
 
-/** Claims the next suspect of the queues that is due. Returns null without one, or if another worker claims it. */
+const suspectStatement = claimStatement(
+  'suspect',
+  `with next as (select j.name, j.id ${dueSuspects} for update skip locked)
+  update pgboss.job_common j
+  set state = 'active', blocked = false, started_on = now(), heartbeat_on = now(),
+    retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end,
+    data = j.data || jsonb_build_object('${ALONE}', $2::boolean), group_tier = '${HOLDER}'
+  from next n where j.name = n.name and j.id = n.id
+  returning ${columns}, j.name as queue`,
+)
+
+/**
+ * Claims the next suspect of the queues that is due. Returns null without one, or if another worker claims it.
+ * @throws Error without an answer within CLAIM_MS
+ */
 export async function claimSuspect(
   db: SqlExecutor,
   names: readonly string[],
   { alone }: { alone: boolean },
 ): Promise<(MessageClaim & { queue: string }) | null> {
   try {
-    const { rows } = await db.executeSql(
-      `with next as (select j.name, j.id ${dueSuspects} for update skip locked)
-      update pgboss.job_common j
-      set state = 'active', blocked = false, started_on = now(), heartbeat_on = now(),
-        retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end,
-        data = j.data || jsonb_build_object('${ALONE}', $2::boolean), group_tier = '${HOLDER}'
-      from next n where j.name = n.name and j.id = n.id
-      returning ${columns}, j.name as queue`,
-      [names, alone],
-    )
+    const { rows } = await answeredInTime('a suspect', () => db.executeSql(suspectStatement(), [names, alone]))
     return rows[0] ?? null
   } catch (error) {
     if ((error as { code?: string }).code === UNIQUE_VIOLATION) return null

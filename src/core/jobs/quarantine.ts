@@ -1,33 +1,46 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { retryWhileUnavailable } from '../db/retry.ts'
+import { settledWithin } from '../process/event-loop.ts'
 import type { Services } from '../process/services.ts'
 import { claimSuspect, endProbation, findSuspect, workerLosses } from './message-claims.ts'
 import type { QueueConsumer } from './queue-consumer.ts'
 import type { Suspect, SuspectSource } from './suspects.ts'
 
-/** Time for which other work waits for the end of a suspect that was active in one lost worker. */
+/** Time for which other work waits for the end of a suspect below its limit of lost workers. */
 const PROBATION_MS = 2000
+
+/** The same at its limit. Bounded, because a sweep takes hours: above its limit work fails whatever else was in progress. */
+const STRICT_MS = 60_000
 
 /** Longest wait for the end of the work in progress: before a probation, and before a run that is strictly alone. */
 const DRAIN_MS = { probation: 5000, strict: 60_000 }
+
+/** Longest wait of a stop for a claim in progress. */
+const END_MS = 1000
 
 /**
  * Runs the suspects of this process: work that was active when a worker was lost, and may have stalled or killed it. A
  * suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and other work
  * follow, so that long innocent work does not wait for each other; a suspect at its limit of lost workers, by default two,
- * runs alone to its end. Work that kills its workers within two seconds therefore ends with that number, any other with one
- * more, the last one alone, and no other work fails for it.
+ * runs alone for up to a minute. Work that kills its workers within two seconds therefore ends with that number, any
+ * other with one more.
  */
 export class Quarantine {
   readonly #log: Services['log']
   readonly #stopping: AbortSignal
+  readonly #strictMs: number
   readonly #sources: SuspectSource[] = []
   /** IDs of the suspects that this process has run. */
   readonly #suspects = new Set<string>()
   #running: Promise<void> | null = null
 
-  constructor({ log }: Pick<Services, 'log'>, stopping: AbortSignal) {
+  constructor(
+    { log }: Pick<Services, 'log'>,
+    { stopping, strictMs = STRICT_MS }: { stopping: AbortSignal; strictMs?: number },
+  ) {
     this.#log = log
     this.#stopping = stopping
+    this.#strictMs = strictMs
   }
 
   add(source: SuspectSource): void {
@@ -42,6 +55,11 @@ export class Quarantine {
       .finally(() => {
         this.#running = null
       })
+  }
+
+  /** Waits until no suspect is being claimed. The caller aborts the `stopping` signal and ends the work in progress before. */
+  async end(): Promise<void> {
+    if (this.#running) await settledWithin(END_MS, this.#running)
   }
 
   async #run(): Promise<void> {
@@ -75,10 +93,10 @@ export class Quarantine {
     const { id, queue, losses, strict } = suspect
     this.#log.warn({ queue, job: id, losses }, 'work quarantined')
     this.#suspects.add(id)
-    const ended = suspect.run()
-    if (strict) return ended
-    const hasEnded = await Promise.race([ended.then(() => true), sleep(PROBATION_MS, false)])
-    if (!hasEnded) await suspect.endProbation()
+    const ended = suspect.run().then(() => true)
+    const hasEnded = await settledWithin(strict ? this.#strictMs : PROBATION_MS, ended)
+    // Other work before that is recorded would let the suspect fail for it.
+    if (!hasEnded) await retryWhileUnavailable(() => suspect.endProbation(), { signal: this.#stopping })
   }
 
   #pause(paused: boolean): void {
@@ -86,14 +104,12 @@ export class Quarantine {
   }
 
   /**
-   * Waits until nothing is in progress, or nothing but suspects past their probation, or until the limit. Returns whether
-   * nothing is.
+   * Waits until nothing is in progress but suspects that ran alone before, or until the limit. Returns whether nothing is.
    */
   async #drain(isStrict: boolean): Promise<boolean> {
     const until = performance.now() + (isStrict ? DRAIN_MS.strict : DRAIN_MS.probation)
     const isIdle = (except: ReadonlySet<string>) => this.#sources.every(source => source.isIdle(except))
-    while (!isIdle(isStrict ? NONE : this.#suspects) && performance.now() < until && !this.#stopping.aborted)
-      await sleep(10)
+    while (!isIdle(this.#suspects) && performance.now() < until && !this.#stopping.aborted) await sleep(10)
     return isIdle(NONE)
   }
 }

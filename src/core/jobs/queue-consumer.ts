@@ -206,9 +206,11 @@ export class QueueConsumer {
   }
 
   /**
-   * Runs a claimed suspect, even without a free slot. Resolves when its handler has ended, or waits for other messages.
+   * Runs a claimed suspect, even without a free slot; requeues it if the process stops. Resolves when its handler has
+   * ended, or waits for other messages.
    */
-  runSuspect(claim: MessageClaim): Promise<void> {
+  async runSuspect(claim: MessageClaim): Promise<void> {
+    if (this.#stopping.aborted) return this.#requeueClaims([claim])
     return new Promise(resolve => {
       void this.#startSlot([claim], resolve).finally(resolve)
     })
@@ -363,23 +365,25 @@ export class QueueConsumer {
   /** Returns the claimed messages to handle; requeues excess ones and replaces delayed wake-ups. */
   async #filterHandled(jobs: MessageClaim[]): Promise<MessageClaim[]> {
     if (jobs.length === 0) return jobs
-    const signal = this.#hardStop.signal
-    const requeueAll = async (claims: MessageClaim[]) => {
-      await retryWhileUnavailable(() => requeueMessages(this.#queues.db, this.#queue, claims, 0), { signal })
-      this.#queues.wake(this.#queue.name, 'now')
-    }
     if (this.#stopping.aborted) {
-      await requeueAll(jobs)
+      await this.#requeueClaims(jobs)
       return []
     }
     // Slots may have been acquired during the claim.
     const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#usedSlots)) : []
-    if (excess.length > 0) await requeueAll(excess)
+    if (excess.length > 0) await this.#requeueClaims(excess)
     if (!this.#queue.key) return jobs
     // A due delayed wake-up is replaced by an immediate one under the key of the entity.
     const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
-    if (delayed.length > 0) await retryWhileUnavailable(() => this.#promote(delayed), { signal })
+    if (delayed.length > 0) await retryWhileUnavailable(() => this.#promote(delayed), { signal: this.#hardStop.signal })
     return jobs.filter(job => !delayed.includes(job))
+  }
+
+  /** Requeues claimed messages whose handling has not begun. */
+  async #requeueClaims(claims: MessageClaim[]): Promise<void> {
+    const requeue = () => requeueMessages(this.#queues.db, this.#queue, claims, 0)
+    await retryWhileUnavailable(requeue, { signal: this.#hardStop.signal })
+    this.#queues.wake(this.#queue.name, 'now')
   }
 
   async #promote(delayed: MessageClaim[]): Promise<void> {

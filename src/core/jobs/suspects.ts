@@ -5,9 +5,9 @@ export type Suspect = {
   queue: string
   /** Number of workers that were lost while it was active. */
   losses: number
-  /** Whether it must run alone to its end: it fails with the next lost worker. */
+  /** Whether it is at its limit of lost workers: it fails with the next one. */
   strict: boolean
-  /** Runs it. Resolves when it has ended or waits for other work. */
+  /** Runs it, or requeues it if the process stops. Resolves when it has ended or waits for other work. */
   run(): Promise<void>
   /** Records that other work is in progress alongside it. */
   endProbation(): Promise<void>

@@ -28,7 +28,8 @@ export type Workers = {
  * With a `projectShare` below 1, one project holds at most that share of a handler's slots while messages of other
  * projects wait, and all but one slot otherwise. Notifications of `listen` wake the consumers. All queues are polled
  * together every `pollMs` (default 1 s), and less often, down to every `idleMs` (default 5 s), while notifications
- * arrive and nothing is due. `onPoll` is called after each successful poll.
+ * arrive and nothing is due. `onPoll` is called after each successful poll. `strictMs` is the longest time for which a
+ * suspect at its limit of lost workers runs alone (quarantine.ts).
  */
 export async function startWorkers(options: {
   services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -41,6 +42,7 @@ export async function startWorkers(options: {
   onPoll?: () => unknown
   pollMs?: number
   idleMs?: number
+  strictMs?: number
 }): Promise<Workers> {
   const { services, handlers, schedules = [], background = [], listen } = options
   const stopping = new AbortController()
@@ -67,7 +69,7 @@ export async function startWorkers(options: {
   }
 
   reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
-  const quarantine = new Quarantine(services, stopping.signal)
+  const quarantine = new Quarantine(services, { stopping: stopping.signal, strictMs: options.strictMs })
   quarantine.add(messageSuspects(services, consumers))
   const poller = new QueuePoller({
     services,
@@ -111,6 +113,7 @@ export async function startWorkers(options: {
       const closing = Promise.all(tasks.map(task => task?.close()))
       const counts = await Promise.all([...consumers.values()].map(consumer => consumer.stop(graceMs)))
       await closing
+      await quarantine.end()
       for (const unsubscribe of subscriptions) unsubscribe?.()
       return { requeued: counts.reduce((sum, count) => sum + count, 0) }
     },

@@ -111,13 +111,14 @@ export class ThreadPool {
 
   /**
    * Runs a job in the turn of its project.
-   * @throws SERVICE_NOT_READY if too many jobs of the project are waiting, or the job has waited too long
+   * @throws SERVICE_NOT_READY if too many jobs of the project are waiting, the job has waited too long, or the pool is closed
    */
   run<Input, Output>(
     request: ThreadJob<Input, Output>,
     { signal, waitMs = this.#waitMs }: WaitOptions = {},
   ): Promise<ThreadOutcome<Output>> {
     signal?.throwIfAborted()
+    if (this.#closed) return Promise.reject(stoppingError(request))
     const queue = this.#waiting.get(request.project) ?? []
     const length = queue.reduce((sum, { request }) => sum + request.length, request.length)
     if (queue.length > 0 && (queue.length >= MAX_WAITING || length > MAX_WAITING_LENGTH))
