@@ -51,6 +51,8 @@ export async function rehearseCreates(
 ): Promise<RehearsedCreates> {
   const { pool } = services
   const imports = await resolveImports(pool, caller, projectId, compiled)
+  // Refusals of creates may tell values that the caller may not read.
+  if (imports.denied.length > 0) return { problems: imports.denied.map(importProblem), warnings: [] }
   const writer: ResourceWriter = {
     services,
     caller: { ...caller, project_id: projectId },
@@ -59,11 +61,13 @@ export async function rehearseCreates(
     signal,
     once: new Map(),
   }
-  let found: RehearsedCreates = { problems: [], warnings: [] }
+  const found: RehearsedCreates = { problems: [], warnings: [] }
   await rehearse(
     work => services.write(work),
     async tx => {
-      found = { problems: imports.denied.map(importProblem), warnings: [] }
+      // The transaction may be repeated.
+      found.problems.length = 0
+      found.warnings.length = 0
       const ids = new Map<string, ExpressionMeaning>()
       const scope = templateScope(compiled, imports.values, name => ids.get(name) ?? 'unknown', 'unknown')
       const end = performance.now() + MAX_REHEARSAL_MS

@@ -327,6 +327,36 @@ describe('the validation of a template', () => {
       ])
     })
 
+    it('does not tell the values of outputs that the caller may not read', async () => {
+      const owner = await app.projectWith(['formations:*', 'agents:*', 'ai-providers:*', 'memories:*'])
+      const template = {
+        resources: { S: { type: 'memory_store', properties: { name: 's' } } },
+        outputs: { secret: 'hidden-value-of-an-output' },
+      }
+      const made = await owner.key.post('/formations?wait=false', { name: 'source', template })
+      assert.equal(made.status, 202, JSON.stringify(made.body))
+      // No worker deploys it here.
+      await app.services.pool.query(
+        rawQuery(`update formations set status = 'active', outputs = '${JSON.stringify(template.outputs)}'
+          where id = '${made.body.id}'`),
+      )
+      const reader = await app.admin.post('/project-keys', {
+        project_id: owner.id,
+        name: 'reader',
+        policy_ids: [
+          (
+            await app.admin.post('/policies', {
+              document: { statement: [{ effect: 'Allow', action: ['agents:CreateAgent'], resource: ['*'] }] },
+            })
+          ).body.id,
+        ],
+      })
+      const importing = { A: { type: 'agent', properties: { ai_provider_id: { import: 'source.secret' } } } }
+      const found = await check(importing, app.as(reader.body.secret))
+      assert.doesNotMatch(JSON.stringify(found), /hidden-value/)
+      assert.deepEqual(found.paths, ['resources'])
+    })
+
     it('needs a project for it: of the credential, or given, which the caller must see', async () => {
       assert.equal((await check({ A: agentOf(MISSING) }, app.admin)).valid, true)
       const given = { project_id: projectId }
