@@ -93,6 +93,19 @@ describe('expressions in threads', () => {
     const turn = await longestTurn(() => Promise.all(range(100).map(() => inThreads(small, root))))
     assert.ok(turn < 50, `${turn} ms`)
   })
+
+  it('of one project do not delay those of others', async () => {
+    const small = { map: [{ var: 'few' }, { '+': [{ var: '' }, 1] }] }
+    const root = { few: range(900) }
+    let ended = 0
+    const many = range(300).map(async () => {
+      await inThreads(small, root)
+      ended++
+    })
+    await evaluate(app.services, 'proj_b', small, root)
+    assert.ok(ended < 30, `${ended} evaluations of the other project before`)
+    await Promise.all(many)
+  })
 })
 
 describe('comparisons of large versions', () => {
@@ -112,6 +125,17 @@ describe('comparisons of large versions', () => {
     assert.deepEqual(await compare(), expected)
     const [turn, here] = [await longestTurn(compare), await longestTurn(async () => changesBetween(before, after))]
     assert.ok(turn < here / 2, `${turn} of ${here} ms`)
+  })
+
+  it('that wait are bounded by their size', async () => {
+    const version = (change: string) => range(3000).map(index => `${change} ${index} ${'x'.repeat(300)}`)
+    const outcomes = await Promise.allSettled(
+      range(40).map(() => compareVersions(app.services, 'proj_c', version('a'), version('b'))),
+    )
+    const refused = outcomes.filter(({ status }) => status === 'rejected')
+    // Two megabytes each.
+    assert.ok(refused.length >= 25 && refused.length < 40, `${refused.length} refused`)
+    for (const each of refused) assert.match(String((each as PromiseRejectedResult).reason.message), /waiting/)
   })
 })
 

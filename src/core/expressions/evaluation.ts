@@ -33,13 +33,39 @@ type Options = {
 /** Cost of the evaluations since the event loop was last free, in brief evaluations. */
 let turnCost = 0
 
+/** Evaluations that wait for the next turns of the event loop, by project; no list is empty. */
+const waiting = new Map<string, (() => void)[]>()
+let isServing = false
+
+/**
+ * Starts the evaluations of later turns of the event loop, of each project in turn: many evaluations in one turn together
+ * take no longer than one, and those of one project do not delay others.
+ */
+async function serveWaiting(): Promise<void> {
+  isServing = true
+  do {
+    await new Promise(setImmediate)
+    turnCost = 0
+    while (turnCost < 1 && waiting.size > 0) {
+      const [[project, starts]] = waiting
+      waiting.delete(project)
+      if (starts.length > 1) waiting.set(project, starts)
+      starts.shift()?.()
+      // The evaluation runs first.
+      await Promise.resolve()
+    }
+  } while (waiting.size > 0 || turnCost > 0)
+  isServing = false
+}
+
 /** Evaluates on the event loop within its limits; null if that does not suffice. */
-async function evaluateOnLoop(request: EvaluationRequest): Promise<EvaluationOutcome | null> {
-  // Many evaluations in one turn of the event loop together take no longer than one.
-  while (turnCost >= 1) await new Promise(setImmediate)
-  if (turnCost === 0)
-    setImmediate(() => {
-      turnCost = 0
+async function evaluateOnLoop(project: string, request: EvaluationRequest): Promise<EvaluationOutcome | null> {
+  if (!isServing) void serveWaiting()
+  if (turnCost >= 1 || waiting.size > 0)
+    await new Promise<void>(start => {
+      const starts = waiting.get(project)
+      if (starts) starts.push(start)
+      else waiting.set(project, [start])
     })
   try {
     const outcome = evaluateWithin(briefLimits(request.spent), request)
@@ -79,7 +105,7 @@ async function evaluateAll(
   // Evaluations that share a budget may overlap.
   const before = { ...spent }
   const alone = { ...request, spent: before }
-  const outcome = (await evaluateOnLoop(alone)) ?? (await evaluateInThread(services, project, alone))
+  const outcome = (await evaluateOnLoop(project, alone)) ?? (await evaluateInThread(services, project, alone))
   spent.applications += outcome.spent.applications - before.applications
   spent.volume += outcome.spent.volume - before.volume
   return outcome

@@ -20,6 +20,16 @@ function countValues(value: unknown, count = 0): number {
   return total
 }
 
+/** Returns the characters of a value, which waits in memory for its turn. */
+function charsOf(value: unknown): number {
+  if (typeof value === 'string') return value.length
+  if (typeof value !== 'object' || value === null) return 8
+  const entries = value instanceof Map ? value.entries() : Object.entries(value)
+  let chars = 16
+  for (const [key, item] of entries) chars += String(key).length + charsOf(item)
+  return chars
+}
+
 /**
  * Returns the differences between two versions: on the event loop if that is brief, otherwise in a thread. A
  * comparison that runs out of time or memory reports a single change of everything.
@@ -32,8 +42,8 @@ export async function compareVersions(
   before: unknown,
   after: unknown,
 ): Promise<FieldChange[]> {
-  const length = countValues([before, after])
-  if (length <= BRIEF_VALUES) return changesBetween(before, after)
+  if (countValues([before, after]) <= BRIEF_VALUES) return changesBetween(before, after)
+  const length = charsOf(before) + charsOf(after)
   const outcome = await threads(services).run({ task, project, input: { before, after }, length })
   if ('output' in outcome) return JSON.parse(outcome.output)
   return [{ path: '', op: 'changed', before, after }]
