@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { createServer, type Server, type Socket } from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -118,5 +119,33 @@ describe('a vendor that does not answer', function () {
     await eventually(async () => (await Promise.all(hung.map(status))).every(state => state === 'completed'), {
       what: 'recovery',
     })
+  })
+
+  it('has a bounded number of turns in memory that wait for it', async () => {
+    const other = new SilentVendor()
+    try {
+      const provider = await app.admin.post('/ai-providers', {
+        project_id: app.projectId,
+        name: 'silent too',
+        provider: 'custom',
+        default_model: 'm',
+        base_url: `${await other.listen()}/v1`,
+      })
+      const agent = await app.agent({ ai_provider_id: provider.body.id, model: 'm' })
+      const hung: string[] = []
+      for (let count = 0; count < 16; count++)
+        hung.push(...(await Promise.all(Array.from({ length: 10 }, () => start(agent)))))
+      const running = async () => (await Promise.all(hung.map(status))).filter(state => state === 'in_progress').length
+      await eventually(async () => (await running()) >= 100, { what: 'waiting turns' })
+      await sleep(3000)
+      const count = await running()
+      assert.ok(count < 130, `${count} turns in memory`)
+      other.answerAll()
+      await eventually(async () => (await Promise.all(hung.map(status))).every(state => state === 'completed'), {
+        what: 'recovery',
+      })
+    } finally {
+      other.close()
+    }
   })
 })

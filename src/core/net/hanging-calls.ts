@@ -4,7 +4,8 @@ import { AsyncLocalStorage } from 'node:async_hooks'
  * Bounds the slots of a project that calls to one host hold while the host does not answer. A call hangs after some time
  * without a byte. While calls to a host hang:
  * - hanging calls beyond half of the slots of the project release their slots until they end or receive a byte
- * - new calls wait without a slot, and start when fewer calls than that half are unanswered
+ * - new calls wait without a slot, and start when fewer calls than that half are unanswered; beyond a number of them per
+ *   project, whose work is all in memory, they wait with their slots
  */
 
 /** The slot of a worker that runs work of a project. */
@@ -58,6 +59,28 @@ class HostCalls {
 
   isIdle(): boolean {
     return this.unanswered.size === 0 && this.waiting.length === 0
+  }
+}
+
+/** Most calls of a project that wait without a slot, to all hosts. */
+const MAX_WAITING = 100
+
+/** Number of calls that wait without a slot, by project. */
+const waitingCalls = new Map<string, number>()
+
+/** Runs the wait of a call without its slot, unless too many calls of the project do. */
+async function withoutSlot({ project, release }: SlotHolder, wait: () => Promise<void>): Promise<void> {
+  const count = waitingCalls.get(project) ?? 0
+  if (count >= MAX_WAITING) return wait()
+  waitingCalls.set(project, count + 1)
+  const takeBack = release()
+  try {
+    await wait()
+  } finally {
+    takeBack()
+    const left = (waitingCalls.get(project) as number) - 1
+    if (left > 0) waitingCalls.set(project, left)
+    else waitingCalls.delete(project)
   }
 }
 
@@ -131,14 +154,7 @@ export async function beginHostCall(host: string, signal?: AbortSignal | null): 
   const holder = holders.getStore()
   if (!holder) return null
   const calls = callsTo(`${holder.project} ${host}`)
-  if (calls.isHeld(holder.most)) {
-    const takeBack = holder.release()
-    try {
-      await waitForStart(calls, signal)
-    } finally {
-      takeBack()
-    }
-  }
+  if (calls.isHeld(holder.most)) await withoutSlot(holder, () => waitForStart(calls, signal))
   const call = new HostCall(calls, holder)
   call.await()
   return call
