@@ -47,6 +47,21 @@ describe('event triggers', function () {
   })
   after(() => app?.close())
 
+  it('evaluates the expressions of all triggers of an event within a common limit', async () => {
+    const keys = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
+    // Nearly a whole brief evaluation, without a firing.
+    const costly = { '==': [{ length: [{ map: [[0, 0, 0, 0], keys] }] }, 0] }
+    const triggers: { id: string }[] = []
+    for (let count = 0; count < 8; count++) triggers.push(await on('actors.created', { event_filter: costly }))
+    const cheap = await on('actors.updated', { event_filter: { '==': [{ var: 'data.name' }, 'y'] } })
+    const { body } = await actor()
+    await key.patch(`/actors/${body.id}`, { name: 'y' })
+    await allEnded(key, cheap.id, 1)
+    const failed = (await Promise.all(triggers.map(({ id }) => firingsOf(key, id)))).flat()
+    assert.ok(failed.length >= 2 && failed.length <= 4, `${failed.length} firings`)
+    for (const { error } of failed) assert.match(error.message, /together with the other triggers of the event/)
+  })
+
   it('fires once per matching event, with its envelope merged over the input', async () => {
     const trigger = await on('actors.created', { input: { own: 1, event: 'x' } })
     const other = await on('actors.*')

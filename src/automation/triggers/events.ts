@@ -8,7 +8,14 @@ import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../co
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { rootMark, rootOf, triggersIn, withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { ExpressionError, evaluateBriefly, truthy } from '../../core/expressions/evaluate.ts'
+import {
+  briefShareOf,
+  ExpressionError,
+  evaluateBriefly,
+  freshBudget,
+  NotBriefError,
+  truthy,
+} from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
@@ -77,7 +84,38 @@ const listEnvelopes = (db: Queryable, ids: readonly string[]) =>
   db.any(envelopeRow`
     select id, envelope, causation, created_at from events where id = any(${sql.array([...ids], 'text')})`)
 
-type LoadedEvent = DispatchedEvent & { text: string; root: FanoutRoot; chain: readonly string[]; created_at: string }
+/** Cost of all expressions of the triggers of one event, in brief evaluations: a thousand common filters cost one. */
+const MAX_EXPRESSIONS_COST = 4
+
+/**
+ * Evaluates the expressions of the triggers of one event, within a common limit: the events of all projects wait meanwhile.
+ */
+class EventExpressions {
+  #cost = 0
+
+  /** @throws ExpressionError, NotBriefError */
+  readonly evaluate = (expression: unknown, root: unknown): unknown => {
+    if (this.#cost >= MAX_EXPRESSIONS_COST)
+      throw new ExpressionError('takes too long to evaluate, together with the other triggers of the event')
+    const spent = freshBudget()
+    try {
+      return evaluateBriefly(expression, root, spent)
+    } catch (error) {
+      if (error instanceof NotBriefError) this.#cost += 1
+      throw error
+    } finally {
+      this.#cost += briefShareOf(spent)
+    }
+  }
+}
+
+type LoadedEvent = DispatchedEvent & {
+  text: string
+  root: FanoutRoot
+  chain: readonly string[]
+  created_at: string
+  expressions: EventExpressions
+}
 
 /** Firing of a trigger by an event. `firing` is null if the root of the event has reached its firing limit. */
 type Match = { event: LoadedEvent; trigger: EventTrigger; firing: NewFiring | null }
@@ -112,10 +150,14 @@ function causationRefusal({ id }: EventTrigger, { chain }: LoadedEvent, max_dept
 }
 
 /** Whether an event passes the filter of a trigger; an error if the filter cannot be evaluated. */
-function passesFilter({ event_filter }: EventTrigger, envelope: object): boolean | AppError {
+function passesFilter(
+  { event_filter }: EventTrigger,
+  envelope: object,
+  { expressions }: LoadedEvent,
+): boolean | AppError {
   if (event_filter == null) return true
   try {
-    return truthy(evaluateBriefly(event_filter, envelope))
+    return truthy(expressions.evaluate(event_filter, envelope))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return new AppError('TRIGGER_INPUT_INVALID', { message: `event_filter: ${error.message}` })
@@ -130,12 +172,12 @@ async function buildFiring(
   policies: Map<string, CompiledDocument>,
   trigger: EventTrigger,
   event: LoadedEvent,
+  envelope: Record<string, unknown>,
 ): Promise<NewFiring | null> {
   // Events from before the trigger was created do not fire it.
   if (new Date(event.created_at) < new Date(trigger.created_at)) return null
-  const envelope = JSON.parse(event.text) as Record<string, unknown>
   if (!isAllowedByPolicy(policies, trigger, event, envelope.data)) return null
-  const passes = passesFilter(trigger, envelope)
+  const passes = passesFilter(trigger, envelope, event)
   if (passes === false) return null
   const { project_id, target_type } = trigger
   const firing: NewFiring = {
@@ -163,7 +205,7 @@ async function buildFiring(
       scheduled_for: null,
       fired_at: services.clock.now().toISOString(),
     }
-    return { ...firing, input: await briefInput(trigger, envelope, facts) }
+    return { ...firing, input: await briefInput(trigger, envelope, facts, event.expressions.evaluate) }
   } catch (error) {
     return { ...firing, error: firingFailure(error) }
   }
@@ -241,8 +283,9 @@ async function matchEvents(tx: Tx, events: readonly DispatchedEvent[]) {
     if (!text || !created_at) return []
     const rootId = rootOf(causation ?? [])
     const root: FanoutRoot = { id: rootId ?? event.id, project_id: event.project_id, chained: rootId !== null }
-    const loadedEvent: LoadedEvent = { ...event, text, root, chain: triggersIn(causation ?? []), created_at }
-    return [{ event: loadedEvent, matching }]
+    const chain = triggersIn(causation ?? [])
+    const expressions = new EventExpressions()
+    return [{ event: { ...event, text, root, chain, created_at, expressions } satisfies LoadedEvent, matching }]
   })
   const byRoot = Map.groupBy(loaded, ({ event }) => event.root.id)
   return [...byRoot.keys()].sort().flatMap(id => byRoot.get(id) ?? [])
@@ -264,9 +307,12 @@ async function fireEventTriggers(tx: Tx, services: Services, events: readonly Di
   let bytes = 0
   const yieldToEventLoop = eventLoopYielder()
   for (const { event, matching } of matched) {
+    const envelope = JSON.parse(event.text)
     for (const trigger of matching) {
       try {
-        const firing = limiter.isExhausted(event.root) ? null : await buildFiring(services, policies, trigger, event)
+        const firing = limiter.isExhausted(event.root)
+          ? null
+          : await buildFiring(services, policies, trigger, event, envelope)
         if (!firing && !limiter.isExhausted(event.root)) continue
         batch.push({ event, trigger, firing })
         if (firing) bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : event.text.length

@@ -31,8 +31,8 @@ export const briefInput = (
   trigger: MappingTrigger,
   ownInput: Record<string, unknown>,
   firing: FiringFacts,
-): Promise<Record<string, unknown>> =>
-  mapInput(trigger, ownInput, firing, (mapping, root) => evaluateBriefly(mapping, root))
+  evaluateMapping: (mapping: unknown, root: object) => unknown = (mapping, root) => evaluateBriefly(mapping, root),
+): Promise<Record<string, unknown>> => mapInput(trigger, ownInput, firing, evaluateMapping)
 
 /** Whether an input was not mapped because that is not brief. */
 export const isNotBrief = (error: unknown): boolean => (error as Error).cause instanceof NotBriefError
