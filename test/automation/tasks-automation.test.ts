@@ -333,6 +333,24 @@ describe('task dispatches', () => {
     assert.equal(app.target.requests.length, 2)
   })
 
+  it('asks for the approval again if an earlier attempt of the dispatch may have been made', async () => {
+    let asked = 0
+    app.target.answer = (request, response) => {
+      if (++asked === 1) response.destroy()
+      else json({ no: true }, 409)(request, response)
+    }
+    const gates = [{ name: 'enter', from: ['new'], to: 'work', requires_approval: true }]
+    const flow = await working(calling(), { retry: { max_attempts: 2, backoff_seconds: 0 } }, gates)
+    const { id } = await task(key, flow.id)
+    const { pending_approval_id } = await ok(move(key, id, 'enter'))
+    await ok(key.post(`/approvals/${pending_approval_id}/approve`))
+    await until(key, id, ({ automation_status }) => automation_status === 'failed')
+    assert.equal(asked, 2)
+    const again = await ok(key.post(`/tasks/${id}/retry`))
+    assert.deepEqual([again.pending_transition, again.automation_status], ['enter', 'failed'])
+    assert.equal(asked, 2)
+  })
+
   it('stops at the automation chain limit', async () => {
     const flow = await working(calling(), { on_complete: [{ when: true, transition: 'loop' }] })
     const { id } = await started(flow)

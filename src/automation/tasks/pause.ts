@@ -101,6 +101,8 @@ export async function retryTask(tx: Tx, services: Services, id: string, caller: 
 /** Whether the ended dispatch of a task may have had an effect, so that another one needs another approval. */
 function mayHaveCalled({ automation_status, automation_error }: TaskRow, { on_enter }: WorkflowState): boolean {
   if (automation_status === 'unrouted' || on_enter?.dispatch.kind !== 'tool') return true
+  // Only the error of the last attempt is known.
+  if ((on_enter.retry?.max_attempts ?? 1) > 1) return true
   return isUnanswered(automation_error?.code, automation_error?.meta?.tool_status_code)
 }
 
