@@ -10,7 +10,11 @@ import type { Suspect, SuspectSource } from './suspects.ts'
 const PROBATION_MS = 2000
 
 /** The same at its limit. Bounded, because a sweep takes hours: above its limit work fails whatever else was in progress. */
-const STRICT_MS = 60_000
+const STRICT_MS = 10_000
+
+/** Time after which a series of probations gives way to other work, and for how long. */
+const SERIES_MS = 5000
+const OPEN_MS = 2000
 
 /** Longest wait for the end of the work in progress: before a probation, and before a run that is strictly alone. */
 const DRAIN_MS = { probation: 5000, strict: 60_000 }
@@ -22,7 +26,7 @@ const END_MS = 1000
  * Runs the suspects of this process: work that was active when a worker was lost, and may have stalled or killed it. A
  * suspect runs while the process claims nothing else. After two seconds without a loss the next suspects and other work
  * follow, so that long innocent work does not wait for each other; a suspect at its limit of lost workers, by default two,
- * runs alone for up to a minute. Work that kills its workers within two seconds therefore ends with that number, any
+ * runs alone for up to ten seconds. After five seconds of probations, other work is claimed for two. Work that kills its workers within two seconds therefore ends with that number, any
  * other with one more.
  */
 export class Quarantine {
@@ -64,9 +68,16 @@ export class Quarantine {
 
   async #run(): Promise<void> {
     try {
+      let since = performance.now()
       while (!this.#stopping.aborted) {
         const next = await this.#findNext()
         if (next === null) return
+        // A killed worker leaves as many suspects as it had messages.
+        if (performance.now() - since > SERIES_MS) {
+          this.#pause(false)
+          await sleep(OPEN_MS, undefined, { signal: this.#stopping }).catch(() => {})
+          since = performance.now()
+        }
         this.#pause(true)
         const alone = await this.#drain(next.strict)
         if (this.#stopping.aborted) return
