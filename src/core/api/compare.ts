@@ -108,7 +108,7 @@ function withoutMaps(value: unknown, of: (entries: [string, unknown][]) => unkno
 }
 
 /** Converts Maps to objects. */
-const toPlain = (value: unknown): unknown => withoutMaps(value, Object.fromEntries)
+export const toPlain = (value: unknown): unknown => withoutMaps(value, Object.fromEntries)
 
 /** Converts Maps to lists of entries, so that their order takes part in a comparison. */
 const toOrdered = (value: unknown): unknown => withoutMaps(value, entries => entries)

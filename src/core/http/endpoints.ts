@@ -66,7 +66,10 @@ async function send(req: Request, res: Response, document: CachedDocument): Prom
   res.setHeader('Vary', 'Accept-Encoding')
   const encoding = req.acceptsEncodings('br', 'gzip', 'identity')
   if (encoding !== 'br' && encoding !== 'gzip') return void res.end(document.text)
-  document.compressed[encoding] ??= COMPRESS[encoding](document)
+  document.compressed[encoding] ??= COMPRESS[encoding](document).catch(error => {
+    document.compressed[encoding] = undefined
+    throw error
+  })
   res.setHeader('Content-Encoding', encoding)
   res.end(await document.compressed[encoding])
 }

@@ -79,7 +79,11 @@ async function onStall(): Promise<void> {
     const ms = performance.now() - since
     if (!isLogged && ms > LASTING_MS) {
       const line = { level: 'error', time: new Date().toISOString(), ...bindings, stall_ms: Math.round(ms), ...found }
-      writeSync(1, `${JSON.stringify({ ...line, msg: 'event loop is stalled' })}\n`)
+      try {
+        writeSync(1, `${JSON.stringify({ ...line, msg: 'event loop is stalled' })}\n`)
+      } catch {
+        // A full pipe must not end the watchdog.
+      }
       isLogged = true
     }
     await sleep(CHECK_MS)

@@ -1,4 +1,4 @@
-import { changesBetween, type FieldChange } from '../api/compare.ts'
+import { changesBetween, type FieldChange, toPlain } from '../api/compare.ts'
 import type { Services } from '../process/services.ts'
 import { threadTask } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
@@ -46,5 +46,5 @@ export async function compareVersions(
   const length = charsOf(before) + charsOf(after)
   const outcome = await threads(services).run({ task, project, input: { before, after }, length })
   if ('output' in outcome) return JSON.parse(outcome.output)
-  return [{ path: '', op: 'changed', before, after }]
+  return [{ path: '', op: 'changed', before: toPlain(before), after: toPlain(after) }]
 }
