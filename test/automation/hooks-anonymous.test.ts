@@ -143,7 +143,9 @@ describe('bodies without a bearer credential', function () {
       }
     assert.equal((await firing(other, '{"last":1}')).status, 202)
     await eventually(() => web.output.slice(before).some(line => line.includes(other.id)), { what: 'a line' })
-    const lines = web.output.slice(before).filter(line => !line.includes(other.id) && !line.includes('/metrics'))
+    // A busy machine may stall the process.
+    const others = [other.id, '/metrics', 'event loop']
+    const lines = web.output.slice(before).filter(line => !others.some(text => line.includes(text)))
     assert.deepEqual(lines, [])
   })
 })
