@@ -51,7 +51,7 @@ export async function rehearseCreates(
 ): Promise<RehearsedCreates> {
   const { pool } = services
   const imports = await resolveImports(pool, caller, projectId, compiled)
-  // Refusals of creates may tell values that the caller may not read.
+  // Refusals of creates may report values that the caller may not read.
   if (imports.denied.length > 0) return { problems: imports.denied.map(importProblem), warnings: [] }
   const writer: ResourceWriter = {
     services,

@@ -39,7 +39,7 @@ let isServing = false
 
 /**
  * Starts the evaluations of later turns of the event loop, of each project in turn: many evaluations in one turn together
- * take no longer than one, and those of one project do not delay others.
+ * take no longer than one, and evaluations of one project do not delay others.
  */
 async function serveWaiting(): Promise<void> {
   isServing = true
