@@ -20,7 +20,7 @@ import type { BuiltInType, TemplateType } from './types/model.ts'
 
 /** Creates, updates and deletes single resources by the operations of the API or the handler of their type. */
 
-/** By whom, where and until when resources are changed. */
+/** Caller, project and abort signal of changes to resources. */
 export type ResourceWriter = {
   services: Services
   caller: Caller
