@@ -4,6 +4,7 @@ import { listNestedRuns } from '../../src/automation/runs/commands/tree-store.ts
 import { runKind } from '../../src/automation/runs/model.ts'
 import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
 import { presentRunDetail } from '../../src/automation/runs/reads/present-run.ts'
+import { onSeparateConnection } from '../../src/core/db/pool.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
@@ -275,6 +276,38 @@ describe('large run trees', function () {
     } finally {
       await made.stop()
     }
+  })
+
+  it('release the run slots of runs that were started during the cancellation', async () => {
+    const { pool } = app.services
+    const graph = await app.orchestration([{ id: 'ask', type: 'human' }])
+    const [first, parent, waiting] = [
+      await app.start(graph, { wait: false }),
+      await app.start(graph, { wait: false }),
+      await app.start(await app.orchestration([set('a')]), { wait: false }),
+    ].map(({ id }) => id as string)
+    await pool.query(sql.unsafe`
+      update orchestration_runs set status = 'sleeping', queued_at = null where id in (${first}, ${parent})`)
+    await pool.query(sql.unsafe`update orchestration_runs set queued_at = now() where id = ${waiting}`)
+    await pool.query(sql.unsafe`delete from pgboss.job_common where name ~ '^run[.]'`)
+    let deletion: Promise<any> | undefined
+    await app.services.write(async tx => {
+      await tx.query(sql.unsafe`select from orchestration_runs where id = ${first} for update`)
+      deletion = app.key.delete(`/orchestrations/${graph}`)
+      const blocked = sql.unsafe`
+        select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query ~ 'orchestration_runs'`
+      await eventually(() => onSeparateConnection(() => pool.exists(blocked)), { what: 'the deletion waits for a run' })
+      await tx.query(sql.unsafe`
+        insert into orchestration_runs
+        select c.* from orchestration_runs r, json_populate_record(r, json_build_object('id', r.id || '_nested',
+          'parent_id', r.id, 'run_depth', 1, 'status', 'running',
+          'orchestration_id', (select orchestration_id from orchestration_runs where id = ${waiting}))) c where r.id = ${parent}`)
+    })
+    assert.equal((await deletion).status, 204)
+    assert.equal(await live(parent), 0)
+    const wakeUps = sql.unsafe`
+      select data ->> 'run_id' from pgboss.job_common where name = 'run.advance' and state = 'created'`
+    assert.deepEqual(await pool.anyFirst(wakeUps), [waiting])
   })
 
   it('are paused by a request that pauses one run, and by workers of which one is lost', async () => {

@@ -52,23 +52,29 @@ async function cancelStarted(
   executionId: string | null = null,
 ): Promise<readonly AwaitedWork[]> {
   const roots = runsStartedBy(runIds, executionId)
-  if (!(await hasMoreLiveRuns(tx, roots, MAX_RUNS_PER_TX))) return cancelRemaining(tx, await cancelTrees(tx, roots))
+  if (!(await hasMoreLiveRuns(tx, roots, MAX_RUNS_PER_TX)))
+    return (await cancelRemaining(tx, await cancelTrees(tx, roots))).awaited
   for (const run_id of runIds)
     tx.send(descendantsQueue, { run_id, project_id: projectId, execution_id: executionId, pause: null, after: null })
   return []
 }
 
 /**
- * Cancels runs that cancelled runs started in the meantime, until there are none. Returns the work that their node
- * executions waited for.
+ * Publishes cancelled runs and cancels runs that they started in the meantime, until there are none. Returns all of them, and
+ * the work that their node executions waited for.
  */
-async function cancelRemaining(tx: Tx, first: readonly RunRow[]): Promise<readonly AwaitedWork[]> {
+async function cancelRemaining(
+  tx: Tx,
+  first: readonly CancelledRun[],
+): Promise<{ cancelled: CancelledRun[]; awaited: AwaitedWork[] }> {
+  const cancelled: CancelledRun[] = []
   const awaited: AwaitedWork[] = []
   for (let found = first; found.length > 0; ) {
+    cancelled.push(...found)
     awaited.push(...(await publishCancelled(tx, found)))
     found = await cancelTrees(tx, runsStartedBy(found.map(({ id }) => id)))
   }
-  return awaited
+  return { cancelled, awaited }
 }
 
 /**
@@ -109,16 +115,14 @@ export async function cancelRunPage(
   // Those without descendants too, which they may have started since they were listed.
   const small = page.flatMap(({ id, below }) => (below <= MAX_TREE ? id : []))
   const nested = small.length === 0 ? [] : await cancelTrees(tx, runsStartedBy(small))
-  const awaited = [...(await publishCancelled(tx, [...first, ...nested]))]
-  if (nested.length > 0) {
-    const ids = nested.map(({ id }) => id)
-    awaited.push(...(await cancelRemaining(tx, await cancelTrees(tx, runsStartedBy(ids)))))
-  }
+  const awaited = await publishCancelled(tx, [...first, ...nested])
+  const started = nested.length === 0 ? [] : await cancelTrees(tx, runsStartedBy(nested.map(({ id }) => id)))
+  const remaining = await cancelRemaining(tx, started)
   for (const { id: run_id, below } of page)
     if (below > MAX_TREE)
       tx.send(descendantsQueue, { run_id, project_id: projectId, execution_id: null, pause: null, after: null })
-  await cancelAwaitedWork(tx, services, awaited)
-  await wakeAfterCancel(tx, projectId, [...first, ...nested])
+  await cancelAwaitedWork(tx, services, [...awaited, ...remaining.awaited])
+  await wakeAfterCancel(tx, projectId, [...first, ...nested, ...remaining.cancelled])
   return page.length
 }
 
@@ -137,8 +141,9 @@ export async function cancelOrchestrationRuns(
 ): Promise<void> {
   const first = await cancelTrees(tx, runsOfOrchestration(id))
   if (first.length === 0) return
-  await cancelAwaitedWork(tx, services, await cancelRemaining(tx, first))
-  await wakeAfterCancel(tx, project_id, first)
+  const { cancelled, awaited } = await cancelRemaining(tx, first)
+  await cancelAwaitedWork(tx, services, awaited)
+  await wakeAfterCancel(tx, project_id, cancelled)
 }
 
 async function wakeAfterCancel(tx: Tx, project_id: string, cancelled: readonly CancelledRun[]): Promise<void> {
