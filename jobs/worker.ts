@@ -78,6 +78,7 @@ export async function startWorker(
     listen: services.notifications,
     idleMs: Math.min(IDLE_POLL_MS, config.WORKER_HEARTBEAT_INTERVAL_MS),
     onPoll: () => Promise.all([beat(), writeHeartbeat()]),
+    workers: () => heartbeat.workers,
   })
   const app = express()
   app.disable('x-powered-by')

@@ -77,7 +77,7 @@ describe('the system', () => {
     const third = await app.project()
     await send(third.id, generation(4))
     assert.deepEqual(await reasons(`?state=waiting&project_id=${third.id}`), { 4: 'waiting slot' })
-    await scheduleRetry(app.services.queues.db, turnQueue, first, 60_000, { message: 'not yet' })
+    await scheduleRetry(app.services.queues.db, turnQueue, first, 60_000, { error: { message: 'not yet' } })
     const [delayed] = (await list('?state=delayed')).data
     assert.deepEqual(
       [delayed.waits_for, delayed.attempts, delayed.error, delayed.entity],

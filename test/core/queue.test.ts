@@ -68,7 +68,9 @@ describe('queues and workers', function () {
       child.kill('SIGKILL')
     }
     await Promise.all(started.splice(0).map(workers => workers.stop(0)))
-    await pool.query('delete from pgboss.job_common; truncate entity, spans, trail')
+    await pool.query(
+      'delete from pgboss.job_common; delete from pgboss.muster_suspect_time; truncate entity, spans, trail',
+    )
   })
 
   after(async () => {
@@ -391,7 +393,7 @@ describe('queues and workers', function () {
       assert.deepEqual(await settlement.fail(await held(), new Error('failed'), 0), { lost: false, dueInMs: 0 })
       await heard('tried again')
       const { signal } = new AbortController()
-      assert.equal((await settlement.requeue([await held()], { delayMs: 1000, signal })).size, 1)
+      assert.equal((await settlement.requeue([await held()], { delayMs: 1000, signal, ended: true })).size, 1)
       await heard('given back')
 
       // Workers have polled again by then.
@@ -1118,24 +1120,159 @@ describe('queues and workers', function () {
     })
   })
 
-  it('claims other messages again when a suspect at its limit of lost workers takes long', async () => {
-    await queues.send([queueMessage(tasks, { id: 'long' })])
-    await pool.query(`
-      update pgboss.job_common set state = 'retry', blocked = true, started_on = now(), data = data || '{"worker_losses": 2}'
-      where name = 'test-tasks'`)
-    const handled: string[] = []
-    const handle = async ({ id }: { id: string }, { signal }: JobContext) => {
-      handled.push(id)
-      if (id === 'long') await once(signal, 'abort')
-    }
-    const workers = await run([handler(tasks, {}, handle)], { strictMs: 300 })
-    await until('long', () => handled.length === 1)
-    await queues.send([queueMessage(tasks, { id: 'other' })])
-    await until('other', () => handled.length === 2, 10_000)
-    assert.deepEqual(handled, ['long', 'other'])
-    const { data } = await one(`select data from pgboss.job_common where data ->> 'id' = 'long'`)
-    assert.deepEqual(data, { id: 'long', worker_losses: 2 })
-    await workers.stop(0)
+  describe('suspects', () => {
+    /** Makes the waiting messages of a queue suspects, as after the loss of workers. */
+    const suspect = (queue: { name: string }, losses: number) =>
+      pool.query(
+        `update pgboss.job_common set state = 'retry', blocked = true, started_on = now(),
+           data = data || jsonb_build_object('worker_losses', $2::int)
+         where name = $1 and state = 'created'`,
+        [queue.name, losses],
+      )
+    const dataOf = async (id: string) =>
+      (await one(`select data from pgboss.job_common where data ->> 'id' = $1`, [id])).data
+    const quarantined = (lines: Record<string, any>[]) => lines.filter(({ msg }) => msg === 'work quarantined').length
+
+    it('at their limit of lost workers that take long let other messages be claimed again', async () => {
+      await queues.send([queueMessage(tasks, { id: 'long' })])
+      await suspect(tasks, 2)
+      const handled: string[] = []
+      const handle = async ({ id }: { id: string }, { signal }: JobContext) => {
+        handled.push(id)
+        if (id === 'long') await once(signal, 'abort')
+      }
+      const workers = await run([handler(tasks, {}, handle)], { strictMs: 300 })
+      await until('long', () => handled.length === 1)
+      await queues.send([queueMessage(tasks, { id: 'other' })])
+      await until('other', () => handled.length === 2, 10_000)
+      assert.deepEqual(handled, ['long', 'other'])
+      assert.deepEqual(await dataOf('long'), { id: 'long', worker_losses: 2 })
+      await workers.stop(0)
+    })
+
+    it('that fail are retried as messages that lost no worker', async () => {
+      await queues.send([queueMessage(tasks, { id: 'a' })])
+      await suspect(tasks, 2)
+      const seen: object[] = []
+      const { log, lines } = recorder()
+      const handle = async ({ id }: { id: string }) => {
+        seen.push(await dataOf(id))
+        if (seen.length === 1) throw new Error('not yet')
+      }
+      await run([handler(tasks, {}, handle)], { log })
+      await until('the retry', () => seen.length === 2)
+      assert.deepEqual(seen, [{ id: 'a', worker_losses: 2, ran_alone: true }, { id: 'a' }])
+      assert.equal(quarantined(lines), 1)
+    })
+
+    it('that their handler requeues pause their worker only once', async () => {
+      await queues.send([queueMessage(tasks, { id: 'a' })])
+      await suspect(tasks, 1)
+      let calls = 0
+      const { log, lines } = recorder()
+      const handle = async (_: object, { retryIn }: JobContext) => {
+        retryIn(1)
+        if (++calls < 4) throw new RequeueError()
+      }
+      await run([handler(tasks, {}, handle)], { log })
+      await until('the end', async () => (await jobs(tasks.name))[0].state === 'completed')
+      assert.equal(calls, 4)
+      assert.equal(quarantined(lines), 1)
+      // The requeued attempts may not have done what ended the worker.
+      assert.deepEqual(await dataOf('a'), { id: 'a', worker_losses: 1 })
+    })
+
+    it('are replayed from the dead letters as messages that lost no worker', async () => {
+      await queues.send([queueMessage(tasks, { id: 'a' })])
+      await pool.query(
+        `update pgboss.job_common set state = 'active', started_on = now(), heartbeat_on = 'epoch',
+           retry_count = retry_limit, data = data || '{"worker_losses": 1}' where name = $1`,
+        [tasks.name],
+      )
+      const seen: object[] = []
+      await run([handler(tasks, {}, async ({ id }) => void seen.push(await dataOf(id)))])
+      await until('dead', async () => (await queues.deadLetters.list({ queue: tasks.name })).length === 1)
+      assert.deepEqual(seen, [])
+      assert.equal(await queues.deadLetters.replay({ queue: tasks.name }), 1)
+      await until('replayed', () => seen.length === 1)
+      assert.deepEqual(seen, [{ id: 'a' }])
+    })
+
+    it('do not wait for messages that wait for other messages, and do not run alone then', async () => {
+      let answer = () => {}
+      const waiting = handler(shared, {}, (_, { releaseSlotWhile }) =>
+        releaseSlotWhile(() => new Promise<void>(resolve => (answer = resolve))),
+      )
+      const seen: object[] = []
+      const workers = await run([waiting, handler(tasks, {}, async ({ id }) => void seen.push(await dataOf(id)))])
+      await queues.send([queueMessage(shared, { id: 'parent', project_id: 'p' })])
+      await until('waiting', () => workers.running() === 1)
+      await queues.transaction(async tx => {
+        await queues.insert(tx, [queueMessage(tasks, { id: 'a' })])
+        await tx.executeSql(`update pgboss.job_common set state = 'retry', blocked = true, data = data || '{"worker_losses": 2}'
+          where name = 'test-tasks'`)
+      })
+      // The limit of the wait is a minute.
+      await until('the suspect', () => seen.length === 1, 20_000)
+      assert.deepEqual(seen, [{ id: 'a', worker_losses: 2, ran_alone: false }])
+      answer()
+    })
+
+    it('that wait for other messages run alone no longer', async () => {
+      let answer = () => {}
+      await queues.send([queueMessage(shared, { id: 'a', project_id: 'p' })])
+      await suspect(shared, 2)
+      const handle = (_: object, { releaseSlotWhile }: JobContext) =>
+        releaseSlotWhile(() => new Promise<void>(resolve => (answer = resolve)))
+      const workers = await run([handler(shared, {}, handle)])
+      await until('waiting', () => workers.running() === 1)
+      await until('the end of the probation', async () => !('ran_alone' in (await dataOf('a'))), 10_000)
+      answer()
+    })
+
+    it('that are delayed wake-ups are replaced by immediate ones', async () => {
+      await queues.send([queueMessage(mailbox, { id: 'e' }, { startAfter: new Date(0) })])
+      await suspect(mailbox, 1)
+      let handled = 0
+      await run([handler(mailbox, {}, async () => void handled++)])
+      await until('handled', () => handled === 1)
+      await until('both', async () => (await jobs(mailbox.name)).every(({ state }) => state === 'completed'))
+      assert.deepEqual((await jobs(mailbox.name)).map(job => job.singleton_key).sort(), ['e', 'e@0'])
+    })
+
+    it('of one project take only its share of the time from other projects', async () => {
+      const send = (project_id: string, count: number) =>
+        queues.send(Array.from({ length: count }, (_, n) => queueMessage(shared, { id: `${n}`, project_id })))
+      await send('busy', 4)
+      await send('quiet', 1)
+      await suspect(shared, 2)
+      await pool.query(
+        `insert into pgboss.muster_suspect_time values ('busy', now() + interval '239.9 s'), ('paid', now() - interval '1 s')`,
+      )
+      const handled: string[] = []
+      const handle = async ({ project_id = '' }, { signal }: JobContext) => {
+        handled.push(project_id)
+        if (project_id === 'busy') await once(signal, 'abort')
+      }
+      const first = await run([handler(shared, {}, handle)], { strictMs: 1000 })
+      await until('two suspects', () => handled.length === 2, 10_000)
+      await send('quiet', 1)
+      await until('other work', () => handled.length === 3, 10_000)
+      // A second of a pause is four seconds of the share. The account outlives the process.
+      const charged = await one(`
+        update pgboss.muster_suspect_time set paid_at = now() + interval '1 hour'
+        where project_id = 'busy' and paid_at > now() + interval '240 s' returning 1`)
+      assert.ok(charged)
+      await first.stop(0)
+      await run([handler(shared, {}, handle)])
+      await sleep(1500)
+      await send('quiet', 1)
+      await until('other work', () => handled.length === 4, 10_000)
+      assert.deepEqual(handled, ['quiet', 'busy', 'quiet', 'quiet'])
+      assert.equal(await one(`select from pgboss.muster_suspect_time where project_id = 'paid'`), undefined)
+      await pool.query(`update pgboss.muster_suspect_time set paid_at = now()`)
+      await until('the next suspect', () => handled.length === 5, 10_000)
+    })
   })
 
   describe('stopping', () => {

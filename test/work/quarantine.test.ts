@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { RUN_ACTIONS } from '../automation/fixtures.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'
@@ -144,6 +145,8 @@ describe('work that kills its workers', function () {
     receiver.answer = (_request, response) => setTimeout(() => response.end(), 50)
     const deaths = await runWorkers(`delivery_sending=kill@${id}`, [poison, ...deliveries])
     assert.ok(deaths >= 2 && deaths <= 3, `${deaths} workers`)
+    const isCharged = sql.unsafe`select from pgboss.muster_suspect_time where project_id = ${app.projectId} and paid_at > now()`
+    assert.ok(await app.services.pool.exists(isCharged), 'time of the last suspects')
     const { body } = await app.key.get(poison)
     assert.match(body.response_body, /^WORKER_LOST: /)
     assert.deepEqual([body.status, body.attempts, body.next_attempt_at], ['failed', 0, null])

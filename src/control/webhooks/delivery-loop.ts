@@ -127,6 +127,10 @@ export class DeliveryLoop implements SuspectSource {
     return !this.#claiming && [...this.#held].every(id => except.has(id))
   }
 
+  isEmpty(): boolean {
+    return !this.#claiming && this.#held.size === 0
+  }
+
   async find(): Promise<Pick<Suspect, 'losses' | 'strict'> | null> {
     const losses = this.#closed ? null : await findSuspectDelivery(this.#services.pool)
     return losses === null ? null : { losses, strict: losses >= MAX_WORKER_LOSSES }
@@ -156,6 +160,7 @@ export class DeliveryLoop implements SuspectSource {
     const { id, worker_losses: losses } = claimed
     return {
       id,
+      project: claimed.project_id,
       queue: 'webhook.delivery',
       losses,
       strict: losses >= MAX_WORKER_LOSSES,
@@ -164,12 +169,13 @@ export class DeliveryLoop implements SuspectSource {
     }
   }
 
-  async #runSuspect(delivery: SuspectDelivery, until: number): Promise<void> {
+  async #runSuspect(delivery: SuspectDelivery, until: number): Promise<boolean> {
     const requeued = { outcome: requeuedOutcome, ms: null }
     const { outcome, ms } = this.#closed ? requeued : await this.#attempt(delivery, until)
     this.#inFlight -= 1
     this.#ended.push({ delivery, until, outcome, ms })
     this.#settleSoon(true)
+    return true
   }
 
   /**

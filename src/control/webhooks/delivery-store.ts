@@ -1,7 +1,16 @@
 import { z } from 'zod'
 import { newId } from '../../core/api/ids.ts'
-import { allOf, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import {
+  allOf,
+  type Fragment,
+  idStatement,
+  type Queryable,
+  rawFragment,
+  sql,
+  voidStatement,
+} from '../../core/db/sql.ts'
 import { MAX_WORKER_LOSSES } from '../../core/jobs/message-claims.ts'
+import { hasTimeLeft, joinAccount, leastDebt } from '../../core/jobs/suspects.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeExpr } from './model.ts'
 
@@ -292,8 +301,10 @@ export async function claimDueDeliveries(
   return grants
 }
 
-const nextSuspect = sql.fragment`webhook_deliveries t where ${isDue} and t.worker_losses > 0
-      order by t.worker_losses, t.next_attempt_at, t.id limit 1`
+const nextSuspect = sql.fragment`webhook_deliveries t
+      join webhooks w on w.id = t.webhook_id ${rawFragment(joinAccount('w.project_id'))}
+      where ${isDue} and t.worker_losses > 0 and ${rawFragment(hasTimeLeft)}
+      order by t.worker_losses, ${rawFragment(leastDebt)}, t.next_attempt_at, t.id limit 1`
 
 /** Returns the lost workers of the next suspect that is due; null without one (index webhook_deliveries_suspects). */
 export const findSuspectDelivery = (db: Queryable): Promise<number | null> =>
@@ -313,7 +324,7 @@ export const claimSuspectDelivery = (
       update webhook_deliveries d
       set claim = d.claim + 1, lease_expires_at = now() + make_interval(secs => ${leaseMs / 1000}), holder = ${holder},
         ran_alone = ${alone}
-      from (select t.id from ${nextSuspect} for update skip locked) n where d.id = n.id
+      from (select t.id from ${nextSuspect} for update of t skip locked) n where d.id = n.id
       returning d.*
     )
     select c.id, c.claim, c.attempts, c.worker_losses, c.event_id, c.event_type, ${envelopeExpr(sql.fragment`c`)} as envelope,

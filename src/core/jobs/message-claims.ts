@@ -3,6 +3,7 @@ import { settledWithin } from '../process/event-loop.ts'
 import { HOLDER } from '../process/holder.ts'
 import { loopsRestarted } from '../process/metrics.ts'
 import type { Queue, SqlExecutor } from './queue.ts'
+import { ACCOUNTS, ALONE, hasTimeLeft, joinAccount, LOSSES, leastDebt, SHARE, withoutLosses } from './suspects.ts'
 
 /**
  * Statements on pg-boss's table that its API lacks or does not prepare; dead-lettering and heartbeats use its API. They
@@ -284,12 +285,6 @@ export async function completeMessages(db: SqlExecutor, queue: Queue<any>, attem
   return new Set(rows.map(row => row.id as string))
 }
 
-/** Field of the data of a message: number of workers that were lost while it was active. */
-const LOSSES = 'worker_losses'
-
-/** Field of the data of a message: whether no other message was in progress alongside the suspect. */
-const ALONE = 'ran_alone'
-
 /** Whether a message was the only one in progress since its last claim. */
 export const ranAlone = ({ data }: Pick<MessageClaim, 'data'>): boolean =>
   (data as Record<string, unknown>)[ALONE] === true
@@ -326,10 +321,10 @@ export const countWorkerLoss: Fragment = rawFragment(
 const isSuspect = (job: string) => `${job}.data ? '${LOSSES}'`
 
 const dueSuspects = `
-  from pgboss.job_common j
-  where j.name = any ($1::text[]) and j.blocked and j.state < 'active' and j.start_after <= now()
+  from pgboss.job_common j ${joinAccount('j.group_id')}
+  where j.name = any ($1::text[]) and j.blocked and j.state < 'active' and j.start_after <= now() and ${hasTimeLeft}
     and (j.policy <> 'stately' or ${hasNoOther('active')})
-  order by (j.data ->> '${LOSSES}')::int, j.created_on
+  order by (j.data ->> '${LOSSES}')::int, ${leastDebt}, j.created_on
   limit 1`
 
 /** Returns the queue and the lost workers of the next suspect that is due, null without one. */
@@ -346,7 +341,7 @@ export async function findSuspect(
 
 const suspectStatement = claimStatement(
   'suspect',
-  `with next as (select j.name, j.id ${dueSuspects} for update skip locked)
+  `with next as (select j.name, j.id ${dueSuspects} for update of j skip locked)
   update pgboss.job_common j
   set state = 'active', blocked = false, started_on = now(), heartbeat_on = now(),
     retry_count = case when j.started_on is null then j.retry_count else j.retry_count + 1 end,
@@ -373,6 +368,21 @@ export async function claimSuspect(
   }
 }
 
+/**
+ * Charges a project for the time for which its suspects paused one of `workers` workers; a negative one is returned. Deletes
+ * accounts that are paid.
+ */
+export async function chargeSuspectTime(db: SqlExecutor, project: string, ms: number, workers: number): Promise<void> {
+  await db.executeSql(
+    `with paid as (
+      delete from ${ACCOUNTS} where project_id in (
+        select project_id from ${ACCOUNTS} where paid_at < now() and project_id <> $1 for update skip locked))
+    insert into ${ACCOUNTS} as a (project_id, paid_at) values ($1, now() + $2 * interval '1 ms')
+    on conflict (project_id) do update set paid_at = greatest(a.paid_at, now()) + $2 * interval '1 ms'`,
+    [project, ms / SHARE / workers],
+  )
+}
+
 /** Moves the waiting retry of the same key, with which a lost message was merged, into quarantine. */
 export async function blockRetryOf(db: SqlExecutor, queue: Queue<any>, { key, data }: MessageClaim): Promise<void> {
   await db.executeSql(
@@ -383,7 +393,8 @@ export async function blockRetryOf(db: SqlExecutor, queue: Queue<any>, { key, da
 }
 
 /**
- * Schedules the retry of a message in `delayMs` and stores `error` with it. Returns `kept` if the message waits for its
+ * Schedules the retry of a message in `delayMs` and stores `error` with it. `lost`: whether its lease has expired, so that it
+ * may be a suspect; a message that failed did not end its worker, and is none. Returns `kept` if the message waits for its
  * retry, `merged` if another retry of the same key already waits, `lost` if the claim is lost.
  */
 export async function scheduleRetry(
@@ -391,7 +402,7 @@ export async function scheduleRetry(
   queue: Queue<any>,
   attempt: Attempt,
   delayMs: number,
-  error: object,
+  { error, lost = false }: { error: object; lost?: boolean },
 ): Promise<'kept' | 'merged' | 'lost'> {
   const fence = `name = $1 and id = $2 and retry_count = $3 and state = 'active'`
   const values = [queue.name, attempt.id, attempt.retryCount]
@@ -399,7 +410,7 @@ export async function scheduleRetry(
     const { rows } = await db.executeSql(
       `update pgboss.job_common
        set state = 'retry', start_after = now() + $4 * interval '1 ms', heartbeat_on = null, output = $5::jsonb,
-         blocked = ${isSuspect('job_common')}
+         ${lost ? `blocked = ${isSuspect('job_common')}` : `blocked = false, data = ${withoutLosses('data')}`}
        where ${fence} returning id`,
       [...values, delayMs, JSON.stringify(error)],
     )
@@ -416,12 +427,16 @@ export async function scheduleRetry(
 }
 
 // Without `started_on` the next claim does not count the attempt. If the key already has a waiting message, this one is
-// completed.
-const requeueSql = (isFenced: string) => `
+// completed. A suspect in its probation remains one, unless its handler has ended: a message that is requeued repeatedly, for
+// example because its project is at a limit, would otherwise pause a worker each time. It keeps its count, for it may not
+// have done the work.
+const requeueSql = (isFenced: string, hasEnded = 'false') => `
   update pgboss.job_common j
   set state = (case when w.waits then 'completed' else 'created' end)::pgboss.job_state,
     completed_on = case when w.waits then now() end,
-    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms', blocked = ${isSuspect('j')}
+    started_on = null, heartbeat_on = null, start_after = now() + $3 * interval '1 ms',
+    blocked = j.data ? '${ALONE}' and not ${hasEnded},
+    data = case when ${hasEnded} then j.data - '${ALONE}' else j.data end
   from pgboss.job_common me
   cross join lateral (select me.policy = 'stately' and exists (
     select from pgboss.job_common other
@@ -431,23 +446,24 @@ const requeueSql = (isFenced: string) => `
     and me.state = 'active' and j.state = 'active' and ${isFenced}
   returning j.id`
 
-const requeueAttempts = requeueSql(isAttempt('j', '$2'))
+const requeueAttempts = requeueSql(isAttempt('j', '$2'), '$5::boolean')
 
 // Another claim of the message has another time.
 const requeueClaims = requeueSql(`${claimKey('j')} = any ($2::text[])`)
 
 /**
  * Requeues claimed messages in `delayMs` without counting the attempt. Returns the IDs of the requeued messages,
- * without lost claims; the caller wakes workers for them.
+ * without lost claims; the caller wakes workers for them. `ended`: whether their handler has ended while the process continues.
  */
 export async function requeueMessages(
   db: SqlExecutor,
   queue: Queue<any>,
   attempts: Attempt[],
   delayMs: number,
+  { ended = false }: { ended?: boolean } = {},
 ): Promise<string[]> {
   const [ids, pairs] = attemptValues(attempts)
-  return requeue(db, requeueAttempts, [queue.name, pairs, delayMs, ids])
+  return requeue(db, requeueAttempts, [queue.name, pairs, delayMs, ids, ended])
 }
 
 async function requeue(db: SqlExecutor, text: string, values: unknown[]): Promise<string[]> {

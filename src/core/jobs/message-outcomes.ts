@@ -80,7 +80,9 @@ export class MessageOutcomes {
     if (attempt.retryCount < attempt.retryLimit) {
       const dueInMs = delayMs ?? this.#retryDelay(attempt.retryCount)
       const { db } = this.#services.queues
-      const result = await this.#persist(attempt, () => scheduleRetry(db, this.#queue, attempt, dueInMs, output))
+      const result = await this.#persist(attempt, () =>
+        scheduleRetry(db, this.#queue, attempt, dueInMs, { error: output }),
+      )
       if (result === 'lost' || result === undefined) return { lost: true }
       this.#services.queues.wake(this.#queue.name, 'later')
       this.#report(attempt, 'retry', duration, { err: error, next_ms: Math.round(dueInMs) })
@@ -95,17 +97,17 @@ export class MessageOutcomes {
 
   /**
    * Requeues messages in `delayMs` without counting the attempt, and retries while the database is unavailable until
-   * `signal` is aborted. `err` is the reason, for the log line. Returns the IDs of the requeued messages; the leases of
-   * the others expire.
+   * `signal` is aborted. `err` is the reason, for the log line. `ended`: whether their handler has ended while the process
+   * continues. Returns the IDs of the requeued messages; the leases of the others expire.
    */
   async requeue(
     attempts: ActiveMessage[],
-    { delayMs, err, signal }: { delayMs: number; err?: unknown; signal: AbortSignal },
+    { delayMs, err, signal, ended }: { delayMs: number; err?: unknown; signal: AbortSignal; ended: boolean },
   ): Promise<ReadonlySet<string>> {
     const { queues, log } = this.#services
     let ids = new Set<string>()
     try {
-      const requeue = () => requeueMessages(queues.db, this.#queue, attempts, delayMs)
+      const requeue = () => requeueMessages(queues.db, this.#queue, attempts, delayMs, { ended })
       ids = new Set(await retryWhileUnavailable(requeue, { signal, withinMs: Number.POSITIVE_INFINITY }))
       if (ids.size > 0) queues.wake(this.#queue.name, delayMs > 0 ? 'later' : 'now')
     } catch (error) {
@@ -145,7 +147,8 @@ export class MessageOutcomes {
         if (losses > 0) log.warn({ queue: this.#queue.name, job: message.id, losses }, 'message lost with its worker')
         if (isCulprit) for (const onLost of lostMessageHooks.all()) await onLost(this.#services, this.#queue, message)
         if (message.retryCount < message.retryLimit && !isPoison) {
-          const result = await scheduleRetry(queues.db, this.#queue, message, 0, describeFailure(error))
+          const retry = { error: describeFailure(error), lost: true }
+          const result = await scheduleRetry(queues.db, this.#queue, message, 0, retry)
           if (result === 'merged' && losses > 0) await blockRetryOf(queues.db, this.#queue, message)
           queues.wake(this.#queue.name, 'later')
           if (result !== 'lost') this.#report(message, 'retry', undefined, { reason: 'lease_expired', next_ms: 0 })

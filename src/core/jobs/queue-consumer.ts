@@ -200,20 +200,31 @@ export class QueueConsumer {
     if (!paused) this.claimNow()
   }
 
-  /** Whether no message is in progress or being claimed, except those with the given IDs. */
+  /** Whether no message is in progress or being claimed, except waiting ones and those with the given IDs. */
   isIdle(except: ReadonlySet<string>): boolean {
-    return !this.#claiming && this.#acquiredSlots === 0 && [...this.#attempts.keys()].every(id => except.has(id))
+    const attempts = [...this.#attempts.values()]
+    // An attempt that waits for other messages does not end before they do, which nothing may claim meanwhile.
+    return (
+      !this.#claiming && this.#acquiredSlots === 0 && attempts.every(({ id, waits }) => waits > 0 || except.has(id))
+    )
+  }
+
+  /** Whether no message is in progress or being claimed. */
+  isEmpty(): boolean {
+    return !this.#claiming && this.#acquiredSlots === 0 && this.#attempts.size === 0
   }
 
   /**
-   * Runs a claimed suspect, even without a free slot; requeues it if the process stops. Resolves when its handler has
-   * ended, or waits for other messages.
+   * Runs a claimed suspect, even without a free slot; requeues it if the process stops. Resolves with true when its handler
+   * has ended, with false when it waits for other messages.
    */
-  async runSuspect(claim: MessageClaim): Promise<void> {
-    if (this.#stopping.aborted) return this.#requeueClaims([claim])
-    return new Promise(resolve => {
-      void this.#startSlot([claim], resolve).finally(resolve)
-    })
+  async runSuspect(claim: MessageClaim): Promise<boolean> {
+    if (this.#stopping.aborted) await this.#requeueClaims([claim])
+    else if ((await this.#promoteDelayed([claim])).length > 0)
+      return new Promise(resolve => {
+        void this.#startSlot([claim], () => resolve(false)).finally(() => resolve(true))
+      })
+    return true
   }
 
   /** Takes over messages whose lease has expired, and claims if some are due again. */
@@ -372,8 +383,12 @@ export class QueueConsumer {
     // Slots may have been acquired during the claim.
     const excess = this.#batch === 1 ? jobs.splice(Math.max(0, this.#slots - this.#usedSlots)) : []
     if (excess.length > 0) await this.#requeueClaims(excess)
+    return this.#promoteDelayed(jobs)
+  }
+
+  /** Replaces delayed wake-ups, which are due, by immediate ones under the keys of their entities. Returns the other messages. */
+  async #promoteDelayed(jobs: MessageClaim[]): Promise<MessageClaim[]> {
     if (!this.#queue.key) return jobs
-    // A due delayed wake-up is replaced by an immediate one under the key of the entity.
     const delayed = jobs.filter(job => job.key !== this.#queue.key!(job.data))
     if (delayed.length > 0) await retryWhileUnavailable(() => this.#promote(delayed), { signal: this.#hardStop.signal })
     return jobs.filter(job => !delayed.includes(job))
@@ -650,7 +665,9 @@ export class QueueConsumer {
 
   async #requeue(attempts: Attempt[], delayMs = 0, err?: unknown): Promise<number> {
     for (const attempt of attempts) attempt.state = 'settling'
-    const ids = await this.#outcomes.requeue(attempts, { delayMs, err, signal: this.#hardStop.signal })
+    const { signal } = this.#hardStop
+    const ended = !this.#stopping.aborted
+    const ids = await this.#outcomes.requeue(attempts, { delayMs, err, signal, ended })
     for (const attempt of attempts) this.#markOver(attempt)
     return ids.size
   }

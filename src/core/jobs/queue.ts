@@ -8,6 +8,7 @@ import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-cl
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 import { systemClock } from '../process/clock.ts'
+import { createAccounts, LOSSES, withoutLosses } from './suspects.ts'
 
 /**
  * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
@@ -182,7 +183,7 @@ export type Queues = {
     /** Newest first. */
     list(options?: { queue?: string; limit?: number }): Promise<DeadLetter[]>
     inspect(id: string): Promise<DeadLetter | null>
-    /** Moves dead letters back to their queue, oldest first. Returns their number. */
+    /** Moves dead letters back to their queue, oldest first, without the workers that they lost. Returns their number. */
     replay(options: { queue: string; ids?: string[]; limit?: number }): Promise<number>
     /** Deletes a dead letter. Returns whether it existed. */
     remove(options: { queue: string; id: string }): Promise<boolean>
@@ -434,7 +435,13 @@ export async function openQueues(options: {
         return rows[0] ?? null
       },
       async replay({ queue, ids, limit }) {
-        const moved = await boss.redrive(deadLetterQueue(queue), {
+        const name = deadLetterQueue(queue)
+        await db.executeSql(
+          `update ${schema}.job_common set data = ${withoutLosses('data')}
+           where name = $1 and state < 'active' and data ? '${LOSSES}' and ($2::uuid[] is null or id = any ($2))`,
+          [name, ids ?? null],
+        )
+        const moved = await boss.redrive(name, {
           ...(ids ? { ids } : {}),
           ...(limit ? { limit } : {}),
         })
@@ -526,6 +533,7 @@ export async function createQueuesInDatabase(
   try {
     await boss.getDb().executeSql(waitingIndex)
     await boss.getDb().executeSql(suspectsIndex)
+    await boss.getDb().executeSql(createAccounts)
     await boss.getDb().executeSql(dropQueueForeignKeys)
     const existing = new Map((await boss.getQueues()).map(queue => [queue.name, queue]))
     for (const queue of queues.all()) {

@@ -73,6 +73,7 @@ export class Heartbeat {
   #steadySince = Number.NEGATIVE_INFINITY
   #pending: Promise<void> = Promise.resolve()
   #clockDiffers = false
+  #workers = 1
 
   constructor(services: Services, worker: Worker) {
     this.#services = services
@@ -81,6 +82,11 @@ export class Heartbeat {
 
   get ageMs(): number {
     return performance.now() - this.#beatAt
+  }
+
+  /** Number of live workers as of the last heartbeat, with this one. */
+  get workers(): number {
+    return this.#workers
   }
 
   /**
@@ -124,6 +130,7 @@ export class Heartbeat {
     ])
     const others = OtherWorkers.parse(rows)
     this.#beatAt = sentAt
+    this.#workers = 1 + others.filter(({ holder, silent }) => holder !== null && !silent).length
     this.#compareClocks(others[0]?.clock_ahead_ms ?? 0)
     const isGone = ({ neighbour, pid, pid_started, silent }: z.output<typeof OtherWorker>) =>
       (neighbour && pid !== null && pid_started !== null && hasProcessEnded({ pid, started: pid_started })) ||

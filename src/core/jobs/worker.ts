@@ -29,7 +29,7 @@ export type Workers = {
  * projects wait, and all but one slot otherwise. Notifications of `listen` wake the consumers. All queues are polled
  * together every `pollMs` (default 1 s), and less often, down to every `idleMs` (default 5 s), while notifications
  * arrive and nothing is due. `onPoll` is called after each successful poll. `strictMs` is the longest time for which a
- * suspect at its limit of lost workers runs alone (quarantine.ts).
+ * suspect at its limit of lost workers runs alone (quarantine.ts), `workers` returns the number of live workers.
  */
 export async function startWorkers(options: {
   services: Pick<Services, 'queues' | 'log' | 'config'>
@@ -43,6 +43,7 @@ export async function startWorkers(options: {
   pollMs?: number
   idleMs?: number
   strictMs?: number
+  workers?: () => number
 }): Promise<Workers> {
   const { services, handlers, schedules = [], background = [], listen } = options
   const stopping = new AbortController()
@@ -69,7 +70,8 @@ export async function startWorkers(options: {
   }
 
   reportSlots(() => [...consumers.values()].map(consumer => consumer.slots))
-  const quarantine = new Quarantine(services, { stopping: stopping.signal, strictMs: options.strictMs })
+  const { strictMs, workers } = options
+  const quarantine = new Quarantine(services, { stopping: stopping.signal, strictMs, workers })
   quarantine.add(messageSuspects(services, consumers))
   const poller = new QueuePoller({
     services,
