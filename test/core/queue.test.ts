@@ -1230,6 +1230,19 @@ describe('queues and workers', function () {
       answer()
     })
 
+    it('delay the wake-ups of their entity, which would do the same work', async () => {
+      await queues.send([queueMessage(mailbox, { id: 'e' })])
+      await suspect(mailbox, 1)
+      await pool.query(`update pgboss.job_common set start_after = now() + interval '1 hour'`)
+      await queues.send(['e', 'f'].map(id => queueMessage(mailbox, { id })))
+      const handled: string[] = []
+      await run([handler(mailbox, {}, async ({ id }) => void handled.push(id))])
+      await until('the other entity', () => handled.length === 1)
+      await pool.query(`update pgboss.job_common set start_after = now() where blocked`)
+      await until('both', async () => (await jobs(mailbox.name)).every(({ state }) => state === 'completed'))
+      assert.deepEqual(handled, ['f', 'e', 'e'])
+    })
+
     it('that are delayed wake-ups are replaced by immediate ones', async () => {
       await queues.send([queueMessage(mailbox, { id: 'e' }, { startAfter: new Date(0) })])
       await suspect(mailbox, 1)

@@ -31,11 +31,13 @@ const hasNoOther = (state: 'active' | 'created') => `(
           and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
 
 // A suspect (quarantine.ts) is blocked. The wake-ups of its key wait for it: they would run the same work. One lookup in
-// job_i3 or its kind for `retry`, the state of suspects.
-const hasNoSuspect = `(
+// muster_suspects per statement; with suspects, one in job_i3 or its kind for `retry`, their state, per candidate.
+const hasNoSuspect = `((
+        select 1 from pgboss.job_common suspect
+        where suspect.name = $1 and suspect.blocked and suspect.state < 'active' limit 1) is null or (
         select 1 from pgboss.job_common other
         where other.name = j.name and other.policy = 'stately' and other.state = 'retry' and other.blocked
-          and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null`
+          and coalesce(other.singleton_key, '') = coalesce(j.singleton_key, '') limit 1) is null)`
 
 // pg-boss's fetch of a stately queue returns nothing while the key of the oldest waiting message is active: activating
 // it would violate job_i3. So active keys are skipped here, and if a key has a new message and a retry, only the new
