@@ -154,7 +154,7 @@ const settings = {
     'process',
     integer(1),
     '4294967296',
-    'Maximum bytes of the responses stored for the Idempotency-Keys of a project, as for a credential.',
+    'Maximum bytes of the responses stored for the Idempotency-Keys of a project, as for a credential; it concerns only credentials above their share of it.',
   ),
   HTTP_JSON_LIMIT_BYTES: setting(
     'process',

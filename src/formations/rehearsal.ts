@@ -1,5 +1,10 @@
+import { setTimeout as sleep } from 'node:timers/promises'
+import { z } from 'zod'
 import { AppError, type Problem } from '../core/api/errors.ts'
 import { requireReferences } from '../core/api/references.ts'
+import { sqlStateOf } from '../core/db/database-errors.ts'
+import { setForTransaction } from '../core/db/settings.ts'
+import { sql } from '../core/db/sql.ts'
 import type { Tx } from '../core/db/writer.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import type { Services } from '../core/process/services.ts'
@@ -32,8 +37,33 @@ export async function rehearse(
   }
 }
 
-/** Time after which a rehearsal tries no further resources: until its end it locks the rows that they reference. */
+/** Time after which a rehearsal tries no further resources. */
 const MAX_REHEARSAL_MS = 5000
+
+/**
+ * Until its end a rehearsal locks the rows that its creates reference. It ends early when another transaction waits for
+ * one of them, and is repeated for those that were not tried; it waits for locks of others no longer than this itself.
+ */
+const LOCK_CHECK_MS = 100
+const LOCK_WAIT_MS = 250
+const MAX_RUNS = 3
+const PAUSE_MS = 100
+
+const waitedRow = sql.type(z.object({ waited: z.boolean() }))
+
+/** Whether another transaction waits for a lock of this one. 0.2 ms. */
+const isWaitedFor = (tx: Tx): Promise<boolean> =>
+  tx.oneFirst(waitedRow`
+    select exists (
+      select from pg_stat_activity a where a.datname = current_database() and a.wait_event_type = 'Lock'
+        and pg_backend_pid() = any (pg_blocking_pids(a.pid))) as waited`)
+
+/** Whether a lock was not granted within LOCK_WAIT_MS. */
+function isLockTimeout(error: unknown): boolean {
+  for (let current = error; current instanceof Error; current = current.cause)
+    if (sqlStateOf(current) === '55P03') return true
+  return false
+}
 
 /** What the project does to a template: problems, and resources that were not tried. */
 export type RehearsedCreates = { problems: Problem[]; warnings: Problem[] }
@@ -61,16 +91,34 @@ export async function rehearseCreates(
     signal,
     once: new Map(),
   }
-  const found: RehearsedCreates = { problems: [], warnings: [] }
+  const end = performance.now() + MAX_REHEARSAL_MS
+  for (let run = 1; ; run++) {
+    const { isInterrupted, ...found } = await rehearseOnce(writer, compiled, imports.values, end)
+    if (!isInterrupted || run === MAX_RUNS || performance.now() > end) return found
+    await sleep(PAUSE_MS, undefined, { signal })
+  }
+}
+
+/** Tries the creates in one transaction. `isInterrupted`: whether another transaction had to wait for it. */
+async function rehearseOnce(
+  writer: ResourceWriter,
+  compiled: CompiledTemplate,
+  imported: Awaited<ReturnType<typeof resolveImports>>['values'],
+  end: number,
+): Promise<RehearsedCreates & { isInterrupted: boolean }> {
+  const { services, signal } = writer
+  const found = { problems: [] as Problem[], warnings: [] as Problem[], isInterrupted: false }
   await rehearse(
     work => services.write(work),
     async tx => {
       // The transaction may be repeated.
       found.problems.length = 0
       found.warnings.length = 0
+      found.isInterrupted = false
+      await setForTransaction(tx, { lock_timeout: `${LOCK_WAIT_MS}ms` })
+      let checkAt = performance.now() + LOCK_CHECK_MS
       const ids = new Map<string, ExpressionMeaning>()
-      const scope = templateScope(compiled, imports.values, name => ids.get(name) ?? 'unknown', 'unknown')
-      const end = performance.now() + MAX_REHEARSAL_MS
+      const scope = templateScope(compiled, imported, name => ids.get(name) ?? 'unknown', 'unknown')
       for (const declared of compiled.declared) {
         signal.throwIfAborted()
         const { logical_id, type } = declared
@@ -79,16 +127,30 @@ export async function rehearseCreates(
         const step = await stepFor(services, declared, null, null, scope)
         // Depends on a value that exists only during the deploy.
         if (step.problems.length > 0 || expressionsIn(step.desired).length > 0) continue
+        if (!found.isInterrupted && performance.now() > checkAt) {
+          found.isInterrupted = await isWaitedFor(tx)
+          checkAt = performance.now() + LOCK_CHECK_MS
+        }
+        const leave = (reason: string): void => {
+          found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
+        }
+        if (found.isInterrupted) {
+          leave('other requests need the same resources')
+          continue
+        }
         const denied = await deniedAction(tx, writer, step)
         if (denied !== null || performance.now() > end) {
-          const reason = denied === null ? 'the check took too long' : `${denied} is not permitted`
-          found.warnings.push({ code: 'UNCHECKED', path: at, message: `not checked against the project: ${reason}` })
+          leave(denied === null ? 'the check took too long' : `${denied} is not permitted`)
           continue
         }
         try {
           const id = await tryCreate(tx, writer, step, type)
           if (id !== null) ids.set(logical_id, { text: id })
         } catch (error) {
+          if (isLockTimeout(error)) {
+            leave('another request has locked resources that it needs')
+            continue
+          }
           if (!(error instanceof AppError) || error.status >= 500) throw error
           found.problems.push(...createRefusalProblems(type, error, step.desired, `${at}.properties`))
         }
@@ -118,6 +180,8 @@ async function tryCreate(
   type: BuiltInType,
 ): Promise<string | null> {
   if (joinsTransaction(type.operations.create)) return (await createResource(writer, step, { tx, key: '' })).id
-  await requireReferences(tx, type.kind, writer.projectId, operationArguments(type, step.desired))
+  await tx.nested(nested =>
+    requireReferences(nested, type.kind, writer.projectId, operationArguments(type, step.desired)),
+  )
   return null
 }

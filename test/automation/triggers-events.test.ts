@@ -6,6 +6,7 @@ import { sql } from '../../src/core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { emitNamed } from '../support/events.ts'
+import { COSTLY_ITEMS, costly, occupyThreads } from '../support/occupied-threads.ts'
 import { ACTIONS, allEnded, firingsOf, madeTrigger, startTriggerApp, type TriggerApp } from './triggers-support.ts'
 
 /** More firings than one event causes in any other test of this file. */
@@ -60,6 +61,29 @@ describe('event triggers', function () {
     const failed = (await Promise.all(triggers.map(({ id }) => firingsOf(key, id)))).flat()
     assert.ok(failed.length >= 2 && failed.length <= 4, `${failed.length} firings`)
     for (const { error } of failed) assert.match(error.message, /together with the other triggers of the event/)
+  })
+
+  it('of one project with costly filters do not delay the events of another', async () => {
+    const keys = Object.fromEntries(Array.from({ length: 3000 }, (_, index) => [`k${index}`, 0]))
+    const costly = { '==': [{ length: [{ map: [[0, 0, 0], keys] }] }, 0] }
+    for (let count = 0; count < 5; count++) await on('actors.created', { event_filter: costly })
+    const cheap = await on('actors.created')
+    const quiet = await app.projectWith(ACTIONS)
+    const { id: target_id } = await made(quiet.key, { execute: { url: app.target.url } })
+    const fields = { target_type: 'tool', target_id, type: 'event', event_pattern: 'actors.created' }
+    const other = await madeTrigger(quiet.key, fields)
+    const EVENTS = 30
+    await app.services.write(async tx => {
+      for (let count = 0; count < EVENTS; count++)
+        emitNamed(tx, 'actors.created', app.projectId, { id: `actor_${count}` })
+      emitNamed(tx, 'actors.created', quiet.id, { id: 'actor_x' })
+    })
+    const [firing] = await allEnded(quiet.key, other.id, 1)
+    const all = await allEnded(key, cheap.id, EVENTS)
+    assert.equal(all.length, EVENTS)
+    // What the dispatch did in one transaction was made at the same time.
+    const before = all.filter(({ created_at }) => created_at <= firing.created_at)
+    assert.ok(before.length <= EVENTS / 2, `${before.length} events before`)
   })
 
   it('fires once per matching event, with its envelope merged over the input', async () => {
@@ -118,7 +142,7 @@ describe('event triggers', function () {
   })
 
   it('fails a firing whose filter or mapping exceeds its budget', async () => {
-    const list = Array(80).fill(1)
+    const list = Array(400).fill(1)
     const dear = { map: [{ preserve: list }, { map: [{ preserve: list }, { '+': [{ var: '' }, 1] }] }] }
     const filtered = await on('actors.created', { event_filter: dear })
     const mapped = await on('actors.created', { input_mapping: { dear } })
@@ -383,5 +407,52 @@ describe('event triggers', function () {
       sql.unsafe`select dispatched_at is not null as done, packed is not null as packed, causation from events where resource_id = ${body.id}`,
     )
     assert.deepEqual(stored, { done: true, packed: true, causation: null })
+  })
+})
+
+describe('inputs of events and schedules', function () {
+  this.timeout(60_000)
+  let app: TriggerApp
+  before(async () => {
+    app = await startTriggerApp({ workers: ['trigger', 'delivery'], inProcess: true })
+  })
+  after(() => app?.close())
+
+  it('are mapped when a thread is free', async () => {
+    const { key } = app
+    const input_mapping = { n: costly('input.list') }
+    const fields = { target_type: 'tool', target_id: app.toolId, input: { list: COSTLY_ITEMS }, input_mapping }
+    const byEvent = await madeTrigger(key, { ...fields, type: 'event', event_pattern: 'actors.created' })
+    const bySchedule = await madeTrigger(key, { ...fields, type: 'schedule', cron: '0 0 1 1 *' })
+    const free = occupyThreads(app.services, app.projectId)
+    try {
+      assert.equal((await key.post('/actors', { name: 'x' })).status, 201)
+      await app.services.pool.query(
+        sql.unsafe`update triggers set next_fire_at = now() - interval '1 s' where id = ${bySchedule.id}`,
+      )
+      for (const { id } of [byEvent, bySchedule]) {
+        const [{ status, input }] = await eventually(async () => {
+          const found = await firingsOf(key, id)
+          return found.length > 0 ? found : null
+        })
+        assert.deepEqual([status, input.list], ['pending', COSTLY_ITEMS])
+      }
+      const waits = sql.unsafe`
+        select count(*)::int from pgboss.job_common
+        where name = 'trigger.fire' and start_after > now() and data ->> 'project_id' = ${app.projectId}`
+      await eventually(async () => (await app.services.pool.oneFirst(waits)) === 2, { what: 'firings that wait' })
+    } finally {
+      free()
+    }
+    for (const { id } of [byEvent, bySchedule]) {
+      const [firing] = await allEnded(key, id, 1)
+      assert.deepEqual(
+        [firing.status, firing.input, firing.attempts],
+        ['succeeded', { n: 80 }, 1],
+        JSON.stringify(firing),
+      )
+    }
+    assert.equal(app.target.requests.length, 2)
+    for (const { body } of app.target.requests) assert.deepEqual(JSON.parse(body), { n: 80 })
   })
 })

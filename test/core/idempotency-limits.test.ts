@@ -4,6 +4,35 @@ import { type Client, eventually, startApp, type TestApp } from '../support/app.
 
 const LIMIT = 100_000
 
+describe('responses stored for the Idempotency-Keys of a project', () => {
+  let app: TestApp
+  before(async () => {
+    app = await startApp({ env: { IDEMPOTENCY_PROJECT_MAX_BYTES: String(LIMIT) } })
+  })
+  after(() => app.close())
+
+  it('are shared by its credentials: one that takes most of them does not make others fail', async () => {
+    const project = await app.project()
+    const small = app.as((await app.admin.post('/project-keys', { project_id: project.id })).body.secret)
+    const create = (key: Client, name: string) => key.post('/actors', { name }, { 'idempotency-key': name })
+    assert.equal((await create(small, 'early')).status, 201)
+    let count = 0
+    while ((await create(project.key, `large-${count}`)).status === 201) count++
+    assert.ok(count < 2000, `${count}`)
+    assert.equal((await create(project.key, 'refused')).body.error.code, 'IDEMPOTENCY_LIMIT_EXCEEDED')
+    for (let index = 0; index < 20; index++) {
+      const { status, body } = await create(small, `small-${index}`)
+      assert.equal(status, 201, JSON.stringify(body))
+    }
+    // Only the responses of the large one are deleted early.
+    await app.services.pool.query(voidStatement`
+      update idempotency_keys set created_at = now() - interval '2 hours' where project_id = ${project.id}`)
+    await eventually(async () => (await create(project.key, 'later')).status === 201)
+    const { headers } = await create(small, 'early')
+    assert.equal(headers.get('idempotency-replayed'), 'true')
+  })
+})
+
 describe('responses stored for Idempotency-Keys', () => {
   let app: TestApp
   let project: Awaited<ReturnType<TestApp['project']>>

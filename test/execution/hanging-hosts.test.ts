@@ -2,6 +2,9 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { createServer, type Server, type Socket } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { sql } from '../../src/core/db/sql.ts'
+import { beginHostCall, type HostCall, withSlotHolder } from '../../src/core/net/hanging-calls.ts'
+import { fetchWithLimit } from '../../src/core/net/limited-body.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
@@ -13,6 +16,8 @@ class SilentVendor {
   #answers = false
   /** Requests received. */
   asked = 0
+  /** Sent for each request, before the rest. */
+  head: string | null = null
 
   constructor() {
     this.#server = createServer(socket => {
@@ -22,6 +27,7 @@ class SilentVendor {
       socket.on('data', data => {
         if (!data.toString('latin1').includes('POST ')) return
         this.asked++
+        if (this.head) socket.write(this.head)
         if (this.#answers) this.#reply(socket)
       })
     })
@@ -41,6 +47,11 @@ class SilentVendor {
   answerAll(): void {
     this.#answers = true
     for (const socket of this.#sockets) this.#reply(socket)
+  }
+
+  /** Ends all responses. */
+  end(text: string): void {
+    for (const socket of this.#sockets) socket.end(text)
   }
 
   #reply(socket: Socket): void {
@@ -96,7 +107,7 @@ describe('a vendor that does not answer', function () {
 
   it('holds at most half of the slots of its project, and gets its work again when it answers', async () => {
     const hung = await Promise.all(Array.from({ length: 30 }, () => start(silent)))
-    await eventually(() => vendor.asked >= 9, { what: 'hung calls' })
+    await eventually(() => vendor.asked >= 5, { what: 'hung calls' })
     // More of them keep coming while others have work for a vendor that answers.
     const healthy = []
     for (let n = 0; n < 20; n++) {
@@ -121,7 +132,7 @@ describe('a vendor that does not answer', function () {
     })
   })
 
-  it('has a bounded number of turns in memory that wait for it', async () => {
+  it('gets more turns than may wait in memory, and those for other hosts start', async () => {
     const other = new SilentVendor()
     try {
       const provider = await app.admin.post('/ai-providers', {
@@ -135,17 +146,97 @@ describe('a vendor that does not answer', function () {
       const hung: string[] = []
       for (let count = 0; count < 16; count++)
         hung.push(...(await Promise.all(Array.from({ length: 10 }, () => start(agent)))))
-      const running = async () => (await Promise.all(hung.map(status))).filter(state => state === 'in_progress').length
-      await eventually(async () => (await running()) >= 100, { what: 'waiting turns' })
-      await sleep(3000)
-      const count = await running()
-      assert.ok(count < 130, `${count} turns in memory`)
+      const requeued = sql.unsafe`select count(*)::int from generations where handed_back and id = any(${sql.array(hung, 'text')})`
+      await eventually(async () => ((await app.services.pool.oneFirst(requeued)) as number) >= 100, {
+        what: 'requeued turns',
+      })
+      assert.ok(other.asked <= 10, `${other.asked} calls`)
+      // Without it, all slots would be held for 330 s.
+      const began = Date.now()
+      const id = await start(app.agentId)
+      await eventually(async () => (await status(id)) === 'completed', { every: 50, what: 'healthy turn' })
+      assert.ok(Date.now() - began < 30_000, `${Date.now() - began} ms`)
       other.answerAll()
       await eventually(async () => (await Promise.all(hung.map(status))).every(state => state === 'completed'), {
         what: 'recovery',
       })
+      // A wait counts as no lost attempt.
+      const losses = sql.unsafe`select max(lost_attempts) from generations where id = any(${sql.array(hung, 'text')})`
+      assert.equal(await app.services.pool.oneFirst(losses), 0)
     } finally {
       other.close()
     }
+  })
+})
+
+describe('calls of work with a slot', () => {
+  /** A holder with one slot for a host; counts the slots that calls have released. */
+  const holderOf = (project: string, most = 1) => {
+    const held = {
+      project,
+      most,
+      released: 0,
+      release() {
+        held.released++
+        return () => held.released--
+      },
+    }
+    return held
+  }
+  const servers: SilentVendor[] = []
+  const silent = async () => {
+    const server = new SilentVendor()
+    servers.push(server)
+    return { server, url: await server.listen() }
+  }
+  after(() => {
+    for (const server of servers) server.close()
+  })
+
+  it('release slots by fetch of a bounded body too', async () => {
+    const { server, url } = await silent()
+    const holder = holderOf('fetch')
+    const call = () => fetchWithLimit(1000)(url, { method: 'POST' }).then(response => response.text())
+    const calls = withSlotHolder(holder, () => Promise.all([call(), call()]))
+    await eventually(() => holder.released === 1, { what: 'a released slot' })
+    // A third one waits.
+    const third = withSlotHolder(holder, call)
+    await eventually(() => holder.released === 2, { what: 'a call that waits' })
+    assert.equal(server.asked, 2)
+    server.answerAll()
+    for (const text of [...(await calls), await third]) assert.match(text, /late/)
+    assert.equal(holder.released, 0)
+  })
+
+  it('release slots while a body of a declared length does not arrive', async () => {
+    const { server, url } = await silent()
+    server.head = 'HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\n'
+    const holder = holderOf('bodies')
+    const call = () => fetchWithLimit(1000)(url, { method: 'POST' }).then(response => response.text())
+    const calls = withSlotHolder(holder, () => Promise.all([call(), call()]))
+    await eventually(() => holder.released === 1, { what: 'a released slot' })
+    server.end('done')
+    assert.deepEqual(await calls, ['done', 'done'])
+    assert.equal(holder.released, 0)
+  })
+
+  it('start no more calls than have ended in the same turn of the event loop', async () => {
+    const holder = holderOf('starts', 2)
+    const begin = () => withSlotHolder(holder, () => beginHostCall('a.example'))
+    const first = (await Promise.all([begin(), begin()])) as HostCall[]
+    // Both hang by then.
+    await sleep(2000)
+    const started: HostCall[] = []
+    for (let count = 0; count < 5; count++) void begin().then(call => started.push(call as HostCall))
+    await sleep(20)
+    assert.equal(started.length, 0)
+    for (const call of first) call.end()
+    await sleep(20)
+    assert.equal(started.length, 2)
+    for (let index = 0; index < 5; index++) {
+      started[index].end()
+      await sleep(5)
+    }
+    assert.deepEqual([started.length, holder.released], [5, 0])
   })
 })

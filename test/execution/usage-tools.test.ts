@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
+import { sql } from '../../src/core/db/sql.ts'
 import { usageOf, usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
+import { COSTLY_ITEMS, costly, occupyThreads } from '../support/occupied-threads.ts'
 import { startProcess } from '../support/processes.ts'
 import { refusingUpdates } from '../support/refuse-updates.ts'
 import { madeDecider, TOOL_ANSWERS } from './decider-support.ts'
@@ -18,6 +20,7 @@ describe('usage of tools', () => {
   before(async () => {
     target = await startTarget()
     app = await startAgentApp({
+      workers: ['generation', 'delivery'],
       env: { EGRESS_ALLOW_HOSTS: '127.0.0.1', GENERATION_LEASE_SECONDS: '2', GENERATION_SWEEP_SECONDS: '1' },
       actions: [
         'agents:*',
@@ -81,6 +84,41 @@ describe('usage of tools', () => {
     assert.deepEqual(
       components.map(({ component, quantity, unit }: any) => [component, quantity, unit]),
       [['tool_call', 1, 'tool_call']],
+    )
+  })
+
+  it('of a call for whose quantity no thread is free is priced later', async () => {
+    const { id } = await tool({ name: 'late-tool' })
+    await put([perPage(id, costly('output.pages')), { ...perPage(id, null), component: 'flat', unit_price: 1 }])
+    target.answer = json({ pages: COSTLY_ITEMS })
+    const free = occupyThreads(app.services, app.projectId)
+    try {
+      assert.equal((await app.key.post(`/tools/${id}/call`, { input: {} })).status, 200)
+      const [first] = await usesOf(id)
+      assert.deepEqual(
+        first.components.map(({ component, cost_usd }: any) => [component, cost_usd]),
+        [
+          ['tool_call', null],
+          ['flat', 1],
+        ],
+      )
+    } finally {
+      free()
+    }
+    const late = (await usesOf(id, 2)).find(({ components }) => components[0].component === 'pages')
+    assert.deepEqual(
+      [late?.cost_usd, late?.components.length, late?.components[0].quantity, late?.tool_id],
+      [20, 1, 80, id],
+    )
+    // What is stored meanwhile is sealed.
+    const messages = await app.services.pool.oneFirst(
+      sql.unsafe`select json_agg(data)::text from pgboss.job_common where name = 'usage.price_quantities'`,
+    )
+    assert.doesNotMatch(messages as string, /pages/)
+    const feed = (await app.key.get('/activity?kind=usage_quantity_invalid')).body.data
+    assert.deepEqual(
+      feed.filter(({ ref_id }: any) => ref_id === id),
+      [],
     )
   })
 

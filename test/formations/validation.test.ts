@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery, sql } from '../../src/core/db/sql.ts'
 import { builtInTypes } from '../../src/formations/types/built-in.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 
 type Json = Record<string, any>
 type Refused = {
@@ -316,6 +316,29 @@ describe('the validation of a template', () => {
       const file = { type: 'file', properties: { filename: 'a.txt', content_type: 'text/plain', size: 100 } }
       const { valid, errors } = await check({ File: file }, project.key)
       assert.deepEqual([valid, errors.length, errors[0]?.path], [false, 1, 'resources.File.properties'])
+    })
+
+    it('does not keep other requests waiting', async () => {
+      const agent = (await key.post('/agents', { name: 'shared', ai_provider_id: ids.provider })).body.id
+      const actors = Object.fromEntries(
+        Array.from({ length: 500 }, (_, index) => [
+          `Actor${index}`,
+          { type: 'actor', properties: { name: `a${index}`, agent_id: agent } },
+        ]),
+      )
+      const started = performance.now()
+      const checking = check(actors)
+      const hasBegun = sql.unsafe`
+        select exists (select from pg_locks where relation = 'actors'::regclass and mode = 'RowExclusiveLock')`
+      await eventually(async () => await app.services.pool.oneFirst(hasBegun), { every: 10, what: 'the first creates' })
+      const patched = performance.now()
+      assert.equal((await key.patch(`/agents/${agent}`, { description: 'changed' })).status, 200)
+      const waited = performance.now() - patched
+      const { valid, warnings } = await checking
+      const took = performance.now() - started
+      assert.ok(waited < took / 3, `${waited} of ${took} ms`)
+      // It began again, and has left none for the sake of others.
+      assert.deepEqual([valid, warnings.filter(({ message }: any) => /other requests/.test(message))], [true, []])
     })
 
     it('tries only what the caller may create', async () => {

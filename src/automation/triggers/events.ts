@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
-import type { DispatchedEvent, EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
+import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
 import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
@@ -18,11 +18,12 @@ import {
 } from '../../core/expressions/evaluate.ts'
 import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
+import { handler } from '../../core/jobs/handler.ts'
+import { workQueue } from '../../core/jobs/queue.ts'
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { FanoutLimiter, type FanoutRoot } from './fanout.ts'
-import { firingFailure, wakeFiring } from './fire.ts'
-import { briefInput } from './input.ts'
+import { wakeFiring } from './fire.ts'
 import { firingKind, triggerKind } from './model.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
@@ -84,28 +85,48 @@ const listEnvelopes = (db: Queryable, ids: readonly string[]) =>
   db.any(envelopeRow`
     select id, envelope, causation, created_at from events where id = any(${sql.array([...ids], 'text')})`)
 
-/** Cost of all expressions of the triggers of one event, in brief evaluations: a thousand common filters cost one. */
-const MAX_EXPRESSIONS_COST = 4
+/** Cost of the filters of all triggers of one event, in brief evaluations: a thousand common filters cost one. */
+const MAX_EVENT_COST = 4
+/** Cost of the filters of one project, and of all projects, that a dispatch evaluates. */
+const MAX_PROJECT_COST = 4
+const MAX_DISPATCH_COST = 20
 
-/**
- * Evaluates the expressions of the triggers of one event, within a common limit: the events of all projects wait meanwhile.
- */
-class EventExpressions {
-  #cost = 0
+/** Events of a message whose triggers are matched after the dispatch. */
+const MATCHED_EVENTS = 10
 
-  /** @throws ExpressionError, NotBriefError */
-  readonly evaluate = (expression: unknown, root: unknown): unknown => {
-    if (this.#cost >= MAX_EXPRESSIONS_COST)
+/** Evaluates the filters of the triggers of one event, within a common limit. */
+class EventFilters {
+  /** In brief evaluations. */
+  cost = 0
+
+  /** @throws ExpressionError */
+  evaluate(filter: unknown, root: unknown): unknown {
+    if (this.cost >= MAX_EVENT_COST)
       throw new ExpressionError('takes too long to evaluate, together with the other triggers of the event')
     const spent = freshBudget()
     try {
-      return evaluateBriefly(expression, root, spent)
+      return evaluateBriefly(filter, root, spent)
     } catch (error) {
-      if (error instanceof NotBriefError) this.#cost += 1
+      if (error instanceof NotBriefError) this.cost += 1
       throw error
     } finally {
-      this.#cost += briefShareOf(spent)
+      this.cost += briefShareOf(spent)
     }
+  }
+}
+
+/** Cost of the filters that a dispatch has evaluated: the events of all projects wait meanwhile. */
+class DispatchCost {
+  #total = 0
+  readonly #byProject = new Map<string, number>()
+
+  add(project: string, cost: number): void {
+    this.#total += cost
+    this.#byProject.set(project, (this.#byProject.get(project) ?? 0) + cost)
+  }
+
+  isExceeded(project: string): boolean {
+    return this.#total >= MAX_DISPATCH_COST || (this.#byProject.get(project) ?? 0) >= MAX_PROJECT_COST
   }
 }
 
@@ -114,7 +135,7 @@ type LoadedEvent = DispatchedEvent & {
   root: FanoutRoot
   chain: readonly string[]
   created_at: string
-  expressions: EventExpressions
+  filters: EventFilters
 }
 
 /** Firing of a trigger by an event. `firing` is null if the root of the event has reached its firing limit. */
@@ -150,14 +171,10 @@ function causationRefusal({ id }: EventTrigger, { chain }: LoadedEvent, max_dept
 }
 
 /** Whether an event passes the filter of a trigger; an error if the filter cannot be evaluated. */
-function passesFilter(
-  { event_filter }: EventTrigger,
-  envelope: object,
-  { expressions }: LoadedEvent,
-): boolean | AppError {
+function passesFilter({ event_filter }: EventTrigger, envelope: object, { filters }: LoadedEvent): boolean | AppError {
   if (event_filter == null) return true
   try {
-    return truthy(expressions.evaluate(event_filter, envelope))
+    return truthy(filters.evaluate(event_filter, envelope))
   } catch (error) {
     if (!(error instanceof ExpressionError)) throw error
     return new AppError('TRIGGER_INPUT_INVALID', { message: `event_filter: ${error.message}` })
@@ -165,15 +182,16 @@ function passesFilter(
 }
 
 /**
- * Returns the firing of a trigger by an event, queued or with an error; null if the event does not fire the trigger.
+ * Returns the firing of a trigger by an event, queued or with an error; null if the event does not fire the trigger. Its
+ * input is mapped where it is fired.
  */
-async function buildFiring(
+function buildFiring(
   services: Services,
   policies: Map<string, CompiledDocument>,
   trigger: EventTrigger,
   event: LoadedEvent,
   envelope: Record<string, unknown>,
-): Promise<NewFiring | null> {
+): NewFiring | null {
   // Events from before the trigger was created do not fire it.
   if (new Date(event.created_at) < new Date(trigger.created_at)) return null
   if (!isAllowedByPolicy(policies, trigger, event, envelope.data)) return null
@@ -187,6 +205,7 @@ async function buildFiring(
     source: 'event',
     target_type,
     input: { ...trigger.input, ...envelope },
+    unmapped: trigger.input_mapping !== null,
     idempotency_key: `${event.id}:${trigger.id}`,
     causation_chain: [...event.chain],
     event_id: event.id,
@@ -197,18 +216,7 @@ async function buildFiring(
     causationRefusal(trigger, event, services.config.TRIGGER_MAX_CAUSATION_DEPTH) ??
     (paused_at === null ? null : new AppError('PROJECT_PAUSED', { meta: { project_id, pause_reason } })) ??
     (passes === true ? null : passes)
-  if (refused) return { ...firing, error: refused.recorded() }
-  try {
-    const facts = {
-      id: firing.id,
-      source: firing.source,
-      scheduled_for: null,
-      fired_at: services.clock.now().toISOString(),
-    }
-    return { ...firing, input: await briefInput(trigger, envelope, facts, event.expressions.evaluate) }
-  } catch (error) {
-    return { ...firing, error: firingFailure(error) }
-  }
+  return refused ? { ...firing, error: refused.recorded() } : firing
 }
 
 /** Files an exception about a chain. Its effects count towards the same root and cannot fire the trigger again. */
@@ -284,15 +292,39 @@ async function matchEvents(tx: Tx, events: readonly DispatchedEvent[]) {
     const rootId = rootOf(causation ?? [])
     const root: FanoutRoot = { id: rootId ?? event.id, project_id: event.project_id, chained: rootId !== null }
     const chain = triggersIn(causation ?? [])
-    const expressions = new EventExpressions()
-    return [{ event: { ...event, text, root, chain, created_at, expressions } satisfies LoadedEvent, matching }]
+    const loaded: LoadedEvent = { ...event, text, root, chain, created_at, filters: new EventFilters() }
+    return [{ event: loaded, matching }]
   })
   const byRoot = Map.groupBy(loaded, ({ event }) => event.root.id)
   return [...byRoot.keys()].sort().flatMap(id => byRoot.get(id) ?? [])
 }
 
-/** Fires the triggers that match events, in the transaction that marks the events as dispatched. */
-async function fireEventTriggers(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void> {
+/** Events whose triggers are matched after their dispatch, in the turn of their project. */
+const matchingQueue = workQueue('trigger.match', {
+  message: z.object({ project_id: z.string(), events: z.array(DispatchedEvent) }),
+  project: ({ project_id }) => project_id,
+  concern: 'trigger',
+})
+
+/** Queues events whose filters cost too much for the dispatch. */
+function matchLater(tx: Tx, events: readonly LoadedEvent[]): void {
+  for (const [project_id, ofProject] of Map.groupBy(events, event => event.project_id))
+    for (let at = 0; at < ofProject.length; at += MATCHED_EVENTS) {
+      const some = ofProject.slice(at, at + MATCHED_EVENTS)
+      tx.send(matchingQueue, { project_id, events: some.map(event => DispatchedEvent.parse(event)) })
+    }
+}
+
+/**
+ * Fires the triggers that match events, in the transaction that marks the events as dispatched.
+ * @param cost of the dispatch; events of a project that exceeds its share are queued. Null for queued events.
+ */
+async function fireEventTriggers(
+  tx: Tx,
+  services: Services,
+  events: readonly DispatchedEvent[],
+  cost: DispatchCost | null,
+): Promise<void> {
   const matched = await matchEvents(tx, events)
   if (matched.length === 0) return
   const max = services.config.EVENT_FANOUT_MAX
@@ -303,19 +335,24 @@ async function fireEventTriggers(tx: Tx, services: Services, events: readonly Di
   )
   const policies = new Map<string, CompiledDocument>()
   const skipped = new Map<string, Match>()
+  const later: LoadedEvent[] = []
   let batch: Match[] = []
   let bytes = 0
   const yieldToEventLoop = eventLoopYielder()
   for (const { event, matching } of matched) {
+    if (cost?.isExceeded(event.project_id)) {
+      later.push(event)
+      continue
+    }
     const envelope = JSON.parse(event.text)
     for (const trigger of matching) {
       try {
         const firing = limiter.isExhausted(event.root)
           ? null
-          : await buildFiring(services, policies, trigger, event, envelope)
+          : buildFiring(services, policies, trigger, event, envelope)
         if (!firing && !limiter.isExhausted(event.root)) continue
         batch.push({ event, trigger, firing })
-        if (firing) bytes += trigger.input_mapping ? JSON.stringify(firing.input).length : event.text.length
+        if (firing) bytes += event.text.length
       } catch (error) {
         // Fails closed for this trigger; the others continue.
         services.log.error({ err: error, trigger_id: trigger.id, event_id: event.id }, 'event trigger skipped')
@@ -327,7 +364,9 @@ async function fireEventTriggers(tx: Tx, services: Services, events: readonly Di
       }
       await yieldToEventLoop()
     }
+    cost?.add(event.project_id, event.filters.cost)
   }
+  matchLater(tx, later)
   await writeFirings(tx, limiter, max, batch, skipped)
   await limiter.write(tx)
   for (const [root_id, { event, trigger }] of skipped)
@@ -388,5 +427,14 @@ export const hasEventTrigger = (project: Fragment): Fragment => sql.fragment`exi
 
 export const eventTriggers: EventSubscriber = {
   active: project => sql.fragment`exists (${projectEventTriggers(project)} and g.active)`,
-  take: fireEventTriggers,
+  take: (tx, services, events) => fireEventTriggers(tx, services, events, new DispatchCost()),
 }
+
+export const eventTriggerHandlers = [
+  handler(matchingQueue, { concurrency: 4 }, ({ events }, { services, complete }) =>
+    services.write(async tx => {
+      await fireEventTriggers(tx, services, events, null)
+      complete(tx)
+    }),
+  ),
+]

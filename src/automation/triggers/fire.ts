@@ -4,25 +4,29 @@ import { storableValue } from '../../core/api/storable-text.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
 import { withTriggerChain } from '../../core/db/trigger-chain.ts'
 import type { Outbox } from '../../core/db/writer.ts'
-import { ClaimLostError, type JobContext } from '../../core/jobs/handler.ts'
+import { ClaimLostError, type JobContext, RequeueError } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type AttemptFields, logAttempt, type WorkAttempt, type WorkMessage } from '../../core/work/attempt.ts'
 import { withoutRetries } from '../../core/work/retry.ts'
 import { MAX_MESSAGE_LEASE_SECONDS, work } from '../../core/work/work.ts'
 import { chainOfFiring } from './fanout.ts'
+import { effectiveInput } from './input.ts'
 import { type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 import { settleOrphanedFirings, settleTriggerFiring, storedOutput } from './settle.ts'
-import { findFiring, hasFiringsToSweep, lockQueuedFiring, recordStartedWork } from './store.ts'
+import { findFiring, hasFiringsToSweep, lockQueuedFiring, recordStartedWork, storeMappedInput } from './store.ts'
 import { checkFiring, requireTargetType, type StartedWork, type TriggerTarget } from './targets.ts'
 
-/** Delay of a call that found the project of its tool paused. */
-const PAUSED_MS = 5000
+/** Delay of a firing whose project is paused, or for which no thread is free. */
+const DEFERRAL_MS = 5000
+/** Longest wait for a thread that maps an input: the firing has a slot meanwhile. */
+const MAPPING_WAIT_MS = 2000
 
 export const firingFailure = (error: unknown): RecordedFailure =>
   storableValue(recordedFailure(error)) as RecordedFailure
 
 const isPaused = (error: unknown): boolean => error instanceof AppError && error.code === 'PROJECT_PAUSED'
+const isBusy = (error: unknown): boolean => error instanceof AppError && error.code === 'SERVICE_NOT_READY'
 
 const idsOf = ({ id, trigger_id, project_id }: FiringRow) => ({ firing_id: id, trigger_id, project_id })
 
@@ -40,7 +44,7 @@ export const triggerFiringWork = work({
   pausable: true,
   keepsRow: true,
   retry: config => withoutRetries(config.TRIGGER_FIRING_MAX_ATTEMPTS - 1),
-  deferral: error => (isPaused(error) ? PAUSED_MS : null),
+  deferral: error => (isPaused(error) || isBusy(error) ? DEFERRAL_MS : null),
   lostError: ({ losses: attempts }) =>
     new AppError('TRIGGER_FIRING_ABANDONED', {
       message: `Firing abandoned after ${attempts} lost workers`,
@@ -71,8 +75,11 @@ export const wakeFiring = (
   { id, project_id }: Pick<FiringRow, 'id' | 'project_id'>,
 ): void => triggerFiringWork.wake(outbox, { entity: id, id, project_id })
 
-/** Starts the work of a queued firing, without a claim. Returns false for a firing to claim: its target is called. */
-async function startTarget({ work_id }: WorkMessage, { services }: JobContext): Promise<boolean> {
+/**
+ * Maps the input of a queued firing and starts its work, without a claim. Returns false for a firing to claim: its target is
+ * called.
+ */
+async function startTarget({ work_id }: WorkMessage, { services, retryIn }: JobContext): Promise<boolean> {
   const startedAt = performance.now()
   const found = await findFiring(services.pool, work_id)
   if (!found) return true
@@ -83,19 +90,29 @@ async function startTarget({ work_id }: WorkMessage, { services }: JobContext): 
   return withTriggerChain(chainOfFiring(firing, trigger.id), async () => {
     const log = (fields: AttemptFields): void =>
       logAttempt(services.log, triggerFiringWork.name, startedAt, { ...idsOf(firing), attempt: 1, ...fields })
+    let input: MappedInput = null
     try {
-      if (requireTargetType(trigger).target.call) return false
+      const { call } = requireTargetType(trigger).target
+      input = await mapInput(services, trigger, firing)
+      if (call) {
+        if (input !== null) await storeMappedInput(services.pool, firing.id, input)
+        return false
+      }
       await injectFault(services, 'trigger_starting')
-      const started = await startWork(services, trigger, firing)
+      const started = await startWork(services, trigger, firing, input)
       await injectFault(services, 'trigger_started')
       log(started ? { outcome: 'started', result_id: started.result_id } : { outcome: 'claim_lost' })
     } catch (error) {
-      if (!(error instanceof AppError) || error.code === 'SERVICE_NOT_READY' || isTransient(error)) throw error
+      if (!(error instanceof AppError) || isTransient(error)) throw error
       if (isPaused(error)) return true
+      if (isBusy(error)) {
+        retryIn(DEFERRAL_MS)
+        throw new RequeueError('no thread is free')
+      }
       const failure = firingFailure(error)
       // Another worker may have started the work since.
       await services.write(async tx => {
-        if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { error: failure })
+        if (await lockQueuedFiring(tx, firing.id)) await settleTriggerFiring(tx, firing.id, { input, error: failure })
       })
       log({ outcome: 'failed', code: failure.code, decision: 'abandoned' })
     }
@@ -103,15 +120,30 @@ async function startTarget({ work_id }: WorkMessage, { services }: JobContext): 
   })
 }
 
+/** Input of a firing that has been mapped for it; null if the stored input is effective. */
+type MappedInput = Record<string, unknown> | null
+
+/** Maps the input of a firing by the `input_mapping` of its trigger. @throws TRIGGER_INPUT_INVALID, SERVICE_NOT_READY */
+async function mapInput(services: Services, trigger: TriggerRow, firing: FiringRow): Promise<MappedInput> {
+  if (!firing.unmapped) return null
+  const { id, source, scheduled_for, created_at: fired_at, input } = firing
+  return effectiveInput(services, trigger, input, { id, source, scheduled_for, fired_at }, MAPPING_WAIT_MS)
+}
+
 /** Starts the work of a firing in the transaction that records it. Returns null if the firing is no longer queued. */
-async function startWork(services: Services, trigger: TriggerRow, row: FiringRow): Promise<StartedWork | null> {
-  const { target, firing, prepared } = await checkFiring(services, trigger, row)
+async function startWork(
+  services: Services,
+  trigger: TriggerRow,
+  row: FiringRow,
+  input: MappedInput,
+): Promise<StartedWork | null> {
+  const { target, firing, prepared } = await checkFiring(services, trigger, { ...row, input: input ?? row.input })
   const start = target.start as NonNullable<TriggerTarget['start']>
   return services.write(async tx => {
     if (!(await lockQueuedFiring(tx, row.id))) return null
     const work = await start(tx, services, { ...firing, id: row.id, prepared })
     const { result_id, status } = work
-    await recordStartedWork(tx, row.id, result_id, { target_type: target.type, result_id, status, output: null })
+    await recordStartedWork(tx, row.id, { target_type: target.type, result_id, status, output: null }, input)
     if (work.over) await settleTriggerFiring(tx, row.id, { error: null })
     return work
   })

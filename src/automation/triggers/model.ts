@@ -176,7 +176,9 @@ export const TriggerFiring = record('TriggerFiring', {
   trigger_id: z.string(),
   source: z.enum(TRIGGER_SOURCES).describe('Source of the firing'),
   status: z.enum(FIRING_STATUSES).describe('`skipped` — the root of its event has reached `EVENT_FANOUT_MAX` firings'),
-  input: jsonObject.describe('Effective input'),
+  input: jsonObject.describe(
+    'Effective input. Of a firing by a schedule or event that is still `pending`, the input before its `input_mapping`.',
+  ),
   result: FiringResult.nullable().describe('Result of the firing. Null until work has been started.'),
   error: RecordedFailure.nullable(),
   attempts: z.int().describe('Number of attempts'),
@@ -241,6 +243,8 @@ export const firingKind = kind({
   hidden: {
     state: z.enum(['queued', 'running', 'started', 'succeeded', 'failed', 'skipped']),
     target_type: z.enum(TARGET_TYPES),
+    /** Whether `input` has not passed through the `input_mapping` of the trigger. */
+    unmapped: z.boolean(),
     /** Event or firing that it counts towards. Null if the firing or its own event is the root. */
     root_id: z.string().nullable(),
     result_id: z.string().nullable(),

@@ -13,7 +13,7 @@ import { agentTarget, triggeredTurns } from './agents.ts'
 import { triggerCloning } from './clone.ts'
 import { triggerFiringContent } from './erase.ts'
 import { triggerErrors } from './errors.ts'
-import { eventTriggers, hasEventTrigger } from './events.ts'
+import { eventTriggerHandlers, eventTriggers, hasEventTrigger } from './events.ts'
 import { triggerFiringWork } from './fire.ts'
 import { firingKind, sealedTriggerColumns, triggerKind } from './model.ts'
 import { triggerOperations } from './operations.ts'
@@ -43,6 +43,7 @@ export default module('triggers', {
   ],
   operations: triggerOperations,
   work: [triggerFiringWork],
+  handlers: eventTriggerHandlers,
   background: [scheduler],
   sealedColumns: sealedTriggerColumns,
   sweeps: [firingRetention],

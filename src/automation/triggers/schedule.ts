@@ -7,9 +7,8 @@ import type { BackgroundTask } from '../../core/jobs/handler.ts'
 import { runLoopOnce } from '../../core/process/loop.ts'
 import type { Services } from '../../core/process/services.ts'
 import { nextOccurrence } from './cron.ts'
-import { firingFailure, wakeFiring } from './fire.ts'
-import { briefInput, effectiveInput, isNotBrief } from './input.ts'
-import { firingKind, type TriggerRow, triggerKind } from './model.ts'
+import { wakeFiring } from './fire.ts'
+import { firingKind, triggerKind } from './model.ts'
 import { insertFirings, type NewFiring } from './store.ts'
 
 /** Due schedules per transaction. */
@@ -53,40 +52,11 @@ const setNextFireTimes = (db: Queryable, next: readonly { id: string; at: string
 
 /**
  * Fires due schedules, each due time exactly once: firing, message and next due time are written in one transaction
- * that locks the trigger. All missed occurrences become one firing; schedules of paused projects do not fire. Inputs
- * that are not mapped briefly are mapped outside the transaction, which is repeated for their triggers. Returns the
- * number of due schedules.
+ * that locks the trigger. All missed occurrences become one firing; schedules of paused projects do not fire. Inputs are
+ * mapped where they are fired: nothing of a tenant is evaluated here. Returns the number of due schedules.
  */
 async function fireDueSchedules(services: Services): Promise<number> {
-  const mapped: MappedInputs = new Map()
-  const { due, slow } = await writeFirings(services, mapped)
-  if (slow.length === 0) return due
-  await Promise.all(slow.map(async each => mapped.set(each.firing.idempotency_key, await mapSlowInput(services, each))))
-  await writeFirings(services, mapped)
-  return due
-}
-
-type SlowInput = { trigger: TriggerRow; firing: ScheduleFiring; facts: Parameters<typeof effectiveInput>[3] }
-
-type ScheduleFiring = NewFiring & { idempotency_key: string }
-
-/** Inputs mapped outside the transaction or the errors of that, with the ids of their firings, by idempotency key. */
-type MappedInputs = Map<string, Pick<NewFiring, 'id' | 'input' | 'error'>>
-
-async function mapSlowInput(services: Services, { trigger, firing, facts }: SlowInput) {
-  const { id, input } = firing
-  try {
-    return { id, input: await effectiveInput(services, trigger, {}, facts) }
-  } catch (error) {
-    return { id, input, error: firingFailure(error) }
-  }
-}
-
-/** Writes the firings of due schedules. Those whose inputs are neither brief nor mapped are returned and remain due. */
-async function writeFirings(services: Services, mapped: MappedInputs): Promise<{ due: number; slow: SlowInput[] }> {
-  const slow: SlowInput[] = []
-  const due = await services.write(async tx => {
-    slow.length = 0
+  return services.write(async tx => {
     const triggers = await lockDueSchedules(tx)
     if (triggers.length === 0) return 0
     const firings: NewFiring[] = []
@@ -97,36 +67,20 @@ async function writeFirings(services: Services, mapped: MappedInputs): Promise<{
       const following = nextOccurrence(cron as string, timezone, new Date(scheduled_for))
       const misfired = following <= new Date(now)
       const at = (misfired ? nextOccurrence(cron as string, timezone, new Date(now)) : following).toISOString()
-      if (paused || busy || (misfired && misfire_policy === 'skip')) {
-        next.push({ id, at })
-        continue
-      }
-      const firing: ScheduleFiring = {
+      next.push({ id, at })
+      if (paused || busy || (misfired && misfire_policy === 'skip')) continue
+      const firing: NewFiring = {
         id: newId(firingKind.prefix),
         project_id,
         trigger_id: id,
         source: 'schedule',
         target_type,
         input: trigger.input ?? {},
+        unmapped: trigger.input_mapping !== null,
         idempotency_key: `${id}:${scheduled_for}`,
         causation_chain: [],
         scheduled_for,
       }
-      const facts = { id: firing.id, source: firing.source, scheduled_for, fired_at: new Date(now).toISOString() }
-      const input = mapped.get(firing.idempotency_key)
-      if (input) Object.assign(firing, input)
-      else
-        try {
-          firing.input = await briefInput(trigger, {}, facts)
-          if (trigger.input_mapping !== null) await new Promise(setImmediate)
-        } catch (error) {
-          if (isNotBrief(error)) {
-            slow.push({ trigger, firing, facts })
-            continue
-          }
-          firing.error = firingFailure(error)
-        }
-      next.push({ id, at })
       firings.push(firing)
       recordActivityInTx(tx, {
         project_id,
@@ -138,11 +92,10 @@ async function writeFirings(services: Services, mapped: MappedInputs): Promise<{
     }
     for (let at = 0; at < firings.length; at += INSERT_BATCH)
       await insertFirings(tx, firings.slice(at, at + INSERT_BATCH))
-    for (const firing of firings) if (!firing.error) wakeFiring(tx, firing)
+    for (const firing of firings) wakeFiring(tx, firing)
     await setNextFireTimes(tx, next)
     return triggers.length
   })
-  return { due, slow }
 }
 
 /**

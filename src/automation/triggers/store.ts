@@ -75,6 +75,7 @@ export type NewFiring = Pick<
   error?: RecordedFailure
   /** Whether its root has reached the firing limit. */
   skipped?: boolean
+  unmapped?: boolean
 }
 
 /** Measured bytes per firing in addition to its contents: row overhead with free page space, and index entries. */
@@ -84,14 +85,14 @@ const ROW_BYTES = 1400
 export const insertFirings = (db: Queryable, firings: readonly NewFiring[]): Promise<readonly string[]> =>
   db.anyFirst(idStatement`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, causation_chain,
-      event_id, scheduled_for, root_id, state, error, due_at, completed_at)
+      event_id, scheduled_for, root_id, unmapped, state, error, due_at, completed_at)
     select f.id, f.project_id, f.trigger_id, f.source, f.target_type, f.input, f.idempotency_key,
       array(select json_array_elements_text(f.causation_chain)), f.event_id, f.scheduled_for,
-      f.root_id, case when f.skipped then 'skipped' when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
+      f.root_id, coalesce(f.unmapped, false), case when f.skipped then 'skipped' when f.error is null then 'queued' else 'failed' end, f.error, case when f.error is null then now() end,
       case when f.error is not null then now() end
     from json_to_recordset(${JSON.stringify(firings)}::json) as f (id text, project_id text, trigger_id text, source text,
       target_type text, input json, idempotency_key text, causation_chain json, event_id text, scheduled_for timestamptz,
-      root_id text, error jsonb, skipped boolean)
+      root_id text, error jsonb, skipped boolean, unmapped boolean)
     where exists (select from triggers g where g.id = f.trigger_id)
     on conflict (trigger_id, idempotency_key) where idempotency_key is not null do nothing
     returning id`)
@@ -116,27 +117,47 @@ export const lockQueuedFiring = async (db: Queryable, id: string): Promise<boole
   (await db.maybeOne(idStatement`select id from trigger_firings where id = ${id} and state = 'queued' for update`)) !==
   null
 
-/** Stores the work that a firing has started. */
-export const recordStartedWork = (db: Queryable, id: string, resultId: string, result: FiringResult) =>
+/** Assignment of the input of a firing that has been mapped; none for null. */
+const mappedInput = (input: Record<string, unknown> | null): Fragment =>
+  input === null ? sql.fragment`` : sql.fragment`, input = ${JSON.stringify(input)}::json, unmapped = false`
+
+/** Stores the work that a firing has started, and its input if it was mapped for that. */
+export const recordStartedWork = (
+  db: Queryable,
+  id: string,
+  result: FiringResult & { result_id: string },
+  input: Record<string, unknown> | null,
+) =>
   db.query(voidStatement`
-    update trigger_firings set state = 'started', claims = claims + 1, due_at = null, result_id = ${resultId},
-      result = ${JSON.stringify(result)}, started_at = now(), updated_at = now()
+    update trigger_firings set state = 'started', claims = claims + 1, due_at = null, result_id = ${result.result_id},
+      result = ${JSON.stringify(result)}, started_at = now(), updated_at = now() ${mappedInput(input)}
     where id = ${id}`)
 
-/** Values of a settled firing. Without `result` or `attempts` the stored value is kept. */
-export type TriggerFiringEnd = { result?: FiringResult; attempts?: number; error: RecordedFailure | null }
+/** Stores the mapped input of a firing before its target is called, so that every attempt calls it with the same input. */
+export const storeMappedInput = (db: Queryable, id: string, input: Record<string, unknown>) =>
+  db.query(voidStatement`
+    update trigger_firings set updated_at = now() ${mappedInput(input)} where id = ${id} and state = 'queued' and unmapped`)
+
+/** Values of a settled firing. Without `result`, `attempts` or mapped `input` the stored value is kept. */
+export type TriggerFiringEnd = {
+  result?: FiringResult
+  attempts?: number
+  input?: Record<string, unknown> | null
+  error: RecordedFailure | null
+}
 
 /** Settles a firing that has not settled. Returns null otherwise. */
 export const settleTriggerFiringRow = (
   db: Queryable,
   id: string,
-  { result, attempts, error }: TriggerFiringEnd,
+  { result, attempts, input = null, error }: TriggerFiringEnd,
 ): Promise<FiringRow | null> =>
   db.maybeOne(firingKind.sql`
     update trigger_firings t set state = ${error ? 'failed' : 'succeeded'}, error = ${jsonb(error)}, due_at = null,
       result = coalesce(${result === undefined ? null : JSON.stringify(result)}::json, t.result),
       claims = coalesce(${attempts ?? null}::integer, t.claims),
       started_at = coalesce(t.started_at, case when t.claims > 0 then now() end), completed_at = now(), updated_at = now()
+      ${mappedInput(input)}
     where t.id = ${id} and t.state in ('queued', 'running', 'started')
     returning ${firingKind.columns}`)
 
@@ -223,9 +244,9 @@ export const refireTrigger = (
 ): Promise<readonly z.output<typeof FiringRef>[]> =>
   db.any(firingRefRow`
     insert into trigger_firings (id, project_id, trigger_id, source, target_type, input, idempotency_key, event_id,
-      scheduled_for, causation_chain, root_id, fired_by, asked_by)
+      scheduled_for, causation_chain, root_id, fired_by, asked_by, unmapped)
     select n.new_id, t.project_id, t.trigger_id, t.source, t.target_type, t.input, 'again:' || t.id, t.event_id,
-      t.scheduled_for, t.causation_chain, t.root_id, t.fired_by, t.asked_by
+      t.scheduled_for, t.causation_chain, t.root_id, t.fired_by, t.asked_by, t.unmapped
     from ${sql.unnest(
       firings.map(({ id }) => [id, newId(firingKind.prefix)]),
       ['text', 'text'],

@@ -1,6 +1,7 @@
 import type { Readable } from 'node:stream'
 import type { CompletedPart, S3Client } from '@aws-sdk/client-s3'
 import type { Config } from '../../config.ts'
+import { callHost } from '../../core/net/hanging-calls.ts'
 import type { ByteRange, StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'
 
@@ -15,9 +16,8 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
   let opened: Promise<{ sdk: Sdk; client: S3Client }> | undefined
   // Loaded on demand: the package needs more memory than the rest of the application.
   const open = () => {
-    opened ??= import('@aws-sdk/client-s3').then(sdk => ({
-      sdk,
-      client: new sdk.S3Client({
+    opened ??= import('@aws-sdk/client-s3').then(sdk => {
+      const client = new sdk.S3Client({
         ...(config.FILES_S3_REGION ? { region: config.FILES_S3_REGION } : {}),
         ...(config.FILES_S3_ENDPOINT ? { endpoint: config.FILES_S3_ENDPOINT } : {}),
         forcePathStyle: config.FILES_S3_FORCE_PATH_STYLE,
@@ -28,8 +28,10 @@ export function s3Backend(config: Config, bucket: string): StorageBackend {
           connectionTimeout: CONNECT_TIMEOUT_MS,
           socketTimeout: config.FILES_S3_IDLE_TIMEOUT_MS,
         },
-      }),
-    }))
+      })
+      client.middlewareStack.add(next => args => callHost(`s3:${bucket}`, () => next(args)), { step: 'initialize' })
+      return { sdk, client }
+    })
     return opened
   }
 

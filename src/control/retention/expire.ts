@@ -7,6 +7,7 @@ import type { Tx } from '../../core/db/writer.ts'
 import { handler, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
 import { yieldAfter } from '../../core/jobs/sweeps.ts'
+import { type FaultPoint, injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { projectKind } from '../../identity/projects/model.ts'
 import { measureBacklog, type RetentionSetting } from './backlog.ts'
@@ -237,8 +238,40 @@ export function auditExpiry(
   })
 }
 
+/**
+ * Deletes the expired records of a project page by page, in transactions of at most `most` by `sizeOf`.
+ * @param fault fault point after each transaction
+ */
+export const expirePages = <T extends { id: string }>(
+  services: Services,
+  stopping: AbortSignal,
+  {
+    size,
+    find,
+    sizeOf,
+    most,
+    fault,
+  }: {
+    size: number
+    find(after: T | null): Promise<readonly T[]>
+    sizeOf(record: T): number
+    most: number
+    fault: FaultPoint
+  },
+  remove: (tx: Tx, ids: readonly string[]) => Promise<Counts>,
+): AsyncGenerator<Counts, void> =>
+  inPages(stopping, { size, find }, async found => {
+    let done: Counts = {}
+    for (const ids of splitBySize(found, sizeOf, most)) {
+      done = sumCounts(done, ...(await togetherOrApart(services, ids, remove)))
+      await injectFault(services, fault)
+      if (stopping.aborted) break
+    }
+    return done
+  })
+
 /** Splits records into transactions of at most `most` by `sizeOf`, in order; a record is never split. Returns their IDs. */
-export function splitBySize<T extends { id: string }>(
+function splitBySize<T extends { id: string }>(
   records: readonly T[],
   sizeOf: (record: T) => number,
   most: number,

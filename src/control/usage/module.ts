@@ -1,6 +1,7 @@
 import { module } from '../../core/api/module.ts'
 import { requestCounting } from '../../core/invoke/hooks.ts'
 import { usageErrors } from './errors.ts'
+import { quantityHandlers } from './late-quantities.ts'
 import { usageDropped } from './meter.ts'
 import { costTotal, tokensTotal } from './metrics.ts'
 import { usageKind } from './model.ts'
@@ -24,7 +25,7 @@ export default module('usage', {
   kinds: [usageKind, priceKind, thresholdKind],
   resourceTypes: [projectPriceType],
   operations: [...usageOperations, ...reportOperations, ...priceOperations, ...thresholdOperations],
-  handlers: thresholdHandlers,
+  handlers: [...thresholdHandlers, ...quantityHandlers],
   schedules: thresholdSchedules,
   extensions: [requestCounting.with(meterRequest)],
   metrics: [usageDropped, tokensTotal, costTotal],

@@ -1,14 +1,18 @@
 import { Big } from 'big.js'
-import { AppError } from '../../core/api/errors.ts'
+import { AppError, serviceNotReady } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { type EvaluationBudget, ExpressionError, freshBudget } from '../../core/expressions/evaluate.ts'
 import { evaluate } from '../../core/expressions/evaluation.ts'
+import { readPartOf } from '../../core/expressions/references.ts'
+import { type QueueMessage, queueMessage } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
+import { sealJson } from '../../core/secrets/json.ts'
 import type { ActivityEntry } from '../activity/record.ts'
 import { usageKind } from './model.ts'
 import { type CachedPrice, GLOBAL_PRICES, type PriceBook, priceBooks, priceKey } from './price-cache.ts'
+import { quantityQueue, sealedForQuantities } from './quantity-queue.ts'
 import type { UsageComponent, UsageDraft } from './usage-draft.ts'
 
 /** Usage with its costs, ready to be written. */
@@ -35,7 +39,8 @@ const INPUT_PRICE_FALLBACKS = ['cached_tokens', 'cache_write_tokens']
 
 /**
  * Prices usage at the current prices and drops drafts without quantities. Prices are cached for a minute per project;
- * otherwise it costs one round trip.
+ * otherwise it costs one round trip. Quantities for which no thread is free are queued before the usage is written
+ * without them, and become separate usage.
  * @param db the caller's open transaction
  */
 export async function priceUsage(
@@ -52,7 +57,9 @@ export async function priceUsage(
   )
   const now = services.clock.now().getTime()
   const priced: PricedUsage[] = []
-  for (const draft of used) priced.push(await priceDraft(services, draft, books, now))
+  const late: QueueMessage[] = []
+  for (const draft of used) priced.push(await priceDraft(services, draft, books, now, late))
+  if (late.length > 0) await services.queues.send(late)
   return priced
 }
 
@@ -61,9 +68,10 @@ async function priceDraft(
   draft: UsageDraft,
   books: ReadonlyMap<string, PriceBook>,
   now: number,
+  late: QueueMessage[],
 ): Promise<PricedUsage> {
   const { config } = services
-  const { components, call, project_id, publisher_project_id, ...columns } = draft
+  const { components, call, project_id, publisher_project_id } = draft
   const bookOf = (id: string) => books.get(id) as PriceBook
   const owner = publisher_project_id ?? project_id
   // A turn of a shared agent uses the providers and prices of its publisher; other work uses the project's.
@@ -82,10 +90,21 @@ async function priceDraft(
       )
     })
   const resource = call && pricedResource(draft, owner)
-  const added = resource
-    ? await resourceComponents(services, draft, { srn: resource, project_id: owner }, bookOf(owner), now)
-    : NO_COMPONENTS
-  const all = [...measured, ...added.components]
+  const prices = resource ? pricesInEffect(bookOf(owner).resources.get(resource), now) : []
+  const of = { srn: resource as string, project_id: owner }
+  const added = prices.length > 0 ? await resourceComponents(services, draft, of, prices, USAGE_WAIT_MS) : NO_COMPONENTS
+  if (added.busy.length > 0) late.push(quantityMessage(services, draft, of, added.busy))
+  return pricedUsage(draft, { measured, added: added.components }, bookOf(project_id).watched, added.invalid)
+}
+
+function pricedUsage(
+  draft: UsageDraft,
+  { measured, added }: { measured: PricedComponent[]; added: PricedComponent[] },
+  watched: boolean,
+  invalid: ActivityEntry[],
+): PricedUsage {
+  const { components: _, call: __, project_id, publisher_project_id, ...columns } = draft
+  const all = [...measured, ...added]
   const costs = all.flatMap(({ cost_usd }) => cost_usd ?? [])
   const cost_usd = costs.length === 0 ? null : costs.reduce((sum, cost) => sum.plus(cost))
   return {
@@ -108,8 +127,8 @@ async function priceDraft(
     },
     cost_usd,
     quantities: measured,
-    watched: bookOf(project_id).watched,
-    invalid: added.invalid,
+    watched,
+    invalid,
   }
 }
 
@@ -201,27 +220,35 @@ function pricedResource({ meter_type, tool_id, agent_id }: UsageDraft, owner: st
   return agent_id ? srn(owner, 'agent', agent_id) : null
 }
 
-type ResourceComponents = { components: PricedComponent[]; invalid: ActivityEntry[] }
-const NO_COMPONENTS: ResourceComponents = { components: [], invalid: [] }
+const pricesInEffect = (byComponent: readonly (readonly CachedPrice[])[] | undefined, now: number): CachedPrice[] =>
+  (byComponent ?? []).flatMap(prices => priceInEffect(prices, now) ?? [])
+
+/** Price that adds a component to the usage of a tool or agent. */
+type QuantityPrice = Pick<CachedPrice, 'id' | 'component' | 'unit' | 'quantity' | 'unit_price'>
+
+/** Tool or agent with prices, and its project. */
+type PricedResource = { srn: string; project_id: string }
+
+/** `busy`: prices for whose quantities no thread is free. */
+type ResourceComponents<P> = { components: PricedComponent[]; invalid: ActivityEntry[]; busy: P[] }
+const NO_COMPONENTS: ResourceComponents<never> = { components: [], invalid: [], busy: [] }
 
 /** Computes the components that prices of a tool or agent add; their expressions share one evaluation budget. */
-async function resourceComponents(
+async function resourceComponents<P extends QuantityPrice>(
   services: Services,
   { call, tool_id, agent_id, generation_id, meter_type }: UsageDraft,
-  resource: { srn: string; project_id: string },
-  book: PriceBook,
-  now: number,
-): Promise<ResourceComponents> {
-  const pricesByComponent = book.resources.get(resource.srn)
-  if (!pricesByComponent) return NO_COMPONENTS
+  resource: PricedResource,
+  prices: readonly P[],
+  waitMs: number,
+): Promise<ResourceComponents<P>> {
   const spent = freshBudget()
-  const added: ResourceComponents = { components: [], invalid: [] }
-  for (const prices of pricesByComponent) {
-    const price = priceInEffect(prices, now)
-    if (!price) continue
+  const added: ResourceComponents<P> = { components: [], invalid: [], busy: [] }
+  for (const price of prices) {
     const { component, unit } = price
-    const quantity = await evaluateQuantity(services, resource.project_id, price, call, spent)
-    if (quantity === 0) continue
+    const isBusy = price.quantity !== null && added.busy.length > 0
+    const quantity = isBusy ? 'busy' : await evaluateQuantity(services, resource.project_id, price, call, spent, waitMs)
+    if (quantity === 'busy') added.busy.push(price)
+    if (quantity === 0 || quantity === 'busy') continue
     added.components.push(
       applyPrice({ component, quantity: quantity ?? 0, unit, billable: true }, quantity === null ? null : price),
     )
@@ -239,24 +266,82 @@ async function resourceComponents(
   return added
 }
 
+/** Longest wait for a thread: usage may be priced in a transaction. */
+const USAGE_WAIT_MS = 1000
+
 /**
- * Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER, or if no
+ * Evaluates the quantity expression of a price; null if the result is not a number from 0 to MAX_SAFE_INTEGER, `busy` if no
  * thread is free: the usage belongs to work that has ended and cannot fail.
  */
 async function evaluateQuantity(
   services: Services,
   project_id: string,
-  { quantity }: CachedPrice,
+  { quantity }: QuantityPrice,
   call: UsageDraft['call'],
   spent: EvaluationBudget,
-): Promise<number | null> {
+  waitMs: number,
+): Promise<number | null | 'busy'> {
   if (quantity === null) return 1
   try {
-    const value = await evaluate(services, project_id, quantity, call, { spent })
+    const value = await evaluate(services, project_id, quantity, call, { spent, waitMs })
     return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
   } catch (error) {
-    if (error instanceof ExpressionError || (error instanceof AppError && error.code === 'SERVICE_NOT_READY'))
-      return null
+    if (error instanceof ExpressionError) return null
+    if (error instanceof AppError && error.code === 'SERVICE_NOT_READY') return 'busy'
     throw error
   }
+}
+
+/** Usage whose quantities are computed later, at the prices of its time. */
+export type LateUsage = {
+  draft: UsageDraft
+  resource: PricedResource
+  prices: (Omit<QuantityPrice, 'unit_price'> & { unit_price: string })[]
+}
+
+/** Time after which late usage is priced: by then the transaction that wrote the usage has ended. */
+const LATE_MS = 5000
+
+/** Returns the message of usage for whose quantities no thread is free. It contains the part of the call that they read. */
+function quantityMessage(
+  { secrets, clock }: Services,
+  draft: UsageDraft,
+  resource: PricedResource,
+  busy: readonly CachedPrice[],
+): QueueMessage {
+  const { idempotency_key, call } = draft
+  const expressions = busy.map(({ quantity }) => quantity)
+  const late: LateUsage = {
+    draft: { ...draft, components: [], call: readPartOf(call, expressions) as UsageDraft['call'] },
+    resource,
+    prices: busy.map(({ id, component, unit, quantity, unit_price }) => ({
+      id,
+      component,
+      unit,
+      quantity,
+      unit_price: unit_price.toFixed(),
+    })),
+  }
+  const ref = { project_id: resource.project_id, idempotency_key }
+  const sealed = sealJson({ secrets }, late, sealedForQuantities(ref))
+  const startAfter = new Date(clock.now().getTime() + LATE_MS)
+  return queueMessage(quantityQueue, { ...ref, sealed }, { startAfter })
+}
+
+/**
+ * Prices late usage, as separate usage with a key derived from the original one.
+ * @throws SERVICE_NOT_READY if no thread is free
+ */
+export async function priceLateUsage(
+  services: Services,
+  { draft, resource, prices }: LateUsage,
+  waitMs: number,
+): Promise<PricedUsage | null> {
+  const books = await priceBooks(services, [draft.project_id])
+  const exact = prices.map(price => ({ ...price, unit_price: new Big(price.unit_price) }))
+  const { components: added, invalid, busy } = await resourceComponents(services, draft, resource, exact, waitMs)
+  if (busy.length > 0) throw serviceNotReady({ expressions: 'busy' }, { message: 'No thread is free' })
+  if (added.length === 0) return null
+  const late = { ...draft, idempotency_key: `${draft.idempotency_key}:quantities` }
+  return pricedUsage(late, { measured: [], added }, books.get(draft.project_id)?.watched ?? false, invalid)
 }

@@ -1,18 +1,15 @@
 import { z } from 'zod'
-import { type Counts, isTurnHeld, sumCounts } from '../../control/retention/erasure.ts'
+import { type Counts, isTurnHeld } from '../../control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
-  inPages,
+  expirePages,
   retentionSweep,
-  splitBySize,
   sweepProjects,
-  togetherOrApart,
 } from '../../control/retention/expire.ts'
 import { requireNoLegalHold } from '../../control/retention/legal-hold.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
-import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { type ConversationRow, conversationKind } from './model.ts'
@@ -38,19 +35,19 @@ export const { handler: expiryHandler, schedule: expirySchedule } = retentionSwe
     }),
 )
 
-function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal) {
-  const find = (after: ExpiredConversation | null) => listExpiredConversations(services.pool, project, after, PAGE)
-  return inPages(stopping, { size: PAGE, find }, async found => {
-    let done: Counts = {}
-    for (const ids of splitBySize(found, each => each.message_count, MESSAGES_PER_TRANSACTION)) {
-      const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
-      done = sumCounts(done, ...counts)
-      await injectFault(services, 'conversations_expired')
-      if (stopping.aborted) break
-    }
-    return done
-  })
-}
+const expireProject = (services: Services, project: ExpiringProject, stopping: AbortSignal) =>
+  expirePages<ExpiredConversation>(
+    services,
+    stopping,
+    {
+      size: PAGE,
+      find: after => listExpiredConversations(services.pool, project, after, PAGE),
+      sizeOf: ({ message_count }) => message_count,
+      most: MESSAGES_PER_TRANSACTION,
+      fault: 'conversations_expired',
+    },
+    (tx, ids) => deleteExpired(tx, services, project, ids),
+  )
 
 /** Deletes conversations like their delete operation, with their sessions. */
 async function deleteExpired(

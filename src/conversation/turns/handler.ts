@@ -98,9 +98,9 @@ const requeueClaimedTurn = (services: Services, { conversation, turn }: ClaimedT
 /** Executes a turn by its agent or its chat. */
 function executeClaimedTurn(services: Services, claimed: ClaimedTurn, context: JobContext) {
   if (claimed.turn.chat_id !== null) return executeChatTurn(services, claimed, context)
-  const { signal, stopping, log, releaseSlotWhile, complete } = context
+  const { signal, stopping, log, releaseSlotWhile, retryIn, complete } = context
   const source = turnSource(claimed, complete)
-  return executeTurn(services, claimed.turn.generation_id, { signal, stopping, log, releaseSlotWhile, source })
+  return executeTurn(services, claimed.turn.generation_id, { signal, stopping, log, releaseSlotWhile, retryIn, source })
 }
 
 /** Executes the due turns of a conversation in sequence, in the order of the mailbox. */

@@ -290,22 +290,42 @@ export const storedBytes = sql.fragment`(200 + octet_length(path) + octet_length
 
 const bytesRow = sql.type(z.strictObject({ bytes: z.number() }))
 
-/** Returns the bytes of the stored responses of a scope (indexes idempotency_keys_pkey and idempotency_keys_project). */
-export const measureStoredResponses = (db: Queryable, scope: IdempotencyScope): Promise<number> =>
-  db.oneFirst(bytesRow`
-    select coalesce(sum(${storedBytes}), 0)::int8 as bytes from idempotency_keys where ${inScope(scope)}`)
+const excessRow = sql.type(z.strictObject({ credential_id: z.string(), excess: z.number() }))
+
+/** Most credentials whose new keys are refused: the largest. */
+const MAX_REFUSED = 1000
+
+/**
+ * Lists the credentials whose stored responses exceed their share of the limit of a scope, with the bytes by which the scope
+ * exceeds it; none below the limit. What credentials with few bytes leave of their equal shares goes to the others: a
+ * credential is never refused for the bytes of others as long as it takes less than they do. Indexes idempotency_keys_pkey
+ * and idempotency_keys_project.
+ */
+export const listOverShare = (db: Queryable, scope: IdempotencyScope, limit: number) =>
+  db.any(excessRow`
+    select credential_id, total - ${limit}::int8 as excess from (
+      select credential_id, bytes, sum(bytes) over (order by bytes, credential_id) - bytes as smaller,
+        count(*) over (order by bytes desc, credential_id desc) as others, (sum(bytes) over ())::int8 as total
+      from (
+        select credential_id, sum(${storedBytes}) as bytes from idempotency_keys where ${inScope(scope)} group by 1) c
+    ) s
+    where smaller + bytes * others > ${limit}::int8 order by bytes desc limit ${MAX_REFUSED}`)
 
 /** Time for which a response is stored in any case. */
 const KEPT_SECONDS = 3600
 const DELETED_ROWS = 2000
 
-/** Deletes the oldest stored responses of a scope that are older than KEPT_SECONDS, and returns their bytes. */
-export const deleteOldestResponses = (db: Queryable, scope: IdempotencyScope): Promise<number> =>
+/** Deletes the oldest responses of credentials in a scope that are older than KEPT_SECONDS, and returns their bytes. */
+export const deleteOldestResponses = (
+  db: Queryable,
+  scope: IdempotencyScope,
+  credentialIds: readonly string[],
+): Promise<number> =>
   db.oneFirst(bytesRow`
     with gone as (
       delete from idempotency_keys where ctid = any (array(
         select ctid from idempotency_keys
-        where ${inScope(scope)} and status is not null
+        where ${inScope(scope)} and credential_id = any(${sql.array([...credentialIds], 'text')}) and status is not null
           and created_at < now() - make_interval(secs => ${KEPT_SECONDS})
         order by created_at limit ${DELETED_ROWS}))
       returning ${storedBytes} as bytes)

@@ -28,6 +28,8 @@ type Options = {
   spent?: EvaluationBudget
   /** Handling of missing values and values of an unexpected type. */
   strictness?: Strictness
+  /** Longest wait for a thread, default 10 s. */
+  waitMs?: number
 }
 
 /** Cost of the evaluations since the event loop was last free, in brief evaluations. */
@@ -83,10 +85,11 @@ async function evaluateInThread(
   services: Services,
   project: string,
   { expressions, root, ...rest }: EvaluationRequest,
+  waitMs: number,
 ): Promise<EvaluationOutcome> {
   const text = JSON.stringify({ expressions, root: readPartOf(root, expressions) })
   const job = { task, project, input: { text, ...rest }, length: text.length }
-  const outcome = await threads(services).run(job, { waitMs: WAIT_MS })
+  const outcome = await threads(services).run(job, { waitMs })
   if ('broke' in outcome) {
     const limit = outcome.broke === 'time' ? 'takes too long' : 'takes too much memory'
     return { values: [], spent: exhaustedBudget(), failed: `${limit} to evaluate` }
@@ -100,12 +103,13 @@ async function evaluateAll(
   services: Services,
   project: string,
   request: EvaluationRequest,
+  waitMs = WAIT_MS,
 ): Promise<EvaluationOutcome> {
   const { spent } = request
   // Evaluations that share a budget may overlap.
   const before = { ...spent }
   const alone = { ...request, spent: before }
-  const outcome = (await evaluateOnLoop(project, alone)) ?? (await evaluateInThread(services, project, alone))
+  const outcome = (await evaluateOnLoop(project, alone)) ?? (await evaluateInThread(services, project, alone, waitMs))
   spent.applications += outcome.spent.applications - before.applications
   spent.volume += outcome.spent.volume - before.volume
   return outcome
@@ -122,10 +126,10 @@ export async function evaluate(
   project: string,
   expression: unknown,
   root: unknown,
-  { spent = freshBudget(), strictness = 'coercing' }: Options = {},
+  { spent = freshBudget(), strictness = 'coercing', waitMs }: Options = {},
 ): Promise<unknown> {
   const request = { expressions: [expression], root, spent, strictness, bytes: null }
-  return requireValues(await evaluateAll(services, project, request))[0]
+  return requireValues(await evaluateAll(services, project, request, waitMs))[0]
 }
 
 /** Size limit of a mapping, and its errors. */

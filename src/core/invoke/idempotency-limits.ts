@@ -1,6 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import { AppError } from '../api/errors.ts'
-import { deleteOldestResponses, type IdempotencyScope, isKnownKey, measureStoredResponses } from '../api/idempotency.ts'
+import { deleteOldestResponses, type IdempotencyScope, isKnownKey, listOverShare } from '../api/idempotency.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
 import { processSingleton } from '../process/process-singleton.ts'
@@ -11,7 +11,8 @@ import type { Invocation } from './invocation.ts'
  * Bounds the bytes that responses stored for an Idempotency-Key take, per credential and per project. A process measures
  * a scope only after it has claimed many keys in it, alongside the requests, so that no request has a further statement.
  * Above a limit, responses older than an hour are deleted, the oldest first; if that is not enough, new keys are refused,
- * while repeats of stored requests still get their responses: no caller that repeats within the hour executes twice.
+ * while repeats of stored requests still get their responses: no caller that repeats within the hour executes twice. Both
+ * concern only the credentials that take more than their share of the project.
  */
 
 /** Claims of a process in a scope between two measurements. */
@@ -22,7 +23,15 @@ const INTERVAL_FACTOR = 20
 const MAX_SCOPES = 10_000
 const RETRY_AFTER_SECONDS = 60
 
-type ScopeState = { claims: number; nextAt: number; measuring: boolean; exceeded: boolean }
+type ScopeState = {
+  claims: number
+  nextAt: number
+  measuring: boolean
+  /** Credentials whose new keys are refused. */
+  refused: ReadonlySet<string>
+}
+
+const NONE: ReadonlySet<string> = new Set()
 
 const scopeStates = processSingleton(() => new LRUCache<string, ScopeState>({ max: MAX_SCOPES }))
 
@@ -36,7 +45,7 @@ export async function admitKey(
   const scopes: [IdempotencyScope, number][] = [[{ credential_id }, IDEMPOTENCY_CREDENTIAL_MAX_BYTES]]
   if (project_id !== null) scopes.push([{ project_id }, IDEMPOTENCY_PROJECT_MAX_BYTES])
   for (const [scope, limit] of scopes) {
-    if (!countClaim(services, scope, limit)) continue
+    if (!countClaim(services, scope, limit).has(credential_id)) continue
     if (call.tx || (await isKnownKey(db, key))) return
     throw new AppError('IDEMPOTENCY_LIMIT_EXCEEDED', {
       meta: { ...scope, limit },
@@ -45,32 +54,35 @@ export async function admitKey(
   }
 }
 
-/** Counts a claim in a scope, starts a measurement if one is due, and returns whether the last one exceeded the limit. */
-function countClaim(services: Services, scope: IdempotencyScope, limit: number): boolean {
+/** Counts a claim in a scope, starts a measurement if one is due, and returns the credentials that the last one refused. */
+function countClaim(services: Services, scope: IdempotencyScope, limit: number): ReadonlySet<string> {
   const states = scopeStates(services)
   const id = Object.values(scope)[0]
   let state = states.get(id)
   if (!state) {
-    state = { claims: 0, nextAt: 0, measuring: false, exceeded: false }
+    state = { claims: 0, nextAt: 0, measuring: false, refused: NONE }
     states.set(id, state)
   }
   state.claims++
-  const isDue = state.exceeded || state.claims >= CLAIMS_PER_MEASUREMENT
+  const isDue = state.refused.size > 0 || state.claims >= CLAIMS_PER_MEASUREMENT
   if (isDue && !state.measuring && performance.now() >= state.nextAt) {
     const due = state
     due.measuring = true
     void withoutTenant(() => onSeparateConnection(() => measure(services, scope, limit, due)))
   }
-  return state.exceeded
+  return state.refused
 }
 
 async function measure(services: Services, scope: IdempotencyScope, limit: number, state: ScopeState): Promise<void> {
   const { pool, log } = services
   const started = performance.now()
   try {
-    let bytes = await measureStoredResponses(pool, scope)
-    for (let freed = 1; bytes > limit && freed > 0; bytes -= freed) freed = await deleteOldestResponses(pool, scope)
-    state.exceeded = bytes > limit
+    let over = await listOverShare(pool, scope, limit)
+    let excess = over[0]?.excess ?? 0
+    const ids = over.map(({ credential_id }) => credential_id)
+    for (let freed = 1; excess > 0 && freed > 0; excess -= freed) freed = await deleteOldestResponses(pool, scope, ids)
+    if (ids.length > 0) over = await listOverShare(pool, scope, limit)
+    state.refused = new Set(over.map(({ credential_id }) => credential_id))
   } catch (error) {
     log.warn({ err: error, ...scope }, 'measurement of idempotency keys failed')
   }

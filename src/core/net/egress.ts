@@ -248,7 +248,10 @@ export function createEgress(options: EgressOptions): Egress {
     headers: SentHeaders,
     signal: AbortSignal,
   ): Promise<EgressOutcome | { kind: 'redirect'; status: number; location: string }> {
-    const call = await beginHostCall(to.url.host, signal).catch(() => null)
+    const call = await beginHostCall(to.url.host, signal).catch(error => {
+      if (!signal.aborted) throw error
+      return null
+    })
     try {
       return await sendToAddresses(to, req, headers, signal, call)
     } finally {

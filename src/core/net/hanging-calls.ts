@@ -6,6 +6,7 @@ import { AsyncLocalStorage } from 'node:async_hooks'
  * - hanging calls beyond half of the slots of the project release their slots until they end or receive a byte
  * - new calls wait without a slot, and start when fewer calls than that half are unanswered; beyond a number of them per
  *   project, whose work is all in memory, they wait with their slots
+ * - work that can be requeued is requeued instead, once as many calls wait for the host as may be unanswered
  */
 
 /** The slot of a worker that runs work of a project. */
@@ -17,10 +18,26 @@ export type SlotHolder = {
   release(): () => void
 }
 
-const holders = new AsyncLocalStorage<SlotHolder>()
+/** A holder whose work can be requeued as long as it has not begun a call. */
+type CallScope = SlotHolder & { onSilentHost?: () => void; hasBegun?: boolean }
+
+const holders = new AsyncLocalStorage<CallScope>()
 
 /** Runs work with a slot, which calls of the work release while they hang. */
 export const withSlotHolder = <T>(holder: SlotHolder, work: () => Promise<T>): Promise<T> => holders.run(holder, work)
+
+/** Error of a call that was not begun because its work is requeued. */
+export class SilentHostError extends Error {
+  constructor() {
+    super('the host does not answer, the work is requeued')
+  }
+}
+
+/** Runs work; calls `onSilentHost` if its first call would wait for a host that does not answer. The call then fails. */
+export function withSilentHost<T>(onSilentHost: () => void, work: () => Promise<T>): Promise<T> {
+  const holder = holders.getStore()
+  return holder ? holders.run({ ...holder, onSilentHost, hasBegun: false }, work) : work()
+}
 
 /** Shortest time without a byte after which a call hangs. */
 const MIN_HANG_MS = 1500
@@ -36,7 +53,8 @@ class HostCalls {
   /** Calls that wait for a byte. */
   readonly unanswered = new Set<HostCall>()
   readonly hanging = new Set<HostCall>()
-  readonly waiting: (() => void)[] = []
+  /** Calls that wait for their start, with the function that starts them. */
+  readonly waiting = new Map<HostCall, () => void>()
   /** Recent time to the first byte. */
   #usualMs = 0
 
@@ -49,16 +67,21 @@ class HostCalls {
   }
 
   isHeld(most: number): boolean {
-    return (this.hanging.size > 0 || this.waiting.length > 0) && this.unanswered.size >= most
+    return (this.hanging.size > 0 || this.waiting.size > 0) && this.unanswered.size >= most
   }
 
-  /** Starts waiting calls as far as the host has answered. */
+  /** Starts waiting calls as far as the host has answered. They count as unanswered from now on. */
   startWaiting(most: number): void {
-    for (let free = most - this.unanswered.size; free > 0 && this.waiting.length > 0; free--) this.waiting.shift()?.()
+    for (const [call, start] of this.waiting) {
+      if (this.unanswered.size >= most) return
+      this.waiting.delete(call)
+      this.unanswered.add(call)
+      start()
+    }
   }
 
   isIdle(): boolean {
-    return this.unanswered.size === 0 && this.waiting.length === 0
+    return this.unanswered.size === 0 && this.waiting.size === 0
   }
 }
 
@@ -148,19 +171,36 @@ export class HostCall {
 
 /**
  * Begins a call to a host, after a wait without a slot while the host does not answer. Null outside of a slot.
- * @throws the reason of `signal` if it aborts first
+ * @throws the reason of `signal` if it aborts first; SilentHostError
  */
 export async function beginHostCall(host: string, signal?: AbortSignal | null): Promise<HostCall | null> {
   const holder = holders.getStore()
   if (!holder) return null
   const calls = callsTo(`${holder.project} ${host}`)
-  if (calls.isHeld(holder.most)) await withoutSlot(holder, () => waitForStart(calls, signal))
   const call = new HostCall(calls, holder)
+  if (calls.isHeld(holder.most)) {
+    if (holder.onSilentHost && !holder.hasBegun && calls.waiting.size >= holder.most) {
+      holder.onSilentHost()
+      throw new SilentHostError()
+    }
+    await withoutSlot(holder, () => waitForStart(calls, call, signal))
+  }
+  holder.hasBegun = true
   call.await()
   return call
 }
 
-const waitForStart = ({ waiting }: HostCalls, signal?: AbortSignal | null): Promise<void> =>
+/** Makes a call to a host by `send`, which returns when the host has answered. */
+export async function callHost<T>(host: string, send: () => Promise<T>): Promise<T> {
+  const call = await beginHostCall(host)
+  try {
+    return await send()
+  } finally {
+    call?.answered()
+  }
+}
+
+const waitForStart = ({ waiting }: HostCalls, call: HostCall, signal?: AbortSignal | null): Promise<void> =>
   new Promise((resolve, reject) => {
     signal?.throwIfAborted()
     const start = () => {
@@ -168,10 +208,9 @@ const waitForStart = ({ waiting }: HostCalls, signal?: AbortSignal | null): Prom
       resolve()
     }
     const stop = () => {
-      const index = waiting.indexOf(start)
-      if (index >= 0) waiting.splice(index, 1)
+      waiting.delete(call)
       reject(signal?.reason)
     }
     signal?.addEventListener('abort', stop, { once: true })
-    waiting.push(start)
+    waiting.set(call, start)
   })

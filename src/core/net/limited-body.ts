@@ -1,4 +1,4 @@
-import type { HostCall } from './hanging-calls.ts'
+import { beginHostCall, type HostCall } from './hanging-calls.ts'
 
 /** Accept-Encoding of requests. Lists of models and vectors compress well, and every server supports gzip. */
 export const ACCEPT_ENCODING = 'gzip'
@@ -44,8 +44,8 @@ export function limitBody(
   }
   // The HTTP client enforces the declared length, which is the length of the encoded body.
   const declared = coding ? Number.NaN : Number(headers.get('content-length') ?? Number.NaN)
-  // Each value takes at least one byte.
-  if (declared <= Math.min(maxBytes, maxValues ?? maxBytes)) return response
+  // Each value takes at least one byte. The bytes of a call may not arrive.
+  if (!call && declared <= Math.min(maxBytes, maxValues ?? maxBytes)) return response
   const isEventStream = EVENT_STREAM.test(headers.get('content-type') ?? '')
   const maxTotal = isEventStream ? maxBytes * STREAM_FACTOR : maxBytes
   let size = 0
@@ -110,5 +110,14 @@ export const fetchWithLimit =
   async (input, init) => {
     const headers = new Headers(init?.headers ?? (input instanceof Request ? input.headers : undefined))
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)
-    return limitBody(await fetch(input, { ...init, headers }), { maxBytes })
+    const { url, signal } = input instanceof Request ? input : { url: String(input), signal: null }
+    const call = await beginHostCall(new URL(url).host, init?.signal ?? signal)
+    try {
+      const response = await fetch(input, { ...init, headers })
+      call?.answered()
+      return limitBody(response, { maxBytes }, call)
+    } catch (error) {
+      call?.end()
+      throw error
+    }
   }

@@ -5,7 +5,7 @@ import type { Services } from './services.ts'
  * Points at which tests can inject a fault. The engine has three for each kind of work: after the claim, and before and
  * after the commit of the last transaction of an attempt.
  */
-type FaultPoint =
+export type FaultPoint =
   | `${string}/${'claimed' | 'ending' | 'ended'}`
   | 'message_started'
   | 'turn_taken'

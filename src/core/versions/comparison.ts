@@ -9,25 +9,18 @@ const task = threadTask<typeof compareTask>('comparisons', new URL('./compare-ta
 /** Most values of two versions that are compared on the event loop: up to 15 ms, at a depth of 60. */
 const BRIEF_VALUES = 2000
 
-/** Counts the values within a value; stops above BRIEF_VALUES. */
-function countValues(value: unknown, count = 0): number {
-  let total = count + 1
-  if (typeof value !== 'object' || value === null) return total
-  for (const item of value instanceof Map ? value.values() : Object.values(value)) {
-    if (total > BRIEF_VALUES) break
-    total = countValues(item, total)
+/** Adds the values within a value, and its characters, which wait in memory for their turn. */
+function measure(value: unknown, size: { values: number; chars: number }): void {
+  size.values++
+  if (typeof value !== 'object' || value === null) {
+    size.chars += typeof value === 'string' ? value.length : 8
+    return
   }
-  return total
-}
-
-/** Returns the characters of a value, which waits in memory for its turn. */
-function charsOf(value: unknown): number {
-  if (typeof value === 'string') return value.length
-  if (typeof value !== 'object' || value === null) return 8
-  const entries = value instanceof Map ? value.entries() : Object.entries(value)
-  let chars = 16
-  for (const [key, item] of entries) chars += String(key).length + charsOf(item)
-  return chars
+  size.chars += 16
+  for (const [key, item] of value instanceof Map ? value.entries() : Object.entries(value)) {
+    size.chars += String(key).length
+    measure(item, size)
+  }
 }
 
 /**
@@ -42,9 +35,10 @@ export async function compareVersions(
   before: unknown,
   after: unknown,
 ): Promise<FieldChange[]> {
-  if (countValues([before, after]) <= BRIEF_VALUES) return changesBetween(before, after)
-  const length = charsOf(before) + charsOf(after)
-  const outcome = await threads(services).run({ task, project, input: { before, after }, length })
+  const size = { values: 0, chars: 0 }
+  measure([before, after], size)
+  if (size.values <= BRIEF_VALUES) return changesBetween(before, after)
+  const outcome = await threads(services).run({ task, project, input: { before, after }, length: size.chars })
   if ('output' in outcome) return JSON.parse(outcome.output)
   return [{ path: '', op: 'changed', before: toPlain(before), after: toPlain(after) }]
 }

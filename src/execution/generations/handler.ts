@@ -36,8 +36,9 @@ export const generationHandlers = [
         )
       },
     },
-    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile }) => {
-      const outcome = await executeTurn(services, generation_id, { signal, stopping, log, complete, releaseSlotWhile })
+    async ({ generation_id }, { services, signal, stopping, log, complete, releaseSlotWhile, retryIn }) => {
+      const context = { signal, stopping, log, complete, releaseSlotWhile, retryIn }
+      const outcome = await executeTurn(services, generation_id, context)
       if (outcome === 'requeued') throw new RequeueError()
     },
   ),

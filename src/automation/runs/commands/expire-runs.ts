@@ -1,18 +1,15 @@
 import { z } from 'zod'
-import { type Counts, sumCounts } from '../../../control/retention/erasure.ts'
+import type { Counts } from '../../../control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
-  inPages,
+  expirePages,
   retentionSweep,
-  splitBySize,
   sweepProjects,
-  togetherOrApart,
 } from '../../../control/retention/expire.ts'
 import { requireNoLegalHold } from '../../../control/retention/legal-hold.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
-import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { LIVE } from '../model.ts'
 
@@ -36,19 +33,19 @@ export const { handler: runExpiryHandler, schedule: runExpirySchedule } = retent
     }),
 )
 
-function expireProject(services: Services, project: ExpiringProject, stopping: AbortSignal) {
-  const find = (after: ExpiredRun | null) => listExpiredRuns(services.pool, project, after, PAGE)
-  return inPages(stopping, { size: PAGE, find }, async found => {
-    let done: Counts = {}
-    for (const ids of splitBySize(found, ({ runs }) => runs, RUNS_PER_TRANSACTION)) {
-      const counts = await togetherOrApart(services, ids, (tx, some) => deleteExpired(tx, services, project, some))
-      done = sumCounts(done, ...counts)
-      await injectFault(services, 'runs_expired')
-      if (stopping.aborted) break
-    }
-    return done
-  })
-}
+const expireProject = (services: Services, project: ExpiringProject, stopping: AbortSignal) =>
+  expirePages<ExpiredRun>(
+    services,
+    stopping,
+    {
+      size: PAGE,
+      find: after => listExpiredRuns(services.pool, project, after, PAGE),
+      sizeOf: ({ runs }) => runs,
+      most: RUNS_PER_TRANSACTION,
+      fault: 'runs_expired',
+    },
+    (tx, ids) => deleteExpired(tx, services, project, ids),
+  )
 
 /** Deletes trees of runs with their node executions. */
 async function deleteExpired(

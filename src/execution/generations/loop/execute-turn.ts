@@ -2,6 +2,7 @@ import { raise } from '../../../core/api/errors.ts'
 import { databaseErrorKind, isTransient } from '../../../core/db/database-errors.ts'
 import { withTriggerChain } from '../../../core/db/trigger-chain.ts'
 import { triggerChainOf } from '../../../core/iam/caller.ts'
+import { SilentHostError, withSilentHost } from '../../../core/net/hanging-calls.ts'
 import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
@@ -35,8 +36,12 @@ type StepSettings = ReturnType<typeof stepSettings>
 const LOST_ATTEMPTS_MAX = 3
 const DEFAULT_MAX_STEPS = 20
 
+/** Delay of a turn whose model does not answer. It grows with the wait, so that many waiting turns cost little. */
+const SILENT_HOST_DELAY_MS = { least: 2000, most: 30_000 }
+
 /**
- * How an attempt ended: `settled` or paused, `claim_lost` to another attempt, `requeued` because this process stops.
+ * How an attempt ended: `settled` or paused, `claim_lost` to another attempt, `requeued` because this process stops or the
+ * model does not answer.
  */
 type TurnExit = 'settled' | 'claim_lost' | 'requeued'
 
@@ -75,11 +80,17 @@ async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
     if (refusal) return await failTurn(turn, refusal)
     await turn.claim()
     unregister = liveTurns(services).run(turn.generation.id, turn.generation.attempt, controller)
+    turn.onSilentHost = () => controller.abort(new SilentHostError())
     if (context.signal.aborted) throw new TurnClaimLost()
     return await runClaimed(turn, data as TurnData, controller)
   } catch (error) {
     const reason = controller.signal.aborted ? controller.signal.reason : error
     if (reason instanceof TurnClaimLost) return turn.stopWithoutSettling()
+    if (reason instanceof SilentHostError) {
+      context.retryIn(Math.min(SILENT_HOST_DELAY_MS.most, Math.max(SILENT_HOST_DELAY_MS.least, idleMs(turn) / 4)))
+      await turn.requeueUncounted()
+      return 'requeued'
+    }
     if (isTransient(reason)) {
       // The next attempt continues after the settled steps. A statement that always times out counts as a lost worker.
       if (databaseErrorKind(reason) === 'unavailable') await turn.requeueUncounted()
@@ -147,6 +158,19 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
     if (stop) return completeTurn(turn, settled, signal, { stop, events })
     await turn.journalStep(settled, events)
   }
+}
+
+/** Returns the time since the first claim of a turn or its last settled step. */
+const idleMs = ({ generation }: TurnAttempt): number =>
+  systemClock.now().getTime() - new Date(generation.last_activity_at ?? systemClock.now()).getTime()
+
+/**
+ * Calls the model of a step. The turn is requeued instead of waiting for a host that does not answer, until it has waited
+ * for as long as an attempt may take: then it waits, and fails by that limit.
+ */
+function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
+  const isPatient = idleMs(turn) < turn.services.config.GENERATION_MAX_SECONDS * 1000
+  return turn.onSilentHost && isPatient ? withSilentHost(turn.onSilentHost, call) : call()
 }
 
 /** Aborts the attempt at GENERATION_MAX_SECONDS or at the turn's deadline. Returns a function that clears the timer. */
@@ -240,7 +264,10 @@ async function requestStep(
         }
       : {}),
   }
-  if (provider) return callModel(services, provider, data.model ?? agent.model ?? provider.default_model, request)
+  if (provider) {
+    const model = data.model ?? agent.model ?? provider.default_model
+    return callInTurn(turn, () => callModel(services, provider, model, request))
+  }
   // The provider or route of an earlier agent version may have been deleted.
   if (!route)
     raise(agent.ai_provider_id === null ? 'MODEL_ROUTE_NOT_FOUND' : 'AI_PROVIDER_NOT_FOUND', {
@@ -248,7 +275,7 @@ async function requestStep(
     })
   const routing = routingRecorder(route, generation.routing, generation.publisher_project_id)
   turn.generation = { ...generation, routing }
-  return callRoute(services, route, request, { step, routing })
+  return callInTurn(turn, () => callRoute(services, route, request, { step, routing }))
 }
 
 /** Returns the messages of the history that fit into the context of a step. */

@@ -60,6 +60,8 @@ export class TurnAttempt {
   history: ModelMessage[] | null = null
   /** Size of the last model request of an agent with a context policy. */
   request: RequestSize | null = null
+  /** Aborts the attempt and requeues the turn. Null before the claim. */
+  onSilentHost: (() => void) | null = null
   /** The step in progress, after its model call. */
   open: JournalState['open']
   /** Whether the journal may contain rows of the turn besides its settled steps. */

@@ -135,6 +135,8 @@ export type TurnContext = {
   log: Logger
   /** Releases the slot of the worker while `work` waits for other messages. */
   releaseSlotWhile: <T>(work: () => Promise<T>) => Promise<T>
+  /** Sets the delay after which the message is handled again if the turn is requeued. */
+  retryIn: (ms: number) => void
   source?: TurnSource
   /** Completes the message of a turn without a source when it settles. */
   complete?: (outbox: Outbox) => void
