@@ -36,6 +36,7 @@ class HostCalls {
   /** Calls that wait for a byte. */
   readonly unanswered = new Set<HostCall>()
   readonly hanging = new Set<HostCall>()
+  /** Calls that wait for others to be answered; each starts as an unanswered call. */
   readonly waiting: (() => void)[] = []
   /** Recent time to the first byte. */
   #usualMs = 0
@@ -54,7 +55,7 @@ class HostCalls {
 
   /** Starts waiting calls as far as the host has answered. */
   startWaiting(most: number): void {
-    for (let free = most - this.unanswered.size; free > 0 && this.waiting.length > 0; free--) this.waiting.shift()?.()
+    while (this.unanswered.size < most && this.waiting.length > 0) this.waiting.shift()?.()
   }
 
   isIdle(): boolean {
@@ -154,16 +155,18 @@ export async function beginHostCall(host: string, signal?: AbortSignal | null): 
   const holder = holders.getStore()
   if (!holder) return null
   const calls = callsTo(`${holder.project} ${host}`)
-  if (calls.isHeld(holder.most)) await withoutSlot(holder, () => waitForStart(calls, signal))
   const call = new HostCall(calls, holder)
+  if (calls.isHeld(holder.most)) await withoutSlot(holder, () => waitForStart(calls, call, signal))
   call.await()
   return call
 }
 
-const waitForStart = ({ waiting }: HostCalls, signal?: AbortSignal | null): Promise<void> =>
+const waitForStart = ({ waiting, unanswered }: HostCalls, call: HostCall, signal?: AbortSignal | null): Promise<void> =>
   new Promise((resolve, reject) => {
     signal?.throwIfAborted()
     const start = () => {
+      // Now, because the next call may be started before this one continues.
+      unanswered.add(call)
       signal?.removeEventListener('abort', stop)
       resolve()
     }
