@@ -48,7 +48,7 @@ type Waiter = { resolve(): void; reject(error: unknown): void; since: number; pa
 const EXPIRY_PERIOD_MS = 250
 
 /** Longest wait of a request while connections are lost: each slot is then held until its statement is known as lost. */
-const MAX_WAIT_WHILE_LOST_MS = 4000
+const MAX_WAIT_WHILE_LOST_MS = 3000
 
 /** Bounds the slots that one tenant holds of a shared resource. Excess work waits in FIFO order per tenant. */
 export class TenantLimiter {
