@@ -1,13 +1,16 @@
+import { randomUUID } from 'node:crypto'
 import type { Config } from '../../config.ts'
 import { recordUsage } from '../../control/usage/meter.ts'
 import { executorLost } from '../../core/api/errors.ts'
 import { isTransient } from '../../core/db/database-errors.ts'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import type { Fragment } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { type AcquiredSlot, handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { queueMessage } from '../../core/jobs/queue.ts'
 import { withSlotHolder } from '../../core/net/hanging-calls.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
+import { HOLDER } from '../../core/process/holder.ts'
 import type { Services } from '../../core/process/services.ts'
 import { controlDescendants } from './commands/control-descendants.ts'
 import { removeRuns } from './commands/remove-runs.ts'
@@ -22,6 +25,7 @@ import {
   claimNodeSerialized,
   expireNodeLeases,
   findClaimState,
+  releaseNodeClaim,
 } from './engine/node-execution-store.ts'
 import { sweepRuns } from './engine/sweep.ts'
 import { lostCallUsage } from './nodes/tool.ts'
@@ -171,7 +175,7 @@ async function handleNodeMessage(
   { services, signal, stopping, retryIn }: JobContext,
 ): Promise<void> {
   const { config, pool } = services
-  const execution = await claimWithinCapacity(services, node)
+  const execution = await claimWithinCapacity(services, node, signal)
   if (execution) {
     await executeNodes(services, { execution, cached: null }, signal, stopping)
     if (signal.aborted) throw new RequeueError('the worker is shutting down')
@@ -198,17 +202,29 @@ const hasAmpleCapacity = ({ config }: Services, leases: number): boolean => {
 async function claimWithinCapacity(
   services: Services,
   { execution_id: id, project_id }: NodeMessage,
+  signal: AbortSignal,
 ): Promise<ClaimedNode | null> {
   const { config, pool } = services
   const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  const holder = `${HOLDER}:${randomUUID()}`
   const claim = {
+    holder,
     leaseMs: config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000,
     deliveries: config.ORCHESTRATION_NODE_MAX_DELIVERIES,
   }
-  if (limit === 0) return claimNode(pool, id, { ...claim, projectLimit: limit })
-  const free =
-    limit > SERIALIZED_SLOTS ? await claimNode(pool, id, { ...claim, projectLimit: limit - SERIALIZED_SLOTS }) : null
-  return free ?? services.write(tx => claimNodeSerialized(tx, { id, project_id }, { ...claim, projectLimit: limit }))
+  try {
+    if (limit === 0) return await claimNode(pool, id, { ...claim, projectLimit: limit })
+    const free =
+      limit > SERIALIZED_SLOTS ? await claimNode(pool, id, { ...claim, projectLimit: limit - SERIALIZED_SLOTS }) : null
+    return (
+      free ??
+      (await services.write(tx => claimNodeSerialized(tx, { id, project_id }, { ...claim, projectLimit: limit })))
+    )
+  } catch (error) {
+    // It may have been committed although its answer was lost, and would block the repeated message until its lease ends.
+    if (isTransient(error)) await retryWhileUnavailable(() => releaseNodeClaim(pool, id, holder), { signal })
+    throw error
+  }
 }
 
 /** Fails a node execution that lost all its workers or could not be claimed. */

@@ -1,6 +1,8 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
+import { retryWhileUnavailable } from '../../core/db/retry.ts'
 import { withoutTenantLimit } from '../../core/db/tenant-context.ts'
+import { settledWithin } from '../../core/process/event-loop.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { Verification } from './model.ts'
@@ -18,6 +20,8 @@ const PAGE = 250
 const LEASE_SECONDS = 15
 const RENEW_MS = 5000
 const RETRY_MS = 250
+/** Longest time that a verification waits for its release. */
+const RELEASE_WAIT_MS = 2000
 
 /** Range to verify: at most `limit` seals of a chain after position `after`. */
 export type VerificationRange = { chain: string; after: number; limit: number }
@@ -46,7 +50,7 @@ type SharedVerification = { verification: Promise<Verification>; callers: Set<Ab
  * reads one page at a time for all chains, so verifying a long chain does not occupy connections. Callers with the same
  * range that arrive during its verification share the next one: each result reflects a time after the call.
  */
-function openVerifier({ pool }: Services) {
+function openVerifier({ pool, log }: Services) {
   const byChain = serialByKey()
   const byPage = serialByKey()
   const serialize: Serialize = task => byPage('', task)
@@ -71,16 +75,23 @@ function openVerifier({ pool }: Services) {
   async function verifyUnderLease(range: VerificationRange, abandoned: AbortSignal): Promise<Verification> {
     const holder = randomUUID()
     const renewLease = () => serialize(() => acquireVerificationLease(pool, range.chain, holder, LEASE_SECONDS))
-    for (;;) {
-      abandoned.throwIfAborted()
-      if (await renewLease()) break
-      await pause(RETRY_MS)
-    }
     try {
+      for (;;) {
+        abandoned.throwIfAborted()
+        if (await renewLease()) break
+        await pause(RETRY_MS)
+      }
       await sealChain(pool, range.chain, abandoned, serialize)
       return await checkSeals(range, abandoned, renewLease)
     } finally {
-      await serialize(() => releaseVerificationLease(pool, range.chain, holder))
+      // Also a lease whose answer was lost.
+      const release = () => serialize(() => releaseVerificationLease(pool, range.chain, holder))
+      await settledWithin(
+        RELEASE_WAIT_MS,
+        retryWhileUnavailable(release).catch(error =>
+          log.error({ err: error }, 'audit verification lease not released'),
+        ),
+      )
     }
   }
 

@@ -24,10 +24,10 @@ import {
  */
 export type DatabaseErrorKind = 'unavailable' | 'timeout' | 'fault'
 
-/** Thrown for work that waits for an unresponsive server. */
+/** Thrown for work that waits for an unresponsive server, or in vain for a connection. */
 export class DatabaseUnresponsiveError extends Error {
-  constructor() {
-    super('database unresponsive')
+  constructor(message = 'database unresponsive') {
+    super(message)
   }
 }
 

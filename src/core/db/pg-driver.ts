@@ -11,6 +11,7 @@ import {
   StatementTimeoutError,
   UniqueIntegrityConstraintViolationError,
 } from 'slonik'
+import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 
 /** Converts `2026-11-21 09:00:05.123+00` to `2026-11-21T09:00:05.123Z`, the format of the API. */
@@ -62,33 +63,73 @@ function toSlonikError(error: Error & { code?: string }): Error {
   return Mapped ? new Mapped(error) : error
 }
 
+/** Attempts to open a connection while they fail immediately, for example because a proxy restarts. */
+const MAX_ATTEMPTS = 3
+/** Time after which an attempt that failed was not answered at all. */
+const UNANSWERED_MS = 1000
+
 /**
  * Returns the driver of a Slonik pool: connections are DatabaseClients with this configuration, times are ISO text, bigint
  * and numeric numbers.
+ *
+ * While nothing answers new connections, one attempt at a time finds out when that ends, and the others fail immediately:
+ * requests would otherwise wait for the whole timeout of one attempt after another.
  */
 export const databaseDriver = (config: pg.ClientConfig) =>
-  createDriverFactory(async () => ({
-    async createPoolClient({ clientEventEmitter }) {
-      const client = new DatabaseClient({
-        ...config,
-        types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
-      })
-      client.on('error', error => clientEventEmitter.emit('error', toSlonikError(error)))
-      return {
-        connect: () => client.connect(),
-        end: () => client.end(),
-        async query(text, values, options): Promise<DriverQueryResult> {
-          try {
-            const { command, fields, rowCount, rows } = await client.query({ ...options, text, values })
-            const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))
-            return { command, fields: described, rowCount, rows }
-          } catch (error) {
-            throw toSlonikError(error as Error)
-          }
-        },
-        stream() {
-          throw new Error('statements are not streamed')
-        },
+  createDriverFactory(async () => {
+    let connecting = 0
+    let isUnanswered = false
+    const connect = async (client: DatabaseClient): Promise<void> => {
+      if (isUnanswered && connecting > 0) throw new DatabaseUnresponsiveError()
+      const startedAt = performance.now()
+      connecting++
+      try {
+        await client.connect()
+        isUnanswered = false
+      } catch (error) {
+        isUnanswered = performance.now() - startedAt > UNANSWERED_MS
+        throw error
+      } finally {
+        connecting--
       }
-    },
-  }))
+    }
+    return {
+      async createPoolClient({ clientEventEmitter }) {
+        const open = (): DatabaseClient => {
+          const opened = new DatabaseClient({
+            ...config,
+            types: { getTypeParser: oid => parsers.get(oid) ?? getTypeParser(oid) },
+          })
+          return opened.on('error', error => {
+            if (opened === client) clientEventEmitter.emit('error', toSlonikError(error))
+          })
+        }
+        let client: DatabaseClient = open()
+        return {
+          async connect() {
+            for (let attempt = 1; ; attempt++) {
+              try {
+                return await connect(client)
+              } catch (error) {
+                if (isUnanswered || attempt === MAX_ATTEMPTS) throw error
+                client = open()
+              }
+            }
+          },
+          end: () => client.end(),
+          async query(text, values, options): Promise<DriverQueryResult> {
+            try {
+              const { command, fields, rowCount, rows } = await client.query({ ...options, text, values })
+              const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))
+              return { command, fields: described, rowCount, rows }
+            } catch (error) {
+              throw toSlonikError(error as Error)
+            }
+          },
+          stream() {
+            throw new Error('statements are not streamed')
+          },
+        }
+      },
+    }
+  })

@@ -92,7 +92,7 @@ export function poolUse(pool: Pool): PoolUse {
 /** Wraps a pool with the connection limit per tenant, and with immediate errors while the server is unresponsive. */
 function limitConnections(pool: Pool, { connections, perTenant, watchdog }: PoolOptions): Pool {
   if (!watchdog || perTenant === undefined) return pool
-  const limiter = new TenantLimiter(perTenant)
+  const limiter = new TenantLimiter(perTenant, watchdog.hasEndedConnections)
   let running = 0
   // This is the path of every statement: work with an immediately available connection gets no wrapping promise.
   const start = (work: (begun: () => void) => Promise<unknown>, tenant?: string): Promise<unknown> => {
@@ -188,6 +188,8 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
     captureStackTrace: false,
     maxPoolSize: options.connections,
     idleTimeout: 60_000,
+    // One attempt: the driver repeats those that fail immediately.
+    connectionRetryLimit: 1,
     queryRetryLimit: 0,
     transactionRetryLimit: 3,
     // Slonik's own check throws only after acquiring the connection, and also for work that outlives its transaction.

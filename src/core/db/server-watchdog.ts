@@ -26,10 +26,14 @@ const DEAD_AFTER_NEW_MS = 500
 /** Time for which the server must report a session as idle before its pending statement counts as lost. */
 const LOST_MS = 1000
 const PERIOD_MS = 250
+/** Time for which connections count as lost after some were ended. */
+const LOSSES_MS = 10_000
 
 export type ServerWatchdog = {
   /** Whether the last probes of the server failed. */
   isUnresponsive(): boolean
+  /** Whether connections were ended in the last seconds. */
+  hasEndedConnections(): boolean
   /**
    * Runs work that needs a connection and rejects if the server becomes unresponsive before `begun` is called. Work
    * that holds a connection fails with its aborted statement instead.
@@ -41,7 +45,7 @@ export type ServerWatchdog = {
 type WaitingWork = { since: number; holds: boolean; reject: (error: Error) => void }
 
 /** Answer of a probe: the process ID of its session, and the sessions that execute no statement. */
-type Answer = { pid: number; idle: number[] }
+type Answer = { pid: number; idle: number[]; client: DatabaseClient }
 
 /** Returns the statement of a probe, which reports the sessions that are idle or gone. */
 const activityOf = (pids: readonly number[]) => `
@@ -73,7 +77,7 @@ const terminationOf = (sessions: readonly EndedSession[]) => `
  *   requests fail immediately until the server answers again.
  * - Only the new connection is answered: the older connections are dead and are ended.
  * - The server reports the session of a pending statement as idle or gone: the statement or its answer was lost, and its
- *   connection is ended. With a pooler, whose process IDs differ from the server's, it ends at its limit.
+ *   connection is ended, with the idle ones if new connections pass. With a pooler, whose process IDs differ from the server's, it ends at its limit.
  * - A statement exceeds its limit: its connection is ended.
  *
  * Once the server answers, the sessions of ended connections are terminated, because they may hold locks.
@@ -126,6 +130,7 @@ export function watchServer(options: {
 
   return {
     isUnresponsive: () => watched.unresponsive,
+    hasEndedConnections: () => performance.now() - watched.endedAt < LOSSES_MS,
     runWhileResponsive(work) {
       return new Promise((resolve, reject) => {
         const entry: WaitingWork = { since: performance.now(), holds: false, reject }
@@ -162,6 +167,8 @@ type Listener = Pick<Notifications, 'healthy' | 'ask' | 'reconnect'>
 /** The connections of this process to one server or pooler. */
 class WatchedAddress {
   unresponsive = false
+  /** Time when connections were last ended. */
+  endedAt = Number.NEGATIVE_INFINITY
   probing = false
   closed = false
   readonly #url: string
@@ -224,7 +231,9 @@ class WatchedAddress {
       for (const client of older) if (!client.isConnected) client.destroy()
       this.#listener?.reconnect()
     }
-    this.#end(this.#lost(suspects, new Set(answer.idle)), 'lost')
+    const lost = this.#lost(suspects, new Set(answer.idle))
+    this.#end(lost, 'lost')
+    if (lost.length > 0) await this.#endIdle(older, answer)
     await this.#terminateEnded()
   }
 
@@ -274,9 +283,25 @@ class WatchedAddress {
   }
 
   #read({ client, row }: { client: DatabaseClient; row: object }): Answer {
-    const answer = row as Answer
+    const answer = row as Omit<Answer, 'client'>
     this.#isDirect = answer.pid === client.sessionId
-    return this.#isDirect ? answer : { ...answer, idle: [] }
+    return { ...answer, client, ...(!this.#isDirect && { idle: [] }) }
+  }
+
+  /**
+   * Ends the idle connections after others were lost, if new ones pass: what lost those may have lost some of these, and each
+   * would lose a statement for seconds.
+   */
+  async #endIdle(clients: readonly DatabaseClient[], { client: answering }: Answer): Promise<void> {
+    if (!(await this.#query('select 1'))) return
+    const busy = new Set([...pendingStatements()].map(({ client }) => client))
+    const isIdle = (client: DatabaseClient) =>
+      openClients().has(client) &&
+      client.isConnected &&
+      client !== answering &&
+      !busy.has(client) &&
+      client.getTransactionStatus() === 'I'
+    this.#end(clients.filter(isIdle), 'lost')
   }
 
   /** Returns the connections whose statement the server does not execute, in two probes. */
@@ -299,6 +324,7 @@ class WatchedAddress {
 
   #end(clients: readonly DatabaseClient[], reason: 'unresponsive' | 'dead' | 'lost' | 'limit'): void {
     if (clients.length === 0) return
+    this.endedAt = performance.now()
     databaseConnectionsEnded.inc({ reason }, clients.length)
     if (reason !== 'unresponsive') this.#log.warn({ reason, connections: clients.length }, 'database connections ended')
     for (const client of clients) {

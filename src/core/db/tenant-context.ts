@@ -1,5 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { serviceNotReady } from '../api/errors.ts'
+import { DatabaseUnresponsiveError } from './database-errors.ts'
 
 /** The tenant on whose behalf an async context runs. */
 export type TenantContext = {
@@ -42,24 +43,29 @@ export const withoutTenantLimit = <T>(work: () => T): T => {
 /** Runs work shared by tenants, such as a batch of requests. */
 export const withoutTenant = <T>(work: () => T): T => current.run(undefined, work)
 
-type Waiter = { resolve(): void; reject(error: unknown): void; until: number }
+type Waiter = { resolve(): void; reject(error: unknown): void; since: number; patienceMs: number }
 
 const EXPIRY_PERIOD_MS = 250
+
+/** Longest wait of a request while connections are lost: each slot is then held until its statement is known as lost. */
+const MAX_WAIT_WHILE_LOST_MS = 3000
 
 /** Bounds the slots that one tenant holds of a shared resource. Excess work waits in FIFO order per tenant. */
 export class TenantLimiter {
   readonly #max: number
+  readonly #areConnectionsLost: () => boolean
   readonly #held = new Map<string, number>()
   readonly #waiters = new Map<string, Waiter[]>()
   #expiry: NodeJS.Timeout | undefined
 
-  constructor(max: number) {
+  constructor(max: number, areConnectionsLost = () => false) {
     this.#max = max
+    this.#areConnectionsLost = areConnectionsLost
   }
 
   /**
    * Acquires a slot of the tenant, to be returned by `release`. Returns undefined if one is free, otherwise a promise
-   * that rejects with SERVICE_NOT_READY after `patienceMs`.
+   * that rejects with SERVICE_NOT_READY after `patienceMs`, or earlier while connections are lost.
    */
   acquire({ tenant, patienceMs }: TenantContext & { tenant: string }): Promise<void> | undefined {
     const held = this.#held.get(tenant) ?? 0
@@ -69,7 +75,7 @@ export class TenantLimiter {
     }
     return new Promise((resolve, reject) => {
       const waiters = this.#waiters.get(tenant) ?? []
-      waiters.push({ resolve, reject, until: performance.now() + patienceMs })
+      waiters.push({ resolve, reject, since: performance.now(), patienceMs })
       this.#waiters.set(tenant, waiters)
       this.#expiry ??= withoutTenant(() => setInterval(() => this.#expire(), EXPIRY_PERIOD_MS))
     })
@@ -95,12 +101,15 @@ export class TenantLimiter {
 
   #expire(): void {
     const now = performance.now()
+    const mostMs = this.#areConnectionsLost() ? MAX_WAIT_WHILE_LOST_MS : Number.POSITIVE_INFINITY
+    const isOver = ({ since, patienceMs }: Waiter) =>
+      patienceMs < Number.POSITIVE_INFINITY && now - since >= Math.min(patienceMs, mostMs)
     let hasWaiters = false
     for (const [tenant, waiters] of this.#waiters) {
-      const remaining = waiters.filter(({ until }) => until > now)
+      const remaining = waiters.filter(waiter => !isOver(waiter))
       this.#waiters.set(tenant, remaining)
       if (remaining.length > 0) hasWaiters = true
-      for (const { reject, until } of waiters) if (until <= now) reject(databaseBusy())
+      for (const waiter of waiters) if (isOver(waiter)) waiter.reject(databaseBusy())
     }
     if (hasWaiters) return
     clearInterval(this.#expiry)
@@ -109,4 +118,7 @@ export class TenantLimiter {
 }
 
 const databaseBusy = () =>
-  serviceNotReady({ database: 'busy with other requests of the project' }, { retryAfterSeconds: 1 })
+  serviceNotReady(
+    { database: 'busy with other requests of the project' },
+    { cause: new DatabaseUnresponsiveError('no connection is free'), retryAfterSeconds: 1 },
+  )

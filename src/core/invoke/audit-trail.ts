@@ -9,6 +9,7 @@ import { isProjectDeleted, sql } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { currentTriggerChain, withTriggerChain } from '../db/trigger-chain.ts'
 import { systemClock } from '../process/clock.ts'
+import { settledWithin } from '../process/event-loop.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import type { Services } from '../process/services.ts'
 import { readAudit } from './hooks.ts'
@@ -115,21 +116,29 @@ function openEntryWriter(services: Services) {
 
 const entryWriter = processSingleton(openEntryWriter, writer => writer.close())
 
-/** Maximum time a response waits for an unavailable database to store its audit entry. Error responses do not wait. */
+/** Maximum time for which an entry is retried while the database is unavailable. */
 const AUDIT_PATIENCE_MS = 5000
+/** Maximum time a response waits for its entry, which is written after it otherwise. */
+const AUDIT_WAIT_MS = 3000
 
-/** Writes the entry of a call that has no pipeline transaction. A failure is only logged. */
-async function recordEntry(inv: Invocation, status: number, createdId: string | null): Promise<void> {
+/**
+ * Writes the entry of a call that has no pipeline transaction. A failure is only logged. The response to a call that
+ * `failed` because the database is unavailable does not wait.
+ */
+async function recordEntry(
+  inv: Invocation,
+  status: number,
+  { createdId = null, failed }: { createdId?: string | null; failed?: unknown } = {},
+): Promise<void> {
   const { services, call } = inv
   const entry = inv.recorded ? null : auditEntry(inv, status, createdId)
   inv.recorded = true
   if (!entry) return
   if (call.tx) return call.tx.audit(entry)
-  try {
-    await entryWriter(services).write(entry, status < 500 ? AUDIT_PATIENCE_MS : 0)
-  } catch (error) {
-    services.log.error({ err: error, request_id: call.request.id }, 'audit entry write failed')
-  }
+  const written = entryWriter(services)
+    .write(entry, AUDIT_PATIENCE_MS)
+    .catch(error => services.log.error({ err: error, request_id: call.request.id }, 'audit entry write failed'))
+  if (!isTransient(failed)) await settledWithin(AUDIT_WAIT_MS, written)
 }
 
 async function recordRead(inv: Invocation, project: string | null, status: number): Promise<void> {
@@ -153,10 +162,10 @@ async function recordReadAfterCommit(inv: Invocation, project: string | null, st
 export const auditResult = (inv: Invocation, result: OperationResult): Promise<void> =>
   inv.operation.reads
     ? recordReadAfterCommit(inv, inv.project, result.status)
-    : recordEntry(inv, result.status, createdId(inv, result))
+    : recordEntry(inv, result.status, { createdId: createdId(inv, result) })
 
-/** Audits a refused or failed call, before the response is sent. */
+/** Audits a refused or failed call. */
 export const auditRefusal = (inv: Invocation, error: AppError): Promise<void> =>
   inv.operation.reads
     ? recordReadAfterCommit(inv, inv.audit.project_id, error.status)
-    : recordEntry(inv, error.status, null)
+    : recordEntry(inv, error.status, { failed: error })

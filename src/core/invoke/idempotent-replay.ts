@@ -17,6 +17,7 @@ import { isDatabaseError, isTransient } from '../db/database-errors.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
+import { settledWithin } from '../process/event-loop.ts'
 import { exclusiveLoop } from '../process/loop.ts'
 import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
@@ -31,6 +32,9 @@ import type { Invocation } from './invocation.ts'
 
 /** Maximum time a request waits for an unavailable database to store its claim. */
 const CLAIM_PATIENCE_MS = 2000
+
+/** Maximum time a response waits for the last write of its claim, which continues afterwards. */
+const SETTLE_WAIT_MS = 3000
 
 /** Maximum time for which the last write of a claim is retried, while its lease is renewed. */
 const SETTLE_PATIENCE_MS = 900_000
@@ -113,7 +117,8 @@ export async function claimKey(inv: Invocation): Promise<StoredResponse | null> 
     return null
   } catch (error) {
     // The claim may have been committed nevertheless.
-    if (isTransient(error) && !inv.call.tx) await settleClaim(inv, claim, () => releaseIdempotencyKey(inv.db, claim))
+    if (isTransient(error) && !inv.call.tx)
+      await settleClaim(inv, claim, () => releaseIdempotencyKey(inv.db, claim), { waitMs: 0 })
     throw error
   }
 }
@@ -143,25 +148,29 @@ export const endLease = ({ services, idempotency }: Invocation): void => {
 
 /**
  * Makes the last write of a claim. While the database is unavailable, it is retried after the response is sent, so that a
- * repeat does not execute the operation again because the response was not stored.
+ * repeat does not execute the operation again because the response was not stored. The response waits for the first try,
+ * for at most `waitMs`.
  */
 async function settleClaim(
   { call, services }: Invocation,
   claim: IdempotencyClaim,
   write: () => Promise<unknown>,
+  { waitMs = SETTLE_WAIT_MS } = {},
 ): Promise<void> {
-  const onFailed = (error: unknown) => services.log.error({ err: error }, 'idempotency claim settlement failed')
-  const onSettled = () => activeClaims(services).remove(claim)
-  try {
-    await write()
-  } catch (error) {
-    if (!call.tx && isTransient(error)) {
-      void retryWhileUnavailable(write, { withinMs: SETTLE_PATIENCE_MS }).catch(onFailed).finally(onSettled)
-      return
-    }
-    onFailed(error)
-  }
-  onSettled()
+  const first = write()
+  const settled = first
+    .catch(error => {
+      if (call.tx || !isTransient(error)) throw error
+      return retryWhileUnavailable(write, { withinMs: SETTLE_PATIENCE_MS })
+    })
+    .catch(error => services.log.error({ err: error }, 'idempotency claim settlement failed'))
+    .finally(() => activeClaims(services).remove(claim))
+  if (call.tx) await settled
+  else if (waitMs > 0)
+    await settledWithin(
+      waitMs,
+      first.catch(() => {}),
+    )
 }
 
 /** Stores the response of an operation with its own transactions. */
@@ -190,11 +199,12 @@ const isOutcome = (error: unknown): error is AppError =>
 export async function storeRefusal(inv: Invocation, error: unknown): Promise<void> {
   const { services, db } = inv
   const claim = inv.idempotency as IdempotencyClaim
-  await settleClaim(inv, claim, () => {
+  const write = () => {
     if (!isOutcome(error)) return releaseIdempotencyKey(db, claim)
     const { status, headers } = error
     if (status >= 500) return deleteIdempotencyKey(db, claim)
     const body = errorBody(error, services.config.DOCS_BASE_URL)
     return storeResponse(db, services, claim, { status, body, headers }, false)
-  })
+  }
+  await settleClaim(inv, claim, write, isTransient(error) ? { waitMs: 0 } : {})
 }

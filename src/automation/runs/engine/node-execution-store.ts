@@ -2,7 +2,6 @@ import { z } from 'zod'
 import { RecordedFailure } from '../../../core/api/errors.ts'
 import { selectList } from '../../../core/api/kind.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
-import { HOLDER } from '../../../core/process/holder.ts'
 import { WORKER_TYPES } from '../../orchestrations/definition.ts'
 import { isStopping, jsonObject, LIVE, NODE_STATUSES, type RunRow, RunRow as RunShape } from '../model.ts'
 
@@ -182,7 +181,8 @@ export const claimedNode = (row: NodeExecutionRow, run: RunRow): ClaimedNode => 
 })
 
 /** Options of a claim. `projectLimit`: limit of concurrent node executions per project; 0 for no limit. */
-export type NodeClaimOptions = { leaseMs: number; projectLimit: number; deliveries: number }
+/** `holder`: the process, and after a colon the claim. */
+export type NodeClaimOptions = { holder: string; leaseMs: number; projectLimit: number; deliveries: number }
 
 /**
  * Claims a node execution without a valid lease, in a live run: counts the delivery and starts a lease. Null if it
@@ -191,11 +191,11 @@ export type NodeClaimOptions = { leaseMs: number; projectLimit: number; deliveri
 export const claimNode = (
   db: Queryable,
   executionId: string,
-  { leaseMs, projectLimit, deliveries }: NodeClaimOptions,
+  { holder, leaseMs, projectLimit, deliveries }: NodeClaimOptions,
 ): Promise<ClaimedNode | null> =>
   db.maybeOne(claimedRow`
     update orchestration_node_executions t
-    set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms', holder = ${HOLDER},
+    set deliveries = t.deliveries + 1, leased_until = now() + ${leaseMs} * interval '1 ms', holder = ${holder},
       started_at = coalesce(t.started_at, now())
     from orchestration_runs r
     where t.id = ${executionId} and r.id = t.run_id and t.status = 'running' and not t.applied
@@ -254,7 +254,7 @@ export const renewLease = async (
 export const expireNodeLeases = (db: Queryable, isGone: (holder: Fragment) => Fragment) =>
   db.any(requeuedRow`
     update orchestration_node_executions set leased_until = now() - interval '1 ms'
-    where leased_until > now() and ${isGone(sql.fragment`holder`)}
+    where leased_until > now() and ${isGone(sql.fragment`split_part(holder, ':', 1)`)}
     returning id, run_id, project_id`)
 
 /**
@@ -270,6 +270,12 @@ export const requeueNode = async (
       update orchestration_node_executions set leased_until = null, deliveries = deliveries - ${counted ? 0 : 1}
       where id = ${id} and status = 'running' and deliveries = ${deliveries} and polls = ${polls}`)
   ).rowCount === 1
+
+/** Ends a claim whose answer was lost, without counting the delivery. */
+export const releaseNodeClaim = (db: Queryable, id: string, holder: string) =>
+  db.query(voidStatement`
+    update orchestration_node_executions set leased_until = null, deliveries = deliveries - 1
+    where id = ${id} and status = 'running' and holder = ${holder} and leased_until is not null`)
 
 const requeuedRow = sql.type(z.object({ id: z.string(), run_id: z.string(), project_id: z.string() }))
 const cancelledRow = sql.type(z.object({ generation_id: z.string().nullable(), approval_id: z.string().nullable() }))
