@@ -8,7 +8,14 @@ import { withBudget } from '../budget.ts'
 import { derivedKeys } from '../signatures.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { isFirstParty } from './client-kinds.ts'
-import { checkClientMetadata, firstPartyClients, isHostAllowed, overrideClientMethods, UNSAID } from './clients.ts'
+import {
+  checkClientMetadata,
+  deriveRefreshTokens,
+  firstPartyClients,
+  isHostAllowed,
+  overrideClientMethods,
+  UNSAID,
+} from './clients.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
@@ -41,6 +48,7 @@ export async function createProvider(services: Services): Promise<Provider> {
   // URLs are built from the headers set by the mount, which match BASE_URL.
   provider.proxy = true
   overrideClientMethods(provider)
+  deriveRefreshTokens(provider, services.config)
   const tokens = provider.RefreshToken.prototype as unknown as { generateTokenId(): string }
   tokens.generateTokenId = () => `ort_${randomBytes(32).toString('base64url')}`
   provider.use((ctx, next) => completeResponse(services, ctx as KoaContextWithOIDC, next))
@@ -158,6 +166,8 @@ function configuration(services: Services): Configuration {
     allowOmittingSingleRegisteredRedirectUri: false,
     scopes: OPENID_SCOPES,
     claims: { openid: ['sub'], profile: ['preferred_username'] },
+    // An id_token is issued with an access token: without its claims, a client would need a second request for a name.
+    conformIdTokenClaims: false,
     subjectTypes: ['public'],
     expiresWithSession: () => false,
     rotateRefreshToken: true,
