@@ -1,4 +1,5 @@
 import type {
+  LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4Content,
   LanguageModelV4FinishReason,
@@ -16,8 +17,12 @@ import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { normaliseRequest } from './outgoing/normalise.ts'
+import { outgoingProfile } from './outgoing/profile.ts'
+import { isEndSeen, watchEnd } from './stream-end.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { vendorOptions } from './vendor-settings.ts'
+import { WholeCharacters } from './whole-characters.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
 
@@ -89,6 +94,7 @@ function limitAnswer(count: number, max: number, what: string): void {
 
 type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 
+/** Makes the request in the form that the vendor accepts, and returns the answer with the names of the request. */
 async function callSdk(
   client: ModelClient,
   model: string,
@@ -96,16 +102,32 @@ async function callSdk(
   signal: AbortSignal,
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
+  const { request: sent, restore, notes } = normaliseRequest(request, outgoingProfile(client.type))
   const vendor = client.model(model)
-  const options = callOptions(client, request, signal)
-  if (!request.onDelta) {
-    const { content, ...end } = await vendor.doGenerate(options)
-    limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-    return rawAnswer(content, end)
-  }
-  const { stream } = await vendor.doStream(options)
+  const options = callOptions(client, sent, signal)
+  const answer = request.onDelta
+    ? await readStream(vendor, options, request, markFirstChunk)
+    : await readAnswer(vendor, options)
+  return { ...answer, tool_calls: restore(answer.tool_calls), ...(notes.length > 0 && { notes }) }
+}
+
+async function readAnswer(vendor: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<RawAnswer> {
+  const { content, ...end } = await vendor.doGenerate(options)
+  limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
+  return rawAnswer(content, end)
+}
+
+async function readStream(
+  vendor: LanguageModelV4,
+  options: LanguageModelV4CallOptions,
+  { onDelta, onReasoning }: Pick<ModelRequest, 'onDelta' | 'onReasoning'>,
+  markFirstChunk: () => void,
+): Promise<RawAnswer> {
+  const { result, end } = watchEnd(() => vendor.doStream(options))
+  const { stream } = await result
   const text: string[] = []
   const reasoning: string[] = []
+  const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
   const calls: LanguageModelV4ToolCall[] = []
   let [pieces, argumentPieces, started] = [0, 0, 0]
   for await (const part of stream) {
@@ -114,12 +136,11 @@ async function callSdk(
       if (part.delta === '') continue
       markFirstChunk()
       text.push(part.delta)
-      // Chunks may split a surrogate pair, so only the whole text is made well formed.
-      request.onDelta(part.delta.replaceAll('\0', '\u{fffd}'))
+      shown.text.add(part.delta)
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
       reasoning.push(part.delta)
-      request.onReasoning?.(part.delta.replaceAll('\0', '\u{fffd}'))
+      shown.reasoning.add(part.delta)
     } else if (part.type === 'tool-input-delta') {
       limitAnswer(++argumentPieces, MAX_ARGUMENT_PIECES, 'pieces of arguments')
     } else if (part.type === 'tool-call') {
@@ -128,13 +149,19 @@ async function callSdk(
       markFirstChunk()
       limitAnswer(++started, MAX_CALLS, 'tool calls')
     } else if (part.type === 'error') throw part.error
-    else if (part.type === 'finish')
-      return rawAnswer(
-        [{ type: 'text', text: text.join('') }, { type: 'reasoning', text: reasoning.join('') }, ...calls],
-        part,
-      )
+    else if (part.type === 'finish') {
+      // The packages end a stream that breaks off as if it were complete, but without a reason.
+      if (part.finishReason.raw === undefined && !isEndSeen(end)) break
+      for (const each of Object.values(shown)) each.end()
+      const content = [
+        { type: 'text' as const, text: text.join('') },
+        { type: 'reasoning' as const, text: reasoning.join('') },
+        ...calls,
+      ]
+      return rawAnswer(content, part)
+    }
   }
-  throw new Error('the response ended early')
+  throw new Error('the stream broke off')
 }
 
 function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSignal): LanguageModelV4CallOptions {

@@ -1,4 +1,5 @@
 import type { ModelInput } from './model.ts'
+import type { OutgoingNote } from './outgoing/normalise.ts'
 
 /** Failure classes that a retry may resolve. */
 export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as const
@@ -115,4 +116,6 @@ export type ModelAnswer = {
   /** Requested model. */
   model: string
   ai_provider_id: string
+  /** What was changed in the request for the vendor; absent if nothing was. */
+  notes?: OutgoingNote[]
 }

@@ -7,6 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
+import { watchedFetch } from './stream-end.ts'
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -84,7 +85,7 @@ const openaiCompatible = async (access: Access): Promise<ClientParts> => {
     baseURL: baseUrl as string,
     apiKey: credential.kind === 'key' ? credential.key : undefined,
     headers,
-    fetch,
+    fetch: watchedFetch(fetch),
     includeUsage: true,
     supportsStructuredOutputs: settings.structured_outputs,
   })

@@ -51,6 +51,9 @@ const NOT_RUN = callFailed('The turn ended before the call was made', 'not_run')
 /** Outcome of a call that a lost worker had started. */
 export const UNKNOWN = callFailed('The outcome of the call is unknown', 'outcome_unknown')
 
+/** Outcome of a call in an answer that was cut off by its limit of tokens. */
+export const CUT = callFailed('The answer was cut before the call was complete; it was not made', 'answer_cut')
+
 /** Returns a step as settled. Calls without an outcome were either not made or have an unknown outcome. */
 export const settledStep = (
   { tool_calls, ...step }: OpenStep,
