@@ -67,7 +67,7 @@ describe('scorers', () => {
       assert.deepEqual(result.scores, [{ scorer: 'llm_judge', score: 0.8, passed: true, reasoning: 'good' }])
       const [{ body }, ...more] = await app.lanes.requests('judge')
       assert.equal(more.length, 0)
-      assert.deepEqual([body.temperature, body.tools], [0, undefined])
+      assert.deepEqual([body.temperature, body.tools], [undefined, undefined])
       assert.equal(
         body.messages.at(-1).content,
         'Q [{"role":"user","content":"Is it?"}] A Yes E No {{output}} U {{other}}',
