@@ -93,6 +93,8 @@ export type VendorSettings = {
   service_tier?: string
   prompt_cache_key?: string
   parallel_tool_calls?: boolean
+  /** In place of `max_output_tokens`, for models that refuse its older name. */
+  max_completion_tokens?: number
 }
 
 /** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */

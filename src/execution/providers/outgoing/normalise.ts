@@ -6,7 +6,9 @@ import type { OutgoingProfile } from './profile.ts'
 import { type SentSchema, sentSchema, UnsendableSchemaError } from './tool-schemas.ts'
 
 /** What was changed in a request, for people. */
-export type OutgoingNote = { code: 'TOOL_LEFT_OUT' | 'TOOL_RENAMED'; tool_name: string; message: string }
+export type OutgoingNote =
+  | { code: 'TOOL_LEFT_OUT' | 'TOOL_RENAMED'; tool_name: string; message: string }
+  | { code: 'SETTING_LEFT_OUT'; setting: string; message: string }
 
 export type Outgoing = {
   request: ModelRequest
