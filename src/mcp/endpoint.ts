@@ -331,7 +331,13 @@ function requireOldVersion(version: string | undefined): void {
   })
 }
 
-const isInitialize = (body: unknown): boolean => (body as Partial<McpMessage> | null)?.method === 'initialize'
+/** Whether a body is the handshake of an older revision; in later ones there is none. */
+function isInitialize(body: unknown): boolean {
+  const { method, params } = (body ?? {}) as Partial<McpMessage>
+  return method === 'initialize' && !Object.hasOwn((params?._meta as object | undefined) ?? {}, VERSION)
+}
+
+const VERSION = 'io.modelcontextprotocol/protocolVersion'
 
 const InitializeParams = z.object({
   protocolVersion: z.string().default(FIRST),

@@ -97,7 +97,7 @@ describe('the transport of /mcp', () => {
       params: { name: 'create-actor', arguments: args },
     })
     const initialize = { ...ping(9), method: 'initialize', params: HELLO }
-    for (const headers of [{}, { 'mcp-protocol-version': '2025-03-26' }]) {
+    for (const headers of [{}, { 'mcp-protocol-version': '2025-03-26' }] as Record<string, string>[]) {
       const messages = [ping(1), notice, call(2, { name: 'Ada' }), call(3, {}), { id: 4 }, [ping(5)], initialize, null]
       const { status, body } = await project.key.post('//mcp', messages, headers)
       assert.equal(status, 200)

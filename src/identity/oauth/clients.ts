@@ -1,4 +1,4 @@
-import { timingSafeEqual } from 'node:crypto'
+import { randomBytes, timingSafeEqual } from 'node:crypto'
 import { errors, Provider } from 'oidc-provider'
 import type { Config } from '../../config.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
@@ -46,7 +46,6 @@ export type Metadata = {
   redirect_uris?: unknown
   client_name?: unknown
   application_type?: unknown
-  require_auth_time?: unknown
   scope?: unknown
 }
 
@@ -59,7 +58,6 @@ export type Metadata = {
 export function checkClientMetadata(metadata: Metadata): void {
   for (const [name, value] of Object.entries(metadata)) if (value === '') delete metadata[name as keyof Metadata]
   delete metadata.scope
-  metadata.require_auth_time = true
   const problem = storabilityProblem(metadata)
   if (problem) throw new errors.InvalidClientMetadata(`${problem.path} ${problem.message}`)
   const { redirect_uris: uris, client_name: name } = metadata
@@ -93,20 +91,17 @@ function readRedirectUri(text: unknown): { text: string; url: URL } | string {
   return { text, url }
 }
 
-/** Called by the library for a token without an ID; not in its types. */
-type RefreshTokenPrototype = { generateTokenId(): string }
-
 /**
  * Derives each refresh token from the one that it replaces: a client that lost the response to a refresh, or refreshes
  * concurrently, gets the same successor, so that a grant has one line of tokens, in which later reuse shows a theft.
  */
-export function deriveRefreshTokens({ RefreshToken }: Provider, config: Config): void {
+export function overrideRefreshTokens({ RefreshToken }: Provider, config: Config): void {
   const keys = derivedKeys(config, 'refresh tokens')
-  const prototype = RefreshToken.prototype as RefreshTokenPrototype
-  const { generateTokenId } = prototype
-  prototype.generateTokenId = function () {
+  // Called by the library for a token without an ID; not in its types.
+  const prototype = RefreshToken.prototype as unknown as { generateTokenId(): string }
+  prototype.generateTokenId = () => {
     const replaced = Provider.ctx?.oidc.entities.RotatedRefreshToken
-    return replaced ? signatureOf(keys, replaced.jti) : generateTokenId.call(this)
+    return `ort_${replaced ? signatureOf(keys, replaced.jti) : randomBytes(32).toString('base64url')}`
   }
 }
 
