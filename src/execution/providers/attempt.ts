@@ -21,6 +21,7 @@ import { normaliseRequest } from './outgoing/normalise.ts'
 import { outgoingProfile } from './outgoing/profile.ts'
 import { isEndSeen, watchEnd } from './stream-end.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
+import { ContentReader, vendorParts } from './vendor-parts.ts'
 import { vendorOptions } from './vendor-settings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
@@ -57,7 +58,7 @@ export async function attemptCall(
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs: firstChunkMs })
   try {
-    const answer = await callSdk(client, model, request, deadline.signal, markFirstChunk)
+    const answer = await callSdk(client, { provider, model }, request, deadline.signal, markFirstChunk)
     recordMetrics('answered')
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
@@ -97,12 +98,13 @@ type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 /** Makes the request in the form that the vendor accepts, and returns the answer with the names of the request. */
 async function callSdk(
   client: ModelClient,
-  model: string,
+  { provider, model }: { provider: Pick<ProviderRow, 'id'>; model: string },
   request: ModelRequest,
   signal: AbortSignal,
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
-  const { request: sent, restore, notes } = normaliseRequest(request, outgoingProfile(client.type))
+  const target = { ai_provider_id: provider.id, model }
+  const { request: sent, restore, notes } = normaliseRequest(request, outgoingProfile(client.type), target)
   const vendor = client.model(model)
   const options = callOptions(client, sent, signal)
   const answer = request.onDelta
@@ -125,26 +127,23 @@ async function readStream(
 ): Promise<RawAnswer> {
   const { result, end } = watchEnd(() => vendor.doStream(options))
   const { stream } = await result
-  const text: string[] = []
-  const reasoning: string[] = []
+  const content = new ContentReader()
   const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
-  const calls: LanguageModelV4ToolCall[] = []
-  let [pieces, argumentPieces, started] = [0, 0, 0]
+  let [pieces, argumentPieces, started, calls] = [0, 0, 0, 0]
   for await (const part of stream) {
     if (part.type.endsWith('-delta')) limitAnswer(++pieces, MAX_PIECES, 'pieces')
+    content.read(part)
     if (part.type === 'text-delta') {
       if (part.delta === '') continue
       markFirstChunk()
-      text.push(part.delta)
       shown.text.add(part.delta)
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
-      reasoning.push(part.delta)
       shown.reasoning.add(part.delta)
     } else if (part.type === 'tool-input-delta') {
       limitAnswer(++argumentPieces, MAX_ARGUMENT_PIECES, 'pieces of arguments')
     } else if (part.type === 'tool-call') {
-      limitAnswer(calls.push(part), MAX_CALLS, 'tool calls')
+      limitAnswer(++calls, MAX_CALLS, 'tool calls')
     } else if (part.type === 'tool-input-start') {
       markFirstChunk()
       limitAnswer(++started, MAX_CALLS, 'tool calls')
@@ -153,12 +152,7 @@ async function readStream(
       // The packages end a stream that breaks off as if it were complete, but without a reason.
       if (part.finishReason.raw === undefined && !isEndSeen(end)) break
       for (const each of Object.values(shown)) each.end()
-      const content = [
-        { type: 'text' as const, text: text.join('') },
-        { type: 'reasoning' as const, text: reasoning.join('') },
-        ...calls,
-      ]
-      return rawAnswer(content, part)
+      return rawAnswer(content.parts(), part)
     }
   }
   throw new Error('the stream broke off')
@@ -253,18 +247,32 @@ function vendorPrompt(messages: readonly PromptMessage[]): LanguageModelV4Prompt
       prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
       continue
     }
-    const parts = typeof message.content === 'string' ? [textPart(message.content)] : message.content
-    const content = parts
-      .filter(isNotEmpty)
-      .map(part =>
-        part.type === 'text'
-          ? textPart(part.text)
-          : { type: 'tool-call' as const, toolCallId: part.tool_call_id, toolName: part.tool_name, input: part.args },
-      )
+    const content = assistantParts(message)
     if (content.length > 0) prompt.push({ role: 'assistant', content })
   }
   return prompt
 }
+
+function assistantParts({ content, vendor }: Extract<PromptMessage, { role: 'assistant' }>): AssistantPart[] {
+  const parts = typeof content === 'string' ? [textPart(content)] : content
+  const calls = parts
+    .filter(part => part.type === 'tool_call')
+    .map(part => ({
+      type: 'tool-call' as const,
+      toolCallId: part.tool_call_id,
+      toolName: part.tool_name,
+      input: part.args,
+    }))
+  if (!vendor) return [...parts.filter(part => part.type === 'text' && isNotEmpty(part)), ...calls] as AssistantPart[]
+  return vendor.parts.flatMap((part): AssistantPart[] => {
+    const providerOptions = part.metadata as LanguageModelV4CallOptions['providerOptions']
+    if (part.type === 'reasoning') return [{ type: 'reasoning', text: part.text, providerOptions }]
+    if (part.type === 'text') return part.text.trim() === '' ? [] : [{ ...textPart(part.text), providerOptions }]
+    return calls[part.position] ? [{ ...calls[part.position], providerOptions }] : []
+  })
+}
+
+type AssistantPart = Extract<LanguageModelV4Message, { role: 'assistant' }>['content'][number]
 
 const textPart = (text: string) => ({ type: 'text' as const, text })
 
@@ -291,8 +299,10 @@ async function rawAnswer(
   const calls = content.filter(part => part.type === 'tool-call')
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
   if (text === '' && calls.length === 0 && finishReason.raw === undefined) throw new Error('the response is empty')
+  const vendor_parts = vendorParts(content)
   return {
     text: storableText(text),
+    ...(vendor_parts && { vendor_parts }),
     tool_calls: await Promise.all(calls.map(toolCall)),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),

@@ -7,7 +7,7 @@ export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as 
 /** Stored message of a turn. `args` and `result` belong to the tool; their keys are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart | AttachedFile)[] }
-  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
+  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[]; vendor?: VendorStep }
   | { role: 'tool'; content: ToolResultPart[] }
 
 /** Returns the text parts of a message, separated by a blank line. */
@@ -36,6 +36,17 @@ export type AttachedFile = {
 }
 /** Text for a model that does not take the input, in place of a file. Never stored. */
 export type MediaFallback = { input: ModelInput; text: () => Promise<string> }
+/**
+ * A message as its model gave it, in its order, with what the vendor wants back: reasoning with its signatures, and marks of
+ * texts and calls. Sent to the model that made it, in place of the content.
+ */
+export type VendorStep = { ai_provider_id: string; model: string; parts: VendorPart[] }
+export type VendorPart = { metadata?: Record<string, Record<string, unknown>> } & (
+  | { type: 'text'; text: string }
+  | { type: 'reasoning'; text: string }
+  /** `position` of the call among the calls of the message. */
+  | { type: 'tool_call'; position: number }
+)
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
   type: 'tool_result'
@@ -110,6 +121,8 @@ export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
   reasoning?: string
+  /** The answer in its order; absent if the vendor wants nothing back but texts and calls. */
+  vendor_parts?: VendorPart[]
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
   finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'

@@ -33,6 +33,8 @@ export function openStepOf(
       ...(args_error ? { args_error } : {}),
     })),
     usage: answer.usage ? totalsOf(answer.usage) : null,
+    ...(answer.tool_calls.length > 0 && answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
+    ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,
   }
 }
@@ -72,4 +74,4 @@ export const settledStep = (
 
 /** Returns the journalled form of a step: in content mode `none` without content. */
 export const storedStep = (step: JournalStepRow, mode: GenerationRow['content_mode']): JournalStepRow =>
-  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [] }
+  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [], vendor_parts: null }

@@ -13,7 +13,7 @@ import { CUT, openStepOf, settledStep } from '../journal/step.ts'
 import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { calledModels } from '../request/message-media.ts'
-import { stepMessages } from '../request/turn-result.ts'
+import { promptMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import type { ToolCallResults } from '../tools/tool-calls.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
@@ -224,7 +224,7 @@ async function requestStep(
     ...clientInstructionMessages(data),
     ...referenceMessages(data),
   ]
-  const steps = turn.steps.flatMap(stepMessages)
+  const steps = turn.steps.flatMap(promptMessages)
   const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
   let history = historyOf(turn, data, step, others)
   if (!turn.files) {

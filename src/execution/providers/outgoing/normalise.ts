@@ -1,5 +1,5 @@
 import type { JsonObject } from '../../../core/api/flatten.ts'
-import type { ModelAnswer, ModelRequest, PromptMessage } from '../model-messages.ts'
+import type { ModelAnswer, ModelRequest, PromptMessage, VendorStep } from '../model-messages.ts'
 import { shapeMessages } from './messages.ts'
 import { hashText, NameMap, similarName } from './names.ts'
 import type { OutgoingProfile } from './profile.ts'
@@ -19,9 +19,10 @@ export type Outgoing = {
 
 /**
  * Returns a request as a vendor accepts it, whatever its history and tools are. Equal requests give equal results, and
- * an earlier part of a history gives the same whatever follows, so that vendors find it in their caches.
+ * an earlier part of a history gives the same whatever follows, so that vendors find it in their caches. What another
+ * model wants back is left out.
  */
-export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile): Outgoing {
+export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile, target: Target): Outgoing {
   const ids = new NameMap(profile.callIds, (id, attempt) => hashText(`${id} ${attempt}`, profile.callIdLength))
   const names = new NameMap(profile.toolNames, similarName).reserve(request.tools.map(({ name }) => name))
   const notes: OutgoingNote[] = []
@@ -39,7 +40,9 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
   })
   for (const [name, sent] of names.changed())
     notes.push({ code: 'TOOL_RENAMED', tool_name: name, message: `sent as ${sent}` })
-  const messages = shapeMessages(request.messages, profile).map(message => renamed(message, ids, names))
+  const messages = shapeMessages(request.messages, profile)
+    .map(message => renamed(message, ids, names))
+    .map(message => forTarget(message, target))
   return {
     request: { ...request, messages, tools, tool_choice: choiceOf(request, tools, names) },
     notes,
@@ -64,11 +67,20 @@ function choiceOf(
   return tools.some(({ name }) => name === tool_name) ? { type: 'tool', tool_name } : 'auto'
 }
 
+/** The provider and model that a request is for. */
+type Target = Pick<VendorStep, 'ai_provider_id' | 'model'>
+
+function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): PromptMessage {
+  if (message.role !== 'assistant' || !message.vendor) return message
+  const { vendor, ...rest } = message
+  return vendor.ai_provider_id === ai_provider_id && vendor.model === model ? message : rest
+}
+
 function renamed(message: PromptMessage, ids: NameMap, names: NameMap): PromptMessage {
   const { role, content } = message
   if (role === 'user' || typeof content === 'string') return message
   return {
-    role,
+    ...message,
     content: content.map(part =>
       part.type === 'text'
         ? part
