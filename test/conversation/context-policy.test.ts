@@ -72,14 +72,15 @@ describe('a context policy', function () {
     const [request] = await requests()
     assert.deepEqual(
       textsOf(request).map(text => text.slice(0, 2)),
-      ['#1', '#3', '#4', '#5'],
+      // The model is asked to go on.
+      ['#1', '#3', '#4', '#5', 'Co'],
     )
   })
 
-  it('keeps ten messages by default, and all without a policy', async () => {
+  it('keeps ten messages by default, from one of the user on, and all without a policy', async () => {
     const texts = Array.from({ length: 15 }, (_, n) => numbered(n, 300))
     for (const [context_policy, count] of [
-      [policy(), 10],
+      [policy(), 9],
       [null, 15],
     ] as const) {
       const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], { context_policy })

@@ -1,6 +1,6 @@
 import type { ProviderType } from '../model.ts'
 
-/** What a vendor requires of a request beyond its format. Dates and sources of the rules: docs/model-vendors.md. */
+/** What a vendor requires of a request beyond its format. Rules of November 2026. */
 export type OutgoingProfile = {
   /** Whether the first message may be one of the assistant. */
   assistantFirst: boolean
