@@ -235,6 +235,35 @@ export const capabilities: Record<string, Capability> = {
   'call cut by the limit': notCalled(({ finish }) => finish.cut, { args: { city: 'Par' } }),
   'call of a refused answer': notCalled(({ finish }) => finish.refused, { args: { city: 'Paris' } }),
 
+  async 'malformed call'(cell) {
+    const { malformed } = cell.profile
+    if (!malformed) return NOT_OFFERED
+    const agent = await cell.agent({ tool_bindings: [httpTool(cell)] })
+    cell.plan([malformed, { text: 'fine' }])
+    return says(await cell.turn(agent, { prompt: 'Hello' }), 'fine')
+  },
+
+  async 'paused answer'(cell) {
+    const { pause } = cell.profile
+    if (!pause) return NOT_OFFERED
+    cell.plan([{ text: 'one ', finish: pause }, { text: 'two' }])
+    const { error } = await cell.turn(await cell.agent(), { prompt: 'Hello' })
+    return error ?? (cell.calls().length === 2 ? null : 'the answer is not continued')
+  },
+
+  async 'turn after a refusal'(cell) {
+    const { refused } = cell.profile.finish
+    if (refused !== 'refusal') return NOT_OFFERED
+    const { say } = await session(cell, {})
+    cell.plan({ text: 'I cannot do that.', finish: refused })
+    await say('Something else')
+    cell.plan({ text: 'fine' })
+    const failure = await say('Hello')
+    if (failure) return failure
+    const sent = JSON.stringify(cell.calls()[0]!.body)
+    return sent.includes('I cannot do that.') ? 'the refusal is sent again' : null
+  },
+
   async 'unknown finish reason'(cell) {
     if (!['custom', 'ollama'].includes(cell.profile.provider)) return NOT_OFFERED
     return toolTurn(1, { finish: 'eos' })(cell)

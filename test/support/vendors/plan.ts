@@ -11,7 +11,7 @@ export type Reply = Pick<
   DoubleReply,
   'text' | 'reasoning' | 'tool_calls' | 'chunks' | 'usage' | 'delay_ms' | 'chunk_delay_ms' | 'stream_error' | 'headers'
 > & {
-  error?: { status: number; message?: string; retry_after?: number | string }
+  error?: { status: number; message?: string; code?: string; type?: string; retry_after?: number | string }
   /** Finish reason in the spelling of the vendor. */
   finish?: string
   /** Whether the reasoning arrives encrypted. */

@@ -1,4 +1,5 @@
 import type { ProviderType } from '../../../src/execution/providers/model.ts'
+import type { Reply } from './plan.ts'
 
 /** A kind of provider as an operator makes it, with its vendor's simulator in place of the vendor. */
 export type Profile = {
@@ -14,6 +15,10 @@ export type Profile = {
   demandsReasoning?: true
   /** Whether requests mark what the vendor caches. */
   marksCache?: true
+  /** The answer to a call of the model that the vendor could not read. */
+  malformed?: Reply
+  /** Finish reason of an answer that the vendor continues with the next call. */
+  pause?: string
   /** How the vendor spells an answer that was cut and one that was refused or filtered. */
   finish: { cut: string; refused: string }
 }
@@ -62,6 +67,7 @@ export const profiles: readonly Profile[] = [
     },
     demandsReasoning: true,
     marksCache: true,
+    pause: 'pause_turn',
     finish: { cut: 'max_tokens', refused: 'refusal' },
   },
   {
@@ -70,6 +76,7 @@ export const profiles: readonly Profile[] = [
     model: 'gemini-3-pro',
     path: '/google/v1beta',
     thinking: { options: { thinkingConfig: { includeThoughts: true } } },
+    malformed: { finish: 'MALFORMED_FUNCTION_CALL' },
     finish: GEMINI,
   },
   {
@@ -78,6 +85,7 @@ export const profiles: readonly Profile[] = [
     model: 'gemini-3-pro',
     path: null,
     thinking: { options: { thinkingConfig: { includeThoughts: true } } },
+    malformed: { finish: 'MALFORMED_FUNCTION_CALL' },
     finish: GEMINI,
   },
   {
@@ -103,7 +111,20 @@ export const profiles: readonly Profile[] = [
     finish: { cut: 'max_tokens', refused: 'guardrail_intervened' },
   },
   { name: 'xai', provider: 'xai', model: 'grok-4', path: '/xai/v1', finish: RESPONSES },
-  { name: 'groq', provider: 'groq', model: 'openai/gpt-oss-120b', path: '/groq/v1', finish: CHAT },
+  {
+    name: 'groq',
+    provider: 'groq',
+    model: 'openai/gpt-oss-120b',
+    path: '/groq/v1',
+    malformed: {
+      error: {
+        status: 400,
+        message: "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.",
+        code: 'tool_use_failed',
+      },
+    },
+    finish: CHAT,
+  },
   { name: 'ollama', provider: 'ollama', model: 'qwen3:8b', path: '/ollama', finish: CHAT },
   { name: 'gateway', provider: 'gateway', model: 'openai/gpt-5-mini', path: '/openai/v1', finish: CHAT },
   custom('openai', 'prod-gpt-5-mini'),

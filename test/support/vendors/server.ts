@@ -97,9 +97,9 @@ export async function startSimulators(): Promise<Simulators> {
     const reply = nextReply(simulator, call)
     if (reply.delay_ms) await sleep(reply.delay_ms)
     if (reply.error) {
-      const { status, message = MESSAGES[status] ?? 'The server had an error', retry_after } = reply.error
+      const { status, message = MESSAGES[status] ?? 'The server had an error' } = reply.error
       call.status = status
-      const error = simulator.error({ status, message, ...(retry_after !== undefined && { retry_after }) })
+      const error = simulator.error({ ...reply.error, message })
       return send(response, { ...error, headers: { ...error.headers, ...reply.headers } })
     }
     const use: CacheUse = simulator.cache?.(call) ?? { cached: 0, written: 0 }
