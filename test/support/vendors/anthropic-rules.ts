@@ -75,15 +75,15 @@ export const claudeRules: readonly Rule[] = [
   },
   {
     name: 'top_p',
-    source: 'S',
-    date: '2026-06',
+    source: '1',
+    date: '2026-05',
     message: '`top_p` is deprecated for this model.',
     breach: ({ model, body }) => (claudeModel(model)?.sampling === false && samplers(body).top_p ? {} : null),
   },
   {
     name: 'temperature and top_p',
     source: 'S',
-    date: '2026-02',
+    date: '2026-11',
     message: '`temperature` and `top_p` cannot both be specified for this model. Please use only one.',
     breach: ({ model, body }) =>
       claudeModel(model)?.bothSamplers === false && samplers(body).temperature && samplers(body).top_p ? {} : null,
@@ -99,15 +99,15 @@ const samplers = (body: any) => ({
 export const anthropicRules: readonly Rule[] = [
   {
     name: 'max_tokens',
-    source: 'S',
-    date: '2026-09',
+    source: '?',
+    date: '2026-11',
     message: 'max_tokens: Field required',
     breach: ({ body }) => (body.max_tokens === undefined ? {} : null),
   },
   {
     name: 'unknown field',
-    source: 'S',
-    date: '2026-08',
+    source: '?',
+    date: '2026-11',
     message: '{field}: Extra inputs are not permitted',
     breach: first(function* ({ body }) {
       for (const field of Object.keys(body)) if (!TOP_FIELDS.has(field)) yield { field }
@@ -118,15 +118,15 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'no messages',
-    source: 'S',
-    date: '2026-05',
+    source: '?',
+    date: '2026-11',
     message: 'messages: at least one message is required',
     breach: ({ body }) => (body.messages.length === 0 ? {} : null),
   },
   {
     name: 'begins with user',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message: 'messages: first message must use the "user" role',
     breach: ({ body }) => (body.messages[0]?.role === 'assistant' ? {} : null),
   },
@@ -140,8 +140,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'trailing space',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: 'messages: final assistant content cannot end with trailing whitespace',
     breach({ body }) {
       const last = body.messages.at(-1)
@@ -169,8 +169,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'empty message',
-    source: 'S',
-    date: '2026-05',
+    source: '?',
+    date: '2026-11',
     message: 'messages.{i}: all messages must have non-empty content except for the optional final assistant message',
     breach: first(function* ({ body }) {
       for (const [i, message] of body.messages.entries())
@@ -210,7 +210,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'call id',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message: "messages.{i}.content.{j}.{type}.{key}: String should match pattern '^[a-zA-Z0-9_-]+$'",
     breach: first(function* (call) {
       for (const { block, i, j } of allBlocks(call)) {
@@ -222,7 +222,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'tool name',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message: "tools.{i}.custom.name: String should match pattern '^[a-zA-Z0-9_-]{1,64}$'",
     breach: first(function* (call) {
       for (const [i, tool] of customTools(call)) if (!/^[a-zA-Z0-9_-]{1,64}$/.test(tool.name)) yield { i }
@@ -230,8 +230,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'tool names unique',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: 'tools: Tool names must be unique.',
     breach: call => {
       const names = customTools(call).map(([, { name }]) => name)
@@ -240,8 +240,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'schema type',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: "tools.{i}.custom.input_schema.type: Input should be 'object'",
     breach: first(function* (call) {
       for (const [i, tool] of customTools(call)) if (tool.input_schema?.type !== 'object') yield { i }
@@ -259,7 +259,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'schema keys',
     source: 'S',
-    date: '2026-09',
+    date: '2026-11',
     message: "tools.{i}.custom.input_schema.properties: Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'",
     breach: first(function* (call) {
       for (const [i, tool] of customTools(call))
@@ -270,7 +270,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'schema draft',
     source: 'S',
-    date: '2026-04',
+    date: '2026-11',
     message:
       'tools.{i}.custom.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12 (https://json-schema.org/draft/2020-12). Learn more about tool use at https://docs.claude.com/en/docs/tool-use.',
     breach: first(function* (call) {
@@ -311,8 +311,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'thinking and temperature',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: '`temperature` may only be set to 1 when thinking is enabled.',
     breach: ({ body }) => (body.thinking?.type === 'enabled' && (body.temperature ?? 1) !== 1 ? {} : null),
   },
@@ -332,7 +332,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'thinking signature',
     source: 'S',
-    date: '2026-05',
+    date: '2026-04',
     message: 'messages.{i}.content.{j}: Invalid `signature` in `thinking` block',
     breach: first(function* (call) {
       for (const { block, i, j } of allBlocks(call))
@@ -341,8 +341,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'thinking data',
-    source: '1',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: 'messages.{i}.content.{j}: Invalid `data` in `redacted_thinking` block',
     breach: first(function* (call) {
       for (const { block, i, j } of allBlocks(call))
@@ -351,7 +351,7 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'thinking unchanged',
-    source: 'S',
+    source: '1',
     date: '2026-07',
     message:
       'messages.{i}.content.{j}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified. These blocks must remain as they were in the original response.',
@@ -366,7 +366,7 @@ export const anthropicRules: readonly Rule[] = [
   {
     name: 'image type',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message: "{path}.source.base64.media_type: Input should be 'image/jpeg', 'image/png', 'image/gif' or 'image/webp'",
     breach: first(function* (call) {
       for (const { source, path } of allImages(call))
@@ -396,8 +396,8 @@ export const anthropicRules: readonly Rule[] = [
   },
   {
     name: 'cache breakpoints',
-    source: 'S',
-    date: '2026-06',
+    source: '1',
+    date: '2026-11',
     message: 'A maximum of 4 blocks with cache_control may be provided. Found {n}.',
     breach({ body }) {
       const n = JSON.stringify(body).split('"cache_control"').length - 1

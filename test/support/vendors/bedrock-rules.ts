@@ -39,7 +39,7 @@ export const bedrockRules: readonly Rule[] = [
   {
     name: 'member pattern',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message:
       "1 validation error detected: Value '{value}' at '{member}' failed to satisfy constraint: Member must satisfy regular expression pattern: [a-zA-Z0-9_-]+",
     breach: first(function* (call) {
@@ -49,7 +49,7 @@ export const bedrockRules: readonly Rule[] = [
   {
     name: 'member length',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message:
       "1 validation error detected: Value '{value}' at '{member}' failed to satisfy constraint: Member must have length less than or equal to 64",
     breach: first(function* (call) {
@@ -75,15 +75,15 @@ export const bedrockRules: readonly Rule[] = [
   {
     name: 'ends with user',
     source: 'S',
-    date: '2026-06',
+    date: '2026-11',
     message: `${OF_MODEL}This model does not support assistant message prefill. The conversation must end with a user message.`,
     breach: call =>
       claudeModel(call.model)?.prefill === false && messages(call).at(-1)?.role === 'assistant' ? {} : null,
   },
   {
     name: 'ends with user at other makers',
-    source: 'S',
-    date: '2025-12',
+    source: '1',
+    date: '2025-04',
     message:
       'The model that you are using requires the last turn in the conversation to be a user message. Add a user message to the conversation and try again.',
     breach: call => (!isClaude(call) && messages(call).at(-1)?.role === 'assistant' ? {} : null),
@@ -101,7 +101,7 @@ export const bedrockRules: readonly Rule[] = [
   },
   {
     name: 'empty message',
-    source: 'S',
+    source: '1',
     date: '2026-04',
     message:
       'The content field in the Message object at messages.{i} is empty. Add a ContentBlock object to the content field and try again.',
@@ -121,8 +121,8 @@ export const bedrockRules: readonly Rule[] = [
   },
   {
     name: 'result missing',
-    source: 'S',
-    date: '2026-01',
+    source: '1',
+    date: '2026-11',
     message: 'Expected toolResult blocks at messages.{i}.content for the following Ids: {ids}',
     breach: first(function* (call) {
       for (const [i, message] of messages(call).entries()) {
@@ -167,7 +167,7 @@ export const bedrockRules: readonly Rule[] = [
   {
     name: 'schema union at the top',
     source: 'S',
-    date: '2026-05',
+    date: '2026-11',
     message: `${OF_MODEL}tools.{i}.custom.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level`,
     breach: first(function* (call) {
       for (const [i, { inputSchema }] of specs(call))
@@ -176,8 +176,8 @@ export const bedrockRules: readonly Rule[] = [
   },
   {
     name: 'schema type',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: 'The value at toolConfig.tools.{i}.toolSpec.inputSchema.json.type must be one of the following: object.',
     breach: first(function* (call) {
       for (const [i, { inputSchema }] of specs(call)) if (inputSchema.json?.type !== 'object') yield { i }
@@ -186,7 +186,7 @@ export const bedrockRules: readonly Rule[] = [
   {
     name: 'schema keys',
     source: 'S',
-    date: '2026-05',
+    date: '2026-11',
     message: `${OF_MODEL}tools.{i}.custom.input_schema.properties: Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'`,
     breach: first(function* (call) {
       for (const [i, { inputSchema }] of specs(call))

@@ -20,7 +20,7 @@ export const mistralRules: readonly Rule[] = [
   {
     name: 'ends with user',
     source: 'S',
-    date: '2026-02',
+    date: '2025-12',
     message: 'Expected last role User or Tool (or Assistant with prefix True) for serving but got assistant',
     error: order,
     breach: call => (isAssistant(last(call) ?? {}) && last(call).prefix !== true ? {} : null),
@@ -44,7 +44,7 @@ export const mistralRules: readonly Rule[] = [
   {
     name: 'result missing',
     source: 'S',
-    date: '2026-03',
+    date: '2025-09',
     message: 'Not the same number of function calls and responses',
     error: order,
     breach: pairingRules()[0]!.breach,
@@ -63,8 +63,8 @@ export const mistralRules: readonly Rule[] = [
   },
   {
     name: 'empty assistant message',
-    source: 'S',
-    date: '2026-03',
+    source: '?',
+    date: '2026-11',
     message: 'Assistant message must have either content or tool_calls, but not none.',
     error: { type: 'invalid_request_assistant_message', code: '3240' },
     breach: first(function* ({ body }) {
@@ -129,7 +129,7 @@ export const deepseekRules: readonly Rule[] = [
   {
     name: 'answer schema',
     source: 'S',
-    date: '2026-04',
+    date: '2026-08',
     message: 'This response_format type is unavailable now',
     error: { code: 'invalid_request_error' },
     breach: ({ body }) => (body.response_format?.type === 'json_schema' ? {} : null),
@@ -156,7 +156,7 @@ export const kimiRules: readonly Rule[] = [
   },
   {
     name: 'empty reasoning of calls',
-    source: '1',
+    source: 'S',
     date: '2026-05',
     message: 'thinking is enabled but reasoning_content is missing in assistant tool call message at index {i}',
     breach: first(function* (call) {
@@ -166,8 +166,8 @@ export const kimiRules: readonly Rule[] = [
   {
     name: 'empty assistant message',
     source: 'S',
-    date: '2026-03',
-    message: "Invalid request: message at position {i} with role 'assistant' must not be empty",
+    date: '2026-08',
+    message: "Invalid request: the message at position {i} with role 'assistant' must not be empty",
     breach: first(function* ({ body }) {
       for (const [i, message] of body.messages.entries())
         if (isAssistant(message) && !textOf(message) && calls(message).length === 0) yield { i }
@@ -218,16 +218,15 @@ export const groqRules: readonly Rule[] = [
   },
   {
     name: 'tool name',
-    source: '1',
-    date: '2025-11',
+    source: '?',
+    date: '2026-11',
     message: "'tools.{i}.function.name' : value does not match the pattern ^[a-zA-Z0-9_-]{1,64}$",
     breach: first(function* (call) {
       for (const { i, name } of functionsOf(call)) if (!/^[a-zA-Z0-9_-]{1,64}$/.test(name)) yield { i }
     }),
   },
   strictAnswerRule(body => body.response_format?.json_schema, 'response_format', {
-    source: '1',
-    date: '2026-03',
+    date: '2026-11',
     message: "invalid JSON schema for response_format: '{name}': {context}: {problem}",
   }),
 ]
@@ -266,11 +265,11 @@ const twoAnswers = (date: string, source: Rule['source']): Rule => ({
 })
 
 export const llamacppRules: readonly Rule[] = [
-  twoAnswers('2026-02', 'S'),
+  twoAnswers('2026-08', '1'),
   {
     name: 'ends with user',
     source: 'S',
-    date: '2026-02',
+    date: '2026-05',
     message: 'Assistant response prefill is incompatible with enable_thinking.',
     breach: call =>
       isAssistant(last(call) ?? {}) && call.body.chat_template_kwargs?.enable_thinking !== false ? {} : null,
@@ -282,14 +281,14 @@ export const lmstudioRules: readonly Rule[] = [
   {
     name: 'answer format',
     source: 'S',
-    date: '2026-01',
+    date: '2026-03',
     message: "'response_format.type' must be 'json_schema' or 'text'",
     breach: ({ body }) => (body.response_format?.type === 'json_object' ? {} : null),
   },
   {
     name: 'forced tool',
     source: 'S',
-    date: '2026-01',
+    date: '2026-03',
     message: "Invalid tool_choice type: 'object'. Supported string values: none, auto, required",
     breach: ({ body }) => (typeof body.tool_choice === 'object' && body.tool_choice !== null ? {} : null),
   },

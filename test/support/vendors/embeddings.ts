@@ -12,15 +12,15 @@ const inputs = ({ body }: Call): string[] => (Array.isArray(body.input) ? body.i
 export const embeddingRules: readonly Rule[] = [
   {
     name: 'empty input',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: "'$.input' is invalid. Please check the API reference: https://platform.openai.com/docs/api-reference.",
     breach: call => (inputs(call).length === 0 || inputs(call).includes('') ? {} : null),
   },
   {
     name: 'number of inputs',
-    source: 'S',
-    date: '2026-02',
+    source: '1',
+    date: '2025-06',
     message: `Invalid 'input': array too long. Expected an array with maximum length ${MAX_INPUTS}, but got an array with length {n} instead.`,
     error: { code: 'array_above_max_length', param: 'input' },
     breach: call => (inputs(call).length > MAX_INPUTS ? { n: inputs(call).length } : null),
@@ -53,7 +53,7 @@ export const embeddingRules: readonly Rule[] = [
 /** Answers a request of the Embeddings API of OpenAI, whose limits are counted with the tokenizer of its models. */
 export function embed(call: Call): { refusals: Refusal[]; answer: VendorError } {
   const refusals = refusalsOf(embeddingRules, call)
-  const [refused] = refusals
+  const refused = refusals.find(({ source }) => source !== '?')
   if (refused) {
     const { type = 'invalid_request_error', code = null, param = null } = refused.error
     return { refusals, answer: { status: 400, body: { error: { message: refused.message, type, param, code } } } }

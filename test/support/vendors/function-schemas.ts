@@ -57,7 +57,7 @@ export const strictAnswerRule = (
 ): Rule => ({
   name: 'strict answer schema',
   source: 'S',
-  date: '2026-07',
+  date: '2026-11',
   message: "Invalid schema for response_format '{name}': In context={context}, {problem}",
   error: { param },
   breach: first(function* ({ body }) {

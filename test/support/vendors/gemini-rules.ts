@@ -27,22 +27,22 @@ const turnStart = (call: Call): number =>
 export const geminiRules: readonly Rule[] = [
   {
     name: 'no contents',
-    source: 'S',
-    date: '2026-01',
+    source: '?',
+    date: '2026-11',
     message: '* GenerateContentRequest.contents: contents is not specified\n',
     breach: call => (contents(call).length === 0 ? {} : null),
   },
   {
     name: 'role',
-    source: 'S',
-    date: '2026-01',
+    source: '?',
+    date: '2026-11',
     message: 'Please use a valid role: user, model.',
     breach: call => (contents(call).some(({ role }) => role !== 'user' && role !== 'model') ? {} : null),
   },
   {
     name: 'empty content',
-    source: 'S',
-    date: '2026-01',
+    source: '?',
+    date: '2026-11',
     message: '* GenerateContentRequest.contents[{i}].parts: contents.parts must not be empty.\n',
     breach: first(function* (call) {
       for (const [i, content] of contents(call).entries()) if (parts(content).length === 0) yield { i }
@@ -61,8 +61,8 @@ export const geminiRules: readonly Rule[] = [
   },
   {
     name: 'result after call',
-    source: 'S',
-    date: '2026-03',
+    source: '?',
+    date: '2026-11',
     message: 'Please ensure that function response turn comes immediately after a function call turn.',
     breach: first(function* (call) {
       for (const [i, content] of contents(call).entries())
@@ -127,7 +127,7 @@ export const geminiRules: readonly Rule[] = [
   },
   {
     name: 'thought signature',
-    source: 'S',
+    source: '1',
     date: '2025-12',
     message:
       'Function call is missing a thought_signature in functionCall parts. This is required for tools to work correctly, and missing thought_signature may lead to degraded model performance. Additional data, function call `default_api:{name}` , position {i}.',
@@ -141,8 +141,8 @@ export const geminiRules: readonly Rule[] = [
   },
   {
     name: 'thought signature unchanged',
-    source: 'S',
-    date: '2026-02',
+    source: '1',
+    date: '2026-11',
     message: 'Corrupted thought signature.',
     breach: first(function* (call) {
       for (const content of contents(call))
@@ -152,8 +152,8 @@ export const geminiRules: readonly Rule[] = [
   },
   {
     name: 'media type',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: 'Unsupported MIME type: {type}',
     breach: first(function* (call) {
       for (const content of contents(call))

@@ -57,7 +57,7 @@ export const pairingRules = (more: { missing?: string } = {}): Rule[] => [
   {
     name: 'result unexpected',
     source: 'S',
-    date: '2026-05',
+    date: '2025-03',
     message:
       "Invalid parameter: messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
     error: { param: 'messages.[{i}].role' },
@@ -101,7 +101,7 @@ export const openaiRules: readonly Rule[] = [
   {
     name: 'call id',
     source: 'S',
-    date: '2026-05',
+    date: '2026-01',
     message:
       "Invalid 'messages[{i}].tool_calls[{j}].id': string too long. Expected a string with maximum length 40, but got a string with length {n} instead.",
     error: { ...tooLong, param: 'messages[{i}].tool_calls[{j}].id' },
@@ -113,7 +113,7 @@ export const openaiRules: readonly Rule[] = [
   {
     name: 'tool name',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message:
       "Invalid 'tools[{i}].function.name': string does not match pattern. Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'.",
     error: { code: 'invalid_value', param: 'tools[{i}].function.name' },
@@ -124,7 +124,7 @@ export const openaiRules: readonly Rule[] = [
   {
     name: 'long tool name',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message:
       "Invalid 'tools[{i}].function.name': string too long. Expected a string with maximum length 64, but got a string with length {n} instead.",
     error: { ...tooLong, param: 'tools[{i}].function.name' },
@@ -134,8 +134,8 @@ export const openaiRules: readonly Rule[] = [
   },
   {
     name: 'number of tools',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message:
       "Invalid 'tools': array too long. Expected an array with maximum length 128, but got an array with length {n} instead.",
     error: { code: 'array_above_max_length', param: 'tools' },
@@ -146,7 +146,7 @@ export const openaiRules: readonly Rule[] = [
   {
     name: 'image in a result',
     source: 'S',
-    date: '2026-02',
+    date: '2026-11',
     message:
       "Invalid 'messages[{i}]'. Image URLs are only allowed for messages with role 'user', but this message with role '{role}' contains an image URL.",
     error: { code: 'invalid_value', param: 'messages[{i}]' },
@@ -158,8 +158,8 @@ export const openaiRules: readonly Rule[] = [
   },
   {
     name: 'empty assistant message',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: "Invalid value for 'content': expected a string, got null.",
     error: { param: 'messages.[{i}].content' },
     breach: first(function* ({ body }) {

@@ -71,8 +71,8 @@ export const responsesRules: readonly Rule[] = [
   },
   {
     name: 'reasoning alone',
-    source: 'S',
-    date: '2026-04',
+    source: '?',
+    date: '2026-09',
     message: "Item '{id}' of type 'reasoning' was provided without its required following item.",
     error: { param: 'input' },
     breach: first(function* (call) {
@@ -85,8 +85,8 @@ export const responsesRules: readonly Rule[] = [
   },
   {
     name: 'call without reasoning',
-    source: 'S',
-    date: '2026-04',
+    source: '?',
+    date: '2026-09',
     message: "Item '{id}' of type 'function_call' was provided without its required 'reasoning' item: '{reasoning}'.",
     error: { param: 'input' },
     breach: first(function* (call) {
@@ -99,8 +99,8 @@ export const responsesRules: readonly Rule[] = [
   },
   {
     name: 'encrypted reasoning',
-    source: 'S',
-    date: '2026-05',
+    source: '?',
+    date: '2026-11',
     message: 'The encrypted content for item {id} could not be verified.',
     error: { code: 'invalid_encrypted_content' },
     breach: first(function* (call) {
@@ -120,8 +120,8 @@ export const responsesRules: readonly Rule[] = [
   },
   {
     name: 'fewest output tokens',
-    source: 'S',
-    date: '2026-02',
+    source: '?',
+    date: '2026-11',
     message: "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16, but got {n} instead.",
     error: { code: 'integer_below_min_value', param: 'max_output_tokens' },
     breach: ({ body }) => (body.max_output_tokens < 16 ? { n: body.max_output_tokens } : null),
@@ -129,7 +129,7 @@ export const responsesRules: readonly Rule[] = [
   {
     name: 'call id',
     source: 'S',
-    date: '2026-03',
+    date: '2026-07',
     message:
       "Invalid 'input[{i}].call_id': string too long. Expected a string with maximum length 64, but got a string with length {n} instead.",
     error: { code: 'string_above_max_length', param: 'input[{i}].call_id' },
@@ -139,8 +139,8 @@ export const responsesRules: readonly Rule[] = [
   },
   {
     name: 'item id',
-    source: 'S',
-    date: '2026-03',
+    source: '?',
+    date: '2026-11',
     message: "Invalid 'input[{i}].id': '{id}'. Expected an ID that begins with '{prefix}'.",
     error: { code: 'invalid_value', param: 'input[{i}].id' },
     breach: first(function* (call) {
@@ -152,7 +152,7 @@ export const responsesRules: readonly Rule[] = [
   {
     name: 'tool name',
     source: 'S',
-    date: '2026-03',
+    date: '2026-11',
     message:
       "Invalid 'tools[{i}].name': string does not match pattern. Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'.",
     error: { code: 'invalid_value', param: 'tools[{i}].name' },
@@ -167,11 +167,11 @@ export const responsesRules: readonly Rule[] = [
 ]
 
 export const xaiRules: readonly Rule[] = [
-  ...pairing.map((rule): Rule => ({ ...rule, source: '1' })),
+  ...pairing.map((rule): Rule => ({ ...rule, source: '?', date: '2026-11' })),
   {
     name: 'sampling',
-    source: 'S',
-    date: '2026-01',
+    source: '?',
+    date: '2026-11',
     message: 'Model {model} does not support parameter {field}.',
     breach: first(function* ({ model, body }) {
       for (const field of ['presence_penalty', 'frequency_penalty', 'stop'])

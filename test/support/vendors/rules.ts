@@ -22,7 +22,7 @@ export type Breach = Record<string, string | number>
 export type Rule = {
   name: string
   source: Source
-  /** Month of the newest source. */
+  /** Month of the newest source; 2026-11 where only the rule is known, and the words of the message are not quoted. */
   date: string
   /** Message of the vendor, with `{placeholders}`. */
   message: string
