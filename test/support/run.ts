@@ -33,6 +33,7 @@ const FIRST = [
   'test/jobs/ingestion.test.ts',
   'test/formations/crash.test.ts',
   'test/automation/crash-matrix.test.ts',
+  'test/vendors/matrix.test.ts',
   'test/jobs/connection-resets.test.ts',
   'test/execution/attachments-memory.test.ts',
   'test/execution/durable.test.ts',
