@@ -299,7 +299,7 @@ async function rawAnswer(
   const calls = content.filter(part => part.type === 'tool-call')
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
   if (text === '' && calls.length === 0 && finishReason.raw === undefined) throw new Error('the response is empty')
-  const vendor_parts = vendorParts(content)
+  const vendor_parts = calls.length > 0 ? vendorParts(content) : undefined
   return {
     text: storableText(text),
     ...(vendor_parts && { vendor_parts }),

@@ -121,7 +121,7 @@ export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
   reasoning?: string
-  /** The answer in its order; absent if the vendor wants nothing back but texts and calls. */
+  /** The answer in its order; absent without calls, and if the vendor wants nothing back but texts and calls. */
   vendor_parts?: VendorPart[]
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]

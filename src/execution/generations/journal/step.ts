@@ -33,7 +33,7 @@ export function openStepOf(
       ...(args_error ? { args_error } : {}),
     })),
     usage: answer.usage ? totalsOf(answer.usage) : null,
-    ...(answer.tool_calls.length > 0 && answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
+    ...(answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
     ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,
   }

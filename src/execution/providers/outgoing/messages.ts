@@ -12,11 +12,11 @@ type Pending = Map<string, ToolCallPart>
 
 /**
  * Returns messages in an order that every vendor accepts: without blank texts, with one result right after each call and
- * none elsewhere, and with a last message that the model can answer.
+ * none elsewhere, and with a first and a last message that the vendor takes.
  */
 export function shapeMessages(
   messages: readonly PromptMessage[],
-  { assistantFirst }: Pick<OutgoingProfile, 'assistantFirst'>,
+  { assistantFirst, assistantLast }: Pick<OutgoingProfile, 'assistantFirst' | 'assistantLast'>,
 ): PromptMessage[] {
   const shaped: PromptMessage[] = []
   let pending: Pending = new Map()
@@ -35,7 +35,7 @@ export function shapeMessages(
   shaped.push(...missingResults(pending))
   if (!assistantFirst && shaped[0]?.role === 'assistant') shaped.unshift(OPENING)
   const last = shaped.at(-1)
-  if (last === undefined || last.role === 'assistant') shaped.push(CONTINUATION)
+  if (last === undefined || (!assistantLast && last.role === 'assistant')) shaped.push(CONTINUATION)
   return shaped
 }
 

@@ -4,6 +4,8 @@ import type { ProviderType } from '../model.ts'
 export type OutgoingProfile = {
   /** Whether the first message may be one of the assistant. */
   assistantFirst: boolean
+  /** Whether the last message may be one of the assistant. */
+  assistantLast: boolean
   /** Ids of tool calls that are accepted unchanged. */
   callIds: RegExp
   /** Characters of ids that replace others. */
@@ -23,6 +25,7 @@ const PROPERTY = /^[a-zA-Z0-9_.-]{1,64}$/
 
 const OPENAI: OutgoingProfile = {
   assistantFirst: true,
+  assistantLast: true,
   callIds: /^[\x21-\x7e]{1,40}$/,
   callIdLength: 32,
   toolNames: IDENTIFIER,
@@ -34,6 +37,7 @@ const OPENAI: OutgoingProfile = {
 const ANTHROPIC: OutgoingProfile = {
   ...OPENAI,
   assistantFirst: false,
+  assistantLast: false,
   callIds: IDENTIFIER,
   propertyNames: PROPERTY,
 }
