@@ -19,7 +19,7 @@ import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage
 import type { ModelClient } from './models.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { outgoingProfile } from './outgoing/profile.ts'
-import { isEndSeen, watchEnd } from './stream-end.ts'
+import { watchEnd } from './stream-end.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { ContentReader, vendorParts } from './vendor-parts.ts'
 import { vendorOptions } from './vendor-settings.ts'
@@ -150,7 +150,7 @@ async function readStream(
     } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
       // The packages end a stream that breaks off as if it were complete, but without a reason.
-      if (part.finishReason.raw === undefined && !isEndSeen(end)) break
+      if (part.finishReason.raw === undefined && !end.isSeen) break
       for (const each of Object.values(shown)) each.end()
       return rawAnswer(content.parts(), part)
     }

@@ -59,10 +59,16 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   return entry.client
 }
 
+/** Types whose streams give a reason with each proper end. */
+const REASONED = new Set<ProviderType>(['anthropic', 'bedrock', 'google', 'vertex'])
+
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  const { model, ...parts } = await builders[type](access)
+  const isWatched = !REASONED.has(type)
+  const { model, ...parts } = await builders[type](
+    isWatched ? { ...access, fetch: watchedFetch(access.fetch) } : access,
+  )
   // The SDK builds a validator for each model, which takes 0.5 ms.
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
@@ -85,7 +91,7 @@ const openaiCompatible = async (access: Access): Promise<ClientParts> => {
     baseURL: baseUrl as string,
     apiKey: credential.kind === 'key' ? credential.key : undefined,
     headers,
-    fetch: watchedFetch(fetch),
+    fetch,
     includeUsage: true,
     supportsStructuredOutputs: settings.structured_outputs,
   })

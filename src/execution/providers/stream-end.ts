@@ -1,21 +1,20 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
-/** The end of an event stream of a vendor, of which the packages tell nothing. */
-export type StreamEnd = { tail: string }
+/** Whether the last event of a vendor's stream was received, of which the packages tell nothing. */
+export type StreamEnd = { isSeen: boolean }
 
 const current = new AsyncLocalStorage<StreamEnd>()
 
-/** Characters of the last event of an OpenAI-compatible stream, with what may surround it. */
-const TAIL = 64
+/** The last events of the formats of OpenAI. In a text of the model, the quotes would be escaped. */
+const LAST_EVENT = /^data: ?\[DONE\]|"type": ?"response\.(?:completed|incomplete|failed)"/m
+/** Characters of a chunk in which the start of a last event may be. */
+const OVERLAP = 40
 
 /** Makes a call and watches the end of the stream that it opens. */
 export function watchEnd<T>(call: () => T): { result: T; end: StreamEnd } {
-  const end: StreamEnd = { tail: '' }
+  const end: StreamEnd = { isSeen: false }
   return { result: current.run(end, call), end }
 }
-
-/** Whether the stream ended with the last event of OpenAI-compatible streams, which may have no reason of the end. */
-export const isEndSeen = ({ tail }: StreamEnd): boolean => tail.includes('[DONE]')
 
 /** Returns `fetch` whose event streams are watched for the current call. */
 export function watchedFetch(fetch: typeof globalThis.fetch): typeof globalThis.fetch {
@@ -24,12 +23,15 @@ export function watchedFetch(fetch: typeof globalThis.fetch): typeof globalThis.
     const response = await fetch(input, init)
     if (!end || !response.body || !response.headers.get('content-type')?.includes('text/event-stream')) return response
     const reader = response.body.getReader()
+    let tail = ''
     const watched = new ReadableStream<Uint8Array>(
       {
         async pull(controller) {
           const { done, value } = await reader.read()
           if (done) return controller.close()
-          end.tail = (end.tail + Buffer.from(value.subarray(-TAIL)).toString('latin1')).slice(-TAIL)
+          const text = tail + Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString('latin1')
+          end.isSeen ||= LAST_EVENT.test(text)
+          tail = text.slice(-OVERLAP)
           controller.enqueue(value)
         },
         cancel: reason => reader.cancel(reason),
