@@ -433,8 +433,8 @@ const settings = {
   OAUTH_REFRESH_REUSE_GRACE_SECONDS: setting(
     'identity',
     integer(0, 300),
-    '10',
-    'Time in which reuse of a refresh token is refused without ending its grant, for clients with concurrent refreshes; 0 disables the grace.',
+    '60',
+    'Time in which a used refresh token returns its successor once more, for clients that lost the response or refresh concurrently; later use ends its grant. 0 disables the grace.',
   ),
   OAUTH_GRANT_MAX_SECONDS: setting(
     'identity',

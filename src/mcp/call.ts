@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
 import { requestPath } from '../core/api/parameters.ts'
+import type { Caller } from '../core/iam/caller.ts'
 import { type Call, callAs, identifyOnce, isCounted, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
@@ -53,6 +54,10 @@ export async function callMcpOperation(
   }
 }
 
+/** Adds the project of a bound credential where the path names one and the arguments do not. */
+const inBoundProject = ({ path }: Operation, args: Json, { project_id }: Caller): Json =>
+  project_id !== null && args.project_id === undefined && path.includes('{project_id}') ? { ...args, project_id } : args
+
 /** Builds the call of an operation from flat arguments. @throws VALIDATION_FAILED */
 function buildCall(
   session: McpClientSession,
@@ -61,7 +66,7 @@ function buildCall(
   args: Json,
 ): { call: Call; waits: boolean } {
   const { caller, exchange, modern } = session
-  const request = unflatten(operation, args, { without: LEFT_OUT })
+  const request = unflatten(operation, inBoundProject(operation, args, caller), { without: LEFT_OUT })
   const waits = waitByDefault(session, operation, args, request)
   const key = (params._meta as Json | undefined)?.idempotency_key
   const call = callAs(caller, 'mcp', {

@@ -6,7 +6,7 @@ import {
 } from '@modelcontextprotocol/server'
 import { z } from 'zod'
 import type { Config } from '../config.ts'
-import { AppError, raise } from '../core/api/errors.ts'
+import { AppError, errorBody, raise } from '../core/api/errors.ts'
 import { anonymousBodyError } from '../core/http/body.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
@@ -18,9 +18,9 @@ import type { Services } from '../core/process/services.ts'
 import { PROOF_ALGORITHMS } from '../identity/oauth/dpop.ts'
 import { MCP_ACCESS } from '../identity/oauth/scopes.ts'
 import { handlersOf } from './methods.ts'
-import { type Refusal, refuseMessage, sendResponse } from './reply.ts'
+import { idOf, type Refusal, refuseMessage, sendResponse } from './reply.ts'
 import { capabilitiesIn, type McpMessage } from './session.ts'
-import { MODERN, OLD, TASKS } from './versions.ts'
+import { FIRST, MODERN, OLD, TASKS } from './versions.ts'
 import { viewOf } from './view.ts'
 
 /**
@@ -150,6 +150,12 @@ export async function serveMcp(services: Services, exchange: MountExchange): Pro
       headers: { Allow: 'POST' },
     })
   const body = await readMessage(exchange)
+  if (isBatch(exchange, body)) await serveBatch(services, exchange, caller, body)
+  else await serveMessage(services, exchange, caller, body)
+}
+
+async function serveMessage(services: Services, exchange: MountExchange, caller: Caller, body: unknown): Promise<void> {
+  const { req } = exchange
   await countBoundRequest(services, caller)
   const view = viewOf(req.query)
   const inbound = classifyInbound(exchange, body)
@@ -169,6 +175,57 @@ export async function serveMcp(services: Services, exchange: MountExchange): Pro
     refused: null,
   }
   await sendResponse(session, message, handler)
+}
+
+/** Messages of one batch. */
+const MAX_BATCH = 50
+
+/** Whether a body is a batch of messages, which only the first revision has. @throws VALIDATION_FAILED for others */
+function isBatch({ req }: MountExchange, body: unknown): body is unknown[] {
+  if (!Array.isArray(body)) return false
+  const version = req.headers['mcp-protocol-version'] ?? FIRST
+  if (version !== FIRST)
+    return refuseMalformed(ProtocolErrorCode.InvalidRequest, `Batches of messages are not supported after ${FIRST}`)
+  if (body.length === 0 || body.length > MAX_BATCH)
+    return refuseMalformed(ProtocolErrorCode.InvalidRequest, `A batch must have 1 to ${MAX_BATCH} messages`)
+  return true
+}
+
+/** Serves the messages of a batch one after another; each counts as a request. Responds with their responses. */
+async function serveBatch(
+  services: Services,
+  exchange: MountExchange,
+  caller: Caller,
+  messages: unknown[],
+): Promise<void> {
+  const responses: string[] = []
+  for (const message of messages) {
+    if (exchange.request.closed.aborted) break
+    const member: MountExchange = { ...exchange, end: (_status, text) => void (text && responses.push(text)) }
+    const { method } = (message ?? {}) as Partial<McpMessage>
+    try {
+      if (Array.isArray(message) || method === 'initialize')
+        refuseMalformed(ProtocolErrorCode.InvalidRequest, 'A batch has neither batches nor initialize')
+      await serveMessage(services, member, caller, message)
+    } catch (error) {
+      if (!(error instanceof AppError)) throw error
+      responses.push(refusedMember(services, message, error))
+    }
+  }
+  if (exchange.request.closed.aborted) exchange.end(499, null)
+  else if (responses.length === 0) exchange.end(202, null)
+  else exchange.end(200, `[${responses.join()}]`)
+}
+
+/** Returns the response to a message of a batch that the platform refuses: outside of one it is an HTTP error. */
+function refusedMember({ config }: Services, message: unknown, error: AppError): string {
+  const { error: platform } = errorBody(error, config.DOCS_BASE_URL)
+  const code = (error.meta as { jsonrpc_code?: number } | undefined)?.jsonrpc_code ?? ProtocolErrorCode.InternalError
+  return JSON.stringify({
+    jsonrpc: '2.0',
+    id: idOf(message),
+    error: { code, message: error.message, data: { platform } },
+  })
 }
 
 async function readMessage(exchange: MountExchange): Promise<unknown> {
@@ -204,7 +261,8 @@ const toInbound = (body: unknown, modern: boolean): Inbound => ({
 function classifyInbound({ req }: MountExchange, body: unknown): Inbound {
   const header = (name: string) => req.headers[name] as string | undefined
   const headerValues = {
-    version: header('mcp-protocol-version'),
+    // `initialize` negotiates the version by its body.
+    version: isInitialize(body) ? undefined : header('mcp-protocol-version'),
     method: header('mcp-method'),
     name: header('mcp-name'),
   }
@@ -225,8 +283,6 @@ function classifyInbound({ req }: MountExchange, body: unknown): Inbound {
       ? refuseMalformed(found.code, found.message)
       : { kind: 'refused', refusal: found }
   if (found.kind === 'legacy') {
-    if (found.reason === 'batch')
-      refuseMalformed(ProtocolErrorCode.InvalidRequest, 'Batches of messages are not supported')
     requireOldVersion(headerValues.version)
     return found.reason === 'notification' || found.reason === 'response'
       ? { kind: 'notification' }
@@ -275,16 +331,27 @@ function requireOldVersion(version: string | undefined): void {
   })
 }
 
+/** Whether a body is the handshake of an older revision; in later ones there is none. */
+function isInitialize(body: unknown): boolean {
+  const { method, params } = (body ?? {}) as Partial<McpMessage>
+  return method === 'initialize' && !Object.hasOwn((params?._meta as object | undefined) ?? {}, VERSION)
+}
+
+const VERSION = 'io.modelcontextprotocol/protocolVersion'
+
 const InitializeParams = z.object({
-  protocolVersion: z.string(),
+  protocolVersion: z.string().default(FIRST),
   capabilities: z.record(z.string(), z.unknown()),
   clientInfo: z.object({ name: z.string(), version: z.string() }),
 })
 
-/** Returns the first problem of the parameters of `initialize`, which the SDK reports as an internal error; or null. */
-function initializeProblem(params: unknown): string | null {
-  const issue = InitializeParams.safeParse(params ?? {}).error?.issues[0]
-  if (!issue) return null
+/**
+ * Completes the parameters of `initialize`, or returns their first problem, which the SDK reports as an internal error.
+ */
+function initializeParams(params: unknown): Record<string, unknown> | string {
+  const { data, error } = InitializeParams.safeParse(params ?? {})
+  if (data) return { ...(params as object), ...data }
+  const [issue] = error.issues
   const expected = 'expected' in issue ? `must be of type ${issue.expected}` : 'is invalid'
   return `params of initialize: ${['params', ...issue.path].join('.')} ${expected}`
 }
@@ -296,9 +363,9 @@ async function delegateToSdk(
   message: McpMessage,
   modern: boolean,
 ): Promise<void> {
-  const problem = modern || message.method !== 'initialize' ? null : initializeProblem(message.params)
-  if (problem !== null) {
-    const error = { code: ProtocolErrorCode.InvalidParams, message: problem }
+  const params = modern || !isInitialize(message) ? message.params : initializeParams(message.params)
+  if (typeof params === 'string') {
+    const error = { code: ProtocolErrorCode.InvalidParams, message: params }
     return exchange.end(200, JSON.stringify({ jsonrpc: '2.0', id: message.id, error }))
   }
   const transport = new PerRequestHTTPServerTransport({
@@ -306,7 +373,7 @@ async function delegateToSdk(
     responseMode: 'json',
   })
   await serverOf(services, modern).connect(transport)
-  const response = await transport.handleMessage({ jsonrpc: '2.0', ...message } as never)
+  const response = await transport.handleMessage({ jsonrpc: '2.0', ...message, params } as never)
   const text = await response.text()
   // Before 2026, protocol errors had HTTP status 200.
   if (response.status === 200 || !modern) return exchange.end(200, text)

@@ -50,8 +50,7 @@ const PROJECT = { type: 'string', description: "ID of the project. Default the c
 
 function schemaOf(operation: Operation): Json {
   const schema = flatSchema(flatten(operation) as FlatCall, LEFT_OUT) as { properties: Json; required?: string[] }
-  // On operations of a project, project_id identifies the item and stays required.
-  if (!('project_id' in schema.properties) || operation.path.includes('{project_id}')) return schema
+  if (!('project_id' in schema.properties)) return schema
   const { required = [], properties, ...rest } = schema
   const others = required.filter(name => name !== 'project_id')
   return {

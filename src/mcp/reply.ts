@@ -16,10 +16,14 @@ export type Refusal = { httpStatus: number; code: number; message: string; data?
 /** Sends a protocol error with its HTTP status and the corresponding platform error. */
 export function refuseMessage({ config }: Services, exchange: MountExchange, refusal: Refusal, body: unknown): void {
   const { httpStatus: status, code, message, data } = refusal
-  const id = (body as { id?: unknown } | undefined)?.id
   const error = { code, message, data: withPlatformError(config.DOCS_BASE_URL, status, message, data) }
-  const rpcError = typeof id === 'string' || typeof id === 'number' ? id : null
-  exchange.end(status, JSON.stringify({ jsonrpc: '2.0', id: rpcError, error }))
+  exchange.end(status, JSON.stringify({ jsonrpc: '2.0', id: idOf(body), error }))
+}
+
+/** Returns the ID of a request; null if it has none. */
+export function idOf(body: unknown): string | number | null {
+  const id = (body as { id?: unknown } | null | undefined)?.id
+  return typeof id === 'string' || typeof id === 'number' ? id : null
 }
 
 function withPlatformError(docsBaseUrl: string, status: number, message: string, data: unknown): object {

@@ -173,7 +173,7 @@ describe('playbooks', () => {
     })
     assert.equal(playbook.version, 1)
     assert.equal(playbook.resolve_case, true)
-    assert.equal(playbook.orchestration_id, undefined)
+    assert.ok(!('orchestration_id' in playbook))
     const patch = async (body: object) => {
       const reply = await key.patch(`/playbooks/${playbook.id}`, body)
       assert.equal(reply.status, 200, JSON.stringify(reply.body))

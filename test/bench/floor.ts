@@ -156,7 +156,7 @@ app.post('/oauth/refreshed', async (req, res) => {
   await findObject(pool, 'RefreshToken', { by: 'id', value: token })
   const grant = await findGrant(pool, grantId)
   await findUsername(pool, grant?.user_id as string)
-  await consumeObject(pool, 'RefreshToken', token)
+  await consumeObject(pool, 'RefreshToken', token, 0)
   const next = randomUUID()
   const expiresAt = new Date(Date.now() + 86_400_000)
   await putRefreshToken(pool, next, { sealed: 'v1.00000000.x.x.x', grantId, expiresAt })

@@ -85,7 +85,7 @@ describe('the system', () => {
     )
     const [active] = (await list('?state=active')).data
     assert.ok(Date.parse(active.lease_expires_at) > Date.now())
-    assert.equal(active.data, undefined)
+    assert.ok(!('data' in active))
     assert.equal((await list('?older_than_seconds=3600')).total, 0)
     for (const value of ['', '0x10', '1.5', '-1'])
       assert.equal((await list(`?older_than_seconds=${value}`)).error?.code, 'VALIDATION_FAILED', value)

@@ -76,10 +76,10 @@ describe('a context policy', function () {
     )
   })
 
-  it('keeps ten messages by default, and all without a policy', async () => {
+  it('keeps ten messages by default, from one of the user on, and all without a policy', async () => {
     const texts = Array.from({ length: 15 }, (_, n) => numbered(n, 300))
     for (const [context_policy, count] of [
-      [policy(), 10],
+      [policy(), 9],
       [null, 15],
     ] as const) {
       const { agentId, requests } = await app.scripted([{ reply: { text: 'ok' } }], { context_policy })

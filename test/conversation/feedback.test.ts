@@ -175,11 +175,11 @@ describe('feedback', function () {
   it('is on turns without a session too, once they have settled', async () => {
     const { agentId } = await app.scripted([{ reply: { gate: 'rated' } }])
     const started = expectStatus(await key.post(`/agents/${agentId}/generate`, { prompt: 'x' }), 202)
-    const path = `/generations/${started.id ?? started.generation_id}/feedback`
+    const path = `/generations/${started.generation_id}/feedback`
     await app.atGate('rated')
     expectRefusal(await key.put(path, { rating: 1 }), 409, 'GENERATION_ALREADY_IN_PROGRESS')
     await app.openGate('rated')
-    await app.settled(started.id ?? started.generation_id)
+    await app.settled(started.generation_id)
     const given = expectStatus(await key.put(path, { rating: 1, comment: 'Good' }), 200)
     assert.deepEqual([given.session_id, given.document_id, given.agent_id], [null, null, agentId])
     assert.equal(expectStatus(await key.put(path, { rating: -1 }), 200).id, given.id)

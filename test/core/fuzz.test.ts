@@ -274,7 +274,7 @@ async function populated(
     }).catch(() => {})
     const queued = await app.admin.post(`/agents/${agentId}/generate?wait=false`, { prompt: 'hello' })
     if (queued.status === 202) {
-      ids.gen = [...(ids.gen ?? []), queued.body.id ?? queued.body.generation_id]
+      ids.gen = [...(ids.gen ?? []), queued.body.generation_id]
       ids.trace = [...(ids.trace ?? []), queued.body.trace_id]
       const filed = await propose(app, queued.body.generation_id, { id: null, name: label }, { count })
       ids.apr = [...(ids.apr ?? []), filed.id]

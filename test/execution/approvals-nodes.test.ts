@@ -275,7 +275,7 @@ describe('approvals of nodes', () => {
         trigger_id: 't',
       },
     })
-    assert.deepEqual(await callTool(services, whole, call), { paid: true })
+    assert.deepEqual(await callTool(services, { ...whole }, call), { paid: true })
     const uses = await eventually(async () => {
       const { data } = (await app.key.get('/usage/events?orchestration_run_id=orch_run_m')).body
       return data.length === 2 && data

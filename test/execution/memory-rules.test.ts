@@ -276,7 +276,7 @@ describe('memory rules', function () {
       )
       const lane = `rules-${lanes}`
       const request = (await double.requests(lane)).at(-1)?.body as any
-      assert.equal(request.temperature, 0)
+      assert.equal(request.temperature, undefined)
       assert.equal(request.tools, undefined)
       assert.deepEqual(request.messages.at(-1), {
         role: 'user',

@@ -470,7 +470,8 @@ describe('attacks on OAuth', function () {
         [{ redirect_uris: ['https://a.example/callback#x'] }, 'invalid_redirect_uri'],
         [{ redirect_uris: ['https://user@a.example/callback'] }, 'invalid_redirect_uri'],
         [{ redirect_uris: ['javascript:alert(1)'] }, 'invalid_redirect_uri'],
-        [{ redirect_uris: ['app:/callback'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: [REDIRECT, 'data:text/html,x'] }, 'invalid_redirect_uri'],
+        [{ redirect_uris: [REDIRECT, 'file:///etc/passwd'] }, 'invalid_redirect_uri'],
         [{ redirect_uris: Array.from({ length: 11 }, (_, i) => `https://a.example/${i}`) }, 'invalid_redirect_uri'],
         [{ redirect_uris: [`https://a.example/${'x'.repeat(2048)}`] }, 'invalid_redirect_uri'],
         [{ redirect_uris: [] }, 'invalid_redirect_uri'],
@@ -489,15 +490,28 @@ describe('attacks on OAuth', function () {
           JSON.stringify(metadata).slice(0, 200),
         )
       }
-      const made = await registration({ redirect_uris: ['com.example.app:/callback'] }, '192.0.2.21')
-      assert.equal(((await made.json()) as { application_type: string }).application_type, 'native')
+    })
+
+    it('keeps the redirect URIs that can be used, and makes an app with a loopback or private-use one native', async () => {
+      const cases: [string[], string[], string][] = [
+        [['com.example.app:/callback'], ['com.example.app:/callback'], 'native'],
+        [[REDIRECT, 'http://evil.example/', 'https://a@b.example/'], [REDIRECT], 'native'],
+        [['https://a.example/', 'http://a.example/'], ['https://a.example/'], 'web'],
+        [['https://localhost/', REDIRECT], [REDIRECT], 'native'],
+      ]
+      for (const [redirect_uris, kept, application_type] of cases) {
+        const reply = await registration({ redirect_uris, application_type: 'web', logo_uri: '' }, '192.0.2.21')
+        const body = (await reply.json()) as Record<string, unknown>
+        assert.deepEqual([reply.status, body.redirect_uris, body.application_type], [201, kept, application_type])
+        assert.equal('logo_uri' in body, false)
+      }
     })
 
     it('is counted by address', async () => {
       const many = []
-      for (let index = 0; index < 25; index++)
+      for (let index = 0; index < 65; index++)
         many.push((await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')).status)
-      assert.deepEqual(many, [...Array(20).fill(201), ...Array(5).fill(429)])
+      assert.deepEqual(many, [...Array(60).fill(201), ...Array(5).fill(429)])
       const refused = await registration({ redirect_uris: [REDIRECT] }, '192.0.2.22')
       assert.ok(Number(refused.headers.get('retry-after')) > 0)
       assert.equal(((await refused.json()) as { error: string }).error, 'temporarily_unavailable')

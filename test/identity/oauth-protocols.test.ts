@@ -10,11 +10,13 @@ import type { Client } from '../support/app.ts'
 import {
   allowing,
   approve,
+  authorizeUrl,
   Browser,
   beginRequest,
   codeOf,
   inBrowser,
   type OauthApp,
+  pkce,
   postForm,
   REDIRECT,
   refresh,
@@ -242,6 +244,54 @@ describe('OAuth flows other than the code flow', () => {
     })
   })
 
+  describe('the redirect URIs of editors', () => {
+    /** As their programs register them, and URIs with which they ask. November 2026. */
+    const EDITORS = {
+      Cursor: {
+        registered: [
+          'cursor://anysphere.cursor-mcp/oauth/callback',
+          'https://www.cursor.com/agents/mcp/oauth/callback',
+          'http://localhost:8787/callback',
+        ],
+        asked: [
+          'cursor://anysphere.cursor-mcp/oauth/callback',
+          'https://www.cursor.com/agents/mcp/oauth/callback',
+          'http://localhost:8787/callback',
+          'http://localhost:50123/callback',
+        ],
+        refused: ['cursor://anysphere.cursor-mcp/oauth/callback/x', 'http://127.0.0.1:8787/callback'],
+      },
+      'Visual Studio Code': {
+        registered: [
+          'https://insiders.vscode.dev/redirect',
+          'https://vscode.dev/redirect',
+          'http://localhost/',
+          'http://127.0.0.1/',
+          'http://localhost:33418/',
+          'http://127.0.0.1:33418',
+        ],
+        asked: ['https://vscode.dev/redirect', 'http://127.0.0.1:50001/', 'http://localhost:33418/'],
+        refused: ['http://127.0.0.1:50001/x', 'http://vscode.dev/redirect'],
+      },
+    }
+    for (const [editor, { registered, asked, refused }] of Object.entries(EDITORS))
+      it(`of ${editor} are taken, and lead to the consent page`, async () => {
+        const made = { redirect_uris: registered, application_type: 'web', logo_uri: '' }
+        const { client_id, redirect_uris } = await register(app.base, made)
+        assert.deepEqual(redirect_uris, registered)
+        const ask = (redirect_uri: string) =>
+          authorizeUrl(app.base, {
+            client_id,
+            redirect_uri,
+            code_challenge: pkce().challenge,
+            code_challenge_method: 'S256',
+          })
+        for (const redirect_uri of asked) await beginRequest(new Browser(), ask(redirect_uri))
+        for (const redirect_uri of refused)
+          assert.equal((await new Browser().send(ask(redirect_uri))).status, 400, redirect_uri)
+      })
+  })
+
   describe('sign-in with OpenID Connect', () => {
     const signIn = async () => {
       const { client_id } = await register(app.base, { redirect_uris: [REDIRECT] })
@@ -276,6 +326,8 @@ describe('OAuth flows other than the code flow', () => {
       const { config, tokens, client_id } = await signIn()
       const { payload } = await verify(tokens.id_token as string)
       assert.deepEqual([payload.sub, payload.aud, payload.iss], [user.id, client_id, app.base])
+      assert.equal(payload.preferred_username, 'ada')
+      assert.ok(Math.abs((payload.auth_time as number) - Date.now() / 1000) < 600, String(payload.auth_time))
       assert.equal(tokens.refresh_token, undefined)
       const info = await openid.fetchUserInfo(config, tokens.access_token, user.id)
       assert.deepEqual(info, { sub: user.id, preferred_username: 'ada' })

@@ -86,7 +86,7 @@ describe('processes whose connections to the database are reset', function () {
       const answer = await call(() => key.post(path, body, headers))
       if (answer) kept.push(idOf(answer))
     }
-    const idOfTurn = ({ generation_id, id }: any) => generation_id ?? id
+    const idOfTurn = (turn: any) => ('generation_id' in turn ? turn.generation_id : turn.id)
     const work = [
       ...again(() => made(`/agents/${agent}/generate`, { prompt: 'x' }, acknowledged.turns, idOfTurn)),
       ...again(() => made(`/agents/${calling}/generate?wait=true`, { prompt: 'x' }, acknowledged.waited, idOfTurn)),

@@ -64,7 +64,7 @@ describe('tools of /mcp', () => {
       for (const { name, inputSchema } of here) {
         assert.doesNotMatch(JSON.stringify(inputSchema), /"\$ref"/, name)
         assert.ok(!('stream' in inputSchema.properties), name)
-        if (!name.includes('project')) assert.ok(!inputSchema.required?.includes('project_id'), name)
+        assert.ok(!inputSchema.required?.includes('project_id'), name)
       }
     } finally {
       await web.stop()
@@ -123,9 +123,7 @@ describe('tools of /mcp', () => {
         (inputSchema.required ?? []).map((field: string) => [field, sample(inputSchema.properties[field])]),
       )
       const result = await ask(name, required)
-      // Calls with a project use a project other than the one to which the key is bound.
-      const code = 'project_id' in required ? /^(FORBIDDEN|API_KEY_PROJECT_SCOPE)$/ : /^FORBIDDEN$/
-      assert.match(result.structuredContent?.error.code, code, `${name} ${JSON.stringify(result)}`)
+      assert.equal(result.structuredContent?.error.code, 'FORBIDDEN', `${name} ${JSON.stringify(result)}`)
     }
   })
 
@@ -156,7 +154,9 @@ describe('tools of /mcp', () => {
     assert.equal(made.project_id, project.id)
     assert.deepEqual((await call('delete-secret', { secret_id: made.id })).structuredContent, { deleted: true })
     assert.equal((await project.key.get(`/secrets/${made.id}`)).status, 404)
+    assert.equal((await call('get-project', {})).structuredContent.id, project.id)
     const unbound = tools(app.url, app.admin.token)
+    assert.equal((await unbound('get-project', {})).structuredContent.error.code, 'VALIDATION_FAILED')
     assert.equal((await unbound('create-actor', { name: 'A' })).structuredContent.error.code, 'VALIDATION_FAILED')
     assert.equal((await unbound('create-actor', { name: 'A', project_id: project.id })).structuredContent.name, 'A')
   })

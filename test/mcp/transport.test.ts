@@ -5,6 +5,8 @@ import { rawQuery } from '../../src/core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { clients, MODERN, wire } from './support.ts'
 
+const HELLO = { protocolVersion: '2025-06-18', capabilities: {}, clientInfo: { name: 'test', version: '1' } }
+
 /** How /mcp is spoken to: eras, credentials, and what the protocol itself refuses. */
 describe('the transport of /mcp', () => {
   let app: TestApp
@@ -51,11 +53,7 @@ describe('the transport of /mcp', () => {
     assert.equal(discovered.ttlMs, 300_000)
     assert.equal(discovered.cacheScope, 'public')
     assert.equal(discovered._meta['io.modelcontextprotocol/serverInfo'].name, 'platform')
-    const hello = (version: string) => ({
-      protocolVersion: version,
-      capabilities: {},
-      clientInfo: { name: 'test', version: '1' },
-    })
+    const hello = (version: string) => ({ ...HELLO, protocolVersion: version })
     const old = (await send('initialize', hello('2025-06-18'), { revision: null })).body.result
     assert.equal(old.protocolVersion, '2025-06-18')
     assert.deepEqual(old.capabilities, { tools: {}, resources: {} })
@@ -65,13 +63,67 @@ describe('the transport of /mcp', () => {
     )
     assert.deepEqual((await send('ping', {}, { revision: null })).body.result, {})
     for (const [params, field] of [
-      [{}, 'protocolVersion'],
+      [{ ...hello('2025-06-18'), protocolVersion: 1 }, 'protocolVersion'],
+      [{}, 'capabilities'],
       [{ ...hello('2025-06-18'), capabilities: 1 }, 'capabilities'],
       [{ ...hello('2025-06-18'), clientInfo: { name: 'x' } }, 'clientInfo.version'],
     ] as const) {
       const { error } = (await send('initialize', params, { revision: null })).body
       assert.deepEqual([error.code, error.message.split(' must')[0]], [-32602, `params of initialize: params.${field}`])
     }
+  })
+
+  it('negotiates the version by the body of initialize, whatever the header says', async () => {
+    const { protocolVersion: _, ...hello } = HELLO
+    for (const revision of [null, '2025-03-26', '2025-11-25', MODERN, '2099-01-01'])
+      for (const [asked, negotiated] of [
+        ['2025-06-18', '2025-06-18'],
+        ['2099-01-01', '2025-11-25'],
+        [undefined, '2025-03-26'],
+      ]) {
+        const headers: Record<string, string> = revision ? { 'mcp-protocol-version': revision } : {}
+        const params = { ...hello, ...(asked && { protocolVersion: asked }) }
+        const { status, body } = await send('initialize', params, { revision: null, headers })
+        assert.deepEqual([status, body.result?.protocolVersion], [200, negotiated], `${revision} ${asked}`)
+      }
+  })
+
+  it('answers batches of the first revision, message by message', async () => {
+    const ping = (id: number) => ({ jsonrpc: '2.0', id, method: 'ping' })
+    const notice = { jsonrpc: '2.0', method: 'notifications/initialized' }
+    const call = (id: number, args: object) => ({
+      ...ping(id),
+      method: 'tools/call',
+      params: { name: 'create-actor', arguments: args },
+    })
+    const initialize = { ...ping(9), method: 'initialize', params: HELLO }
+    for (const headers of [{}, { 'mcp-protocol-version': '2025-03-26' }] as Record<string, string>[]) {
+      const messages = [ping(1), notice, call(2, { name: 'Ada' }), call(3, {}), { id: 4 }, [ping(5)], initialize, null]
+      const { status, body } = await project.key.post('//mcp', messages, headers)
+      assert.equal(status, 200)
+      assert.deepEqual(
+        body.map(({ id, error }: any) => [id, error?.code]),
+        [
+          [1, undefined],
+          [2, undefined],
+          [3, undefined],
+          [4, -32600],
+          [null, -32600],
+          [9, -32600],
+          [null, -32600],
+        ],
+      )
+      assert.equal(body[1].result.structuredContent.name, 'Ada')
+      assert.equal(body[2].result.isError, true)
+      assert.equal(body[3].error.data.platform.code, 'VALIDATION_FAILED')
+      assert.equal((await project.key.post('//mcp', [notice, notice], headers)).status, 202)
+    }
+    for (const version of ['2025-06-18', '2025-11-25', MODERN]) {
+      const refused = await project.key.post('//mcp', [ping(1)], { 'mcp-protocol-version': version })
+      assert.deepEqual([refused.status, refused.body.error.meta.jsonrpc_code], [400, -32600], version)
+    }
+    const many = Array.from({ length: 51 }, (_, id) => ping(id))
+    assert.equal((await project.key.post('//mcp', many)).status, 400)
   })
 
   it('sends callers without a credential to the sign-in for every request', async () => {
@@ -160,7 +212,6 @@ describe('the transport of /mcp', () => {
     for (const [text, code] of [
       ['{', -32700],
       ['[]', -32600],
-      ['[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600],
       ['{"id":1}', -32600],
       ['7', -32600],
     ] as const) {

@@ -50,7 +50,7 @@ describe('tasks of A2A clients of an orchestration', () => {
     assert.deepEqual([next.contextId, next.id === task.id], [task.contextId, false])
     const items = await collect(client.sendMessageStream(params({ data: { name: 'Cid' } })))
     assert.equal(statesOf(items).at(-1), 'COMPLETED')
-    assert.equal(JSON.stringify(items.at(-2).artifact).includes('Hello Cid'), true)
+    assert.ok(items.slice(0, -1).some(({ artifact }) => JSON.stringify(artifact)?.includes('Hello Cid')))
   })
 
   it('start once by a message that is sent several times concurrently', async () => {

@@ -16,6 +16,7 @@ import { COST } from '../../src/identity/users/passwords.ts'
 import { issueUserToken } from '../../src/identity/users/sign-in.ts'
 import { modules } from '../../src/modules.ts'
 import { drivesClient, type Reply, sendByClient } from './client-driver.ts'
+import { declaredOnly } from './declared-fields.ts'
 import { testEnvironment } from './environment.ts'
 import { runWorker } from './hosts.ts'
 import { ADMIN, cloneTemplate } from './postgres.ts'
@@ -104,7 +105,7 @@ export function client(url: string, token: string | null): Client {
   ): Promise<Reply> => {
     if (drivesClient() && path.startsWith('/') && !path.startsWith('//')) {
       const reply = await sendByClient(url, token, { method, path, body, headers })
-      if (reply) return reply
+      if (reply) return { ...reply, body: declaredOnly(method, path, reply.status, reply.body) }
     }
     const address = path.startsWith('//') ? `${url}${path.slice(1)}` : `${url}/api/v1${path}`
     const sent = body === undefined ? null : Buffer.from(typeof body === 'string' ? body : JSON.stringify(body))
@@ -118,7 +119,8 @@ export function client(url: string, token: string | null): Client {
     const { status, text } = response
     const type = response.headers.get('content-type')
     const json = type?.includes('json') && !type.includes('ndjson')
-    return { status, body: text && json ? JSON.parse(text) : text || null, headers: response.headers }
+    const read = text && json ? declaredOnly(method, path, status, JSON.parse(text)) : text || null
+    return { status, body: read, headers: response.headers }
   }
   return {
     token,

@@ -3,6 +3,7 @@ import fs from 'node:fs'
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js'
 import { z } from 'zod'
 import { operations } from '../../src/core/api/operation.ts'
+import { operationAt } from './declared-fields.ts'
 
 /** One event of a stream as its reader sees it. */
 export type Frame = { event: string; id?: string; data: any }
@@ -10,10 +11,6 @@ export type Frame = { event: string; id?: string; data: any }
 const checks = new Map<string, ValidateFunction[]>()
 const received = new Set<string>()
 const ajv = new Ajv2020({ strict: false, validateFormats: false })
-
-/** Whether a path is one of an operation's. */
-const leadsTo = (template: string, path: string): boolean =>
-  new RegExp(`^${template.replace(/\{\w+\}/g, '[^/]+')}$`).test(path.split('?')[0])
 
 /** The event in a block of lines of a stream; null for a comment. A block without the name of its event is a `message`. */
 export function frameIn(block: string): Frame | null {
@@ -32,7 +29,7 @@ export function framesOf(method: string, path: string, text: string): Frame[] {
 
 /** Checks that an event of a stream is exactly one of those that its operation declares. */
 export function checkFrame(method: string, path: string, frame: Frame): void {
-  const operation = operations.all().find(each => each.stream && each.method === method && leadsTo(each.path, path))
+  const operation = operationAt(method, path)
   assert.ok(operation?.stream, `${method} ${path} declares no stream`)
   const { name, events } = operation.stream
   const made =

@@ -1,9 +1,10 @@
 /**
  * The test command. Without arguments: type check, lint, dependency rules, then every test file. With arguments (test
  * files and options of mocha) only these tests. `--in-process` runs the workers that tests start inside the process of
- * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one. A complete run runs files with a failed test once more, alone, and names those that pass
- * then; it fails where no test received an event that a stream declares. The last line printed is the totals; a step
- * that fails counts as one failed test.
+ * the test, which is faster; `--installed-browser` takes a browser of this machine in place of the packed one. A
+ * complete run runs files with a failed test once more, alone, and names those that pass then; it fails where no test
+ * received an event that a stream declares. The last line printed is the totals; a step that fails counts as one failed
+ * test.
  */
 import { type ChildProcess, spawn } from 'node:child_process'
 import fs from 'node:fs'
@@ -32,6 +33,7 @@ const FIRST = [
   'test/jobs/ingestion.test.ts',
   'test/formations/crash.test.ts',
   'test/automation/crash-matrix.test.ts',
+  'test/vendors/matrix.test.ts',
   'test/jobs/connection-resets.test.ts',
   'test/execution/attachments-memory.test.ts',
   'test/execution/durable.test.ts',
@@ -116,11 +118,11 @@ async function bundlePrograms(): Promise<void> {
     env.NODE_OPTIONS += ` --import ${pathToFileURL(support('bundled.ts'))}`
 }
 
-/** Runs a script of package.json; returns the number of failures, 0 or 1. */
-async function check(script: string): Promise<number> {
+/** Runs a script of package.json and prints what it says; returns its name if it fails. */
+async function check(script: string): Promise<string[]> {
   const { scripts } = JSON.parse(fs.readFileSync(path.join(root, 'package.json'), 'utf8'))
   const print = (text: string) => console.log(`${script}: ${scripts[script]}\n${text}`.trimEnd())
-  return (await succeeds(scripts[script], [], { print, shell: true })) ? 0 : 1
+  return (await succeeds(scripts[script], [], { print, shell: true })) ? [] : [script]
 }
 
 /** Every test file, slow ones first. */
@@ -151,6 +153,15 @@ function report(files: FileTotals, times: FileTime[], serverMs: number): void {
   console.log(`processor time: tests ${seconds(cpuMs).trim()}, database ${seconds(serverMs).trim()}`)
 }
 
+/** Prints each failure once more, in short: those of a long run are far apart, between the lines of other files. */
+function reportFailures(files: FileTotals): void {
+  for (const [file, { failures }] of Object.entries(files))
+    for (const [title, message] of Object.entries(failures))
+      console.log(`failed: ${file}: ${title}\n${indented(message)}`)
+}
+
+const indented = (text: string): string => text.replace(/^/gm, '    ')
+
 /**
  * Runs mocha; a run that ends badly without a failed test (a crash, a file that does not load) counts as one. Always
  * with several jobs: with one, mocha loads the files by `require`, which takes no module with a top-level await.
@@ -166,7 +177,7 @@ async function test(args: string[], databaseUrl: string): Promise<{ files: FileT
   const files: FileTotals = fs.existsSync(file) ? JSON.parse(fs.readFileSync(file, 'utf8')) : {}
   const lines = fs.existsSync(timesFile) ? fs.readFileSync(timesFile, 'utf8').trim().split('\n') : []
   for (const name of [file, timesFile]) fs.rmSync(name, { force: true })
-  if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0, tests: {} }
+  if (!passed && failedIn(files).length === 0) files[''] = { passed: 0, failed: 1, skipped: 0, tests: {}, failures: {} }
   return { files, times: lines.map(line => JSON.parse(line)) }
 }
 
@@ -192,6 +203,7 @@ async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times:
   if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes(''))
     return { ...first, flaky: [] }
   console.log(`failed, and run once more: ${again.join(', ')}`)
+  reportFailures(first.files)
   const files = { ...first.files }
   const flaky: string[] = []
   for (const file of again) {
@@ -247,6 +259,7 @@ try {
     const result = args.length ? { ...(await test(some, url)), flaky: [] } : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
+    if (args.length === 0) reportFailures(result.files)
     report(result.files, result.times, server ? processorTime(server.pid) : 0)
     if (result.flaky.length > 0)
       console.log(`${result.flaky.length} flaky, passed only when run again: ${result.flaky.join(', ')}`)
@@ -257,7 +270,9 @@ try {
   console.error(error)
 }
 
-const failed = (await checks).reduce((sum, count) => sum + count, totals.failed)
+const failedChecks = (await checks).flat()
+if (failedChecks.length > 0) console.log(`failed: ${failedChecks.join(', ')}`)
+const failed = totals.failed + failedChecks.length
 const skipped = totals.skipped ? `, ${totals.skipped} skipped` : ''
 console.log(`${totals.passed} passed, ${failed} failed${skipped}`)
 process.exitCode = failed ? 1 : 0

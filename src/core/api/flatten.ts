@@ -89,7 +89,7 @@ function mergeIntersection(forms: ObjectForm[]): ObjectForm {
 }
 
 /** Returns a root schema as a single object. */
-function objectForm(schema: JsonObject): ObjectForm {
+export function objectForm(schema: JsonObject): ObjectForm {
   const own: ObjectForm = {
     properties: (schema.properties as Record<string, JsonObject> | undefined) ?? {},
     required: (schema.required as string[] | undefined) ?? [],

@@ -88,7 +88,7 @@ export async function scoreByModel(
   const request: ModelRequest = {
     system: null,
     messages: [{ role: 'user', content: buildPrompt(scorer, item) }],
-    temperature: 0,
+    temperature: null,
     tools: [],
     tool_choice: null,
     output_schema: null,

@@ -25,7 +25,7 @@ export type AgentModelCall = Required<Pick<Attribution, 'actor_id' | 'session_id
 }
 
 /**
- * Makes one call without tools, at temperature 0, of an agent's model, and meters it.
+ * Makes one call without tools of an agent's model, and meters it.
  * @throws QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE, PROJECT_PAUSED, AI_PROVIDER_NOT_FOUND, MODEL_ROUTE_NOT_FOUND, errors of a
  *   model call; the reason of the signal
  */
@@ -36,7 +36,7 @@ export async function callAgentModel(services: Services, call: AgentModelCall): 
   const request: ModelRequest = {
     system,
     messages: [{ role: 'user', content }],
-    temperature: 0,
+    temperature: null,
     tools: [],
     tool_choice: null,
     output_schema: null,

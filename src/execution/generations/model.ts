@@ -10,7 +10,13 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { RoutingRecord } from '../model-routes/model.ts'
-import type { ModelMessage, ModelRequest, VendorSettings } from '../providers/model-messages.ts'
+import type {
+  ModelMessage,
+  ModelRequest,
+  OutgoingNote,
+  VendorPart,
+  VendorSettings,
+} from '../providers/model-messages.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
@@ -139,6 +145,9 @@ export const JournalStepRow = z.object({
     }),
   ),
   usage: UsageTotals.nullable(),
+  /** VendorPart[]; only of steps with calls. */
+  vendor_parts: z.array(z.custom<VendorPart>()).nullish(),
+  notes: z.array(z.custom<OutgoingNote>()).nullish(),
   started_at: z.string(),
   completed_at: z.string(),
 })

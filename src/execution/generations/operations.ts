@@ -66,6 +66,11 @@ const TranscriptStep = z.object({
   tool_calls: z.array(z.record(z.string(), z.unknown())),
   tool_results: z.array(z.record(z.string(), z.unknown())).describe('Results of the tool calls'),
   usage: z.record(z.string(), z.unknown()).nullable(),
+  notes: z
+    .array(z.record(z.string(), z.unknown()))
+    .nullable()
+    .optional()
+    .describe('What was changed in the request for the vendor. Null if nothing was.'),
   started_at: z.string(),
   completed_at: z.string(),
 })

@@ -41,7 +41,7 @@ export async function extractFacts(
   const request: ModelRequest = {
     system: `${rule.prompt?.trim() || INSTRUCTION}\n\n${ANSWER_FORMAT}`,
     messages: [{ role: 'user', content: transcript }],
-    temperature: 0,
+    temperature: null,
     tools: [],
     tool_choice: null,
     output_schema: null,

@@ -1,4 +1,5 @@
 import type {
+  LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4Content,
   LanguageModelV4FinishReason,
@@ -16,8 +17,13 @@ import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { normaliseRequest } from './outgoing/normalise.ts'
+import { outgoingProfile } from './outgoing/profile.ts'
+import { watchEnd } from './stream-end.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
+import { ContentReader, vendorParts } from './vendor-parts.ts'
 import { vendorOptions } from './vendor-settings.ts'
+import { WholeCharacters } from './whole-characters.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
 
@@ -52,7 +58,7 @@ export async function attemptCall(
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs: firstChunkMs })
   try {
-    const answer = await callSdk(client, model, request, deadline.signal, markFirstChunk)
+    const answer = await callSdk(client, { provider, model }, request, deadline.signal, markFirstChunk)
     recordMetrics('answered')
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
@@ -89,52 +95,67 @@ function limitAnswer(count: number, max: number, what: string): void {
 
 type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 
+/** Makes the request in the form that the vendor accepts, and returns the answer with the names of the request. */
 async function callSdk(
   client: ModelClient,
-  model: string,
+  { provider, model }: { provider: Pick<ProviderRow, 'id'>; model: string },
   request: ModelRequest,
   signal: AbortSignal,
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
+  const target = { ai_provider_id: provider.id, model }
+  const { request: sent, restore, notes } = normaliseRequest(request, outgoingProfile(client.type), target)
   const vendor = client.model(model)
-  const options = callOptions(client, request, signal)
-  if (!request.onDelta) {
-    const { content, ...end } = await vendor.doGenerate(options)
-    limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-    return rawAnswer(content, end)
-  }
-  const { stream } = await vendor.doStream(options)
-  const text: string[] = []
-  const reasoning: string[] = []
-  const calls: LanguageModelV4ToolCall[] = []
-  let [pieces, argumentPieces, started] = [0, 0, 0]
+  const options = callOptions(client, sent, signal)
+  const answer = request.onDelta
+    ? await readStream(vendor, options, request, markFirstChunk)
+    : await readAnswer(vendor, options)
+  return { ...answer, tool_calls: restore(answer.tool_calls), ...(notes.length > 0 && { notes }) }
+}
+
+async function readAnswer(vendor: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<RawAnswer> {
+  const { content, ...end } = await vendor.doGenerate(options)
+  limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
+  return rawAnswer(content, end)
+}
+
+async function readStream(
+  vendor: LanguageModelV4,
+  options: LanguageModelV4CallOptions,
+  { onDelta, onReasoning }: Pick<ModelRequest, 'onDelta' | 'onReasoning'>,
+  markFirstChunk: () => void,
+): Promise<RawAnswer> {
+  const { result, end } = watchEnd(() => vendor.doStream(options))
+  const { stream } = await result
+  const content = new ContentReader()
+  const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
+  let [pieces, argumentPieces, started, calls] = [0, 0, 0, 0]
   for await (const part of stream) {
     if (part.type.endsWith('-delta')) limitAnswer(++pieces, MAX_PIECES, 'pieces')
+    content.read(part)
     if (part.type === 'text-delta') {
       if (part.delta === '') continue
       markFirstChunk()
-      text.push(part.delta)
-      // Chunks may split a surrogate pair, so only the whole text is made well formed.
-      request.onDelta(part.delta.replaceAll('\0', '\u{fffd}'))
+      shown.text.add(part.delta)
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
-      reasoning.push(part.delta)
-      request.onReasoning?.(part.delta.replaceAll('\0', '\u{fffd}'))
+      shown.reasoning.add(part.delta)
     } else if (part.type === 'tool-input-delta') {
       limitAnswer(++argumentPieces, MAX_ARGUMENT_PIECES, 'pieces of arguments')
     } else if (part.type === 'tool-call') {
-      limitAnswer(calls.push(part), MAX_CALLS, 'tool calls')
+      limitAnswer(++calls, MAX_CALLS, 'tool calls')
     } else if (part.type === 'tool-input-start') {
       markFirstChunk()
       limitAnswer(++started, MAX_CALLS, 'tool calls')
     } else if (part.type === 'error') throw part.error
-    else if (part.type === 'finish')
-      return rawAnswer(
-        [{ type: 'text', text: text.join('') }, { type: 'reasoning', text: reasoning.join('') }, ...calls],
-        part,
-      )
+    else if (part.type === 'finish') {
+      // The packages end a stream that breaks off as if it were complete, but without a reason.
+      if (part.finishReason.raw === undefined && !end.isSeen) break
+      for (const each of Object.values(shown)) each.end()
+      return rawAnswer(content.parts(), part)
+    }
   }
-  throw new Error('the response ended early')
+  throw new Error('the stream broke off')
 }
 
 function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSignal): LanguageModelV4CallOptions {
@@ -226,18 +247,32 @@ function vendorPrompt(messages: readonly PromptMessage[]): LanguageModelV4Prompt
       prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
       continue
     }
-    const parts = typeof message.content === 'string' ? [textPart(message.content)] : message.content
-    const content = parts
-      .filter(isNotEmpty)
-      .map(part =>
-        part.type === 'text'
-          ? textPart(part.text)
-          : { type: 'tool-call' as const, toolCallId: part.tool_call_id, toolName: part.tool_name, input: part.args },
-      )
+    const content = assistantParts(message)
     if (content.length > 0) prompt.push({ role: 'assistant', content })
   }
   return prompt
 }
+
+function assistantParts({ content, vendor }: Extract<PromptMessage, { role: 'assistant' }>): AssistantPart[] {
+  const parts = typeof content === 'string' ? [textPart(content)] : content
+  const calls = parts
+    .filter(part => part.type === 'tool_call')
+    .map(part => ({
+      type: 'tool-call' as const,
+      toolCallId: part.tool_call_id,
+      toolName: part.tool_name,
+      input: part.args,
+    }))
+  if (!vendor) return [...parts.filter(part => part.type === 'text' && isNotEmpty(part)), ...calls] as AssistantPart[]
+  return vendor.parts.flatMap((part): AssistantPart[] => {
+    const providerOptions = part.metadata as LanguageModelV4CallOptions['providerOptions']
+    if (part.type === 'reasoning') return [{ type: 'reasoning', text: part.text, providerOptions }]
+    if (part.type === 'text') return part.text.trim() === '' ? [] : [{ ...textPart(part.text), providerOptions }]
+    return calls[part.position] ? [{ ...calls[part.position], providerOptions }] : []
+  })
+}
+
+type AssistantPart = Extract<LanguageModelV4Message, { role: 'assistant' }>['content'][number]
 
 const textPart = (text: string) => ({ type: 'text' as const, text })
 
@@ -264,8 +299,10 @@ async function rawAnswer(
   const calls = content.filter(part => part.type === 'tool-call')
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
   if (text === '' && calls.length === 0 && finishReason.raw === undefined) throw new Error('the response is empty')
+  const vendor_parts = calls.length > 0 ? vendorParts(content) : undefined
   return {
     text: storableText(text),
+    ...(vendor_parts && { vendor_parts }),
     tool_calls: await Promise.all(calls.map(toolCall)),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),

@@ -10,10 +10,12 @@ import type {
   MediaFallback,
   ModelAnswer,
   ModelRequest,
+  OutgoingNote,
   PromptMessage,
   TextPart,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
+import { type RefusedSetting, refusedSettings, rememberRefusal, withoutRefused } from './outgoing/refused-settings.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -54,7 +56,9 @@ export async function attemptModel(
   })
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
-    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, accepted)
+    const { request: sent, dropped } = withoutRefused(accepted, refusedSettings(services, provider.id, model))
+    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
+    if (outcome.ok && dropped.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notesOf(dropped)]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
     await each?.(outcome)
     if (outcome.ok) {
@@ -62,6 +66,11 @@ export async function attemptModel(
       return outcome
     }
     const { failure } = outcome
+    // Each refusal names another setting, so that this ends.
+    if (rememberRefusal(services, provider.id, model, sent, failure)) {
+      services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
+      continue
+    }
     const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) return outcome
@@ -69,6 +78,9 @@ export async function attemptModel(
     request.signal.throwIfAborted()
   }
 }
+
+const notesOf = (dropped: readonly RefusedSetting[]): OutgoingNote[] =>
+  dropped.map(setting => ({ code: 'SETTING_LEFT_OUT', setting, message: 'refused by the model' }))
 
 /** Returns a request with texts in place of the files that the model does not take. */
 async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {

@@ -6,7 +6,7 @@ export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as 
 /** Stored message of a turn. `args` and `result` belong to the tool; their keys are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart | AttachedFile)[] }
-  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[] }
+  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[]; vendor?: VendorStep }
   | { role: 'tool'; content: ToolResultPart[] }
 
 /** Returns the text parts of a message, separated by a blank line. */
@@ -35,6 +35,17 @@ export type AttachedFile = {
 }
 /** Text for a model that does not take the input, in place of a file. Never stored. */
 export type MediaFallback = { input: ModelInput; text: () => Promise<string> }
+/**
+ * A message as its model gave it, in its order, with what the vendor wants back: reasoning with its signatures, and marks of
+ * texts and calls. Sent to the model that made it, in place of the content.
+ */
+export type VendorStep = { ai_provider_id: string; model: string; parts: VendorPart[] }
+export type VendorPart = { metadata?: Record<string, Record<string, unknown>> } & (
+  | { type: 'text'; text: string }
+  | { type: 'reasoning'; text: string }
+  /** `position` of the call among the calls of the message. */
+  | { type: 'tool_call'; position: number }
+)
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
   type: 'tool_result'
@@ -92,6 +103,8 @@ export type VendorSettings = {
   service_tier?: string
   prompt_cache_key?: string
   parallel_tool_calls?: boolean
+  /** In place of `max_output_tokens`, for models that refuse its older name. */
+  max_completion_tokens?: number
 }
 
 /** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */
@@ -103,10 +116,17 @@ export type ModelUsage = {
   reasoning_tokens: number
 }
 
+/** What was changed in a request, for people. */
+export type OutgoingNote =
+  | { code: 'TOOL_LEFT_OUT' | 'TOOL_RENAMED'; tool_name: string; message: string }
+  | { code: 'SETTING_LEFT_OUT'; setting: string; message: string }
+
 export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
   reasoning?: string
+  /** The answer in its order; absent without calls, and if the vendor wants nothing back but texts and calls. */
+  vendor_parts?: VendorPart[]
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
   finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'
@@ -115,4 +135,6 @@ export type ModelAnswer = {
   /** Requested model. */
   model: string
   ai_provider_id: string
+  /** What was changed in the request for the vendor; absent if nothing was. */
+  notes?: OutgoingNote[]
 }

@@ -7,6 +7,7 @@ import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { ProviderRow, ProviderType } from './model.ts'
+import { watchedFetch } from './stream-end.ts'
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -58,10 +59,16 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   return entry.client
 }
 
+/** Types whose streams give a reason with each proper end. */
+const REASONED = new Set<ProviderType>(['anthropic', 'bedrock', 'google', 'vertex'])
+
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  const { model, ...parts } = await builders[type](access)
+  const isWatched = !REASONED.has(type)
+  const { model, ...parts } = await builders[type](
+    isWatched ? { ...access, fetch: watchedFetch(access.fetch) } : access,
+  )
   // The SDK builds a validator for each model, which takes 0.5 ms.
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {

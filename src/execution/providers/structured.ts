@@ -2,26 +2,39 @@
 export const schemaInstruction = (schema: object): string =>
   `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`
 
-const UNSUPPORTED = [
-  'oneOf',
-  'allOf',
-  'not',
-  'if',
-  'then',
-  'else',
-  'patternProperties',
-  'propertyNames',
-  'dependentSchemas',
-  'dependentRequired',
-  'dependencies',
-  'unevaluatedProperties',
-  'prefixItems',
-  'contains',
-]
+/** Keywords of constrained decoding. Vendors refuse a schema with any other. */
+const SUPPORTED = new Set([
+  '$schema',
+  '$id',
+  '$ref',
+  '$defs',
+  'definitions',
+  'title',
+  'description',
+  'type',
+  'properties',
+  'required',
+  'additionalProperties',
+  'items',
+  'minItems',
+  'maxItems',
+  'enum',
+  'const',
+  'anyOf',
+  'pattern',
+  'format',
+  'multipleOf',
+  'minimum',
+  'maximum',
+  'exclusiveMinimum',
+  'exclusiveMaximum',
+])
+
+const FORMATS = ['date-time', 'time', 'date', 'duration', 'email', 'hostname', 'ipv4', 'ipv6', 'uuid']
 
 /**
  * Whether a schema is in the subset for constrained decoding: an object at the top, every object closed, every property
- * required. Other schemas are sent as guidance (`strict: false`), because vendors would refuse them.
+ * required and typed, and no keyword that vendors do not know. Other schemas are sent as guidance (`strict: false`).
  */
 export function fitsStrictMode(schema: object): boolean {
   const top = schema as Record<string, unknown>
@@ -31,13 +44,18 @@ export function fitsStrictMode(schema: object): boolean {
 function nodeFits(node: unknown): boolean {
   if (typeof node !== 'object' || node === null || Array.isArray(node)) return false
   const schema = node as Record<string, unknown>
-  if (UNSUPPORTED.some(keyword => keyword in schema)) return false
+  const keywords = Object.keys(schema)
+  if (!keywords.every(keyword => SUPPORTED.has(keyword))) return false
+  if ('$ref' in schema && keywords.length > 1) return false
+  if (!['type', '$ref', 'anyOf', 'enum', 'const'].some(keyword => keyword in schema)) return false
+  if ('format' in schema && !FORMATS.includes(schema.format as string)) return false
   const properties = (schema.properties ?? {}) as Record<string, unknown>
   if (schema.type === 'object' || schema.properties) {
     const required = new Set(Array.isArray(schema.required) ? schema.required : [])
     if (schema.additionalProperties !== false) return false
     if (Object.keys(properties).some(name => !required.has(name))) return false
   }
+  if (schema.type === 'array' && schema.items === undefined) return false
   const nested = [
     ...Object.values(properties),
     ...Object.values((schema.$defs ?? {}) as object),

@@ -23,6 +23,7 @@ const compatible: OptionNames = {
   service_tier: 'service_tier',
   prompt_cache_key: 'prompt_cache_key',
   parallel_tool_calls: 'parallel_tool_calls',
+  max_completion_tokens: 'max_completion_tokens',
 }
 
 const optionNames: Partial<Record<ProviderType, OptionNames>> = {

@@ -2,7 +2,7 @@ import { type Adapter, type AdapterPayload, errors, type KoaContextWithOIDC, Pro
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Pool } from '../../core/db/pool.ts'
 import { isForeignKeyViolation } from '../../core/db/sql.ts'
-import { systemClock, timeIn } from '../../core/process/clock.ts'
+import { timeIn } from '../../core/process/clock.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
 import { withBudget as withSignInBudget } from '../budget.ts'
@@ -120,20 +120,20 @@ class ObjectAdapter implements Adapter {
     id_hash: string
     sealed: string
     consumed: number | null
+    consumed_seconds_ago: number | null
     scopes: readonly string[] | null
   }): AdapterPayload | undefined {
     const payload = openObject(this.services, this.model, row.id_hash, row.sealed)
     if (!payload) return undefined
-    // A client that refreshes twice concurrently does not lose its grant, but gets no second pair of tokens.
-    const grace = this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS
-    const isReplayed = this.model === 'RefreshToken' && currentRoute() === 'token'
-    const isRecent = row.consumed !== null && grace > 0 && row.consumed > systemClock.now().getTime() / 1000 - grace
-    if (isReplayed && isRecent) return undefined
+    // To the library a refresh token is unused until its grace ends: `consume` decides.
+    const isRefresh = this.model === 'RefreshToken' && currentRoute() === 'token'
+    const { OAUTH_REFRESH_REUSE_GRACE_SECONDS: graceSeconds } = this.services.config
+    const isRepeatable = isRefresh && row.consumed_seconds_ago !== null && row.consumed_seconds_ago < graceSeconds
     return {
       ...payload,
       // The grant may have been narrowed since the token was issued.
       ...(row.scopes && payload.scope !== undefined && { scope: scopesForLibrary(this.services, row.scopes) }),
-      ...(row.consumed !== null && { consumed: row.consumed }),
+      ...(row.consumed !== null && !isRepeatable && { consumed: row.consumed }),
     }
   }
 
@@ -159,9 +159,13 @@ class ObjectAdapter implements Adapter {
     }
   }
 
-  /** Consumes an object for one of several concurrent requests; replaying a consumed code revokes its grant. */
+  /**
+   * Consumes an object for one of several concurrent requests; replaying a consumed code revokes its grant. A refresh
+   * token can be consumed again in its grace.
+   */
   async consume(id: string): Promise<void> {
-    if (await withBudget(this.services, db => consumeObject(db, this.model, id))) return
+    const graceSeconds = this.model === 'RefreshToken' ? this.services.config.OAUTH_REFRESH_REUSE_GRACE_SECONDS : 0
+    if (await withBudget(this.services, db => consumeObject(db, this.model, id, graceSeconds))) return
     const grantId = this.model === 'RefreshToken' ? undefined : (await this.lookUp({ by: 'id', value: id }))?.grantId
     if (grantId) await revokeForRequest(this.services, grantId)
     throw new errors.InvalidGrant('has already been used')

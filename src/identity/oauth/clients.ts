@@ -1,10 +1,10 @@
-import { timingSafeEqual } from 'node:crypto'
-import type Provider from 'oidc-provider'
-import { errors } from 'oidc-provider'
+import { randomBytes, timingSafeEqual } from 'node:crypto'
+import { errors, Provider } from 'oidc-provider'
 import type { Config } from '../../config.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
-import { isLoopback as isLoopbackHost, LOOPBACK } from '../../core/net/loopback.ts'
+import { isLoopback, LOOPBACK } from '../../core/net/loopback.ts'
 import { sha256Of } from '../../core/secrets/digest.ts'
+import { derivedKeys, signatureOf } from '../signatures.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
 
 /** Built-in clients, and the rules for client metadata. */
@@ -33,11 +33,13 @@ export const firstPartyClients = ({ BASE_URL, OAUTH_DEVICE_ENABLED }: Config) =>
   },
 ]
 
-const isLoopback = (url: URL): boolean => url.protocol === 'http:' && isLoopbackHost(url)
-/** Whether the scheme is a private-use scheme in reverse domain notation, such as `com.example.app:`. */
-const isPrivateUse = ({ protocol }: URL): boolean => protocol.includes('.')
+const isHttp = ({ protocol }: URL): boolean => protocol === 'http:'
+const isWeb = (url: URL): boolean => isHttp(url) || url.protocol === 'https:'
 
-/** Placeholder for an omitted client type, which is then derived from the redirect URIs. */
+/** Schemes whose URIs run or show content in a browser: a client that registers one is refused as a whole. */
+const FORBIDDEN_SCHEMES = ['javascript:', 'vbscript:', 'data:', 'blob:', 'file:', 'about:']
+
+/** Placeholder for an omitted client type, which is derived from the redirect URIs. */
 export const UNSAID = 'unsaid'
 
 export type Metadata = {
@@ -48,37 +50,59 @@ export type Metadata = {
 }
 
 /**
- * Validates client metadata beyond the library's checks and completes it: allowed redirect URIs, and whether the client
- * is a native app, whose loopback URI matches any port. Drops scopes, which have no effect: clients list the scopes
- * of the MCP server, and the user decides on each request.
+ * Validates client metadata beyond the library's checks and completes it: keeps the redirect URIs that are allowed, and
+ * makes a client with a loopback or private-use one a native app, whatever it says, as the port of a loopback URI is
+ * free for these only. Drops empty texts, which clients send for what they do not have, and scopes, which have no
+ * effect: clients list the scopes of the MCP server, and the user decides on each request.
  */
 export function checkClientMetadata(metadata: Metadata): void {
-  const { redirect_uris: uris, client_name: name } = metadata
+  for (const [name, value] of Object.entries(metadata)) if (value === '') delete metadata[name as keyof Metadata]
   delete metadata.scope
   const problem = storabilityProblem(metadata)
   if (problem) throw new errors.InvalidClientMetadata(`${problem.path} ${problem.message}`)
+  const { redirect_uris: uris, client_name: name } = metadata
   if (name !== undefined && (typeof name !== 'string' || name.length > MAX_NAME_LENGTH))
     throw new errors.InvalidClientMetadata(`client_name must be a string of at most ${MAX_NAME_LENGTH} characters`)
   if (!Array.isArray(uris)) return
   if (uris.length > MAX_REDIRECT_URIS)
     throw new errors.InvalidClientMetadata(`redirect_uris must have at most ${MAX_REDIRECT_URIS} items`)
-  const parsed = uris.map(redirectUri)
-  if (metadata.application_type === UNSAID)
-    metadata.application_type = parsed.every(uri => isLoopback(uri) || isPrivateUse(uri)) ? 'native' : 'web'
+  const read = uris.map(readRedirectUri)
+  const taken = read.filter(each => typeof each !== 'string')
+  const [reason] = read.filter(each => typeof each === 'string')
+  if (taken.length === 0 && reason) throw new errors.InvalidClientMetadata(`redirect_uris ${reason}`)
+  const isNative = taken.some(({ url }) => isHttp(url) || !isWeb(url))
+  metadata.application_type = isNative ? 'native' : 'web'
+  // A native app gets no code by https at a loopback address: no other program could be kept from its port.
+  const kept = taken.filter(({ url }) => !(isNative && url.protocol === 'https:' && isLoopback(url)))
+  metadata.redirect_uris = kept.map(({ text }) => text)
 }
 
-function redirectUri(text: unknown): URL {
-  const refuse = (problem: string): never => {
-    throw new errors.InvalidClientMetadata(`redirect_uris ${problem}`)
-  }
+/** Returns a redirect URI that a client may register, or why it may not. */
+function readRedirectUri(text: unknown): { text: string; url: URL } | string {
   if (typeof text !== 'string' || text.length > MAX_URI_LENGTH)
-    return refuse(`must be strings of at most ${MAX_URI_LENGTH} characters`)
-  const url = URL.parse(text) ?? refuse('must be absolute URLs')
-  if (text.includes('#')) refuse('must have no fragment')
-  if (url.username || url.password) refuse('must have no user information')
-  if (url.protocol !== 'https:' && !isLoopback(url) && !isPrivateUse(url))
-    refuse('must be https, http on a loopback address, or of a private-use scheme with a dot in its name')
-  return url
+    return `must be strings of at most ${MAX_URI_LENGTH} characters`
+  const url = URL.parse(text)
+  if (!url) return 'must be absolute URLs'
+  if (FORBIDDEN_SCHEMES.includes(url.protocol))
+    throw new errors.InvalidClientMetadata(`redirect_uris must not use the scheme ${url.protocol.slice(0, -1)}`)
+  if (text.includes('#')) return 'must have no fragment'
+  if (url.username || url.password) return 'must have no user information'
+  if (isHttp(url) && !isLoopback(url)) return 'must be https, http on a loopback address, or of a private-use scheme'
+  return { text, url }
+}
+
+/**
+ * Derives each refresh token from the one that it replaces: a client that lost the response to a refresh, or refreshes
+ * concurrently, gets the same successor, so that a grant has one line of tokens, in which later reuse shows a theft.
+ */
+export function overrideRefreshTokens({ RefreshToken }: Provider, config: Config): void {
+  const keys = derivedKeys(config, 'refresh tokens')
+  // Called by the library for a token without an ID; not in its types.
+  const prototype = RefreshToken.prototype as unknown as { generateTokenId(): string }
+  prototype.generateTokenId = () => {
+    const replaced = Provider.ctx?.oidc.entities.RotatedRefreshToken
+    return `ort_${replaced ? signatureOf(keys, replaced.jti) : randomBytes(32).toString('base64url')}`
+  }
 }
 
 /**

@@ -8,7 +8,8 @@ import { countDeviceCodes, countLimitUse, findLimitUse, refundLimitUse } from '.
 
 /** Limits on callers without a credential, counted in the database across all processes. */
 export const LIMITS = {
-  registration: { limit: 20, windowSeconds: 3600 },
+  // An office has one address, and each program of each person in it registers.
+  registration: { limit: 60, windowSeconds: 3600 },
   authorization: { limit: 60, windowSeconds: 600 },
   device_authorization: { limit: 20, windowSeconds: 600 },
   page: { limit: 300, windowSeconds: 600 },

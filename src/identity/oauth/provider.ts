@@ -1,4 +1,4 @@
-import { createSecretKey, randomBytes } from 'node:crypto'
+import { createSecretKey } from 'node:crypto'
 import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
 import { newId } from '../../core/api/ids.ts'
 import { basePath } from '../../core/http/base-path.ts'
@@ -8,7 +8,14 @@ import { withBudget } from '../budget.ts'
 import { derivedKeys } from '../signatures.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { isFirstParty } from './client-kinds.ts'
-import { checkClientMetadata, firstPartyClients, isHostAllowed, overrideClientMethods, UNSAID } from './clients.ts'
+import {
+  checkClientMetadata,
+  firstPartyClients,
+  isHostAllowed,
+  overrideClientMethods,
+  overrideRefreshTokens,
+  UNSAID,
+} from './clients.ts'
 import { cookieNames } from './cookies.ts'
 import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
@@ -41,8 +48,7 @@ export async function createProvider(services: Services): Promise<Provider> {
   // URLs are built from the headers set by the mount, which match BASE_URL.
   provider.proxy = true
   overrideClientMethods(provider)
-  const tokens = provider.RefreshToken.prototype as unknown as { generateTokenId(): string }
-  tokens.generateTokenId = () => `ort_${randomBytes(32).toString('base64url')}`
+  overrideRefreshTokens(provider, services.config)
   provider.use((ctx, next) => completeResponse(services, ctx as KoaContextWithOIDC, next))
   provider.on('authorization.success', forgetAccount)
   provider.on('server_error', (ctx, error) => respondToFailure(services, ctx, error))
@@ -157,7 +163,9 @@ function configuration(services: Services): Configuration {
     pkce: { required: () => true },
     allowOmittingSingleRegisteredRedirectUri: false,
     scopes: OPENID_SCOPES,
-    claims: { openid: ['sub'], profile: ['preferred_username'] },
+    claims: { openid: ['sub', 'auth_time'], profile: ['preferred_username'] },
+    // An id_token is issued with an access token: without its claims, a client would need a second request for a name.
+    conformIdTokenClaims: false,
     subjectTypes: ['public'],
     expiresWithSession: () => false,
     rotateRefreshToken: true,

@@ -10,11 +10,14 @@ const StoredObject = z.object({
   id_hash: z.string(),
   sealed: z.string(),
   consumed: z.int().nullable(),
+  consumed_seconds_ago: z.number().nullable(),
   scopes: z.array(z.string()).nullable(),
 })
 const objectRow = sql.type(StoredObject)
 
-const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed, floor(extract(epoch from o.consumed_at))::bigint as consumed, g.openid_scopes || g.scopes as scopes`
+const objectColumns = sql.fragment`encode(o.id_hash, 'hex') as id_hash, o.sealed,
+  floor(extract(epoch from o.consumed_at))::bigint as consumed,
+  extract(epoch from now() - o.consumed_at)::float8 as consumed_seconds_ago, g.openid_scopes || g.scopes as scopes`
 
 /** Identifier for an object lookup: its ID or another identifier of the library. */
 export type Lookup = { by: 'id' | 'uid' | 'user_code'; value: string }
@@ -74,7 +77,7 @@ const upsertStatement = (
 
 /**
  * Inserts a refresh token; false if its grant has ended. Extends the grant to the expiry of the token, at most to its
- * agreed end.
+ * agreed end. A repeated refresh leaves the token as it is.
  */
 export const putRefreshToken = async (
   db: Queryable,
@@ -92,17 +95,19 @@ export const putRefreshToken = async (
     )
     insert into oauth_objects (model, id_hash, grant_id, sealed, expires_at)
     select 'RefreshToken', ${sql.binary(sha256Of(id))}, ${grantId}, ${sealed}, ${expiresAt.toISOString()}::timestamptz
-    from extended`)
+    from extended
+    on conflict (model, id_hash) do update set expires_at = oauth_objects.expires_at`)
   ).rowCount > 0
 
 /**
- * Consumes a single-use object; false if another request consumed it first. The row stays until it expires, to detect
- * replayed codes and tokens.
+ * Consumes a single-use object; false if another request consumed it first, longer ago than the grace. The row stays
+ * until it expires, to detect replayed codes and tokens.
  */
-export const consumeObject = async (db: Queryable, model: string, id: string): Promise<boolean> =>
+export const consumeObject = async (db: Queryable, model: string, id: string, graceSeconds: number): Promise<boolean> =>
   (await db.maybeOneFirst(idStatement`
-    update oauth_objects set consumed_at = now()
-    where model = ${model} and id_hash = ${sql.binary(sha256Of(id))} and consumed_at is null returning model as id`)) !==
+    update oauth_objects set consumed_at = coalesce(consumed_at, now())
+    where model = ${model} and id_hash = ${sql.binary(sha256Of(id))}
+      and (consumed_at is null or consumed_at > now() - ${graceSeconds} * interval '1 second') returning model as id`)) !==
   null
 
 /** Deletes an object and returns whether it existed. */

@@ -33,6 +33,8 @@ export function openStepOf(
       ...(args_error ? { args_error } : {}),
     })),
     usage: answer.usage ? totalsOf(answer.usage) : null,
+    ...(answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
+    ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,
   }
 }
@@ -50,6 +52,9 @@ export const WRITE_MEMORY = 'write_memory'
 const NOT_RUN = callFailed('The turn ended before the call was made', 'not_run')
 /** Outcome of a call that a lost worker had started. */
 export const UNKNOWN = callFailed('The outcome of the call is unknown', 'outcome_unknown')
+
+/** Outcome of a call in an answer that was cut off by its limit of tokens. */
+export const CUT = callFailed('The answer was cut before the call was complete; it was not made', 'answer_cut')
 
 /** Returns a step as settled. Calls without an outcome were either not made or have an unknown outcome. */
 export const settledStep = (
@@ -69,4 +74,4 @@ export const settledStep = (
 
 /** Returns the journalled form of a step: in content mode `none` without content. */
 export const storedStep = (step: JournalStepRow, mode: GenerationRow['content_mode']): JournalStepRow =>
-  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [] }
+  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [], vendor_parts: null }

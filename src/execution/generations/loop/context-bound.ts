@@ -101,6 +101,9 @@ export function boundHistory(
     bytes -= group.bytes
     return false
   })
+  // What precedes the first message of the user answers a message that was omitted.
+  while (kept.length < groups.length && lastUser >= 0 && kept[0].messages[0].role !== 'user')
+    bytes -= (kept.shift() as (typeof kept)[number]).bytes
   return {
     history: kept.flatMap(({ messages }) => messages),
     bytes,

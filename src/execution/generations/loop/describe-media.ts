@@ -68,7 +68,7 @@ async function requestDescription(
   const request = {
     system: null,
     messages: [{ role: 'user' as const, content: [{ type: 'text' as const, text: INSTRUCTION }, file] }],
-    temperature: 0,
+    temperature: null,
     tools: [],
     tool_choice: null,
     output_schema: null,

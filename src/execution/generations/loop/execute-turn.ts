@@ -10,12 +10,13 @@ import { mediaRules } from '../../agents/media.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
 import { callModel } from '../../providers/call.ts'
 import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
-import { openStepOf, settledStep } from '../journal/step.ts'
-import type { TurnData } from '../model.ts'
+import { CUT, openStepOf, settledStep } from '../journal/step.ts'
+import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
 import { calledModels } from '../request/message-media.ts'
-import { stepMessages } from '../request/turn-result.ts'
+import { promptMessages } from '../request/turn-result.ts'
 import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
+import type { ToolCallResults } from '../tools/tool-calls.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings } from './client-request.ts'
@@ -148,10 +149,14 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
       turn.lastAnswer = step
       await injectFault(services, 'after_model')
       signal.throwIfAborted()
-      if (answer.tool_calls.length === 0) return completeTurn(turn, settledStep(step, new Map()), signal)
+      // Calls of an answer that the vendor withheld are no decision of the model's.
+      if (answer.tool_calls.length === 0 || answer.finish_reason === 'content-filter')
+        return completeTurn(turn, settledStep(step, new Map()), signal)
       turn.open = { step, started: new Set(), outcomes: new Map() }
     }
-    const { pending, called, events } = await callTools(turn, data, turn.open, tools, signal)
+    const { pending, called, events } = isCut(turn.open.step)
+      ? refuseCutCalls(turn.open)
+      : await callTools(turn, data, turn.open, tools, signal)
     if (pending.length > 0) return pauseTurn(turn, pending, events)
     const settled = settledStep(turn.open.step, turn.open.outcomes)
     const stop = [...called].some(name => stopping.has(name)) ? 'tool-calls' : n >= maxSteps ? 'max_steps' : null
@@ -171,6 +176,14 @@ const idleMs = ({ generation }: TurnAttempt): number =>
 function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
   const isPatient = idleMs(turn) < turn.services.config.GENERATION_MAX_SECONDS * 1000
   return turn.onSilentHost && isPatient ? withSilentHost(turn.onSilentHost, call) : call()
+}
+
+const isCut = ({ finish_reason }: OpenStep): boolean => finish_reason === 'length'
+
+/** Gives the calls of an answer that was cut off failed results: their arguments may be incomplete. */
+function refuseCutCalls({ step, outcomes }: NonNullable<TurnAttempt['open']>): ToolCallResults {
+  for (const position of step.tool_calls.keys()) outcomes.set(position, CUT)
+  return { pending: [], called: new Set(), events: [] }
 }
 
 /** Aborts the attempt at GENERATION_MAX_SECONDS or at the turn's deadline. Returns a function that clears the timer. */
@@ -235,7 +248,7 @@ async function requestStep(
     ...clientInstructionMessages(data),
     ...referenceMessages(data),
   ]
-  const steps = turn.steps.flatMap(stepMessages)
+  const steps = turn.steps.flatMap(promptMessages)
   const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
   let history = historyOf(turn, data, step, others)
   if (!turn.files) {
@@ -311,10 +324,16 @@ async function failOrStop(turn: TurnAttempt, reason: unknown): Promise<TurnExit>
   }
 }
 
-/** Returns the newest messages up to the agent's limit, without leading tool messages, whose calls are cut off. */
+/**
+ * Returns the newest messages up to the agent's limit, from a message of the user on: what precedes it answers a message
+ * that is cut off. The last message of the user stays.
+ */
 function newestMessages(messages: ModelMessage[], limit: number | null): ModelMessage[] {
   if (limit === null || messages.length <= limit) return messages
-  const newest = messages.slice(-limit)
-  while (newest[0]?.role === 'tool') newest.shift()
-  return newest
+  const isUser = ({ role }: ModelMessage) => role === 'user'
+  const start = messages.length - limit
+  const from = messages.findIndex((message, index) => index >= start && isUser(message))
+  if (from >= 0) return messages.slice(from)
+  const last = messages.findLastIndex(isUser)
+  return last >= 0 ? messages.slice(last) : messages.slice(start)
 }

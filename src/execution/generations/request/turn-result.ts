@@ -52,6 +52,14 @@ export function stepMessages(step: JournalStepRow): ModelMessage[] {
   ]
 }
 
+/** Returns a step as messages of a later request, with what its vendor wants back. */
+export function promptMessages(step: JournalStepRow): ModelMessage[] {
+  const [assistant, ...results] = stepMessages(step)
+  const { vendor_parts: parts, ai_provider_id, model } = step
+  if (!parts || ai_provider_id === null || model === null) return [assistant, ...results]
+  return [{ ...assistant, vendor: { ai_provider_id, model, parts } } as ModelMessage, ...results]
+}
+
 /**
  * Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. Only the
  * attempt that ends the turn has its reasoning.

@@ -1,0 +1,77 @@
+import type { AttachedFile, PromptMessage, TextPart, ToolCallPart, ToolResultPart } from '../model-messages.ts'
+import type { OutgoingProfile } from './profile.ts'
+
+/** Stands before a history that begins with the assistant. */
+const OPENING: PromptMessage = { role: 'user', content: 'Begin.' }
+/** Stands after a history that ends with the assistant. */
+const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }
+
+const NO_RESULT = { code: 'TOOL_CALL_FAILED', message: 'The call has no result' }
+
+type Pending = Map<string, ToolCallPart>
+
+/**
+ * Returns messages in an order that every vendor accepts: without blank texts, with one result right after each call and
+ * none elsewhere, and with a first and a last message that the vendor takes.
+ */
+export function shapeMessages(
+  messages: readonly PromptMessage[],
+  { assistantFirst, assistantLast }: Pick<OutgoingProfile, 'assistantFirst' | 'assistantLast'>,
+): PromptMessage[] {
+  const shaped: PromptMessage[] = []
+  let pending: Pending = new Map()
+  for (const message of messages) {
+    if (message.role === 'tool') {
+      const results = message.content.filter(({ tool_call_id }) => pending.delete(tool_call_id))
+      if (results.length > 0) shaped.push({ role: 'tool', content: results })
+      continue
+    }
+    const content = withoutBlanks(message)
+    if (content === null) continue
+    shaped.push(...missingResults(pending))
+    pending = callsOf(content)
+    shaped.push(content)
+  }
+  shaped.push(...missingResults(pending))
+  if (!assistantFirst && shaped[0]?.role === 'assistant') shaped.unshift(OPENING)
+  const last = shaped.at(-1)
+  if (last === undefined || (!assistantLast && last.role === 'assistant')) shaped.push(CONTINUATION)
+  return shaped
+}
+
+type Spoken = Exclude<PromptMessage, { role: 'tool' }>
+
+/** Returns a message without blank texts; null if nothing is left. */
+function withoutBlanks(message: Spoken): Spoken | null {
+  if (typeof message.content === 'string') return isBlank(message.content) ? null : message
+  const content = (message.content as (TextPart | AttachedFile | ToolCallPart)[]).filter(
+    part => part.type !== 'text' || !isBlank(part.text),
+  )
+  if (content.length === 0) return null
+  return content.length === message.content.length ? message : ({ ...message, content } as Spoken)
+}
+
+const isBlank = (text: string): boolean => text.trim() === ''
+
+const callsOf = ({ role, content }: Spoken): Pending =>
+  new Map(
+    role === 'user' || typeof content === 'string'
+      ? []
+      : content.flatMap(part => (part.type === 'tool_call' ? [[part.tool_call_id, part]] : [])),
+  )
+
+/** Returns results of calls that have none, as of a turn that was cut. */
+function missingResults(pending: Pending): PromptMessage[] {
+  if (pending.size === 0) return []
+  const content = [...pending.values()].map(
+    ({ tool_call_id, tool_name }): ToolResultPart => ({
+      type: 'tool_result',
+      tool_call_id,
+      tool_name,
+      result: null,
+      error: NO_RESULT,
+    }),
+  )
+  pending.clear()
+  return [{ role: 'tool', content }]
+}

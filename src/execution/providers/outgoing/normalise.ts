@@ -1,0 +1,89 @@
+import type { JsonObject } from '../../../core/api/flatten.ts'
+import type { ModelAnswer, ModelRequest, OutgoingNote, PromptMessage, VendorStep } from '../model-messages.ts'
+import { shapeMessages } from './messages.ts'
+import { hashText, NameMap, similarName } from './names.ts'
+import type { OutgoingProfile } from './profile.ts'
+import { type SentSchema, sentSchema, UnsendableSchemaError } from './tool-schemas.ts'
+
+export type Outgoing = {
+  request: ModelRequest
+  notes: OutgoingNote[]
+  /** Returns calls of the answer with the names of the tools and arguments that the request had. */
+  restore: (calls: ModelAnswer['tool_calls']) => ModelAnswer['tool_calls']
+}
+
+/**
+ * Returns a request as a vendor accepts it, whatever its history and tools are. Equal requests give equal results, and
+ * an earlier part of a history gives the same whatever follows, so that vendors find it in their caches. What another
+ * model wants back is left out.
+ */
+export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile, target: Target): Outgoing {
+  const ids = new NameMap(profile.callIds, (id, attempt) => hashText(`${id} ${attempt}`, profile.callIdLength))
+  const names = new NameMap(profile.toolNames, similarName).reserve(request.tools.map(({ name }) => name))
+  const notes: OutgoingNote[] = []
+  const schemas = new Map<string, SentSchema>()
+  const tools = request.tools.flatMap(({ name, description, parameters }) => {
+    try {
+      const sent = sentSchema(parameters as JsonObject, profile)
+      schemas.set(name, sent)
+      return [{ name: names.outgoing(name), description, parameters: sent.schema }]
+    } catch (error) {
+      if (!(error instanceof UnsendableSchemaError)) throw error
+      notes.push({ code: 'TOOL_LEFT_OUT', tool_name: name, message: error.message })
+      return []
+    }
+  })
+  for (const [name, sent] of names.changed())
+    notes.push({ code: 'TOOL_RENAMED', tool_name: name, message: `sent as ${sent}` })
+  const messages = shapeMessages(request.messages, profile)
+    .map(message => renamed(message, ids, names))
+    .map(message => forTarget(message, target))
+  return {
+    request: { ...request, messages, tools, tool_choice: choiceOf(request, tools, names) },
+    notes,
+    restore: calls =>
+      calls.map(call => {
+        const tool_name = names.original(call.tool_name)
+        const schema = call.args_error === undefined ? schemas.get(tool_name) : undefined
+        return { ...call, tool_name, args: schema ? schema.restore(call.args) : call.args }
+      }),
+  }
+}
+
+/** Returns a choice among the tools that are sent. */
+function choiceOf(
+  { tool_choice }: ModelRequest,
+  tools: ModelRequest['tools'],
+  names: NameMap,
+): ModelRequest['tool_choice'] {
+  if (tools.length === 0) return null
+  if (typeof tool_choice !== 'object' || tool_choice === null) return tool_choice
+  const tool_name = names.outgoing(tool_choice.tool_name)
+  return tools.some(({ name }) => name === tool_name) ? { type: 'tool', tool_name } : 'auto'
+}
+
+/** The provider and model that a request is for. */
+type Target = Pick<VendorStep, 'ai_provider_id' | 'model'>
+
+function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): PromptMessage {
+  if (message.role !== 'assistant' || !message.vendor) return message
+  const { vendor, ...rest } = message
+  return vendor.ai_provider_id === ai_provider_id && vendor.model === model ? message : rest
+}
+
+function renamed(message: PromptMessage, ids: NameMap, names: NameMap): PromptMessage {
+  const { role, content } = message
+  if (role === 'user' || typeof content === 'string') return message
+  return {
+    ...message,
+    content: content.map(part =>
+      part.type === 'text'
+        ? part
+        : {
+            ...part,
+            tool_call_id: ids.outgoing(part.tool_call_id),
+            tool_name: names.outgoing(part.tool_name),
+          },
+    ),
+  } as PromptMessage
+}

@@ -1,0 +1,102 @@
+import type { Frame } from './frames.ts'
+import { declarationsOf, geminiRules } from './gemini-rules.ts'
+import { type Answer, parsedArgs } from './plan.ts'
+import { seal } from './signatures.ts'
+import type { Failure, Simulator } from './simulator.ts'
+
+const STATUSES: Record<number, string> = {
+  400: 'INVALID_ARGUMENT',
+  401: 'UNAUTHENTICATED',
+  403: 'PERMISSION_DENIED',
+  404: 'NOT_FOUND',
+  429: 'RESOURCE_EXHAUSTED',
+  500: 'INTERNAL',
+  503: 'UNAVAILABLE',
+}
+
+const errorBody = ({ status, message, retry_after }: Failure) => ({
+  error: {
+    code: status,
+    message,
+    status: STATUSES[status] ?? 'UNKNOWN',
+    ...(retry_after !== undefined && {
+      details: [{ '@type': 'type.googleapis.com/google.rpc.RetryInfo', retryDelay: `${retry_after}s` }],
+    }),
+  },
+})
+
+/** Parts of an answer: the thought, the pieces of the text, the calls, of which the first has the signature. */
+function partsOf({ reasoning, chunks, calls }: Answer): object[] {
+  const thoughtSignature = seal(reasoning ?? 'thought')
+  return [
+    ...(reasoning ? [{ text: reasoning, thought: true }] : []),
+    ...chunks.map(text => ({ text })),
+    ...calls.map(({ id, name, args }, index) => ({
+      functionCall: { id, name, args: parsedArgs(args) },
+      ...(index === 0 && { thoughtSignature }),
+    })),
+  ]
+}
+
+const usageOf = ({ usage }: Answer) =>
+  usage && {
+    promptTokenCount: usage.input + usage.cached,
+    ...(usage.cached > 0 && { cachedContentTokenCount: usage.cached }),
+    candidatesTokenCount: usage.output - usage.reasoning,
+    ...(usage.reasoning > 0 && { thoughtsTokenCount: usage.reasoning }),
+    totalTokenCount: usage.input + usage.cached + usage.output,
+  }
+
+const chunk = (answer: Answer, model: string, parts: object[], last: boolean) => {
+  const usageMetadata = usageOf(answer)
+  return {
+    candidates: [
+      {
+        ...(parts.length > 0 && { content: { parts, role: 'model' } }),
+        ...(last && { finishReason: answer.finish ?? 'STOP' }),
+        index: 0,
+      },
+    ],
+    ...(last && usageMetadata && { usageMetadata }),
+    modelVersion: model,
+    responseId: answer.id,
+  }
+}
+
+function simulator(name: string): Simulator {
+  return {
+    name,
+    rules: geminiRules,
+    read(path) {
+      const [, model, method] = /\/models\/([^/:]+):(generateContent|streamGenerateContent)/.exec(path) ?? []
+      return model ? { model, stream: method === 'streamGenerateContent' } : null
+    },
+    demand: body => ({
+      tools: declarationsOf({ body }),
+      forced:
+        body.toolConfig?.functionCallingConfig?.mode === 'ANY' &&
+        (body.toolConfig.functionCallingConfig.allowedFunctionNames?.[0] ?? true),
+      schema: body.generationConfig?.responseJsonSchema ?? body.generationConfig?.responseSchema,
+    }),
+    error: failure => ({ status: failure.status, body: errorBody(failure) }),
+    whole: (answer, { model }) => chunk(answer, model, partsOf(answer), true),
+    frames(answer, { model }): Frame[] {
+      const parts = partsOf(answer)
+      const each = parts.length > 0 ? parts.map(part => [part]) : [[]]
+      return each.map((part, index) => ({ data: chunk(answer, model, part, index === each.length - 1) }))
+    },
+    errorFrame: failure => ({ data: errorBody(failure) }),
+    callId: n => `call-${n}`,
+    listing: {
+      models: [
+        { name: 'models/gemini-3-pro', displayName: 'Gemini 3 Pro', supportedGenerationMethods: ['generateContent'] },
+      ],
+    },
+  }
+}
+
+/** The Gemini API. */
+export const gemini = simulator('gemini')
+
+/** The same API on Vertex AI. */
+export const vertex = simulator('vertex')

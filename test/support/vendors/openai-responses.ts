@@ -1,0 +1,200 @@
+import type { Frame } from './frames.ts'
+import { type Answer, pieces } from './plan.ts'
+import { functionsOf, type IssuedItem, responsesRules, xaiRules } from './responses-rules.ts'
+import type { Call, Rule } from './rules.ts'
+import { seal } from './signatures.ts'
+import { type Failure, requestId, type Simulator } from './simulator.ts'
+
+type Item = { type: string; id: string; [key: string]: unknown }
+
+/** The items of an answer: reasoning, text, calls. */
+function itemsOf({ id, reasoning, text, calls }: Answer, { body }: Call): Item[] {
+  const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
+  const thought: Item | null =
+    reasoning === null
+      ? null
+      : {
+          type: 'reasoning',
+          id: `rs_${id}`,
+          summary: [{ type: 'summary_text', text: reasoning }],
+          ...(encrypted && { encrypted_content: seal(reasoning) }),
+          status: 'completed',
+        }
+  const message: Item | null =
+    text === '' && calls.length > 0
+      ? null
+      : {
+          type: 'message',
+          id: `msg_${id}`,
+          status: 'completed',
+          role: 'assistant',
+          content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
+        }
+  return [
+    ...(thought ? [thought] : []),
+    ...(message ? [message] : []),
+    ...calls.map(
+      ({ id: call_id, name, args }, index): Item => ({
+        type: 'function_call',
+        id: `fc_${id}${index}`,
+        call_id,
+        name,
+        arguments: args,
+        status: 'completed',
+      }),
+    ),
+  ]
+}
+
+/** Reasons for an answer that is not complete. */
+const INCOMPLETE = new Set(['max_output_tokens', 'content_filter'])
+
+function response(answer: Answer, call: Call) {
+  const { id, finish, usage } = answer
+  const incomplete = finish !== null && INCOMPLETE.has(finish)
+  return {
+    id: `resp_${id}`,
+    object: 'response',
+    created_at: 1_790_000_000,
+    status: incomplete ? 'incomplete' : (finish ?? 'completed'),
+    model: call.model,
+    output: itemsOf(answer, call),
+    error: null,
+    incomplete_details: incomplete ? { reason: finish } : null,
+    instructions: null,
+    metadata: {},
+    parallel_tool_calls: true,
+    store: call.body.store ?? true,
+    tool_choice: call.body.tool_choice ?? 'auto',
+    tools: [],
+    usage: usage && {
+      input_tokens: usage.input + usage.cached,
+      input_tokens_details: { cached_tokens: usage.cached },
+      output_tokens: usage.output,
+      output_tokens_details: { reasoning_tokens: usage.reasoning },
+      total_tokens: usage.input + usage.cached + usage.output,
+    },
+  }
+}
+
+type Event = { type: string; [key: string]: unknown }
+
+/** Events within an item. */
+function eventsOf(item: Item, output_index: number, chunks: readonly string[]): Event[] {
+  const at = { item_id: item.id, output_index }
+  if (item.type === 'reasoning') {
+    const part = (item.summary as { text: string }[])[0]!
+    const summary = { ...at, summary_index: 0 }
+    return [
+      { type: 'response.reasoning_summary_part.added', ...summary, part: { ...part, text: '' } },
+      { type: 'response.reasoning_summary_text.delta', ...summary, delta: part.text },
+      { type: 'response.reasoning_summary_text.done', ...summary, text: part.text },
+      { type: 'response.reasoning_summary_part.done', ...summary, part },
+    ]
+  }
+  if (item.type === 'function_call') {
+    const args = String(item.arguments)
+    return [
+      ...pieces(args).map(delta => ({ type: 'response.function_call_arguments.delta', ...at, delta })),
+      { type: 'response.function_call_arguments.done', ...at, name: item.name, arguments: args },
+    ]
+  }
+  const part = (item.content as { text: string }[])[0]!
+  const content = { ...at, content_index: 0 }
+  return [
+    { type: 'response.content_part.added', ...content, part: { ...part, text: '' } },
+    ...chunks.map(delta => ({ type: 'response.output_text.delta', ...content, delta, logprobs: [] })),
+    { type: 'response.output_text.done', ...content, text: part.text, logprobs: [] },
+    { type: 'response.content_part.done', ...content, part },
+  ]
+}
+
+/** An item before its content. */
+const begun = (item: Item): Item => ({
+  ...item,
+  status: 'in_progress',
+  ...(item.type === 'message' && { content: [] }),
+  ...(item.type === 'reasoning' && { summary: [] }),
+  ...(item.type === 'function_call' && { arguments: '' }),
+})
+
+function frames(answer: Answer, call: Call): Frame[] {
+  const done = response(answer, call)
+  const started = { ...done, status: 'in_progress', output: [], usage: null, incomplete_details: null }
+  const events: Event[] = [
+    { type: 'response.created', response: started },
+    { type: 'response.in_progress', response: started },
+    ...done.output.flatMap((item, output_index) => [
+      { type: 'response.output_item.added', output_index, item: begun(item) },
+      ...eventsOf(item, output_index, answer.chunks),
+      { type: 'response.output_item.done', output_index, item },
+    ]),
+    { type: `response.${done.status}`, response: done },
+  ]
+  return events.map((event, sequence_number) => ({ event: event.type, data: { ...event, sequence_number } }))
+}
+
+function issue(answer: Answer, call: Call): [string, IssuedItem][] {
+  const items = itemsOf(answer, call)
+  const reasoning = items.find(({ type }) => type === 'reasoning')?.id
+  const stored = call.body.store !== false
+  return items.map(item => [
+    item.id,
+    {
+      stored,
+      ...(item.type === 'function_call' && { call_id: item.call_id as string, ...(reasoning && { reasoning }) }),
+    },
+  ])
+}
+
+const openaiError = ({ status, message, type, code, param }: Failure) => ({
+  error: {
+    message,
+    type: type ?? (status >= 500 ? 'server_error' : status === 429 ? 'requests' : 'invalid_request_error'),
+    param: param ?? null,
+    code: code ?? (status === 429 ? 'rate_limit_exceeded' : null),
+  },
+})
+
+const xaiError = ({ message, code }: Failure) => ({
+  code: code ?? 'Client specified an invalid argument',
+  error: message,
+})
+
+const simulator = (name: string, rules: readonly Rule[], errorBody: (failure: Failure) => unknown): Simulator => ({
+  name,
+  rules,
+  read: (path, body) =>
+    path.split('?')[0]!.endsWith('/responses') ? { model: String(body.model), stream: body.stream === true } : null,
+  demand: body => ({
+    tools: functionsOf({ body }),
+    forced: body.tool_choice === 'required' || (body.tool_choice?.name ?? false),
+    schema: body.text?.format?.schema,
+  }),
+  error(failure) {
+    const { status, retry_after } = failure
+    return {
+      status,
+      headers: {
+        'x-request-id': requestId(),
+        ...(retry_after !== undefined && { 'retry-after': String(retry_after) }),
+      },
+      body: errorBody(failure),
+    }
+  },
+  whole: response,
+  frames,
+  errorFrame: ({ message, code }) => ({
+    event: 'error',
+    data: { type: 'error', sequence_number: 0, code: code ?? 'server_error', message, param: null },
+  }),
+  callId: n => `call_${String(n).padStart(24, '0')}`,
+  issue,
+  listing: { object: 'list', data: [{ id: 'model-1', object: 'model', created: 1_790_000_000, owned_by: name }] },
+})
+
+/** The Responses API of OpenAI and Azure. */
+export const responses = simulator('openai responses', responsesRules, openaiError)
+
+/** The Responses API of xAI. */
+export const xai = simulator('xai', xaiRules, xaiError)

@@ -1,0 +1,134 @@
+import assert from 'node:assert/strict'
+import { readFileSync, writeFileSync } from 'node:fs'
+import path from 'node:path'
+import { type Client, client, startApp, type TestApp } from '../support/app.ts'
+import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
+import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
+import { type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { type Capability, type Cell, capabilities, type Turn } from './capabilities.ts'
+import { startToolServer, type ToolServer } from './tool-server.ts'
+
+/**
+ * Cells that do not work, by capability and profile, with the refusal or failure. A cell that works, or fails otherwise,
+ * fails the test until the list is written again: RECORD_MATRIX=1 npm test -- test/vendors/matrix.test.ts
+ */
+const KNOWN = path.join(import.meta.dirname, 'known-refusals.json')
+type Results = Record<string, Record<string, string>>
+
+/** Writes numbers of calls and IDs alike in each run. */
+const stable = (failure: string): string =>
+  failure
+    .replace(/\b[a-z]+_[0-9a-z]{26}\b/g, '…')
+    .replace(/[A-Za-z_.:-]*\d{6,}\w*/g, '…')
+    .replace(/127\.0\.0\.1:\d+/g, '…')
+    .slice(0, 240)
+
+describe('providers by capabilities', function () {
+  this.timeout(60_000)
+  let app: TestApp
+  let simulators: Simulators
+  let tools: ToolServer
+  let key: Client
+  const processes: TestProcess[] = []
+  const providers = new Map<Profile, string>()
+  /** Agents without settings. */
+  const plainAgents = new Map<Profile, string>()
+  const results: Results = {}
+  const known: Results = JSON.parse(readFileSync(KNOWN, 'utf8'))
+  let paths = 0
+
+  before(async () => {
+    ;[simulators, tools, app] = await Promise.all([startSimulators(), startToolServer(), startApp()])
+    const { env, flags } = processSettings(simulators.url)
+    const start = (kind: 'web' | 'worker', ...args: string[]) =>
+      startProcess(kind, app.databaseUrl, { WORKER_CONCURRENCY: '24', ...env }, args, [...GARBAGE_FLAGS, ...flags])
+    processes.push(...(await Promise.all([start('web'), start('worker', 'generation', 'snapshot')])))
+    const project = await app.projectWith([
+      'agents:*',
+      'ai-providers:*',
+      'conversations:*',
+      'files:*',
+      'generations:*',
+      'secrets:*',
+      'sessions:*',
+      'tools:*',
+    ])
+    key = client(processes[0]!.url, project.key.token)
+    await Promise.all(
+      profiles.map(async profile => {
+        const secret = await key.post('/secrets', { name: profile.name, value: laneOf(profile) })
+        const fields = { ...providerFields(profile, simulators.url), secret_id: secret.body.id }
+        const made = await key.post('/ai-providers', fields)
+        assert.equal(made.status, 201, JSON.stringify(made.body))
+        providers.set(profile, made.body.id)
+        plainAgents.set(profile, await agentOf({ ai_provider_id: made.body.id }))
+      }),
+    )
+  })
+  after(async () => {
+    await Promise.all(processes.map(({ kill }) => kill('SIGTERM')))
+    await Promise.all([app?.close(), simulators?.close(), tools?.close()])
+    if (process.env.RECORD_MATRIX) writeFileSync(KNOWN, `${JSON.stringify(results, null, 2)}\n`)
+  })
+
+  const turn = async (agent: string, body: object): Promise<Turn> => {
+    const reply = await key.post(`/agents/${agent}/generate?wait=true`, body)
+    if (typeof reply.body === 'string') return streamed(reply.body)
+    const { error } = reply.body
+    if (error) return { text: '', error: `${error.code}: ${error.message}`, body: reply.body }
+    return { text: reply.body.output?.content ?? '', error: null, body: reply.body }
+  }
+
+  const agentOf = async (fields: object): Promise<string> => {
+    const made = await key.post('/agents', { name: 'agent', ...fields })
+    assert.equal(made.status, 201, JSON.stringify(made.body))
+    return made.body.id
+  }
+
+  const cellOf = (profile: Profile): Cell => {
+    const lane = laneOf(profile)
+    const ai_provider_id = providers.get(profile)!
+    return {
+      profile,
+      key,
+      providerId: ai_provider_id,
+      tools,
+      plan: plan => simulators.plan(lane, plan),
+      calls: () => simulators.calls(lane),
+      agent: fields => (fields ? agentOf({ ai_provider_id, ...fields }) : plainAgents.get(profile)!),
+      turn,
+      toolPath: () => `tool-${++paths}.`,
+    }
+  }
+
+  /** Runs a capability on a profile. A refusal of the vendor explains a failure better than the error of the turn. */
+  const run = async (capability: Capability, profile: Profile): Promise<string | null> => {
+    const lane = laneOf(profile)
+    const from = simulators.requests.length
+    const failure = await capability(cellOf(profile)).catch(error => String(error.message))
+    if (failure === null) return null
+    const calls = simulators.requests.slice(from).filter(request => request.lane === lane)
+    const refused = calls.flatMap(({ refusals }) => refusals.filter(({ source }) => source !== '?'))
+    return stable(refused[0]?.message ?? failure)
+  }
+
+  for (const [name, capability] of Object.entries(capabilities))
+    it(name, async () => {
+      const failures = await Promise.all(
+        profiles.map(async profile => [profile.name, await run(capability, profile)] as const),
+      )
+      results[name] = Object.fromEntries(failures.filter((entry): entry is [string, string] => entry[1] !== null))
+      if (!process.env.RECORD_MATRIX) assert.deepEqual(results[name], known[name] ?? {})
+    })
+})
+
+/** Reads the event stream of a turn. */
+function streamed(body: string): Turn {
+  const events = body.split('\n\n').flatMap(block => {
+    const data = /^data: (.*)$/m.exec(block)?.[1]
+    return data ? [{ event: /^event: (.*)$/m.exec(block)?.[1] ?? '', data: JSON.parse(data) }] : []
+  })
+  const failed = events.find(({ event }) => event === 'error')?.data
+  const text = events.find(({ event }) => event === 'completed')?.data.output?.content ?? ''
+  return { text, error: failed ? `${failed.code}: ${failed.message}` : null, body }
+}
