@@ -70,7 +70,7 @@ const TranscriptStep = z.object({
     .array(z.record(z.string(), z.unknown()))
     .nullable()
     .optional()
-    .describe('What was changed in the request for the vendor. Null if nothing was.'),
+    .describe('Changes of the request for its vendor. Null if there were none.'),
   started_at: z.string(),
   completed_at: z.string(),
 })

@@ -36,7 +36,7 @@ export type AttachedFile = {
 /** Text for a model that does not take the input, in place of a file. Never stored. */
 export type MediaFallback = { input: ModelInput; text: () => Promise<string> }
 /**
- * A message as its model gave it, in its order, with what the vendor wants back: reasoning with its signatures, and marks of
+ * A message as its model gave it, in its order, with the parts that the vendor requires back: reasoning with its signatures, marks of
  * texts and calls. Sent to the model that made it, in place of the content.
  */
 export type VendorStep = { ai_provider_id: string; model: string; parts: VendorPart[] }
@@ -116,7 +116,7 @@ export type ModelUsage = {
   reasoning_tokens: number
 }
 
-/** What was changed in a request, for people. */
+/** A change of a request for its vendor. */
 export type OutgoingNote =
   | { code: 'TOOL_LEFT_OUT' | 'TOOL_RENAMED'; tool_name: string; message: string }
   | { code: 'SETTING_LEFT_OUT'; setting: string; message: string }
@@ -125,7 +125,7 @@ export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
   reasoning?: string
-  /** The answer in its order; absent without calls, and if the vendor wants nothing back but texts and calls. */
+  /** The answer in its order; absent without calls, and if the vendor requires nothing but texts and calls. */
   vendor_parts?: VendorPart[]
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
@@ -135,6 +135,6 @@ export type ModelAnswer = {
   /** Requested model. */
   model: string
   ai_provider_id: string
-  /** What was changed in the request for the vendor; absent if nothing was. */
+  /** Changes of the request for its vendor; absent without any. */
   notes?: OutgoingNote[]
 }

@@ -1,6 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
-/** Whether the last event of a vendor's stream was received, of which the packages tell nothing. */
+/** Whether the last event of a vendor's stream was received, which the packages do not report. */
 export type StreamEnd = { isSeen: boolean }
 
 const current = new AsyncLocalStorage<StreamEnd>()

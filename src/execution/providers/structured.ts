@@ -34,7 +34,7 @@ const FORMATS = ['date-time', 'time', 'date', 'duration', 'email', 'hostname', '
 
 /**
  * Whether a schema is in the subset for constrained decoding: an object at the top, every object closed, every property
- * required and typed, and no keyword that vendors do not know. Other schemas are sent as guidance (`strict: false`).
+ * required and typed, and no keyword that vendors refuse. Other schemas are sent as guidance (`strict: false`).
  */
 export function fitsStrictMode(schema: object): boolean {
   const top = schema as Record<string, unknown>

@@ -52,7 +52,7 @@ export type Metadata = {
 /**
  * Validates client metadata beyond the library's checks and completes it: keeps the redirect URIs that are allowed, and
  * makes a client with a loopback or private-use one a native app, whatever it says, as the port of a loopback URI is
- * free for these only. Drops empty texts, which clients send for what they do not have, and scopes, which have no
+ * free for these only. Drops empty texts, which clients send for missing values, and scopes, which have no
  * effect: clients list the scopes of the MCP server, and the user decides on each request.
  */
 export function checkClientMetadata(metadata: Metadata): void {
@@ -92,7 +92,7 @@ function readRedirectUri(text: unknown): { text: string; url: URL } | string {
 }
 
 /**
- * Derives each refresh token from the one that it replaces: a client that lost the response to a refresh, or refreshes
+ * Derives each refresh token from its predecessor: a client that lost the response to a refresh, or refreshes
  * concurrently, gets the same successor, so that a grant has one line of tokens, in which later reuse shows a theft.
  */
 export function overrideRefreshTokens({ RefreshToken }: Provider, config: Config): void {

@@ -77,7 +77,7 @@ const upsertStatement = (
 
 /**
  * Inserts a refresh token; false if its grant has ended. Extends the grant to the expiry of the token, at most to its
- * agreed end. A repeated refresh leaves the token as it is.
+ * agreed end. A repeated refresh leaves the token unchanged.
  */
 export const putRefreshToken = async (
   db: Queryable,

@@ -52,7 +52,7 @@ export function stepMessages(step: JournalStepRow): ModelMessage[] {
   ]
 }
 
-/** Returns a step as messages of a later request, with what its vendor wants back. */
+/** Returns a step as messages of a later request, with the parts that its vendor requires back. */
 export function promptMessages(step: JournalStepRow): ModelMessage[] {
   const [assistant, ...results] = stepMessages(step)
   const { vendor_parts: parts, ai_provider_id, model } = step

@@ -1,9 +1,9 @@
 import type { AttachedFile, PromptMessage, TextPart, ToolCallPart, ToolResultPart } from '../model-messages.ts'
 import type { OutgoingProfile } from './profile.ts'
 
-/** Stands before a history that begins with the assistant. */
+/** Precedes a history that begins with the assistant. */
 const OPENING: PromptMessage = { role: 'user', content: 'Begin.' }
-/** Stands after a history that ends with the assistant. */
+/** Follows a history that ends with the assistant. */
 const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }
 
 const NO_RESULT = { code: 'TOOL_CALL_FAILED', message: 'The call has no result' }

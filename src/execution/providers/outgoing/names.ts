@@ -34,7 +34,7 @@ export class NameMap {
     return this.#original.get(accepted) ?? accepted
   }
 
-  /** Names that were changed: the original and what was sent. */
+  /** Names that were changed: the original and the sent one. */
   changed(): [string, string][] {
     return [...this.#outgoing].filter(([name, made]) => name !== made)
   }

@@ -14,8 +14,8 @@ export type Outgoing = {
 
 /**
  * Returns a request as a vendor accepts it, whatever its history and tools are. Equal requests give equal results, and
- * an earlier part of a history gives the same whatever follows, so that vendors find it in their caches. What another
- * model wants back is left out.
+ * an earlier part of a history gives the same whatever follows, so that vendors find it in their caches. Parts that
+ * another model requires back are left out.
  */
 export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile, target: Target): Outgoing {
   const ids = new NameMap(profile.callIds, (id, attempt) => hashText(`${id} ${attempt}`, profile.callIdLength))
