@@ -128,8 +128,7 @@ async function session(cell: Cell, fields: Record<string, unknown>) {
     async say(message: string): Promise<string | null> {
       const reply: HttpReply = await cell.key.post(`/sessions/${body.id}/messages?wait=true`, { message })
       if (reply.status >= 400) return `${reply.body.error.code}: ${reply.body.error.message}`
-      const failed = reply.body.generation?.error ?? reply.body.error
-      return failed ? `${failed.code}: ${failed.message}` : null
+      return null
     },
     read: async () => (await cell.key.get(`/sessions/${body.id}`)).body,
   }

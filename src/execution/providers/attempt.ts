@@ -12,6 +12,7 @@ import type {
 import { safeParseJSON } from '@ai-sdk/provider-utils'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
+import { watchEnd } from './event-stream.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
@@ -19,7 +20,6 @@ import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage
 import type { ModelClient } from './models.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { outgoingProfile } from './outgoing/profile.ts'
-import { watchEnd } from './stream-end.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { ContentReader, vendorParts } from './vendor-parts.ts'
 import { vendorOptions } from './vendor-settings.ts'
@@ -104,7 +104,11 @@ async function callSdk(
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
-  const { request: sent, restore, notes } = normaliseRequest(request, outgoingProfile(client.type), target)
+  const {
+    request: sent,
+    restore,
+    notes,
+  } = normaliseRequest(request, outgoingProfile(client.type, client.dialect), target)
   const vendor = client.model(model)
   const options = callOptions(client, sent, signal)
   const answer = request.onDelta
@@ -303,6 +307,7 @@ async function rawAnswer(
   return {
     text: storableText(text),
     ...(vendor_parts && { vendor_parts }),
+    ...(finishReason.raw !== undefined && { vendor_reason: finishReason.raw }),
     tool_calls: await Promise.all(calls.map(toolCall)),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),

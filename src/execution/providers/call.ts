@@ -3,6 +3,7 @@ import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import type { FailureClass } from './failure.ts'
+import { abnormalEnd, isMalformed, sumUsage } from './malformed.ts'
 import type { ProviderRow } from './model.ts'
 import { modelInputs } from './model-inputs.ts'
 import type {
@@ -54,12 +55,28 @@ export async function attemptModel(
       failure: modelFailure(error, { ...target, secrets: [], timedOutAfter: null, started: false }),
     }
   })
+  let malformed: ModelCallOutcome | null = null
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const { request: sent, dropped } = withoutRefused(accepted, refusedSettings(services, provider.id, model))
-    const outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
+    let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     if (outcome.ok && dropped.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notesOf(dropped)]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
+    if (!malformed && isMalformed(provider.provider, outcome)) {
+      malformed = outcome
+      services.log.info(facts, 'model call is repeated after a malformed answer')
+      continue
+    }
+    if (outcome.ok) {
+      if (malformed?.ok) outcome.answer.usage = sumUsage(malformed.answer.usage, outcome.answer.usage)
+      const reason = abnormalEnd(outcome.answer)
+      const error = reason === null ? null : new Error(`the answer is empty and ended with ${reason}`)
+      if (error)
+        outcome = {
+          ok: false,
+          failure: modelFailure(error, { ...target, secrets: [], timedOutAfter: null, started: true }),
+        }
+    }
     await each?.(outcome)
     if (outcome.ok) {
       services.log.debug(facts, 'model call answered')

@@ -4,7 +4,14 @@ import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
 import { tokensIn } from '../../identity/secrets/resolve.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
-import { MODEL_INPUTS, type ProviderConfig, type ProviderRow, type ProviderType } from './model.ts'
+import {
+  DIALECTS,
+  type Dialect,
+  MODEL_INPUTS,
+  type ProviderConfig,
+  type ProviderRow,
+  type ProviderType,
+} from './model.ts'
 
 /** Masked credential value; in a write it refers to the stored value. */
 const MASKED = '***'
@@ -19,6 +26,7 @@ const isLabel = (text: string): boolean => /^[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-
 export type Settings = {
   headers: Record<string, string>
   structured_outputs: boolean
+  dialect: Dialect
   api: 'responses' | 'chat' | null
   organization: string | null
   project: string | null
@@ -33,6 +41,7 @@ const KNOWN_KEYS = {
   headers: 'headers',
   models: 'models',
   structured_outputs: 'boolean',
+  dialect: 'string',
   api: 'string',
   organization: 'string',
   project: 'string',
@@ -109,6 +118,9 @@ function configProblems({ provider, config }: ProviderFields): Problem[] {
   const api = lookup(config, 'api')
   if (provider === 'openai' && typeof api.value === 'string' && api.value !== 'responses' && api.value !== 'chat')
     addProblem('config.api', 'must be responses or chat')
+  const dialect = lookup(config, 'dialect')
+  if (typeof dialect.value === 'string' && !DIALECTS.includes(dialect.value as Dialect))
+    addProblem('config.dialect', `must be one of ${DIALECTS.join(', ')}`)
   for (const key of hostLabelKeys(provider)) {
     const { spelling, value } = lookup(config, key)
     if (typeof value === 'string' && value !== '' && !isLabel(value))
@@ -302,6 +314,9 @@ export function openCredentials(
   return JSON.parse(opened.value) as Credentials
 }
 
+/** Dialects that take no schema of an answer. */
+const SCHEMALESS = new Set<Dialect>(['deepseek'])
+
 /**
  * Returns the known settings of a provider with credentials. Host labels are validated again, since old rows may
  * predate the check.
@@ -317,13 +332,15 @@ export function providerSettings(row: ProviderRow, credentials: Credentials): Se
     if (label !== null && !isLabel(label))
       throw misconfiguredProvider(row.id, 'config_key', `config.${key} is not a DNS label`)
   }
+  const dialect = (text('dialect') ?? (row.provider === 'ollama' ? 'ollama' : 'openai')) as Dialect
   const headers = Object.entries((value('headers') ?? {}) as Record<string, string>).map(([name, visible]) => [
     name,
     visible === MASKED ? (credentials.headers[toSnakeCase(name)] ?? '') : visible,
   ])
   return {
     headers: Object.fromEntries(headers),
-    structured_outputs: value('structured_outputs') !== false,
+    structured_outputs: (value('structured_outputs') ?? !SCHEMALESS.has(dialect)) !== false,
+    dialect,
     api: value('api') as Settings['api'],
     organization: text('organization'),
     project: text('project'),

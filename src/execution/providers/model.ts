@@ -21,6 +21,21 @@ export const PROVIDER_TYPES = [
 
 export type ProviderType = (typeof PROVIDER_TYPES)[number]
 
+/** Variants of the OpenAI API by the rules of their vendors or servers. */
+export const DIALECTS = [
+  'openai',
+  'mistral',
+  'deepseek',
+  'kimi',
+  'openrouter',
+  'litellm',
+  'vllm',
+  'llamacpp',
+  'lmstudio',
+  'ollama',
+] as const
+export type Dialect = (typeof DIALECTS)[number]
+
 /** Inputs that models take. */
 export const MODEL_INPUTS = ['text', 'image', 'pdf', 'audio'] as const
 export type ModelInput = (typeof MODEL_INPUTS)[number]
@@ -43,7 +58,7 @@ const fields = {
     .record(z.string(), z.unknown())
     .nullable()
     .describe(
-      'Settings of the type, such as region, api_version or headers, and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
+      'Settings of the type, such as region, api_version or headers; `dialect` of a custom, gateway or ollama provider, such as `mistral`, `deepseek` or `vllm`; and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
     ),
 }
 

@@ -5,9 +5,9 @@ import { fetchWithLimit } from '../../core/net/limited-body.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
+import { watchedFetch } from './event-stream.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
-import type { ProviderRow, ProviderType } from './model.ts'
-import { watchedFetch } from './stream-end.ts'
+import type { Dialect, ProviderRow, ProviderType } from './model.ts'
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -19,6 +19,7 @@ export type ModelClient = {
   strictOption: boolean
   /** Whether schemas are sent; otherwise they are written into the instructions. */
   structuredOutputs: boolean
+  dialect: Dialect
   /** Minimum number of output tokens that the vendor accepts. */
   smallestAnswer: number
   /** Values to mask in vendor messages. */
@@ -59,21 +60,18 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   return entry.client
 }
 
-/** Types whose streams give a reason with each proper end. */
-const REASONED = new Set<ProviderType>(['anthropic', 'bedrock', 'google', 'vertex'])
-
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  const isWatched = !REASONED.has(type)
-  const { model, ...parts } = await builders[type](
-    isWatched ? { ...access, fetch: watchedFetch(access.fetch) } : access,
-  )
+  // Bedrock's streams are binary.
+  const own = type === 'bedrock' ? access : { ...access, fetch: watchedFetch(access.fetch) }
+  const { model, ...parts } = await builders[type](own)
   // The SDK builds a validator for each model, which takes 0.5 ms.
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
     type,
     structuredOutputs: settings.structured_outputs,
+    dialect: settings.dialect,
     smallestAnswer: type === 'openai' || type === 'azure' || type === 'xai' ? 16 : 1,
     secrets: access.secrets,
     model: id => models.memo(id),

@@ -13,6 +13,7 @@ import { warningsField } from '../../core/api/warnings.ts'
 import { addressProblems } from '../../core/net/refused-address.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
+import { attemptModel } from './call.ts'
 import {
   checkCredential,
   checkProvider,
@@ -121,11 +122,10 @@ async function checkProviderCall(options: {
 }) {
   const { services, resource, model, signal } = options
   try {
-    const { attemptCall } = await import('./attempt.ts')
     const client = await modelClient(services, resource)
-    const outcome = await attemptCall(services, client, resource, model, {
+    const request = {
       system: null,
-      messages: [{ role: 'user', content: 'ping' }],
+      messages: [{ role: 'user' as const, content: 'ping' }],
       temperature: null,
       tools: [],
       tool_choice: null,
@@ -133,7 +133,8 @@ async function checkProviderCall(options: {
       prompt_caching: false,
       max_output_tokens: client.smallestAnswer,
       signal,
-    })
+    }
+    const outcome = await attemptModel(services, resource, model, request, { retries: 0 })
     if (outcome.ok) {
       recordCheckUsage(services, resource, outcome.answer)
       return null

@@ -32,6 +32,7 @@ const custom = (name: string, model: string, more: Partial<Profile> = {}): Profi
   provider: 'custom',
   model,
   path: `/custom/${name}/v1`,
+  config: { dialect: name },
   finish: CHAT,
   ...more,
 })

@@ -12,11 +12,11 @@ type Pending = Map<string, ToolCallPart>
 
 /**
  * Returns messages in an order that every vendor accepts: without blank texts, with one result right after each call and
- * none elsewhere, and with a first and a last message that the vendor takes.
+ * none elsewhere, and with an order of roles that the vendor takes.
  */
 export function shapeMessages(
   messages: readonly PromptMessage[],
-  { assistantFirst, assistantLast }: Pick<OutgoingProfile, 'assistantFirst' | 'assistantLast'>,
+  { assistantFirst, assistantLast, alternates }: OutgoingProfile,
 ): PromptMessage[] {
   const shaped: PromptMessage[] = []
   let pending: Pending = new Map()
@@ -36,7 +36,7 @@ export function shapeMessages(
   if (!assistantFirst && shaped[0]?.role === 'assistant') shaped.unshift(OPENING)
   const last = shaped.at(-1)
   if (last === undefined || (!assistantLast && last.role === 'assistant')) shaped.push(CONTINUATION)
-  return shaped
+  return alternates ? joinNeighbours(shaped) : shaped
 }
 
 type Spoken = Exclude<PromptMessage, { role: 'tool' }>
@@ -50,6 +50,21 @@ function withoutBlanks(message: Spoken): Spoken | null {
   if (content.length === 0) return null
   return content.length === message.content.length ? message : ({ ...message, content } as Spoken)
 }
+
+/** Joins consecutive messages of the user, and consecutive texts of the assistant. */
+function joinNeighbours(messages: readonly PromptMessage[]): PromptMessage[] {
+  const joined: PromptMessage[] = []
+  for (const message of messages) {
+    const last = joined.at(-1)
+    if (last?.role === message.role && last.role !== 'tool' && message.role !== 'tool')
+      joined[joined.length - 1] = { ...message, content: [...partsOf(last), ...partsOf(message)] } as PromptMessage
+    else joined.push(message)
+  }
+  return joined
+}
+
+const partsOf = ({ content }: Spoken): readonly object[] =>
+  typeof content === 'string' ? [{ type: 'text', text: content }] : content
 
 const isBlank = (text: string): boolean => text.trim() === ''
 

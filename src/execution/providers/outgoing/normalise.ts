@@ -1,5 +1,14 @@
 import type { JsonObject } from '../../../core/api/flatten.ts'
-import type { ModelAnswer, ModelRequest, OutgoingNote, PromptMessage, VendorStep } from '../model-messages.ts'
+import type {
+  ModelAnswer,
+  ModelRequest,
+  OutgoingNote,
+  PromptMessage,
+  TextPart,
+  ToolCallPart,
+  VendorPart,
+  VendorStep,
+} from '../model-messages.ts'
 import { shapeMessages } from './messages.ts'
 import { hashText, NameMap, similarName } from './names.ts'
 import type { OutgoingProfile } from './profile.ts'
@@ -38,6 +47,7 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
   const messages = shapeMessages(request.messages, profile)
     .map(message => renamed(message, ids, names))
     .map(message => forTarget(message, target))
+    .map(message => (profile.callsNeedReasoning ? withReasoning(message, target) : message))
   return {
     request: { ...request, messages, tools, tool_choice: choiceOf(request, tools, names) },
     notes,
@@ -69,6 +79,25 @@ function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): P
   if (message.role !== 'assistant' || !message.vendor) return message
   const { vendor, ...rest } = message
   return vendor.ai_provider_id === ai_provider_id && vendor.model === model ? message : rest
+}
+
+/** What stands for reasoning that there is none of: a vendor that requires some refuses an empty text. */
+const NO_REASONING = ' '
+
+/** Adds reasoning to a message with calls that has none. */
+function withReasoning(message: PromptMessage, target: Target): PromptMessage {
+  if (message.role !== 'assistant' || typeof message.content === 'string') return message
+  const parts = message.vendor?.parts ?? partsOf(message.content)
+  const isNeeded = parts.some(({ type }) => type === 'tool_call') && !parts.some(({ type }) => type === 'reasoning')
+  if (!isNeeded) return message
+  return { ...message, vendor: { ...target, parts: [{ type: 'reasoning', text: NO_REASONING }, ...parts] } }
+}
+
+function partsOf(content: readonly (TextPart | ToolCallPart)[]): VendorPart[] {
+  let calls = 0
+  return content.map(part =>
+    part.type === 'text' ? { type: 'text', text: part.text } : { type: 'tool_call', position: calls++ },
+  )
 }
 
 function renamed(message: PromptMessage, ids: NameMap, names: NameMap): PromptMessage {

@@ -1,4 +1,4 @@
-import type { ProviderType } from '../model.ts'
+import type { Dialect, ProviderType } from '../model.ts'
 
 /** What a vendor requires of a request beyond its format. Rules of November 2026. */
 export type OutgoingProfile = {
@@ -6,6 +6,10 @@ export type OutgoingProfile = {
   assistantFirst: boolean
   /** Whether the last message may be one of the assistant. */
   assistantLast: boolean
+  /** Whether messages of the user and of the assistant must alternate. */
+  alternates: boolean
+  /** Whether a message with calls must have reasoning. */
+  callsNeedReasoning: boolean
   /** Ids of tool calls that are accepted unchanged. */
   callIds: RegExp
   /** Characters of ids that replace others. */
@@ -26,6 +30,8 @@ const PROPERTY = /^[a-zA-Z0-9_.-]{1,64}$/
 const OPENAI: OutgoingProfile = {
   assistantFirst: true,
   assistantLast: true,
+  alternates: false,
+  callsNeedReasoning: false,
   callIds: /^[\x21-\x7e]{1,40}$/,
   callIdLength: 32,
   toolNames: IDENTIFIER,
@@ -51,12 +57,25 @@ const GOOGLE: OutgoingProfile = {
   references: false,
 }
 
-const PROFILES: Partial<Record<ProviderType, OutgoingProfile>> = {
+const TYPES: Partial<Record<ProviderType, OutgoingProfile>> = {
   anthropic: ANTHROPIC,
   bedrock: ANTHROPIC,
   google: GOOGLE,
   vertex: GOOGLE,
 }
 
-/** Returns the profile of a provider type. */
-export const outgoingProfile = (type: ProviderType): OutgoingProfile => PROFILES[type] ?? OPENAI
+const NO_PREFILL: OutgoingProfile = { ...OPENAI, assistantLast: false }
+const THINKING: OutgoingProfile = { ...OPENAI, callsNeedReasoning: true }
+
+const DIALECTS: Partial<Record<Dialect, OutgoingProfile>> = {
+  mistral: { ...NO_PREFILL, callIds: /^[a-zA-Z0-9]{9}$/, callIdLength: 9 },
+  deepseek: THINKING,
+  kimi: THINKING,
+  openrouter: NO_PREFILL,
+  llamacpp: NO_PREFILL,
+  vllm: { ...OPENAI, assistantFirst: false, alternates: true },
+}
+
+/** Returns the profile of a provider type, and of its dialect of the OpenAI API. */
+export const outgoingProfile = (type: ProviderType, dialect: Dialect): OutgoingProfile =>
+  TYPES[type] ?? DIALECTS[dialect] ?? OPENAI

@@ -1,0 +1,34 @@
+import type { ModelCallOutcome } from './attempt.ts'
+import type { ProviderType } from './model.ts'
+import type { ModelAnswer, ModelUsage } from './model-messages.ts'
+
+/** Reasons with which Google ends an answer that the model wrote wrongly, or for no reason that it tells. */
+const ABNORMAL = ['MALFORMED_FUNCTION_CALL', 'MALFORMED_RESPONSE', 'UNEXPECTED_TOOL_CALL', 'OTHER']
+
+/** Code with which Groq refuses a call that its own model wrote wrongly. */
+const REFUSED_CALL = /"tool_use_failed"/
+
+const isEmpty = ({ text, tool_calls }: ModelAnswer): boolean => text === '' && tool_calls.length === 0
+
+/** Whether a call is made once more, as the model's answer may be another one then. */
+export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): boolean {
+  if (!outcome.ok) return REFUSED_CALL.test(String(outcome.failure.meta.provider_response_body ?? ''))
+  const { answer } = outcome
+  return isEmpty(answer) && (type === 'google' || type === 'vertex' || answer.reasoning !== undefined)
+}
+
+/** Returns why an empty answer is a failure; null for one that the vendor ended normally. */
+export const abnormalEnd = (answer: ModelAnswer): string | null =>
+  isEmpty(answer) && ABNORMAL.includes(answer.vendor_reason ?? '') ? (answer.vendor_reason as string) : null
+
+/** Returns the sum of the tokens of two calls. */
+export const sumUsage = (a: ModelUsage | null, b: ModelUsage | null): ModelUsage | null =>
+  a && b
+    ? {
+        input_tokens: a.input_tokens + b.input_tokens,
+        cached_tokens: a.cached_tokens + b.cached_tokens,
+        cache_write_tokens: a.cache_write_tokens + b.cache_write_tokens,
+        output_tokens: a.output_tokens + b.output_tokens,
+        reasoning_tokens: a.reasoning_tokens + b.reasoning_tokens,
+      }
+    : (a ?? b)
