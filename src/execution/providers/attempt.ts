@@ -2,11 +2,13 @@ import type {
   LanguageModelV4,
   LanguageModelV4CallOptions,
   LanguageModelV4Content,
+  LanguageModelV4FilePart,
   LanguageModelV4FinishReason,
   LanguageModelV4FunctionTool,
   LanguageModelV4Message,
   LanguageModelV4Prompt,
   LanguageModelV4ToolCall,
+  LanguageModelV4ToolResultPart,
   LanguageModelV4Usage,
 } from '@ai-sdk/provider'
 import { safeParseJSON } from '@ai-sdk/provider-utils'
@@ -15,11 +17,20 @@ import type { Services } from '../../core/process/services.ts'
 import { watchEnd } from './event-stream.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
-import type { ProviderRow } from './model.ts'
-import type { AttachedFile, ModelAnswer, ModelRequest, ModelUsage, PromptMessage, TextPart } from './model-messages.ts'
+import type { ModelInput, ProviderRow } from './model.ts'
+import type {
+  AttachedFile,
+  ModelAnswer,
+  ModelRequest,
+  ModelUsage,
+  PromptMessage,
+  TextPart,
+  ToolResultPart,
+} from './model-messages.ts'
 import type { ModelClient } from './models.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { outgoingProfile } from './outgoing/profile.ts'
+import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { ContentReader, vendorParts } from './vendor-parts.ts'
 import { vendorOptions } from './vendor-settings.ts'
@@ -191,7 +202,7 @@ function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSi
             },
           ]
         : []),
-      ...vendorPrompt(request.messages),
+      ...vendorPrompt(request.messages, { mediaInResults: client.mediaInResults, inputs: request.inputs ?? null }),
     ],
     ...(request.tools.length > 0 && { tools: request.tools.map(vendorTool), toolChoice: vendorToolChoice(request) }),
     responseFormat,
@@ -227,25 +238,19 @@ const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][num
  * Converts messages for the vendor's package. Empty texts are dropped, which some vendors refuse, and consecutive results
  * are joined, which some vendors require.
  */
-function vendorPrompt(messages: readonly PromptMessage[]): LanguageModelV4Prompt {
+function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): LanguageModelV4Prompt {
   const prompt: LanguageModelV4Message[] = []
+  let media: LanguageModelV4FilePart[] = []
   for (const message of messages) {
     if (message.role === 'tool') {
-      const content = message.content.map(part => ({
-        type: 'tool-result' as const,
-        toolCallId: part.tool_call_id,
-        toolName: part.tool_name,
-        output: part.error
-          ? { type: 'error-json' as const, value: { error: part.error } as never }
-          : typeof part.result === 'string'
-            ? { type: 'text' as const, value: part.result }
-            : { type: 'json' as const, value: (part.result ?? null) as never },
-      }))
+      const content = message.content.map(part => toolResult(part, rules, media))
       const last = prompt.at(-1)
       if (last?.role === 'tool') last.content.push(...content)
       else if (content.length > 0) prompt.push({ role: 'tool', content })
       continue
     }
+    if (media.length > 0) prompt.push({ role: 'user', content: media })
+    media = []
     if (message.role === 'user') {
       const { content } = message
       prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
@@ -254,8 +259,48 @@ function vendorPrompt(messages: readonly PromptMessage[]): LanguageModelV4Prompt
     const content = assistantParts(message)
     if (content.length > 0) prompt.push({ role: 'assistant', content })
   }
+  if (media.length > 0) prompt.push({ role: 'user', content: media })
   return prompt
 }
+
+/** Where media of results are sent: in the results, or after them; and the inputs of the model, null if unknown. */
+type MediaRules = { mediaInResults: boolean; inputs: ReadonlySet<ModelInput> | null }
+
+/** Converts a result. Media that the vendor does not take in results are added to `media`, which follows them. */
+function toolResult(
+  { tool_call_id: toolCallId, tool_name: toolName, result, error }: ToolResultPart,
+  { mediaInResults, inputs }: MediaRules,
+  media: LanguageModelV4FilePart[],
+): LanguageModelV4ToolResultPart {
+  const about = { type: 'tool-result' as const, toolCallId, toolName }
+  if (error) return { ...about, output: { type: 'error-json', value: { error } as never } }
+  if (typeof result === 'string') return { ...about, output: { type: 'text', value: result } }
+  const items = contentWithMedia(result)
+  if (!items) return { ...about, output: { type: 'json', value: (result ?? null) as never } }
+  const value = items.map(item => {
+    if (item.type === 'text') return item
+    const isTaken = inputs === null || inputs.has(inputOf(item.media_type))
+    if (!isTaken) return textPart(mediaNote(item.media_type, item.data_base64))
+    const file = filePart(item.media_type, item.data_base64)
+    if (mediaInResults) return file
+    media.push(file)
+    return textPart(`[${item.media_type} in the next message]`)
+  })
+  const texts = value.filter(each => each.type === 'text')
+  return texts.length === value.length
+    ? { ...about, output: { type: 'text', value: texts.map(({ text }) => text).join('\n') } }
+    : { ...about, output: { type: 'content', value } }
+}
+
+const inputOf = (mediaType: string): ModelInput =>
+  mediaType === 'application/pdf' ? 'pdf' : mediaType.startsWith('audio/') ? 'audio' : 'image'
+
+const filePart = (mediaType: string, data: string, filename?: string) => ({
+  type: 'file' as const,
+  data: { type: 'data' as const, data },
+  mediaType,
+  filename,
+})
 
 function assistantParts({ content, vendor }: Extract<PromptMessage, { role: 'assistant' }>): AssistantPart[] {
   const parts = typeof content === 'string' ? [textPart(content)] : content
@@ -283,16 +328,11 @@ const textPart = (text: string) => ({ type: 'text' as const, text })
 const isNotEmpty = (part: { type: string; text?: string }): boolean => part.type !== 'text' || part.text !== ''
 
 const userParts = (parts: readonly (TextPart | AttachedFile)[]) =>
-  parts.filter(isNotEmpty).map(part =>
-    part.type === 'text'
-      ? textPart(part.text)
-      : {
-          type: 'file' as const,
-          data: { type: 'data' as const, data: part.data_base64 },
-          mediaType: part.media_type,
-          filename: part.filename,
-        },
-  )
+  parts
+    .filter(isNotEmpty)
+    .map(part =>
+      part.type === 'text' ? textPart(part.text) : filePart(part.media_type, part.data_base64, part.filename),
+    )
 
 async function rawAnswer(
   content: readonly LanguageModelV4Content[],

@@ -118,7 +118,7 @@ async function acceptedRequest(provider: ProviderRow, model: string, request: Mo
     }
     messages.push({ role: 'user', content })
   }
-  return { ...request, messages }
+  return { ...request, messages, inputs }
 }
 
 /**

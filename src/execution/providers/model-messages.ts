@@ -84,6 +84,8 @@ export type ModelRequest = {
   provider_options?: Record<string, unknown> | null
   /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */
   timeout_ms?: number
+  /** Inputs that the model takes; null or absent if unknown. */
+  inputs?: ReadonlySet<ModelInput> | null
   signal: AbortSignal
   /** If set, the answer is streamed and each text chunk is passed on arrival. */
   onDelta?: (text: string) => void

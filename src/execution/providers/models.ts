@@ -20,6 +20,8 @@ export type ModelClient = {
   /** Whether schemas are sent; otherwise they are written into the instructions. */
   structuredOutputs: boolean
   dialect: Dialect
+  /** Whether results of tools may have media; otherwise these follow in a message of the user. */
+  mediaInResults: boolean
   /** Minimum number of output tokens that the vendor accepts. */
   smallestAnswer: number
   /** Values to mask in vendor messages. */
@@ -60,6 +62,9 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
   return entry.client
 }
 
+/** Types whose results of tools may have media; for openai it depends on the API. */
+const MEDIA_IN_RESULTS = new Set<ProviderType>(['anthropic', 'azure', 'bedrock', 'google', 'vertex', 'xai'])
+
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
@@ -72,6 +77,7 @@ async function buildClient(access: Access): Promise<ModelClient> {
     type,
     structuredOutputs: settings.structured_outputs,
     dialect: settings.dialect,
+    mediaInResults: MEDIA_IN_RESULTS.has(type),
     smallestAnswer: type === 'openai' || type === 'azure' || type === 'xai' ? 16 : 1,
     secrets: access.secrets,
     model: id => models.memo(id),
@@ -79,7 +85,8 @@ async function buildClient(access: Access): Promise<ModelClient> {
   }
 }
 
-type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'>
+type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'> &
+  Partial<Pick<ModelClient, 'mediaInResults'>>
 
 const openaiCompatible = async (access: Access): Promise<ClientParts> => {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -108,6 +115,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
     const chat = (settings.api ?? (access.tenant ? 'chat' : 'responses')) === 'chat'
     return {
       model: id => (chat ? vendor.chat(id) : vendor.responses(id)),
+      mediaInResults: !chat,
       optionsKey: 'openai',
       strictOption: true,
     }

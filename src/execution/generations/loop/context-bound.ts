@@ -1,5 +1,6 @@
 import { type ContextPolicy, completePolicy } from '../../agents/context-policy.ts'
-import type { ModelMessage, ModelRequest, PromptMessage } from '../../providers/model-messages.ts'
+import type { ModelMessage, ModelRequest, PromptMessage, ToolResultPart } from '../../providers/model-messages.ts'
+import { contentWithMedia } from '../../providers/outgoing/result-media.ts'
 import type { TurnData } from '../model.ts'
 import type { Attachments } from '../request/message-files.ts'
 
@@ -38,10 +39,17 @@ function messageBytes({ content }: ModelMessage | PromptMessage, attached?: Atta
   return content.reduce((sum, part) => {
     if (part.type === 'text') return sum + textBytes(part.text)
     if (part.type === 'tool_call') return sum + textBytes(part.tool_name) + jsonBytes(part.args)
-    if (part.type === 'tool_result') return sum + jsonBytes(part.error ?? part.result)
+    if (part.type === 'tool_result') return sum + resultBytes(part)
     const given = part.type === 'file' ? attached?.get(part) : undefined
     return sum + (given?.type === 'text' ? textBytes(given.text) : FILE_BYTES)
   }, MESSAGE_BYTES)
+}
+
+/** Media in results count like files. */
+function resultBytes({ error, result }: ToolResultPart): number {
+  const items = error ? null : contentWithMedia(result)
+  if (!items) return jsonBytes(error ?? result)
+  return items.reduce((sum, item) => sum + (item.type === 'text' ? textBytes(item.text) : FILE_BYTES), 0)
 }
 
 const totalBytes = (messages: readonly (ModelMessage | PromptMessage)[], attached?: Attachments['parts']): number =>
