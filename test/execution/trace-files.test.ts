@@ -108,6 +108,7 @@ describe('steps files of traces', function () {
       'generation_id',
       'index',
       'model',
+      'notes',
       'started_at',
       'text',
       'tool_calls',
