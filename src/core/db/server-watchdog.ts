@@ -77,7 +77,8 @@ const terminationOf = (sessions: readonly EndedSession[]) => `
  *   requests fail immediately until the server answers again.
  * - Only the new connection is answered: the older connections are dead and are ended.
  * - The server reports the session of a pending statement as idle or gone: the statement or its answer was lost, and its
- *   connection is ended, with the idle ones if new connections pass. With a pooler, whose process IDs differ from the server's, it ends at its limit.
+ *   connection is ended, with the idle ones if new connections pass. With a pooler, whose process IDs differ from the
+ *   server's, it ends at its limit.
  * - A statement exceeds its limit: its connection is ended.
  *
  * Once the server answers, the sessions of ended connections are terminated, because they may hold locks.
