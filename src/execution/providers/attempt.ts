@@ -342,12 +342,13 @@ async function rawAnswer(
   const reasoning = textsOf(content, 'reasoning')
   const calls = content.filter(part => part.type === 'tool-call')
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
-  if (text === '' && calls.length === 0 && finishReason.raw === undefined) throw new Error('the response is empty')
+  const isEmpty = text === '' && calls.length === 0
+  if (isEmpty && finishReason.raw === undefined) throw new Error('the response is empty')
   const vendor_parts = calls.length > 0 ? vendorParts(content) : undefined
   return {
     text: storableText(text),
     ...(vendor_parts && { vendor_parts }),
-    ...(finishReason.raw !== undefined && { vendor_reason: finishReason.raw }),
+    ...(isEmpty && { vendor_reason: finishReason.raw }),
     tool_calls: await Promise.all(calls.map(toolCall)),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),

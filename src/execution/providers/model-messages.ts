@@ -131,7 +131,7 @@ export type ModelAnswer = {
   vendor_parts?: VendorPart[]
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
-  /** Finish reason in the vendor's own words. */
+  /** Finish reason of an empty answer in the vendor's own words. */
   vendor_reason?: string
   finish_reason: 'stop' | 'length' | 'content-filter' | 'tool-calls' | 'other'
   /** Null if the vendor reported none. */

@@ -1,0 +1,98 @@
+import assert from 'node:assert/strict'
+import { attemptModel } from '../../src/execution/providers/call.ts'
+import { aiProviderKind, type ProviderRow } from '../../src/execution/providers/model.ts'
+import type { ModelRequest, PromptMessage } from '../../src/execution/providers/model-messages.ts'
+import { startApp, type TestApp } from '../support/app.ts'
+import { random } from '../support/random.ts'
+import { laneOf, type Profile, profiles, providerFields } from '../support/vendors/profiles.ts'
+import { type Simulators, startSimulators } from '../support/vendors/server.ts'
+
+const HISTORIES = 25
+
+/** Those whose address is a field: others are reached by other processes only. */
+const reachable = profiles.filter(({ path }) => path !== null)
+
+const TEXTS = ['hello', 'a longer text\nof two lines', '', ' ', '\n\n', '…', '4']
+const IDS = ['call_1', 'toolu_01', 'functions.look_up:0', 'c'.repeat(60), 'id with blanks', 'ünïcode', '0']
+const NAMES = ['look_up', '2nd.tool', 'gone']
+
+type Draw = (below: number) => number
+
+/** Returns a history as it may be stored: any roles in any order, blanks, calls and results in any state. */
+function history(draw: Draw): PromptMessage[] {
+  const one = <T>(of: readonly T[]): T => of[draw(of.length)]
+  const text = () => ({ type: 'text' as const, text: one(TEXTS) })
+  const calls = (count: number) =>
+    Array.from({ length: count }, (_, at) => ({
+      type: 'tool_call' as const,
+      tool_call_id: `${one(IDS)}${at}`,
+      tool_name: one(NAMES),
+      args: one<unknown>([{}, { 'odd key!': 1 }, { list: [1, 'a'] }]),
+    }))
+  return Array.from({ length: 1 + draw(12) }, (): PromptMessage[] => {
+    const kind = draw(4)
+    if (kind === 0) return [{ role: 'user', content: draw(2) === 0 ? one(TEXTS) : [text(), text()] }]
+    if (kind === 1) return [{ role: 'assistant', content: draw(2) === 0 ? one(TEXTS) : [text()] }]
+    const made = calls(1 + draw(3))
+    const answered = [...made, ...calls(draw(2))].filter(() => draw(4) > 0)
+    const results = answered.map(({ tool_call_id, tool_name }) => ({
+      type: 'tool_result' as const,
+      tool_call_id,
+      tool_name,
+      result: one<unknown>(['', 'found', { a: 1 }, null]),
+      error: draw(4) === 0 ? { code: 'TOOL_CALL_FAILED', message: 'no' } : null,
+    }))
+    const assistant: PromptMessage = { role: 'assistant', content: [...(draw(2) === 0 ? [text()] : []), ...made] }
+    return results.length === 0 ? [assistant] : [assistant, { role: 'tool', content: results }]
+  }).flat()
+}
+
+const TOOLS: ModelRequest['tools'] = [
+  { name: 'look_up', description: 'Looks up', parameters: { type: 'object', properties: { 'odd key!': {} } } },
+  {
+    name: '2nd.tool',
+    description: 'Another',
+    parameters: { anyOf: [{ type: 'object', properties: { list: { type: 'array' } } }, { type: 'object' }] },
+  },
+]
+
+describe('any stored history', function () {
+  this.timeout(60_000)
+  let app: TestApp
+  let simulators: Simulators
+  const rows = new Map<Profile, ProviderRow>()
+
+  before(async () => {
+    ;[simulators, app] = await Promise.all([startSimulators(), startApp()])
+    const { key } = await app.project()
+    for (const profile of reachable) {
+      const secret = await key.post('/secrets', { name: profile.name, value: laneOf(profile) })
+      const fields = { ...providerFields(profile, simulators.url), secret_id: secret.body.id }
+      const made = await key.post('/ai-providers', fields)
+      rows.set(profile, (await aiProviderKind.find(app.services.pool, made.body.id)) as ProviderRow)
+    }
+  })
+  after(() => Promise.all([app?.close(), simulators?.close()]))
+
+  for (const profile of reachable)
+    it(`is taken by ${profile.name}`, async () => {
+      for (let seed = 1; seed <= HISTORIES; seed++) {
+        const messages = history(random(seed))
+        const request: ModelRequest = {
+          system: 'Be kind.',
+          messages,
+          temperature: null,
+          tools: TOOLS,
+          tool_choice: 'auto',
+          output_schema: null,
+          prompt_caching: false,
+          signal: new AbortController().signal,
+          ...(seed % 2 === 0 && { onDelta: () => {} }),
+        }
+        const row = rows.get(profile) as ProviderRow
+        const outcome = await attemptModel(app.services, row, profile.model, request, { retries: 0 })
+        const refusal = outcome.ok ? null : outcome.failure.message
+        assert.equal(refusal, null, `seed ${seed}: ${JSON.stringify(messages)}`)
+      }
+    })
+})
