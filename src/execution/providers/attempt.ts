@@ -29,7 +29,7 @@ import type {
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
-import { outgoingProfile } from './outgoing/profile.ts'
+import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { fitsStrictMode, schemaInstruction } from './structured.ts'
 import { ContentReader, vendorParts } from './vendor-parts.ts'
@@ -115,13 +115,10 @@ async function callSdk(
   markFirstChunk: () => void,
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
-  const {
-    request: sent,
-    restore,
-    notes,
-  } = normaliseRequest(request, outgoingProfile(client.type, client.dialect), target)
+  const profile = outgoingProfile(client.type, client.dialect, model)
+  const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
   const vendor = client.model(model)
-  const options = callOptions(client, sent, signal)
+  const options = callOptions(client, sent, profile, signal)
   const answer = request.onDelta
     ? await readStream(vendor, options, request, markFirstChunk)
     : await readAnswer(vendor, options)
@@ -173,7 +170,12 @@ async function readStream(
   throw new Error('the stream broke off')
 }
 
-function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSignal): LanguageModelV4CallOptions {
+function callOptions(
+  client: ModelClient,
+  request: ModelRequest,
+  { userAfterResults }: OutgoingProfile,
+  signal: AbortSignal,
+): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
   const byInstruction = schema !== null && !client.structuredOutputs
   const instructions = byInstruction ? [system, schemaInstruction(schema)].filter(Boolean).join('\n\n') : system
@@ -202,7 +204,11 @@ function callOptions(client: ModelClient, request: ModelRequest, signal: AbortSi
             },
           ]
         : []),
-      ...vendorPrompt(request.messages, { mediaInResults: client.mediaInResults, inputs: request.inputs ?? null }),
+      ...vendorPrompt(request.messages, {
+        mediaInResults: client.mediaInResults,
+        userAfterResults,
+        inputs: request.inputs ?? null,
+      }),
     ],
     ...(request.tools.length > 0 && { tools: request.tools.map(vendorTool), toolChoice: vendorToolChoice(request) }),
     responseFormat,
@@ -249,7 +255,7 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
       else if (content.length > 0) prompt.push({ role: 'tool', content })
       continue
     }
-    if (media.length > 0) prompt.push({ role: 'user', content: media })
+    prompt.push(...mediaMessages(media, rules))
     media = []
     if (message.role === 'user') {
       const { content } = message
@@ -259,12 +265,18 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
     const content = assistantParts(message)
     if (content.length > 0) prompt.push({ role: 'assistant', content })
   }
-  if (media.length > 0) prompt.push({ role: 'user', content: media })
-  return prompt
+  return [...prompt, ...mediaMessages(media, rules)]
+}
+
+function mediaMessages(media: LanguageModelV4FilePart[], { userAfterResults }: MediaRules): LanguageModelV4Message[] {
+  if (media.length === 0) return []
+  const message = { role: 'user' as const, content: media }
+  return userAfterResults ? [message] : [{ role: 'assistant', content: [textPart('OK.')] }, message]
 }
 
 /** Where media of results are sent: in the results, or after them; and the inputs of the model, null if unknown. */
-type MediaRules = { mediaInResults: boolean; inputs: ReadonlySet<ModelInput> | null }
+type MediaRules = Pick<ModelClient, 'mediaInResults'> &
+  Pick<OutgoingProfile, 'userAfterResults'> & { inputs: ReadonlySet<ModelInput> | null }
 
 /** Converts a result. Media that the vendor does not take in results are added to `media`, which follows them. */
 function toolResult(

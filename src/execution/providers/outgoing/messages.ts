@@ -3,6 +3,8 @@ import type { OutgoingProfile } from './profile.ts'
 
 /** Precedes a history that begins with the assistant. */
 const OPENING: PromptMessage = { role: 'user', content: 'Begin.' }
+/** Stands between results and a message of the user. */
+const ACKNOWLEDGEMENT: PromptMessage = { role: 'assistant', content: 'OK.' }
 /** Follows a history that ends with the assistant. */
 const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }
 
@@ -16,7 +18,7 @@ type Pending = Map<string, ToolCallPart>
  */
 export function shapeMessages(
   messages: readonly PromptMessage[],
-  { assistantFirst, assistantLast, alternates }: OutgoingProfile,
+  { assistantFirst, assistantLast, alternates, userAfterResults }: OutgoingProfile,
 ): PromptMessage[] {
   const shaped: PromptMessage[] = []
   let pending: Pending = new Map()
@@ -29,6 +31,7 @@ export function shapeMessages(
     const content = withoutBlanks(message)
     if (content === null) continue
     shaped.push(...missingResults(pending))
+    if (!userAfterResults && content.role === 'user' && shaped.at(-1)?.role === 'tool') shaped.push(ACKNOWLEDGEMENT)
     pending = callsOf(content)
     shaped.push(content)
   }

@@ -8,6 +8,8 @@ export type OutgoingProfile = {
   assistantLast: boolean
   /** Whether messages of the user and of the assistant must alternate. */
   alternates: boolean
+  /** Whether results may be followed by a message of the user. */
+  userAfterResults: boolean
   /** Whether a message with calls must have reasoning. */
   callsNeedReasoning: boolean
   /** Ids of tool calls that are accepted unchanged. */
@@ -31,6 +33,7 @@ const OPENAI: OutgoingProfile = {
   assistantFirst: true,
   assistantLast: true,
   alternates: false,
+  userAfterResults: true,
   callsNeedReasoning: false,
   callIds: /^[\x21-\x7e]{1,40}$/,
   callIdLength: 32,
@@ -51,6 +54,7 @@ const ANTHROPIC: OutgoingProfile = {
 const GOOGLE: OutgoingProfile = {
   ...OPENAI,
   assistantFirst: false,
+  alternates: true,
   callIds: /^/,
   toolNames: /^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$/,
   topAlternatives: true,
@@ -65,17 +69,30 @@ const TYPES: Partial<Record<ProviderType, OutgoingProfile>> = {
 }
 
 const NO_PREFILL: OutgoingProfile = { ...OPENAI, assistantLast: false }
+const MISTRAL: OutgoingProfile = {
+  ...NO_PREFILL,
+  userAfterResults: false,
+  callIds: /^[a-zA-Z0-9]{9}$/,
+  callIdLength: 9,
+}
 const THINKING: OutgoingProfile = { ...OPENAI, callsNeedReasoning: true }
 
 const DIALECTS: Partial<Record<Dialect, OutgoingProfile>> = {
-  mistral: { ...NO_PREFILL, callIds: /^[a-zA-Z0-9]{9}$/, callIdLength: 9 },
+  mistral: MISTRAL,
   deepseek: THINKING,
   kimi: THINKING,
   openrouter: NO_PREFILL,
   llamacpp: NO_PREFILL,
-  vllm: { ...OPENAI, assistantFirst: false, alternates: true },
+  ollama: { ...OPENAI, alternates: true },
 }
 
-/** Returns the profile of a provider type, and of its dialect of the OpenAI API. */
-export const outgoingProfile = (type: ProviderType, dialect: Dialect): OutgoingProfile =>
-  TYPES[type] ?? DIALECTS[dialect] ?? OPENAI
+/** Servers of open models, whose rules are those of the model's template. */
+const TEMPLATED = new Set<Dialect>(['vllm', 'llamacpp', 'lmstudio'])
+const MISTRAL_MODEL = /(mi|mini|magi|dev|code)stral|mixtral/i
+const MISTRAL_TEMPLATE: OutgoingProfile = { ...MISTRAL, assistantFirst: false, alternates: true }
+
+/** Returns the profile of a model, by its provider's type and dialect of the OpenAI API. */
+export function outgoingProfile(type: ProviderType, dialect: Dialect, model: string): OutgoingProfile {
+  if (!TYPES[type] && TEMPLATED.has(dialect) && MISTRAL_MODEL.test(model)) return MISTRAL_TEMPLATE
+  return TYPES[type] ?? DIALECTS[dialect] ?? OPENAI
+}
