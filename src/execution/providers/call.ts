@@ -97,7 +97,7 @@ export async function attemptModel(
 }
 
 const notesOf = (dropped: readonly RefusedSetting[]): OutgoingNote[] =>
-  dropped.map(setting => ({ code: 'SETTING_LEFT_OUT', setting, message: 'refused by the model' }))
+  dropped.map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
 
 /** Returns a request with texts in place of the files that the model does not take. */
 async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {

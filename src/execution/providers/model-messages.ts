@@ -120,8 +120,8 @@ export type ModelUsage = {
 
 /** A change of a request for its vendor. */
 export type OutgoingNote =
-  | { code: 'TOOL_LEFT_OUT' | 'TOOL_RENAMED'; tool_name: string; message: string }
-  | { code: 'SETTING_LEFT_OUT'; setting: string; message: string }
+  | { kind: 'tool_left_out' | 'tool_renamed'; tool_name: string; message: string }
+  | { kind: 'setting_left_out'; setting: string; message: string }
 
 export type ModelAnswer = {
   text: string

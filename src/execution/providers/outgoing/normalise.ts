@@ -38,12 +38,12 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
       return [{ name: names.outgoing(name), description, parameters: sent.schema }]
     } catch (error) {
       if (!(error instanceof UnsendableSchemaError)) throw error
-      notes.push({ code: 'TOOL_LEFT_OUT', tool_name: name, message: error.message })
+      notes.push({ kind: 'tool_left_out', tool_name: name, message: error.message })
       return []
     }
   })
   for (const [name, sent] of names.changed())
-    notes.push({ code: 'TOOL_RENAMED', tool_name: name, message: `sent as ${sent}` })
+    notes.push({ kind: 'tool_renamed', tool_name: name, message: `sent as ${sent}` })
   const messages = shapeMessages(request.messages, profile)
     .map(message => renamed(message, ids, names))
     .map(message => forTarget(message, target))

@@ -4,27 +4,26 @@ import type { Services } from '../../../core/process/services.ts'
 import type { ModelFailure } from '../failure.ts'
 import type { ModelRequest } from '../model-messages.ts'
 
-/** Settings that some models refuse, and the names that vendors give them in refusals. */
+/** Settings that some models refuse, and the names that vendors give them in refusals, in lower case. */
 const SETTINGS = {
-  temperature: /\btemperature\b/i,
-  top_p: /\btop_?p\b/i,
-  seed: /\bseed\b/i,
-  stop: /\bstop(_?sequences)?\b/i,
-  presence_penalty: /\bpresence_?penalty\b/i,
-  frequency_penalty: /\bfrequency_?penalty\b/i,
-  logit_bias: /\blogit_?bias\b/i,
-  logprobs: /\b(top_)?logprobs\b/i,
-  reasoning_effort: /\b(reasoning_?effort|reasoning\.effort)\b/i,
-  verbosity: /\bverbosity\b/i,
-  parallel_tool_calls: /\b(parallel_tool_calls|disable_parallel_tool_use)\b/i,
-  max_output_tokens: /\bmax_tokens\b(?=[\s\S]*\bmax_completion_tokens\b)/i,
+  temperature: ['temperature'],
+  top_p: ['top_p', 'topp', 'top-p'],
+  seed: ["'seed'", '"seed"', '`seed`'],
+  stop: ["'stop'", '"stop"', '`stop`', 'stop_sequences', 'stopsequences'],
+  presence_penalty: ['presence_penalty', 'presencepenalty'],
+  frequency_penalty: ['frequency_penalty', 'frequencypenalty'],
+  logit_bias: ['logit_bias'],
+  logprobs: ['logprobs'],
+  reasoning_effort: ['reasoning_effort', 'reasoning.effort', 'reasoningeffort'],
+  verbosity: ['verbosity'],
+  parallel_tool_calls: ['parallel_tool_calls', 'disable_parallel_tool_use'],
+  max_output_tokens: ['max_completion_tokens'],
 } as const
 
 export type RefusedSetting = keyof typeof SETTINGS
 
 /** What a refusal of a setting says besides its name. */
-const REFUSAL =
-  /unsupported|not supported|n[o']t support|not allowed|cannot|can't|deprecated|only .*(allowed|supported|default)|instead/i
+const REFUSALS = ['unsupported', 'support', 'not allowed', 'cannot', "can't", 'deprecated', 'only', 'instead']
 
 const DAY_MS = 86_400_000
 const MAX_MODELS = 10_000
@@ -48,11 +47,11 @@ export function rememberRefusal(
   request: ModelRequest,
   { meta }: ModelFailure,
 ): boolean {
-  const text = `${meta.provider_response_body ?? ''}`
-  if (meta.provider_status_code !== 400 || !REFUSAL.test(text)) return false
+  const text = `${meta.provider_response_body ?? ''}`.toLowerCase()
+  if (meta.provider_status_code !== 400 || !REFUSALS.some(word => text.includes(word))) return false
   const known = refusedSettings(services, providerId, model)
   const named = (Object.keys(SETTINGS) as RefusedSetting[]).filter(
-    name => !known.has(name) && settingOf(request, name) != null && SETTINGS[name].test(text),
+    name => !known.has(name) && settingOf(request, name) != null && SETTINGS[name].some(each => text.includes(each)),
   )
   if (named.length === 0) return false
   remembered(services).set(keyOf(providerId, model), new Set([...known, ...named]))

@@ -15,6 +15,10 @@ export class UnsendableSchemaError extends Error {}
 const MAX_DEPTH = 64
 /** Longest description of conditions that a vendor accepts no schema for. */
 const MAX_CONDITIONS = 4_000
+/** Schemas in alternatives at the top. */
+const MAX_ALTERNATIVES = 50
+/** Schemas that are written for one tool: references are repeated where they are used. */
+const MAX_SCHEMAS = 20_000
 
 type SchemaProfile = Pick<OutgoingProfile, 'propertyNames' | 'topAlternatives' | 'references'>
 type Restore = ((value: unknown) => unknown) | null
@@ -39,6 +43,7 @@ const NAMED = ['$defs', 'definitions', 'patternProperties', 'dependentSchemas']
 class SchemaWriter {
   readonly #root: JsonObject
   readonly #profile: SchemaProfile
+  #written = 0
 
   constructor(root: JsonObject, profile: SchemaProfile) {
     this.#root = root
@@ -58,6 +63,8 @@ class SchemaWriter {
     const inlined = Object.fromEntries(
       used.map(keyword => [keyword, (schema[keyword] as unknown[]).map(each => this.#resolved(each as JsonObject))]),
     )
+    if (Object.values(inlined).flat().length > MAX_ALTERNATIVES)
+      throw new UnsendableSchemaError('the schema has too many alternatives')
     const { properties, required, others } = objectForm({ ...schema, ...inlined })
     const { anyOf: _anyOf, oneOf: _oneOf, allOf: _allOf, ...rest } = schema
     const conditions = `The arguments must satisfy ${JSON.stringify(inlined)}`
@@ -94,6 +101,7 @@ class SchemaWriter {
   #write(value: unknown, path: readonly string[]): Sent {
     if (value === true) return { node: {}, restore: null }
     if (typeof value !== 'object' || value === null || Array.isArray(value)) return { node: value, restore: null }
+    if (++this.#written > MAX_SCHEMAS) throw new UnsendableSchemaError('the schema is too large')
     if (path.length > MAX_DEPTH) throw new UnsendableSchemaError('the schema is nested too deeply')
     const { $ref } = value as JsonObject
     let schema = value as JsonObject
