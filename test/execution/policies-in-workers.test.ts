@@ -50,7 +50,7 @@ describe('turns of callers with policies, run by a worker process', () => {
   it('complete in the background', async () => {
     const { status: accepted, body } = await caller.post(`/agents/${agentId}/generate`, { prompt: 'later' })
     assert.equal(accepted, 202)
-    await eventually(async () => (await status(body.id ?? body.generation_id)) === 'completed')
+    await eventually(async () => (await status(body.generation_id)) === 'completed')
   })
 
   it('complete as a stream', async () => {
@@ -81,7 +81,7 @@ describe('turns of callers with policies, run by a worker process', () => {
     const { body } = await caller.post(`/agents/${agentId}/generate`, { prompt: 'too late' })
     await app.admin.put(`/users/${(await caller.get('/users/me')).body.id}/policies`, { policy_ids: [] })
     process.kill(worker.pid, 'SIGCONT')
-    const id = body.id ?? body.generation_id
+    const id = body.generation_id
     await eventually(async () => (await project.key.get(`/generations/${id}`)).body.status === 'failed')
     assert.equal((await project.key.get(`/generations/${id}`)).body.error.code, 'FORBIDDEN')
   })

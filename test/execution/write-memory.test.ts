@@ -72,7 +72,7 @@ describe('the tool write_memory', function () {
     const [completed] = await storedEvents(app.services.pool, { name: 'generations.completed', resource: generation })
     assert.deepEqual(completed.envelope.data, read)
     assert.equal(read.tool_surface.tools, 1)
-    assert.equal((await app.key.get('/generations')).body.data[0].memory_entries, undefined)
+    assert.ok(!('memory_entries' in (await app.key.get('/generations')).body.data[0]))
     const again = await firstResult(await turn((await writer(storeId)).id))
     assert.deepEqual([again.result.action, again.result.memory_id], ['skipped', entry.memory_id])
     assert.equal((await app.key.get('/activity?kind=action_executed')).body.data.length, 0)

@@ -50,7 +50,8 @@ describe('tasks of A2A clients of an orchestration', () => {
     assert.deepEqual([next.contextId, next.id === task.id], [task.contextId, false])
     const items = await collect(client.sendMessageStream(params({ data: { name: 'Cid' } })))
     assert.equal(statesOf(items).at(-1), 'COMPLETED')
-    assert.ok(items.slice(0, -1).some(({ artifact }) => JSON.stringify(artifact)?.includes('Hello Cid')))
+    // Events of the artifact, or the task with its artifacts for a run that has ended before the stream begins.
+    assert.ok(JSON.stringify(items).includes('Hello Cid'))
   })
 
   it('start once by a message that is sent several times concurrently', async () => {

@@ -38,4 +38,5 @@ export default class Reporter extends Mocha.reporters.Spec {
 const MESSAGE_CHARS = 1_000
 
 const messageOf = (error: unknown): string =>
-  (error instanceof Error ? `${error.name}: ${error.message}` : String(error)).slice(0, MESSAGE_CHARS)
+  // Of another process, an error is an object.
+  String((error as Partial<Error> | undefined)?.message ?? error).slice(0, MESSAGE_CHARS)

@@ -123,7 +123,10 @@ export const databaseDriver = (config: pg.ClientConfig) =>
               const described = fields.map(({ dataTypeID, name }: pg.FieldDef) => ({ dataTypeId: dataTypeID, name }))
               return { command, fields: described, rowCount, rows }
             } catch (error) {
-              throw toSlonikError(error as Error)
+              const mapped = toSlonikError(error as Error)
+              // Slonik does not roll back, as the session has ended: the connection must not be used again.
+              if (mapped instanceof BackendTerminatedError) client.destroy()
+              throw mapped
             }
           },
           stream() {
