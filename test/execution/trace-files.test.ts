@@ -373,7 +373,8 @@ describe('steps files of traces', function () {
         const before = await counted(tx)
         await tx.query(rawQuery('delete from files where id = $1', [file_id]))
         const { scans, lookups } = await counted(tx)
-        assert.deepEqual([scans, lookups > before.lookups], [0, true])
+        // The session may still have counts of earlier transactions.
+        assert.deepEqual([scans - before.scans, lookups > before.lookups], [0, true])
         throw new Error('as it was')
       }),
       /as it was/,
