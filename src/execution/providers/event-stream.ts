@@ -31,7 +31,7 @@ class EventStreamFilter {
     this.#end = end
   }
 
-  /** Returns what is passed on of a chunk. */
+  /** Returns the part of a chunk to pass on. */
   take(chunk: Uint8Array): Uint8Array {
     const text = this.#held + Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength).toString('latin1')
     const seen = this.#tail + text
@@ -50,7 +50,7 @@ class EventStreamFilter {
     return isUnchanged ? chunk : Buffer.from(passed, 'latin1')
   }
 
-  /** Returns what is left at the end. */
+  /** Returns the bytes that remain at the end. */
   rest(): Uint8Array {
     return Buffer.from(this.#held, 'latin1')
   }

@@ -2,7 +2,7 @@ import type { ModelCallOutcome } from './attempt.ts'
 import type { ProviderType } from './model.ts'
 import type { ModelAnswer, ModelUsage } from './model-messages.ts'
 
-/** Reasons with which Google ends an answer that the model wrote wrongly, or for no reason that it tells. */
+/** Reasons with which Google ends an answer that the model wrote wrongly, or for no stated reason. */
 const ABNORMAL = ['MALFORMED_FUNCTION_CALL', 'MALFORMED_RESPONSE', 'UNEXPECTED_TOOL_CALL', 'OTHER']
 
 /** Code with which Groq refuses a call that its own model wrote wrongly. */
@@ -17,7 +17,7 @@ export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): bool
   return isEmpty(answer) && (type === 'google' || type === 'vertex' || answer.reasoning !== undefined)
 }
 
-/** Returns why an empty answer is a failure; null for one that the vendor ended normally. */
+/** Returns why an empty answer is a failure; null for an answer that the vendor ended normally. */
 export const abnormalEnd = (answer: ModelAnswer): string | null =>
   isEmpty(answer) && ABNORMAL.includes(answer.vendor_reason ?? '') ? (answer.vendor_reason as string) : null
 

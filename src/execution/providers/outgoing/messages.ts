@@ -3,7 +3,7 @@ import type { OutgoingProfile } from './profile.ts'
 
 /** Precedes a history that begins with the assistant. */
 const OPENING: PromptMessage = { role: 'user', content: 'Begin.' }
-/** Stands between results and a message of the user. */
+/** Follows results that a message of the user would follow. */
 const ACKNOWLEDGEMENT: PromptMessage = { role: 'assistant', content: 'OK.' }
 /** Follows a history that ends with the assistant. */
 const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }

@@ -86,7 +86,7 @@ const DIALECTS: Partial<Record<Dialect, OutgoingProfile>> = {
   ollama: { ...OPENAI, alternates: true },
 }
 
-/** Servers of open models, whose rules are those of the model's template. */
+/** Servers of open models, which have the rules of the model's template. */
 const TEMPLATED = new Set<Dialect>(['vllm', 'llamacpp', 'lmstudio'])
 const MISTRAL_MODEL = /(mi|mini|magi|dev|code)stral|mixtral/i
 const MISTRAL_TEMPLATE: OutgoingProfile = { ...MISTRAL, assistantFirst: false, alternates: true }
