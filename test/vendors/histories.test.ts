@@ -1,7 +1,9 @@
 import assert from 'node:assert/strict'
 import { attemptModel } from '../../src/execution/providers/call.ts'
-import { aiProviderKind, type ProviderRow } from '../../src/execution/providers/model.ts'
+import { aiProviderKind, type ProviderRow, type ProviderType } from '../../src/execution/providers/model.ts'
 import type { ModelRequest, PromptMessage } from '../../src/execution/providers/model-messages.ts'
+import { normaliseRequest } from '../../src/execution/providers/outgoing/normalise.ts'
+import { outgoingProfile } from '../../src/execution/providers/outgoing/profile.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { random } from '../support/random.ts'
 import { laneOf, type Profile, profiles, providerFields } from '../support/vendors/profiles.ts'
@@ -95,4 +97,64 @@ describe('any stored history', function () {
         assert.equal(refusal, null, `seed ${seed}: ${JSON.stringify(messages)}`)
       }
     })
+})
+
+describe('a request to a vendor', () => {
+  const target = { ai_provider_id: 'aip_1', model: 'gemini-3' }
+  const sent = (more: Partial<ModelRequest>, type: ProviderType) => {
+    const request: ModelRequest = {
+      system: null,
+      messages: [{ role: 'user', content: 'x' }],
+      temperature: null,
+      tools: [],
+      tool_choice: null,
+      output_schema: null,
+      prompt_caching: false,
+      signal: new AbortController().signal,
+      ...more,
+    }
+    return normaliseRequest(request, outgoingProfile(type, 'openai', target.model), target)
+  }
+
+  it('leaves out one tool with a schema that cannot be sent, and keeps the others', () => {
+    const tool = (name: string, parameters: object) => ({ name, description: '', parameters })
+    const self = { $ref: '#/$defs/a' }
+    const tools = [
+      tool('undecodable', { type: 'object', properties: { a: { $ref: '#/%' } } }),
+      tool('endless', { type: 'object', properties: { a: self }, $defs: { a: { properties: { b: self } } } }),
+      tool('fine', { type: 'object', properties: {} }),
+    ]
+    const { request, notes } = sent({ tools }, 'google')
+    assert.deepEqual(
+      request.tools.map(({ name }) => name),
+      ['fine'],
+    )
+    assert.deepEqual(
+      notes.map(({ kind }) => kind),
+      ['tool_left_out', 'tool_left_out'],
+    )
+    const odd = sent({ tools: [tool('odd', { anyOf: [null, { type: 'object' }] })] }, 'anthropic')
+    assert.equal(odd.request.tools.length, 1)
+  })
+
+  it('keeps a text before a step whose parts the vendor requires back', () => {
+    const call = { type: 'tool_call' as const, tool_call_id: 'c', tool_name: 't', args: {} }
+    const parts = [
+      { type: 'reasoning' as const, text: 'why' },
+      { type: 'tool_call' as const, position: 0 },
+    ]
+    const { request } = sent(
+      {
+        messages: [
+          { role: 'user', content: 'x' },
+          { role: 'assistant', content: 'before' },
+          { role: 'assistant', content: [call], vendor: { ...target, parts } },
+        ],
+      },
+      'google',
+    )
+    const [, step] = request.messages
+    assert.ok(step.role === 'assistant')
+    assert.deepEqual(step.vendor?.parts, [{ type: 'text', text: 'before' }, ...parts])
+  })
 })

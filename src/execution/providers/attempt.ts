@@ -28,6 +28,7 @@ import type {
   ToolResultPart,
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
@@ -240,10 +241,7 @@ const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][num
   inputSchema: parameters,
 })
 
-/**
- * Converts messages for the vendor's package. Empty texts are dropped, which some vendors refuse, and consecutive results
- * are joined, which some vendors require.
- */
+/** Converts messages for the vendor's package. Consecutive results are joined, which some vendors require. */
 function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): LanguageModelV4Prompt {
   const prompt: LanguageModelV4Message[] = []
   let media: LanguageModelV4FilePart[] = []
@@ -252,7 +250,7 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
       const content = message.content.map(part => toolResult(part, rules, media))
       const last = prompt.at(-1)
       if (last?.role === 'tool') last.content.push(...content)
-      else if (content.length > 0) prompt.push({ role: 'tool', content })
+      else prompt.push({ role: 'tool', content })
       continue
     }
     prompt.push(...mediaMessages(media, rules))
@@ -262,8 +260,7 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
       prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
       continue
     }
-    const content = assistantParts(message)
-    if (content.length > 0) prompt.push({ role: 'assistant', content })
+    prompt.push({ role: 'assistant', content: assistantParts(message) })
   }
   return [...prompt, ...mediaMessages(media, rules)]
 }
@@ -271,7 +268,7 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
 function mediaMessages(media: LanguageModelV4FilePart[], { userAfterResults }: MediaRules): LanguageModelV4Message[] {
   if (media.length === 0) return []
   const message = { role: 'user' as const, content: media }
-  return userAfterResults ? [message] : [{ role: 'assistant', content: [textPart('OK.')] }, message]
+  return userAfterResults ? [message] : [{ role: 'assistant', content: [textPart(ACKNOWLEDGEMENT)] }, message]
 }
 
 /** Where media of results are sent: in the results, or after them; and the inputs of the model, null if unknown. */
@@ -324,7 +321,7 @@ function assistantParts({ content, vendor }: Extract<PromptMessage, { role: 'ass
       toolName: part.tool_name,
       input: part.args,
     }))
-  if (!vendor) return [...parts.filter(part => part.type === 'text' && isNotEmpty(part)), ...calls] as AssistantPart[]
+  if (!vendor) return [...parts.filter(part => part.type === 'text'), ...calls]
   return vendor.parts.flatMap((part): AssistantPart[] => {
     const providerOptions = part.metadata as LanguageModelV4CallOptions['providerOptions']
     if (part.type === 'reasoning') return [{ type: 'reasoning', text: part.text, providerOptions }]
@@ -337,14 +334,10 @@ type AssistantPart = Extract<LanguageModelV4Message, { role: 'assistant' }>['con
 
 const textPart = (text: string) => ({ type: 'text' as const, text })
 
-const isNotEmpty = (part: { type: string; text?: string }): boolean => part.type !== 'text' || part.text !== ''
-
 const userParts = (parts: readonly (TextPart | AttachedFile)[]) =>
-  parts
-    .filter(isNotEmpty)
-    .map(part =>
-      part.type === 'text' ? textPart(part.text) : filePart(part.media_type, part.data_base64, part.filename),
-    )
+  parts.map(part =>
+    part.type === 'text' ? textPart(part.text) : filePart(part.media_type, part.data_base64, part.filename),
+  )
 
 async function rawAnswer(
   content: readonly LanguageModelV4Content[],

@@ -3,8 +3,8 @@ import type { OutgoingProfile } from './profile.ts'
 
 /** Precedes a history that begins with the assistant. */
 const OPENING: PromptMessage = { role: 'user', content: 'Begin.' }
-/** Follows results that a message of the user would follow. */
-const ACKNOWLEDGEMENT: PromptMessage = { role: 'assistant', content: 'OK.' }
+/** Text of the assistant between results and a message of the user. */
+export const ACKNOWLEDGEMENT = 'OK.'
 /** Follows a history that ends with the assistant. */
 const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }
 
@@ -31,7 +31,8 @@ export function shapeMessages(
     const content = withoutBlanks(message)
     if (content === null) continue
     shaped.push(...missingResults(pending))
-    if (!userAfterResults && content.role === 'user' && shaped.at(-1)?.role === 'tool') shaped.push(ACKNOWLEDGEMENT)
+    if (!userAfterResults && content.role === 'user' && shaped.at(-1)?.role === 'tool')
+      shaped.push({ role: 'assistant', content: ACKNOWLEDGEMENT })
     pending = callsOf(content)
     shaped.push(content)
   }
@@ -60,10 +61,19 @@ function joinNeighbours(messages: readonly PromptMessage[]): PromptMessage[] {
   for (const message of messages) {
     const last = joined.at(-1)
     if (last?.role === message.role && last.role !== 'tool' && message.role !== 'tool')
-      joined[joined.length - 1] = { ...message, content: [...partsOf(last), ...partsOf(message)] } as PromptMessage
+      joined[joined.length - 1] = joinedWith(last, message)
     else joined.push(message)
   }
   return joined
+}
+
+/** Joins a message with the next one. Calls are only in the next one: results follow them. */
+function joinedWith(first: Spoken, next: Spoken): PromptMessage {
+  const before = partsOf(first)
+  const joined = { ...next, content: [...before, ...partsOf(next)] } as PromptMessage
+  if (next.role !== 'assistant' || !next.vendor) return joined
+  const parts = [...(before as TextPart[]), ...next.vendor.parts]
+  return { ...joined, vendor: { ...next.vendor, parts } } as PromptMessage
 }
 
 const partsOf = ({ content }: Spoken): readonly object[] =>

@@ -81,7 +81,7 @@ function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): P
   return vendor.ai_provider_id === ai_provider_id && vendor.model === model ? message : rest
 }
 
-/** What stands for reasoning that there is none of: a vendor that requires some refuses an empty text. */
+/** Reasoning of a message without any: a vendor that requires reasoning refuses an empty text. */
 const NO_REASONING = ' '
 
 /** Adds reasoning to a message with calls that has none. */

@@ -61,7 +61,10 @@ class SchemaWriter {
     const used = ALTERNATIVES.filter(keyword => Array.isArray(schema[keyword]))
     if (used.length === 0) return schema
     const inlined = Object.fromEntries(
-      used.map(keyword => [keyword, (schema[keyword] as unknown[]).map(each => this.#resolved(each as JsonObject))]),
+      used.map(keyword => [
+        keyword,
+        (schema[keyword] as unknown[]).map(each => (isObject(each) ? this.#resolved(each) : {})),
+      ]),
     )
     if (Object.values(inlined).flat().length > MAX_ALTERNATIVES)
       throw new UnsendableSchemaError('the schema has too many alternatives')
@@ -90,7 +93,7 @@ class SchemaWriter {
   #target($ref: string): JsonObject {
     let target: unknown = $ref.startsWith('#') ? this.#root : undefined
     for (const part of $ref.split('/').slice(1)) {
-      const key = decodeURIComponent(part).replaceAll('~1', '/').replaceAll('~0', '~')
+      const key = decoded(part).replaceAll('~1', '/').replaceAll('~0', '~')
       target =
         typeof target === 'object' && target !== null && Object.hasOwn(target, key) ? (target as any)[key] : undefined
     }
@@ -156,6 +159,15 @@ class SchemaWriter {
             Object.entries(value).map(([name, each]) => [names.original(name), restores.get(name)?.(each) ?? each]),
           )
         : value
+  }
+}
+
+/** @throws UnsendableSchemaError for a part of a reference that cannot be decoded */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part)
+  } catch {
+    throw new UnsendableSchemaError(`${part} is not a part of a reference`)
   }
 }
 
