@@ -1,5 +1,9 @@
+import type { JsonObject } from '../../../src/core/api/flatten.ts'
 import { stripCodeFence } from '../../../src/execution/generations/loop/structured-output.ts'
 import { extractedFacts, factsOfText } from '../../../src/execution/memory-rules/facts.ts'
+import { outgoingProfile } from '../../../src/execution/providers/outgoing/profile.ts'
+import { contentWithMedia } from '../../../src/execution/providers/outgoing/result-media.ts'
+import { MAX_SCHEMAS, sentSchema } from '../../../src/execution/providers/outgoing/tool-schemas.ts'
 import { EventReader } from '../../../src/execution/tools/event-reader.ts'
 import {
   fillPlaceholders,
@@ -17,6 +21,15 @@ const DEFINITION = { limit: 256 * 1024, bound: 'bytes of the definition of a too
 const tokens = repetitions(['{{secret:', '{{context:', '{{', 'sec_a', '}}', '|', '~'])
 const placeholders = repetitions(['${body.', '{', '}', 'a', '$'])
 const facts = { ...repetitions(['[', '{', ']', '}', '"', '\\', '[]', '{}']), nested: nested('[', ']') }
+
+/** A profile that renames and merges, and one that replaces references. */
+const SENT = (['anthropic', 'google'] as const).map(type => [type, outgoingProfile(type, 'openai', 'm')] as const)
+
+const named = (n: number, name: string, schema: object) =>
+  Object.fromEntries(Array.from({ length: n }, (_, at) => [`${name}${at}`, schema]))
+/** Arrays, each of which gets a schema of its items. */
+const arrays = (n: number, name: string) => named(Math.floor(n / 2), name, { type: 'array' })
+const references = (n: number) => named(n - 1, 'p', { $ref: '#/$defs/a' })
 
 export default [
   costCase({
@@ -80,4 +93,31 @@ export default [
     inputs: { ...placeholders, arguments: repeated('{a}') },
     run: text => fillPlaceholders(text, () => 'x'),
   }),
+  costCase({
+    name: 'execution/providers/outgoing/result-media.ts contentWithMedia',
+    limit: 1024 * 1024,
+    bound: 'bytes of the result of a tool',
+    inputs: Object.fromEntries(
+      Object.entries(repetitions(['A', '=', 'A=', '+/'])).map(([name, textOf]) => [
+        name,
+        (n: number) => [{ type: 'image', mimeType: 'image/png', data: textOf(n) }],
+      ]),
+    ),
+    run: contentWithMedia,
+  }),
+  ...SENT.map(([type, profile]) =>
+    costCase({
+      name: `execution/providers/outgoing/tool-schemas.ts sentSchema for ${type}`,
+      // Without the one at the top.
+      limit: MAX_SCHEMAS - 1,
+      bound: 'schemas of the definition of a tool',
+      inputs: {
+        properties: n => ({ type: 'object', properties: arrays(n, 'p') }),
+        'odd names': n => ({ type: 'object', properties: arrays(n, 'ü ') }),
+        references: n => ({ type: 'object', properties: references(n), $defs: { a: { type: 'string' } } }),
+        tuple: n => ({ type: 'object', items: Array(n - 1).fill({}) }),
+      },
+      run: (schema: JsonObject) => sentSchema(schema, profile),
+    }),
+  ),
 ]

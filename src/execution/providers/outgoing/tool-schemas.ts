@@ -18,7 +18,7 @@ const MAX_CONDITIONS = 4_000
 /** Schemas in alternatives at the top. */
 const MAX_ALTERNATIVES = 50
 /** Schemas that are written for one tool: references are repeated where they are used. */
-const MAX_SCHEMAS = 20_000
+export const MAX_SCHEMAS = 10_000
 
 type SchemaProfile = Pick<OutgoingProfile, 'propertyNames' | 'topAlternatives' | 'references'>
 type Restore = ((value: unknown) => unknown) | null
