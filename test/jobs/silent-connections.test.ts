@@ -150,8 +150,7 @@ describe('processes whose connections to the database go silent', function () {
     }
     const piece = (kind: string, table: string, column: string, end: string, send: () => Promise<any>) => async () => {
       const answer = await send()
-      if (answer)
-        pieces.push({ kind, table, column, end, id: 'generation_id' in answer ? answer.generation_id : answer.id })
+      if (answer) pieces.push({ kind, table, column, end, id: 'id' in answer ? answer.id : answer.generation_id })
     }
     kinds = [
       piece('turn', 'generations', 'status', 'completed', () => post(`/agents/${agent_id}/generate`, { prompt: 'x' })),
