@@ -1,4 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
+import { parseExactJson } from '../core/api/exact-json.ts'
 import type { JsonObject } from '../core/api/flatten.ts'
 import { isIdOf, type KindRow } from '../core/api/kind.ts'
 import { type Queryable, sql } from '../core/db/sql.ts'
@@ -67,4 +68,4 @@ export async function listLiveResources(
 export const isSameValue = (one: unknown, other: unknown): boolean => isDeepStrictEqual(plain(one), plain(other))
 
 /** Removes the prototypes of objects from drivers and parsers. */
-const plain = (value: unknown): unknown => (value === undefined ? undefined : JSON.parse(JSON.stringify(value)))
+const plain = (value: unknown): unknown => (value === undefined ? undefined : parseExactJson(JSON.stringify(value)))

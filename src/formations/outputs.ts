@@ -1,4 +1,5 @@
 import { AppError } from '../core/api/errors.ts'
+import { ExactNumber } from '../core/api/exact-json.ts'
 import type { JsonObject } from '../core/api/flatten.ts'
 import { type Operation, operations } from '../core/api/operation.ts'
 import type { Caller } from '../core/iam/caller.ts'
@@ -25,7 +26,11 @@ import { findType } from './types/find.ts'
 type Outputs = Record<string, string | { no_echo: true }>
 
 const scalar = (value: unknown): string | null =>
-  typeof value === 'string' ? value : typeof value === 'number' || typeof value === 'boolean' ? String(value) : null
+  typeof value === 'string'
+    ? value
+    : typeof value === 'number' || typeof value === 'boolean' || value instanceof ExactNumber
+      ? String(value)
+      : null
 
 /**
  * Returns the outputs of a template, in its order. An output whose value is not a scalar is omitted. `once`: values that are
@@ -98,7 +103,7 @@ const usesHiddenParameter = (value: unknown, { parameters }: CompiledTemplate): 
 export function resolveMetadata(compiled: CompiledTemplate, scope: TemplateScope): unknown {
   const { metadata } = compiled
   const walk = (value: unknown): unknown => {
-    if (typeof value !== 'object' || value === null) return value
+    if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return value
     if (expressionOf(value)) {
       if (usesHiddenParameter(value, compiled)) return HIDDEN
       const { value: text, unknown, nothing } = resolveValue(value, scope)

@@ -1,4 +1,5 @@
 import { AppError, errorBody } from '../core/api/errors.ts'
+import { parseExactJson } from '../core/api/exact-json.ts'
 import type { Operation, OperationResult } from '../core/api/operation.ts'
 import { truncateBytes } from '../core/api/storable-text.ts'
 import { type McpClientSession, refuseOverHttp } from './session.ts'
@@ -31,7 +32,11 @@ export async function toolResult(
         { type: 'text', text: TRUNCATED_NOTE },
       ],
     }
-  const value = answer.stream ? (isJson(answer) ? JSON.parse(text) : undefined) : (answer.body ?? JSON.parse(text))
+  const value = answer.stream
+    ? isJson(answer)
+      ? parseExactJson(text)
+      : undefined
+    : (answer.body ?? parseExactJson(text))
   return { content: [{ type: 'text', text }], ...structuredContentOf(session, value) }
 }
 

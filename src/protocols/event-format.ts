@@ -1,5 +1,6 @@
 import type { Readable } from 'node:stream'
 import { dataMessage } from '../core/api/event-stream.ts'
+import { parseExactJson } from '../core/api/exact-json.ts'
 import type { FrameFormat } from '../core/api/frame-format.ts'
 import { type CallInput, callOperation, type MountRequest, type MountSurface } from './call.ts'
 
@@ -14,7 +15,7 @@ class EventFormat implements FrameFormat {
 
   readonly ended = () => this.isEnded
 
-  readonly frame = ({ event, data }: { event: string; data: string }) => this.#messages(event, JSON.parse(data))
+  readonly frame = ({ event, data }: { event: string; data: string }) => this.#messages(event, parseExactJson(data))
 
   readonly refused = async (refusal: object): Promise<string> => {
     const messages = []

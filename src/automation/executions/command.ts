@@ -1,4 +1,5 @@
 import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { principalRecord } from '../../core/iam/caller.ts'
@@ -283,7 +284,7 @@ export async function completeEventWait(
 ): Promise<void> {
   const execution = await lockExecutionForWrite(tx, services, { id, case_id })
   if (!execution?.row.event_wait || execution.row.event_wait.since !== since) return
-  await completeNode({ tx, services }, execution, execution.row.event_wait.step_key, JSON.parse(envelope))
+  await completeNode({ tx, services }, execution, execution.row.event_wait.step_key, parseExactJson(envelope))
 }
 
 /** Marks the overdue steps of an execution and emits one event per step. */

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import type { Config } from '../../config.ts'
 import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
 import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { withTriggerChain } from '../../core/db/trigger-chain.ts'
@@ -181,7 +182,7 @@ async function matchBatch(
 ): Promise<void> {
   const event = await findEvent(services.pool, event_id)
   if (!event?.envelope) return
-  const envelope = JSON.parse(event.envelope)
+  const envelope = parseExactJson(event.envelope)
   const waiters = await listEventWaiters(services.pool, project_id, patterns, after)
   const yieldToEventLoop = eventLoopYielder()
   const matches: { chain: readonly string[]; message: z.output<typeof waitCompletionQueue.message> }[] = []

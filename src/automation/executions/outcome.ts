@@ -1,6 +1,7 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
-import { ExpressionError, isObject } from '../../core/expressions/evaluate.ts'
+import { ExpressionError } from '../../core/expressions/evaluate.ts'
 import { evaluate, evaluateMapping } from '../../core/expressions/evaluation.ts'
 import { raiseFieldsTooBig } from '../cases/change.ts'
 import { FIELDS_KIB } from '../cases/model.ts'

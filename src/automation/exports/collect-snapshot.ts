@@ -1,4 +1,5 @@
 import { AppError, raise } from '../../core/api/errors.ts'
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import { isIdOf, type Kind, kinds } from '../../core/api/kind.ts'
 import { inTransaction } from '../../core/db/pool.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -60,7 +61,7 @@ export const mayExport = (caller: Caller, about: CaseRow, execution: boolean): b
 /** Removes `tool_context` at every level of a record. */
 function withoutContext<T>(value: T): T {
   if (Array.isArray(value)) return value.map(withoutContext) as T
-  if (typeof value !== 'object' || value === null) return value
+  if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return value
   return Object.fromEntries(
     Object.entries(value)
       .filter(([name]) => name !== 'tool_context')

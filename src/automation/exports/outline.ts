@@ -1,3 +1,4 @@
+import { isObject } from '../../core/api/exact-json.ts'
 import {
   type CaseSnapshot,
   type ExportedExecution,
@@ -26,9 +27,6 @@ export type OutlineBlock =
   /** Fixed label text. */
   | { note: string }
   | { steps: readonly OutlineStep[] }
-
-const isObject = (value: unknown): value is PresentedRecord =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** Returns a value of a record in one line. */
 const line = (value: unknown): Value => {

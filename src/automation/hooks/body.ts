@@ -1,5 +1,6 @@
 import type { IncomingMessage } from 'node:http'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { StreamedRequest } from '../../core/api/operation.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
@@ -56,7 +57,7 @@ export function hookJson(body: Buffer): unknown {
   if (body.length === 0) return {}
   limitJson(body)
   try {
-    return storableValue(JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(body)))
+    return storableValue(parseExactJson(new TextDecoder('utf-8', { fatal: true }).decode(body)))
   } catch {
     return raise('HOOK_INVALID_JSON')
   }

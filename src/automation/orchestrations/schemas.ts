@@ -1,5 +1,5 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { isObject } from '../../core/expressions/evaluate.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
 import { wireProblems } from '../../core/json-schema/problems.ts'
 import type { Services } from '../../core/process/services.ts'

@@ -1,6 +1,7 @@
 import type { Problem } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { validationProblems } from '../../core/api/validate.ts'
-import { expressionProblem, isObject, isReservedName, operationOf } from '../../core/expressions/evaluate.ts'
+import { expressionProblem, isReservedName, operationOf } from '../../core/expressions/evaluate.ts'
 import { pathsOf, unknownOperators } from '../../core/expressions/references.ts'
 import { exceededLimits, FindingList, isMissing, quoteName } from '../orchestrations/validate.ts'
 import { patternProblem } from '../triggers/events.ts'

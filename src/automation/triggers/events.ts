@@ -3,6 +3,7 @@ import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
 import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
 import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
@@ -344,7 +345,7 @@ async function fireEventTriggers(
       later.push(event)
       continue
     }
-    const envelope = JSON.parse(event.text)
+    const envelope = parseExactJson(event.text)
     for (const trigger of matching) {
       try {
         const firing = limiter.isExhausted(event.root)

@@ -1,5 +1,6 @@
 import type { Problem } from '../../core/api/errors.ts'
-import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
+import { isObject, withDoubles } from '../../core/api/exact-json.ts'
+import { expressionProblem, operationOf } from '../../core/expressions/evaluate.ts'
 import { exceededLimits, FindingList, quoteName } from '../orchestrations/validate.ts'
 import {
   DISPATCH_KINDS,
@@ -25,8 +26,10 @@ class Findings extends FindingList {
 
 const isText = (value: unknown): value is string => typeof value === 'string' && value.trim() !== ''
 const isSet = (value: unknown): boolean => value !== undefined && value !== null
-const inRange = (value: unknown, least: number, most: number): boolean =>
-  typeof value === 'number' && Number.isFinite(value) && value >= least && value <= most
+const inRange = (value: unknown, least: number, most: number): boolean => {
+  const number = withDoubles(value)
+  return typeof number === 'number' && Number.isFinite(number) && number >= least && number <= most
+}
 
 /**
  * Returns all problems of a definition and the targets of its dispatches. Targets and the schema are validated
@@ -162,7 +165,7 @@ function checkRetry(retry: unknown, path: string, found: Findings): void {
     return
   }
   const { max_attempts, backoff_seconds = 0, backoff_multiplier = 1 } = retry
-  if (!Number.isInteger(max_attempts) || !inRange(max_attempts, 1, 10))
+  if (!Number.isInteger(withDoubles(max_attempts)) || !inRange(max_attempts, 1, 10))
     found.problem('RETRY_INVALID', `${path}.max_attempts`, 'must be an integer from 1 to 10')
   if (!inRange(backoff_seconds, 0, 3600))
     found.problem('RETRY_INVALID', `${path}.backoff_seconds`, 'must be a number from 0 to 3600')

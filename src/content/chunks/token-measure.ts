@@ -23,26 +23,44 @@ const LOOKAHEAD = 4
 /** Token ends retained; lookups go back at most a chunk and its overlap, 200,000 tokens. */
 const RETAINED_ENDS = 500_000
 
-/**
- * Loads the tokenizer on demand: the tables of o200k_base take 0.1 s and 95 MB. Disables its cache of merges, which
- * gains little and whose keys would retain whole texts.
- */
-const loadTokenizer = async () => {
-  const [{ default: encoding }, { O200K_TOKEN_SPLIT_REGEX }, { default: ranks }] = await Promise.all([
-    import('gpt-tokenizer/encoding/o200k_base'),
-    import('gpt-tokenizer/encodingParams/constants'),
-    import('gpt-tokenizer/bpeRanks/o200k_base'),
-  ])
-  encoding.setMergeCacheSize(0)
-  return { encoding, split: O200K_TOKEN_SPLIT_REGEX, ranks }
+type Tokenizer = {
+  encoding: Pick<typeof import('gpt-tokenizer/encoding/o200k_base'), 'encode' | 'setMergeCacheSize'>
+  split: RegExp
+  ranks: readonly (string | readonly number[])[]
 }
-type Tokenizer = Awaited<ReturnType<typeof loadTokenizer>>
-let tokenizer: Promise<Tokenizer> | undefined
 
-/** Returns a measure in tokens of o200k_base. */
-export async function tokenMeasure(text: string): Promise<TokenMeasure> {
-  tokenizer ??= loadTokenizer()
-  return new TokenMeasure(text, await tokenizer)
+/** Encodings of models and of OpenAI's embeddings. The tables of o200k_base take 0.1 s and 95 MB, so they are loaded on demand. */
+const LOADERS = {
+  async o200k_base(): Promise<Tokenizer> {
+    const [{ default: encoding }, { O200K_TOKEN_SPLIT_REGEX: split }, { default: ranks }] = await Promise.all([
+      import('gpt-tokenizer/encoding/o200k_base'),
+      import('gpt-tokenizer/encodingParams/constants'),
+      import('gpt-tokenizer/bpeRanks/o200k_base'),
+    ])
+    return { encoding, split, ranks }
+  },
+  async cl100k_base(): Promise<Tokenizer> {
+    const [{ default: encoding }, { CL100K_TOKEN_SPLIT_REGEX: split }, { default: ranks }] = await Promise.all([
+      import('gpt-tokenizer/encoding/cl100k_base'),
+      import('gpt-tokenizer/encodingParams/constants'),
+      import('gpt-tokenizer/bpeRanks/cl100k_base'),
+    ])
+    return { encoding, split, ranks }
+  },
+}
+
+export type Encoding = keyof typeof LOADERS
+
+const tokenizers = new Map<Encoding, Promise<Tokenizer>>()
+
+/** Returns a measure in tokens of an encoding. */
+export async function tokenMeasure(text: string, encoding: Encoding = 'o200k_base'): Promise<TextMeasure> {
+  const loaded = tokenizers.get(encoding) ?? LOADERS[encoding]()
+  tokenizers.set(encoding, loaded)
+  const tokenizer = await loaded
+  // The cache of merges gains little, and its keys would retain whole texts.
+  tokenizer.encoding.setMergeCacheSize(0)
+  return new TokenMeasure(text, tokenizer)
 }
 
 /**

@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { ExactNumber, isObject, parseExactJson } from '../../core/api/exact-json.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 import { allOf, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
-import { isObject } from '../../core/expressions/evaluate.ts'
 
 const MAX_FIELDS = 20
 const MAX_VALUES = 100
@@ -11,7 +11,7 @@ type Comparison = keyof typeof COMPARISONS
 
 export type MetadataTest =
   | { field: string; operator: 'in'; values: unknown[] }
-  | { field: string; operator: Comparison; value: number | string }
+  | { field: string; operator: Comparison; value: number | ExactNumber | string }
 export type MetadataFilter = MetadataTest[]
 
 /** Raises VALIDATION_FAILED with the field in `meta.field`. */
@@ -46,7 +46,7 @@ function parseOperators(field: string, operators: Record<string, unknown>): Meta
     }
     if (!Object.hasOwn(COMPARISONS, operator))
       refuse('has an unknown operator; allowed are in, gt, gte, lt and lte', field)
-    if (typeof value !== 'number' && typeof value !== 'string')
+    if (typeof value !== 'number' && typeof value !== 'string' && !(value instanceof ExactNumber))
       refuse(`operator ${operator} requires a number or a string`, field)
     return { field, operator: operator as Comparison, value }
   })
@@ -65,7 +65,7 @@ export const metadataQuery = z
     let filter: unknown
     try {
       // Query strings are short; storabilityProblem checks the depth and returns the field.
-      filter = JSON.parse(text)
+      filter = parseExactJson(text)
     } catch {
       return refuse('must be JSON')
     }
@@ -97,7 +97,7 @@ function isOneOf(column: Fragment, field: string, values: unknown[]): Fragment {
 function compares(column: Fragment, { field, operator, value }: Exclude<MetadataTest, { operator: 'in' }>): Fragment {
   const is = COMPARISONS[operator]
   const stored = sql.fragment`(${column} ->> ${field}::text)`
-  return typeof value === 'number'
+  return typeof value !== 'string'
     ? sql.fragment`case when jsonb_typeof(${column} -> ${field}::text) = 'number' then ${stored}::numeric ${is} ${JSON.stringify(value)}::numeric else false end`
     : sql.fragment`case when jsonb_typeof(${column} -> ${field}::text) = 'string' then ${stored} collate "C" ${is} ${value} else false end`
 }

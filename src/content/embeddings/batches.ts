@@ -1,7 +1,9 @@
 import { randomUUID } from 'node:crypto'
 import { estimatedTokens, recordUsageLater, type UsageDraft } from '../../control/usage/meter.ts'
+import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callProvider } from './call.ts'
+import { limitTokens } from './limit-tokens.ts'
 import { normalize } from './local.ts'
 import type { EmbeddingModel, EmbedOptions } from './model.ts'
 import { type CallFailure, type EmbeddingModelRef, embeddingFailure, providerModel } from './providers.ts'
@@ -87,6 +89,8 @@ export function createBatchedEmbed(
       for (const [index, text] of batch.entries()) accept(text, outcome.response.vectors[index])
       return
     }
+    const shorter = outcome.failure.class === 'refused' && batch.length === 1 ? firstHalf(batch[0]) : null
+    if (shorter) return embedBatch(client, [shorter], 1)
     const parts = TEXT_FAILURES.has(outcome.failure.class) ? divideBatch(batch, halved) : null
     if (!parts) for (const text of batch) settleText(text, null, outcome.failure)
     else for (const part of parts.texts) await embedBatch(client, part, 1, parts.halves)
@@ -102,7 +106,7 @@ export function createBatchedEmbed(
     const { signal, timeoutMs } = options
     const vectors: EmbeddedBatch['vectors'] = texts.map(() => null)
     if (timeoutMs === 0) return { vectors, failure: embeddingFailure('timeout') }
-    const client = await load()
+    const [client, taken] = await Promise.all([load(), Promise.all(texts.map(text => limitTokens(text, model)))])
     // A signal that aborted while the package was loaded fires no event.
     signal?.throwIfAborted()
     return new Promise((resolve, reject) => {
@@ -122,7 +126,7 @@ export function createBatchedEmbed(
       })
       const isSearch = options.purpose.kind === 'search'
       const lane = isSearch ? searches : options.background ? background : ordinary
-      for (const [index, text] of texts.entries()) lane.push({ text, index, request })
+      for (const [index, text] of taken.entries()) lane.push({ text, index, request })
       if (isSearch || lane.length >= config.EMBEDDING_BATCH_SIZE) sendNext(client)
       else if (!scheduled) {
         scheduled = true
@@ -174,6 +178,13 @@ function divideBatch(batch: Text[], halved: boolean): { texts: Text[][]; halves:
   const middle = Math.ceil(batch.length / 2)
   return { texts: [batch.slice(0, middle), batch.slice(middle)], halves: true }
 }
+
+/** Shortest text that is not halved further when the model refuses it. */
+const MIN_HALF = 256
+
+/** Returns the first half of a text that the model refused: it may be too long; null if the text is short. */
+const firstHalf = (text: Text): Text | null =>
+  text.text.length < 2 * MIN_HALF ? null : { ...text, text: truncateChars(text.text, Math.ceil(text.text.length / 2)) }
 
 /** Records the vector of a text, or its failure without a vector. */
 function settleText({ index, request }: Text, vector: Float32Array | null, failure: CallFailure): void {

@@ -1,6 +1,6 @@
 import { raise } from '../../core/api/errors.ts'
+import { isObject, withDoubles } from '../../core/api/exact-json.ts'
 import { storableText } from '../../core/api/storable-text.ts'
-import { isObject } from '../../core/expressions/evaluate.ts'
 import type { PageText } from '../chunks/model.ts'
 
 /** Maximum of an integer column. */
@@ -39,7 +39,7 @@ function parsePage(page: unknown, index: number): { number: number; text: string
 
 function pageNumber(value: unknown, index: number, path: string): number {
   if (value === undefined || value === null) return index + 1
-  const number = typeof value === 'string' && /^\d{1,15}$/.test(value.trim()) ? Number(value) : value
+  const number = typeof value === 'string' && /^\d{1,15}$/.test(value.trim()) ? Number(value) : withDoubles(value)
   return typeof number === 'number' && Number.isInteger(number) && number >= 1 && number <= MAX_PAGE
     ? number
     : raiseInvalidOutput(path, 'must be an integer of at least 1')

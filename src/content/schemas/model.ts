@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { kind, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { MAX_SCHEMA_BYTES } from '../../core/json-schema/model.ts'
@@ -108,7 +109,7 @@ export const metadataSchemaKind = kind({
   references: [{ kind: 'project', column: 'project_id', on_delete: 'cascade' }],
   record: MetadataSchema,
   row: Row,
-  present: (row: MetadataSchemaRow) => ({ ...row, schema: JSON.parse(row.schema) }),
+  present: (row: MetadataSchemaRow) => ({ ...row, schema: parseExactJson(row.schema) }),
   events: ['created', 'updated', 'deleted'],
   unique: {
     metadata_schemas_selector: ({ resource_type, path_prefix }: Values<MetadataSchemaRow>) =>

@@ -1,3 +1,4 @@
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storableText, storableValue, truncateBytes } from '../../core/api/storable-text.ts'
 
 const LINE_CHARS = 500
@@ -18,11 +19,11 @@ export const storableId = (id: string | null | undefined): string | null =>
  */
 export function detailText(detail: object | null | undefined, maxBytes: number): string | null {
   if (detail == null) return null
-  const text = JSON.stringify(storableValue(JSON.parse(JSON.stringify(detail))))
+  const text = JSON.stringify(storableValue(parseExactJson(JSON.stringify(detail))))
   if (Buffer.byteLength(text) <= maxBytes) return text
   const reduced: Record<string, unknown> = { truncated: true }
   let remaining = maxBytes - 64
-  for (const [key, value] of Object.entries(JSON.parse(text) as object)) {
+  for (const [key, value] of Object.entries(parseExactJson(text) as object)) {
     const shortened = typeof value === 'string' ? truncateBytes(value, 1024) : value
     const size = Buffer.byteLength(JSON.stringify({ [key]: shortened }))
     if (size > Math.min(remaining, 4096)) continue

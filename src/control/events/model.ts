@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { kind } from '../../core/api/kind.ts'
 import { readEnvelope, StoredEnvelope } from '../../core/db/event-envelopes.ts'
 import { sql } from '../../core/db/sql.ts'
@@ -43,5 +44,8 @@ export const eventKind = kind({
   record: Event,
   row: EventRow,
   columns: sql.fragment`t.id, t.project_id, t.resource_id, t.created_at, t.name, t.envelope, t.packed, t.dispatched_at`,
-  present: (row: z.output<typeof EventRow>) => ({ ...JSON.parse(readEnvelope(row)), dispatched_at: row.dispatched_at }),
+  present: (row: z.output<typeof EventRow>) => ({
+    ...parseExactJson(readEnvelope(row)),
+    dispatched_at: row.dispatched_at,
+  }),
 })

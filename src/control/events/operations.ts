@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { columnFilter, equalsFilter, flagFilter } from '../../core/api/filters.ts'
 import { idFloor } from '../../core/api/ids.ts'
 import { pageOf, pageOfArray, queryValues } from '../../core/api/lists.ts'
@@ -88,7 +89,7 @@ const listEventWebhooks = itemOperation(eventKind, {
     if (!listAllowed(caller, request.action, request, project_id)) raiseForbidden(caller, request.action)
     const columns = { project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }
     const { rows } = visibleRows(caller, { ...request, project: project_id }, columns)
-    const { resource_type, resource_id, data } = JSON.parse(readEnvelope(resource))
+    const { resource_type, resource_id, data } = parseExactJson(readEnvelope(resource))
     const event = { ...resource, resource_type, resource_id, tags: data.tags }
     return eventOutcomes({ db, page }, event, rows, services.clock.now())
   },

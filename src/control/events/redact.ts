@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/event-envelopes.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 
@@ -29,7 +30,7 @@ type ParsedEnvelope = { event: string; resource_type: string; resource_id: strin
 
 /** Returns the redacted text of an envelope; null if nothing changes. */
 function redactEnvelope(envelope: string, redactions: readonly (Redaction & { idSet: Set<string> })[]): string | null {
-  const parsed = JSON.parse(envelope) as ParsedEnvelope
+  const parsed = parseExactJson(envelope) as ParsedEnvelope
   const data = redactions
     .filter(
       ({ resource_type, idSet, names }) =>

@@ -1,5 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { kind } from '../../core/api/kind.ts'
 import { parseTime } from '../../core/api/lists.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -264,7 +265,7 @@ export const deliveryKind = kind({
     id,
     webhook_id,
     event_type,
-    payload: JSON.parse(envelope),
+    payload: parseExactJson(envelope),
     ...rest,
   }),
   authorize: (row: DeliveryRow) => ({ type: 'webhook', id: row.webhook_id }),

@@ -1,4 +1,5 @@
 import { type Problem, raise, raiseInvalid, recordedFailure } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
@@ -170,7 +171,7 @@ function convertMessage(
 
 export function parseArguments(text: string, onInvalid: () => void): unknown {
   try {
-    const value = storableValue(JSON.parse(text === '' ? '{}' : text))
+    const value = storableValue(parseExactJson(text === '' ? '{}' : text))
     if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value
   } catch {}
   onInvalid()

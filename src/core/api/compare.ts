@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
+import { ExactNumber, isObject } from './exact-json.ts'
 import { wirePath } from './validate.ts'
 
 export const FieldChange = z
@@ -18,9 +19,6 @@ export type FieldChange = { path: string; op: 'added' | 'removed' | 'changed'; b
 export const Comparison = z
   .object({ from: z.int(), to: z.int(), changes: z.array(FieldChange).describe('Differences by path') })
   .meta({ id: 'Comparison' })
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
  * Limit on the total characters of the paths of one comparison. Each change repeats the names that lead to it: a long name
@@ -98,20 +96,33 @@ function reordered(before: Ordered, after: Ordered, path: readonly PropertyKey[]
   return isDeepStrictEqual(was, is) ? [] : [{ path: wirePath(path), op: 'changed', before: was, after: is }]
 }
 
-/** Returns a value with every Map in it converted by `of`. */
-function withoutMaps(value: unknown, of: (entries: [string, unknown][]) => unknown): unknown {
+/** Returns a value with every Map and every exact number in it converted. */
+function converted(
+  value: unknown,
+  of: (entries: [string, unknown][]) => unknown,
+  numberOf: (exact: ExactNumber) => unknown = each => each,
+): unknown {
   const inner = (entries: Iterable<[string, unknown]>): [string, unknown][] =>
-    [...entries].map(([key, each]) => [key, withoutMaps(each, of)])
+    [...entries].map(([key, each]) => [key, converted(each, of, numberOf)])
   if (value instanceof Map) return of(inner(value))
-  if (Array.isArray(value)) return value.map(each => withoutMaps(each, of))
+  if (value instanceof ExactNumber) return numberOf(value)
+  if (Array.isArray(value)) return value.map(each => converted(each, of, numberOf))
   return isObject(value) ? Object.fromEntries(inner(Object.entries(value))) : value
 }
 
 /** Converts Maps to objects. */
-export const toPlain = (value: unknown): unknown => withoutMaps(value, Object.fromEntries)
+export const toPlain = (value: unknown): unknown => converted(value, Object.fromEntries)
 
-/** Converts Maps to lists of entries, so that their order takes part in a comparison. */
-const toOrdered = (value: unknown): unknown => withoutMaps(value, entries => entries)
+/** Converts Maps to lists of entries, so that their order takes part in a comparison; numbers are compared by value. */
+const toOrdered = (value: unknown): unknown =>
+  converted(
+    value,
+    entries => entries,
+    each => each.toNumber() ?? each,
+  )
+
+/** Converts exact numbers to texts, because a structured clone would make objects of them. */
+export const toCloneable = (value: unknown): unknown => converted(value, entries => new Map(entries), String)
 
 /** Whether `changesBetween` finds no difference. */
 export const isSame = (left: unknown, right: unknown): boolean => isDeepStrictEqual(toOrdered(left), toOrdered(right))

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
+import { ExactNumber } from './exact-json.ts'
 import type { Operation } from './operation.ts'
 import { pathDescription, pathNames, queryFields } from './parameters.ts'
 
@@ -152,7 +153,7 @@ export function flatSchema({ fields, others }: FlatCall, without: readonly strin
 /** Converts a value to its form in a query string. */
 function queryValue(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(queryValue)
-  if (typeof value !== 'object' || value === null) return String(value)
+  if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return String(value)
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, queryValue(item)]))
 }
 

@@ -5,6 +5,7 @@ import type { Services } from '../process/services.ts'
 import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
 import { AppError, errorBody, raise } from './errors.ts'
+import { parseExactJson } from './exact-json.ts'
 
 export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
 
@@ -137,7 +138,7 @@ function openResponse(
       return raise('SECRET_NOT_DECRYPTABLE', {
         message: 'The stored response of the Idempotency-Key cannot be decrypted',
       })
-    body = JSON.parse(opened.value)
+    body = parseExactJson(opened.value)
   }
   return { status: status as number, body, headers: row.headers ?? {}, project_id }
 }

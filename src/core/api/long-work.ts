@@ -4,6 +4,7 @@ import { extensionPoint } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'
 import type { RecordedFailure } from './errors.ts'
+import { parseExactJson } from './exact-json.ts'
 import { isIdOf, type KindRow, kinds } from './kind.ts'
 import type { AllowTarget } from './operation.ts'
 
@@ -110,7 +111,7 @@ export function parseAsObject(text: unknown): object | null {
 export function parseIfObject(text: unknown): unknown {
   if (typeof text !== 'string') return text
   try {
-    const value: unknown = JSON.parse(text)
+    const value: unknown = parseExactJson(text)
     return typeof value === 'object' && value !== null && !Array.isArray(value) ? value : text
   } catch {
     return text

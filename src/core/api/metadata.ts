@@ -1,8 +1,9 @@
 import { z } from 'zod'
+import { ExactNumber } from './exact-json.ts'
 
 /** Recursive, because requests are nested at most 64 levels deep. */
 function depthOf(value: unknown): number {
-  if (typeof value !== 'object' || value === null) return 0
+  if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return 0
   let deepest = 0
   for (const inner of Object.values(value)) deepest = Math.max(deepest, depthOf(inner))
   return deepest + 1
@@ -10,7 +11,7 @@ function depthOf(value: unknown): number {
 
 /** An unchanged JSON object; a zod record would drop a key `__proto__`. */
 const JsonObject = z.custom<Record<string, unknown>>().superRefine((value, context) => {
-  if (typeof value !== 'object' || value === null || Array.isArray(value))
+  if (typeof value !== 'object' || value === null || Array.isArray(value) || value instanceof ExactNumber)
     context.addIssue({ code: 'invalid_type', expected: 'record', input: value, continue: false })
 })
 

@@ -1,5 +1,6 @@
 import type { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
+import { ExactNumber, isStorableNumber, withDoubles } from './exact-json.ts'
 
 /** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
 const MAX_PATH_CHARS = 1_000
@@ -20,8 +21,8 @@ type Issue = z.core.$ZodIssue
 /** Limit on the problems in a response: a body of 44 KB can have thousands. */
 export const MAX_PROBLEMS = 100
 
-const absentAt = (value: unknown, path: readonly PropertyKey[]): boolean =>
-  path.reduce((node, key) => (node as Record<PropertyKey, unknown> | null | undefined)?.[key], value) === undefined
+const valueAt = (value: unknown, path: readonly PropertyKey[]): unknown =>
+  path.reduce((node, key) => (node as Record<PropertyKey, unknown> | null | undefined)?.[key], value)
 
 /** Issue codes that zod reports for a missing value, depending on the schema. */
 const MISSING_VALUE_CODES: readonly string[] = ['invalid_type', 'invalid_value', 'invalid_union']
@@ -39,8 +40,14 @@ function problemsFromIssues(issues: readonly Issue[], value: unknown, prefix = '
     const path = wirePath(issue.path, prefix)
     if (issue.code === 'custom')
       return [{ code: (issue.params?.code as string | undefined) ?? 'INVALID_VALUE', path, message: issue.message }]
-    if (MISSING_VALUE_CODES.includes(issue.code) && absentAt(value, issue.path))
+    if (MISSING_VALUE_CODES.includes(issue.code) && valueAt(value, issue.path) === undefined)
       return [{ code: 'REQUIRED', path, message: 'is required' }]
+    if (
+      issue.code === 'invalid_type' &&
+      issue.expected === 'number' &&
+      valueAt(value, issue.path) instanceof ExactNumber
+    )
+      return [{ code: 'INVALID_NUMBER', path, message: 'has more digits than a number keeps' }]
     return [{ code: issue.code.toUpperCase(), path, message: issue.message }]
   })
   return problems.slice(0, MAX_PROBLEMS)
@@ -118,17 +125,43 @@ function alternativesMessage(alternatives: readonly Issue[][]): string {
 const messageOf = (issue: z.core.$ZodRawIssue): string =>
   (messages[issue.code as Issue['code']] as (issue: unknown) => string)(issue)
 
+/**
+ * Parses a value with its schema. A number that the schema declares is a double; where any JSON is allowed, it keeps its
+ * digits. So exact numbers that the schema refuses are replaced until it refuses others, or none.
+ */
+function safeParse<T>(
+  schema: z.ZodType<T>,
+  value: unknown,
+): { data: T } | { issues: readonly Issue[]; value: unknown } {
+  for (let parsed = value; ; ) {
+    const result = schema.safeParse(parsed, { error: messageOf })
+    if (result.success) return { data: result.data }
+    const { issues } = result.error
+    const refused = new Set(issues.flatMap(issue => exactNumbersOf(issue, parsed)))
+    if (refused.size === 0) return { issues, value: parsed }
+    parsed = withDoubles(parsed, each => (refused.has(each) ? each.toNearest() : each))
+  }
+}
+
+/** Returns the exact numbers at the paths of an issue and of the issues within it. */
+function exactNumbersOf(issue: Issue, value: unknown): ExactNumber[] {
+  const at = valueAt(value, issue.path)
+  if (at instanceof ExactNumber) return at.toNearest() === null ? [] : [at]
+  const inner =
+    issue.code === 'invalid_union' ? issue.errors.flat() : issue.code === 'invalid_element' ? issue.issues : []
+  return inner.flatMap(each => exactNumbersOf(each, at))
+}
+
 /** Returns at most 100 problems of a value according to its schema; none if it is valid. */
 export function validationProblems(schema: z.ZodType, value: unknown, prefix = ''): Problem[] {
-  const result = schema.safeParse(value, { error: messageOf })
-  return result.success ? [] : problemsFromIssues(result.error.issues, value, prefix)
+  const result = safeParse(schema, value)
+  return 'data' in result ? [] : problemsFromIssues(result.issues, result.value, prefix)
 }
 
 /** Parses a value with its schema. Raises VALIDATION_FAILED with at most 100 problems. */
 export function parse<T>(schema: z.ZodType<T>, value: unknown, prefix = ''): T {
-  const result = schema.safeParse(value, { error: messageOf })
-  if (result.success) return result.data
-  return raiseInvalid(problemsFromIssues(result.error.issues, value, prefix))
+  const result = safeParse(schema, value)
+  return 'data' in result ? result.data : raiseInvalid(problemsFromIssues(result.issues, result.value, prefix))
 }
 
 const MAX_DEPTH = 64
@@ -156,6 +189,10 @@ function findUnstorable(value: unknown, depth: number): Unstorable | null {
   if (typeof value === 'number')
     return Number.isFinite(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
   if (typeof value !== 'object' || value === null) return null
+  if (value instanceof ExactNumber)
+    return isStorableNumber(value)
+      ? null
+      : unstorable('INVALID_NUMBER', 'is outside the range of numbers, or has too many digits')
   if (depth >= MAX_DEPTH) return unstorable('TOO_DEEP', `is nested deeper than ${MAX_DEPTH} levels`)
   if (Array.isArray(value)) {
     for (let index = 0; index < value.length; index++) {

@@ -11,6 +11,7 @@ import {
   StatementTimeoutError,
   UniqueIntegrityConstraintViolationError,
 } from 'slonik'
+import { parseExactJson } from '../api/exact-json.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 
@@ -35,6 +36,8 @@ const TYPES: readonly [oid: number, arrayOid: number, parse: (value: string) => 
   [builtins.INT8, 1016, Number],
   [builtins.NUMERIC, 1231, Number],
   [builtins.DATE, 1182, value => value],
+  [builtins.JSON, 199, parseExactJson],
+  [builtins.JSONB, 3807, parseExactJson],
 ]
 
 const parsers = new Map(
@@ -70,7 +73,7 @@ const UNANSWERED_MS = 1000
 
 /**
  * Returns the driver of a Slonik pool: connections are DatabaseClients with this configuration, times are ISO text, bigint
- * and numeric numbers.
+ * and numeric numbers, and numbers of JSON keep their digits.
  *
  * While nothing answers new connections, one attempt at a time finds out when that ends, and the others fail immediately:
  * requests would otherwise wait for the whole timeout of one attempt after another.

@@ -4,6 +4,7 @@
  * in a thread if it needs more (evaluation.ts).
  */
 
+import { ExactNumber, isEqualPrimitive, isObject } from '../api/exact-json.ts'
 import { containsText } from '../api/storable-text.ts'
 
 /** An expression cannot be evaluated: it exceeds a limit, or fails in a strict mode. */
@@ -39,9 +40,6 @@ const RESULT_CHARS_PER_UNIT = 16
 
 type Data = unknown
 type Operator = (run: Evaluation, args: readonly unknown[], data: Data) => unknown
-
-export const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** Returns the operator of an expression and its arguments, null for a literal. */
 export function operationOf(value: unknown): [string, unknown] | null {
@@ -238,9 +236,13 @@ class Evaluation {
     return list
   }
 
-  /** Converts a value to a primitive as JavaScript does, without calling methods of the value. */
+  /**
+   * Converts a value to a primitive as JavaScript does, without calling methods of the value.
+   * @throws ExpressionError for a number without an equal double
+   */
   primitive(value: unknown): string | number | boolean | null {
     if (Array.isArray(value)) return this.text(value)
+    if (value instanceof ExactNumber) return doubleOf(value)
     if (typeof value === 'object' && value !== null) return '[object Object]'
     return value as string | number | boolean | null
   }
@@ -252,6 +254,10 @@ class Evaluation {
       if (levels === 0) throw new ExpressionError(`converts to text a value of more than ${MAX_RESULT_NESTING} levels`)
       this.spend(value.length)
       return value.map(item => this.text(item, levels - 1)).join(',')
+    }
+    if (value instanceof ExactNumber) {
+      this.spend(value.digits.length)
+      return value.digits
     }
     const text = value === null || value === undefined ? '' : String(this.primitive(value))
     this.spend(text.length)
@@ -267,13 +273,14 @@ class Evaluation {
 
   equal(left: unknown, right: unknown): boolean {
     if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
-    return left === right
+    return isEqualPrimitive(left, right)
   }
 
   /** Compares like `==` in JavaScript. */
   looselyEqual(left: unknown, right: unknown): boolean {
     if (left === null || right === null) return left === right
-    this.expect(isScalar(left) && typeof left === typeof right, 'compares with a value that is missing')
+    this.expect(isScalar(left) && typeOf(left) === typeOf(right), 'compares with a value that is missing')
+    if (typeOf(left) === 'number' && typeOf(right) === 'number') return this.equal(left, right)
     if (typeof left === 'object' && typeof right === 'object') return left === right
     const [first, second] = [this.primitive(left), this.primitive(right)]
     if (typeof first === typeof second) return this.equal(first, second)
@@ -294,15 +301,28 @@ class Evaluation {
   }
 }
 
-const isScalar = (value: unknown): boolean => ['string', 'number', 'boolean'].includes(typeof value)
+/** Returns the double of a number. @throws ExpressionError if it has none */
+function doubleOf(exact: ExactNumber): number {
+  const double = exact.toNumber()
+  if (double === null)
+    throw new ExpressionError(
+      `calculates with ${exact.digits.slice(0, 100)}, which has more digits than a number keeps`,
+    )
+  return double
+}
 
-const isNumber = (value: unknown): boolean => Number.isFinite(value)
+const typeOf = (value: unknown): string => (value instanceof ExactNumber ? 'number' : typeof value)
+
+const isScalar = (value: unknown): boolean => ['string', 'number', 'boolean'].includes(typeOf(value))
+
+const isNumber = (value: unknown): boolean => Number.isFinite(value) || value instanceof ExactNumber
 
 /** Whether a value is a text that is not empty. */
 const isText = (value: unknown): boolean => typeof value === 'string' && value !== ''
 
 /** Whether a value counts as true. */
-export const truthy = (value: unknown): boolean => (Array.isArray(value) ? value.length > 0 : Boolean(value))
+export const truthy = (value: unknown): boolean =>
+  Array.isArray(value) ? value.length > 0 : value instanceof ExactNumber ? Number(value.digits) !== 0 : Boolean(value)
 
 const HIDDEN = ['__proto__', 'prototype', 'constructor']
 
@@ -314,8 +334,8 @@ export function readPath(root: unknown, path: string): unknown {
   if (path === '') return root
   let value = root
   for (const segment of path.split('.')) {
-    if (typeof value !== 'object' || value === null || isReservedName(segment) || !Object.hasOwn(value, segment))
-      return null
+    const isContainer = Array.isArray(value) || isObject(value)
+    if (!isContainer || isReservedName(segment) || !Object.hasOwn(value as object, segment)) return null
     value = (value as Record<string, unknown>)[segment]
   }
   return value ?? null
@@ -364,7 +384,8 @@ function contains(run: Evaluation, needle: unknown, hay: unknown): boolean {
   run.spend(hay.length)
   const isFound = hay.some(item => run.equal(item, needle))
   // A needle whose type no item has could not have been found.
-  const isComparable = isFound || needle === null || hay.length === 0 || hay.some(item => typeof item === typeof needle)
+  const isComparable =
+    isFound || needle === null || hay.length === 0 || hay.some(item => typeOf(item) === typeOf(needle))
   run.expect(isComparable && (isFound || needle === null || isScalar(needle)), 'searches for a value that is missing')
   return isFound
 }
@@ -492,6 +513,10 @@ function copyResult(run: Evaluation, result: unknown): unknown {
       countBytes(Buffer.byteLength(value) + 2)
       // `substr` can split a surrogate pair, which PostgreSQL cannot store.
       return value.toWellFormed()
+    }
+    if (value instanceof ExactNumber) {
+      countBytes(value.digits.length)
+      return value
     }
     if (typeof value !== 'object' || value === null) {
       countBytes(4)

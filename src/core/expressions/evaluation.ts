@@ -1,3 +1,4 @@
+import { parseExactJson } from '../api/exact-json.ts'
 import type { Services } from '../process/services.ts'
 import { threadTask } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
@@ -95,7 +96,7 @@ async function evaluateInThread(
     return { values: [], spent: exhaustedBudget(), failed: `${limit} to evaluate` }
   }
   const { text: values, ...output } = outcome.output
-  return { ...output, values: JSON.parse(values) }
+  return { ...output, values: parseExactJson(values) }
 }
 
 /** Evaluates expressions on the event loop if that is brief, otherwise in a thread; adds the cost to `spent`. */

@@ -1,4 +1,5 @@
-import { isObject, iteratesElements, listOf, operationOf, readPath } from './evaluate.ts'
+import { isObject } from '../api/exact-json.ts'
+import { iteratesElements, listOf, operationOf, readPath } from './evaluate.ts'
 
 /** A read of the root in an expression. */
 export type RootRead = {

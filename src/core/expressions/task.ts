@@ -1,3 +1,4 @@
+import { parseExactJson } from '../api/exact-json.ts'
 import { runWithCpuLimit } from '../threads/cpu-limit.ts'
 import { type EvaluationOutcome, type EvaluationRequest, evaluateFully } from './evaluate.ts'
 
@@ -17,7 +18,7 @@ type ExpressionOutput = Omit<EvaluationOutcome, 'values'> & { text: string }
 export function run({ text, ...rest }: ExpressionInput): ExpressionOutput {
   if (memoryOf(text) > MAX_MEMORY) return { spent: rest.spent, failed: 'takes too much memory to evaluate', text: '[]' }
   return runWithCpuLimit(MAX_MS, () => {
-    const { values, ...outcome } = evaluateFully({ ...JSON.parse(text), ...rest })
+    const { values, ...outcome } = evaluateFully({ ...parseExactJson(text), ...rest })
     return { ...outcome, text: JSON.stringify(values) }
   })
 }

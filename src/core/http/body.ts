@@ -1,6 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import express, { type Request, type RequestHandler, type Response } from 'express'
 import { AppError, type Problem, raiseInvalid } from '../api/errors.ts'
+import { parseExactJson } from '../api/exact-json.ts'
 import type { CountBytes } from './anonymous-bodies.ts'
 
 /** Maximum body size of a request without a valid credential. */
@@ -52,7 +53,7 @@ export function limitJson(bytes: Uint8Array, maxValues = MAX_VALUES): void {
 /** Parses JSON text from a body or query. Raises VALIDATION_FAILED like limitJson; throws for invalid JSON. */
 export function parseJson(text: string): unknown {
   limitJson(Buffer.from(text))
-  return JSON.parse(text)
+  return parseExactJson(text)
 }
 
 /** Reads the JSON body of a request into `req.body`. Rejects for an invalid body and for errors of `count`. */
@@ -60,7 +61,7 @@ export type JsonReader = (req: Request, res: Response, count?: CountBytes) => Pr
 
 /** Returns a reader of JSON bodies of at most `limit` decoded bytes, whatever their content type. */
 export function jsonReader(limit: number): JsonReader {
-  const parse = parser(limit)
+  const read = textReader(limit)
   return (req, res, count) =>
     new Promise((resolve, reject) => {
       // The parser would read an oversized body to its end before it fails.
@@ -75,15 +76,22 @@ export function jsonReader(limit: number): JsonReader {
         }
       })
       if (declaredLength(req) > limit) return reject(tooLarge())
-      parse(req, res, error => (error ? reject(error) : resolve()))
+      read(req, res, error => {
+        if (error) return reject(error)
+        try {
+          if (req.body !== undefined) req.body = req.body === '' ? {} : parseExactJson(req.body)
+          resolve()
+        } catch (problem) {
+          reject(Object.assign(problem as SyntaxError, { type: 'entity.parse.failed' }))
+        }
+      })
     })
 }
 
-const parser = (limit: number): RequestHandler =>
-  express.json({
+const textReader = (limit: number): RequestHandler =>
+  express.text({
     limit,
     type: () => true,
-    strict: false,
     verify(_req, _res, bytes, encoding) {
       if (encoding !== 'utf-8')
         throw new AppError('REQUEST_REJECTED', {

@@ -3,6 +3,7 @@ import { StringDecoder } from 'node:string_decoder'
 import type { EndUserAccess, EndUserView } from '../api/end-user.ts'
 import { endUserError, endUserFailure, showToEndUser } from '../api/end-user.ts'
 import { AppError, errorBody, raise } from '../api/errors.ts'
+import { parseExactJson } from '../api/exact-json.ts'
 import type { KindRow } from '../api/kind.ts'
 import { type Operation, type OperationResult, result } from '../api/operation.ts'
 import type { Fragment } from '../db/sql.ts'
@@ -161,7 +162,7 @@ export function shownClient({ operation, call }: Invocation, caller: Caller): Cl
     format: {
       ...format,
       async *frame(frame) {
-        const shown = shownData(views, frame.event, JSON.parse(frame.data))
+        const shown = shownData(views, frame.event, parseExactJson(frame.data))
         if (shown !== null) yield* format.frame({ ...frame, data: JSON.stringify(shown) })
       },
       refused: format.refused && (refusal => format.refused?.(endUserFailure(refusal) ?? refusal) ?? ''),
@@ -218,6 +219,6 @@ function shownMessage(views: EventViews, message: string): string | null {
   const event = lines.find(line => line.startsWith(EVENT))?.slice(EVENT.length)
   const at = lines.findIndex(line => line.startsWith(DATA))
   if (event === undefined || at < 0) return null
-  const shown = shownData(views, event, JSON.parse(lines[at].slice(DATA.length)))
+  const shown = shownData(views, event, parseExactJson(lines[at].slice(DATA.length)))
   return shown && lines.with(at, `${DATA}${JSON.stringify(shown)}`).join('\n')
 }

@@ -1,4 +1,5 @@
 import { AppError } from '../api/errors.ts'
+import { parseExactJson } from '../api/exact-json.ts'
 import type { Services } from '../process/services.ts'
 import type { SealedFor } from './secretbox.ts'
 
@@ -14,5 +15,5 @@ export const sealJson = ({ secrets }: Box, value: unknown, row: SealedFor): stri
 export function openJson<T>({ secrets }: Box, sealed: string, row: SealedFor, what: string): T {
   const opened = secrets.open(sealed, row)
   if (!opened.ok) throw new AppError('SECRET_NOT_DECRYPTABLE', { message: `${what} cannot be decrypted` })
-  return JSON.parse(opened.value)
+  return parseExactJson(opened.value)
 }

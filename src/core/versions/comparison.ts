@@ -1,4 +1,5 @@
-import { changesBetween, type FieldChange, toPlain } from '../api/compare.ts'
+import { changesBetween, type FieldChange, toCloneable, toPlain } from '../api/compare.ts'
+import { parseExactJson } from '../api/exact-json.ts'
 import type { Services } from '../process/services.ts'
 import { threadTask } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
@@ -38,7 +39,8 @@ export async function compareVersions(
   const size = { values: 0, chars: 0 }
   measure([before, after], size)
   if (size.values <= BRIEF_VALUES) return changesBetween(before, after)
-  const outcome = await threads(services).run({ task, project, input: { before, after }, length: size.chars })
-  if ('output' in outcome) return JSON.parse(outcome.output)
+  const input = { before: toCloneable(before), after: toCloneable(after) }
+  const outcome = await threads(services).run({ task, project, input, length: size.chars })
+  if ('output' in outcome) return parseExactJson(outcome.output)
   return [{ path: '', op: 'changed', before: toPlain(before), after: toPlain(after) }]
 }

@@ -3,6 +3,7 @@ import { Readable, Transform, type TransformCallback } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
 import { type CastingContext, parse as parseCsv } from 'csv-parse'
 import type { Problem } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storabilityProblem, validationProblems } from '../../core/api/validate.ts'
 import { limitJson } from '../../core/http/body.ts'
 import { itemBytes, MAX_ITEM_BYTES } from './add.ts'
@@ -93,7 +94,7 @@ async function* jsonRows(source: Readable): AsyncGenerator<ItemRow> {
 function parseJson(text: string): unknown {
   try {
     limitJson(Buffer.from(text))
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch {
     return undefined
   }

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { Transform } from 'node:stream'
 import { AppError, type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { StreamedBody, StreamedRequest } from '../../core/api/operation.ts'
 import { eventLoopYielder } from '../../core/process/event-loop.ts'
 import { itemBytes } from './add.ts'
@@ -35,7 +36,7 @@ export class ItemSpool {
   /** Reads the items. */
   async *items(): AsyncGenerator<DatasetItemInput> {
     const source = this.#file.createReadStream({ start: 0, autoClose: false })
-    for await (const line of readLines(source, Number.POSITIVE_INFINITY)) yield JSON.parse(line)
+    for await (const line of readLines(source, Number.POSITIVE_INFINITY)) yield parseExactJson(line)
   }
 
   toJSON() {

@@ -1,10 +1,10 @@
 import { AppError } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { containsText } from '../../core/api/storable-text.ts'
 import {
   ExpressionError,
   evaluateBriefly,
   freshBudget,
-  isObject,
   NotBriefError,
   truthy,
 } from '../../core/expressions/evaluate.ts'

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto'
 import { canonicalJson } from '../../core/api/canonical.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
 import type { ApprovedCallOutcome, Frozen } from './model.ts'
@@ -25,7 +26,7 @@ export const openOutcome = (services: Services, owner: Owner, sealed: string | n
 function openSealed<T>(services: Services, sealed: string | null, owner: ReturnType<typeof callSeal>): T | null {
   if (sealed === null) return null
   const found = services.secrets.open(sealed, owner)
-  return found.ok ? JSON.parse(found.value) : null
+  return found.ok ? parseExactJson(found.value) : null
 }
 
 /** Returns a digest that is equal for equal JSON, independent of key order. */

@@ -1,5 +1,6 @@
 import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
 import type { RecordedFailure } from '../../core/api/errors.ts'
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { waiters } from '../../core/work/waiters.ts'
@@ -70,7 +71,7 @@ const RESPONSE_FIELDS = ['tool_response_body', 'provider_response_body', 'upstre
 function withoutContent(failure: RecordedFailure): RecordedFailure {
   const redact = (value: unknown): unknown => {
     if (Array.isArray(value)) return value.map(redact)
-    if (typeof value !== 'object' || value === null) return value
+    if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return value
     return Object.fromEntries(
       Object.entries(value)
         .filter(([name]) => !RESPONSE_FIELDS.includes(name))

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { withDoubles } from '../../core/api/exact-json.ts'
 import { parse, wirePath } from '../../core/api/validate.ts'
 import { parseJson } from '../../core/http/body.ts'
 import { type DecisionAnswer, type Question, uniqueValues } from './questions.ts'
@@ -60,7 +61,7 @@ function parseOutput(output: unknown): Record<string, unknown> {
     return refuse('', 'is not valid JSON')
   }
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return refuse('', 'must be an object')
-  return value as Record<string, unknown>
+  return withDoubles(value) as Record<string, unknown>
 }
 
 /**

@@ -1,3 +1,4 @@
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import { storableValue } from '../../core/api/storable-text.ts'
 import { ExpressionError, readPath, type Strictness } from '../../core/expressions/evaluate.ts'
 import { evaluate } from '../../core/expressions/evaluation.ts'
@@ -95,7 +96,7 @@ export function snapshotOf({ paths }: GuardrailRule, facts: Facts, storesArgumen
 }
 
 function truncate(value: unknown): unknown {
-  if (typeof value !== 'object' && typeof value !== 'string') return value
+  if ((typeof value !== 'object' && typeof value !== 'string') || value instanceof ExactNumber) return value
   const text = typeof value === 'string' ? value : JSON.stringify(value)
   return text.length <= MAX_VALUE_CHARS ? value : `${text.slice(0, MAX_VALUE_CHARS)}…`
 }

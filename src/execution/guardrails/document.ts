@@ -1,5 +1,6 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import { expressionProblem, isObject, operationOf } from '../../core/expressions/evaluate.ts'
+import { isObject } from '../../core/api/exact-json.ts'
+import { expressionProblem, operationOf } from '../../core/expressions/evaluate.ts'
 import { type RootRead, rootReadsOf, unknownOperators } from '../../core/expressions/references.ts'
 import { CLASSES, type Class, type GuardrailDocument, type GuardrailRow } from './model.ts'
 import { RUNTIME_KEYS } from './runtime.ts'

@@ -1,6 +1,6 @@
 import type { Problem } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import type { Queryable } from '../../core/db/sql.ts'
-import { isObject } from '../../core/expressions/evaluate.ts'
 import type { RootRead } from '../../core/expressions/references.ts'
 import type { GuardedTool } from '../tools/guardrail-gate.ts'
 import { withToolDefaults } from '../tools/model.ts'

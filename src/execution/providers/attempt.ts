@@ -11,10 +11,11 @@ import type {
   LanguageModelV4ToolResultPart,
   LanguageModelV4Usage,
 } from '@ai-sdk/provider'
-import { safeParseJSON } from '@ai-sdk/provider-utils'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
 import { watchEnd } from './event-stream.ts'
+import { withoutMarks } from './exact-arguments.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
@@ -339,10 +340,10 @@ const userParts = (parts: readonly (TextPart | AttachedFile)[]) =>
     part.type === 'text' ? textPart(part.text) : filePart(part.media_type, part.data_base64, part.filename),
   )
 
-async function rawAnswer(
+function rawAnswer(
   content: readonly LanguageModelV4Content[],
   { finishReason, usage }: { finishReason: LanguageModelV4FinishReason; usage: LanguageModelV4Usage },
-): Promise<RawAnswer> {
+): RawAnswer {
   const text = textsOf(content, 'text')
   const reasoning = textsOf(content, 'reasoning')
   const calls = content.filter(part => part.type === 'tool-call')
@@ -354,7 +355,7 @@ async function rawAnswer(
     text: storableText(text),
     ...(vendor_parts && { vendor_parts }),
     ...(isEmpty && { vendor_reason: finishReason.raw }),
-    tool_calls: await Promise.all(calls.map(toolCall)),
+    tool_calls: calls.map(toolCall),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),
     ...(reasoning && { reasoning: storableText(reasoning) }),
@@ -364,17 +365,12 @@ async function rawAnswer(
 const textsOf = (content: readonly LanguageModelV4Content[], type: 'text' | 'reasoning'): string =>
   content.map(part => (part.type === type ? part.text : '')).join('')
 
-async function toolCall({
-  toolCallId,
-  toolName,
-  input,
-}: LanguageModelV4ToolCall): Promise<ModelAnswer['tool_calls'][number]> {
-  const args = input.trim() === '' ? { success: true as const, value: {} } : await safeParseJSON({ text: input })
-  return {
-    id: storableText(toolCallId),
-    tool_name: storableText(toolName),
-    args: storableValue(args.success ? args.value : input),
-    ...(!args.success && { args_error: 'the arguments are not valid JSON' }),
+function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): ModelAnswer['tool_calls'][number] {
+  const call = { id: storableText(toolCallId), tool_name: storableText(toolName) }
+  try {
+    return { ...call, args: storableValue(input.trim() === '' ? {} : parseExactJson(withoutMarks(input))) }
+  } catch {
+    return { ...call, args: storableText(input), args_error: 'the arguments are not valid JSON' }
   }
 }
 

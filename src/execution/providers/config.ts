@@ -27,6 +27,8 @@ export type Settings = {
   headers: Record<string, string>
   structured_outputs: boolean
   dialect: Dialect
+  /** Header of the credential, for type anthropic. */
+  auth: Auth
   api: 'responses' | 'chat' | null
   organization: string | null
   project: string | null
@@ -37,11 +39,15 @@ export type Settings = {
   api_key: string | null
 }
 
+const AUTHS = ['api_key', 'bearer'] as const
+type Auth = (typeof AUTHS)[number]
+
 const KNOWN_KEYS = {
   headers: 'headers',
   models: 'models',
   structured_outputs: 'boolean',
   dialect: 'string',
+  auth: 'string',
   api: 'string',
   organization: 'string',
   project: 'string',
@@ -121,6 +127,9 @@ function configProblems({ provider, config }: ProviderFields): Problem[] {
   const dialect = lookup(config, 'dialect')
   if (typeof dialect.value === 'string' && !DIALECTS.includes(dialect.value as Dialect))
     addProblem('config.dialect', `must be one of ${DIALECTS.join(', ')}`)
+  const auth = lookup(config, 'auth')
+  if (typeof auth.value === 'string' && (provider !== 'anthropic' || !AUTHS.includes(auth.value as Auth)))
+    addProblem('config.auth', `must be one of ${AUTHS.join(', ')}, of an anthropic provider`)
   for (const key of hostLabelKeys(provider)) {
     const { spelling, value } = lookup(config, key)
     if (typeof value === 'string' && value !== '' && !isLabel(value))
@@ -341,6 +350,7 @@ export function providerSettings(row: ProviderRow, credentials: Credentials): Se
     headers: Object.fromEntries(headers),
     structured_outputs: (value('structured_outputs') ?? !SCHEMALESS.has(dialect)) !== false,
     dialect,
+    auth: (text('auth') ?? 'api_key') as Auth,
     api: value('api') as Settings['api'],
     organization: text('organization'),
     project: text('project'),

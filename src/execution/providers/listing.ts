@@ -63,7 +63,10 @@ const openai: Lister = {
 
 const anthropic: Lister = {
   url: ({ baseUrl }, cursor) => withQuery(`${baseUrl}/models`, { limit: '1000', after_id: cursor }),
-  headers: access => ({ 'x-api-key': key(access), 'anthropic-version': '2023-06-01' }),
+  headers: access => ({
+    ...(access.settings.auth === 'bearer' ? { authorization: `Bearer ${key(access)}` } : { 'x-api-key': key(access) }),
+    'anthropic-version': '2023-06-01',
+  }),
   read: body => ({
     models: entries(body.data).flatMap(({ id, display_name }) =>
       typeof id === 'string'

@@ -58,7 +58,7 @@ const fields = {
     .record(z.string(), z.unknown())
     .nullable()
     .describe(
-      'Settings of the type, such as region, api_version or headers; `dialect` of a custom, gateway or ollama provider, such as `mistral`, `deepseek` or `vllm`; and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
+      'Settings of the type, such as region, api_version or headers; `dialect` of a custom, gateway or ollama provider, such as `mistral`, `deepseek` or `vllm`; `auth: bearer` of an anthropic provider behind a gateway; and `models` with the inputs of models: `{ "<model>": { "input": ["text", "image", "pdf", "audio"] } }`. Credentials, and headers other than well-known ones such as user-agent, are masked as `***`.',
     ),
 }
 

@@ -6,6 +6,7 @@ import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { type Access, resolveAccess } from './access.ts'
 import { watchedFetch } from './event-stream.ts'
+import { markingFetch } from './exact-arguments.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { Dialect, ProviderRow, ProviderType } from './model.ts'
 
@@ -65,11 +66,15 @@ export function modelClient(services: Services, row: ProviderRow, db: Queryable 
 /** Types whose results of tools may have media; for openai it depends on the API. */
 const MEDIA_IN_RESULTS = new Set<ProviderType>(['anthropic', 'azure', 'bedrock', 'google', 'vertex', 'xai'])
 
+/** Types whose answers have arguments as objects; others have them as texts. */
+const OBJECTS_AS_ARGUMENTS = new Set<ProviderType>(['anthropic', 'bedrock', 'google', 'vertex'])
+
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
   // Bedrock's streams are binary.
-  const own = type === 'bedrock' ? access : { ...access, fetch: watchedFetch(access.fetch) }
+  const watched = type === 'bedrock' ? access.fetch : watchedFetch(access.fetch)
+  const own = { ...access, fetch: OBJECTS_AS_ARGUMENTS.has(type) ? markingFetch(watched) : watched }
   const { model, ...parts } = await builders[type](own)
   // The SDK builds a validator for each model, which takes 0.5 ms.
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
@@ -122,7 +127,11 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   },
   async anthropic(access) {
     const { createAnthropic } = await import('@ai-sdk/anthropic')
-    const vendor = createAnthropic(common(access))
+    const { apiKey, ...rest } = common(access)
+    // Gateways take the vendor's key, or one of their own as a bearer token.
+    const vendor = createAnthropic(
+      access.settings.auth === 'bearer' ? { ...rest, authToken: apiKey } : { ...rest, apiKey },
+    )
     return { model: id => vendor.languageModel(id), optionsKey: 'anthropic', strictOption: false }
   },
   async google(access) {

@@ -7,9 +7,12 @@ const MAX_NAME = 64
 /** Returns a tool name that providers accept; a long name is cut and gets a hash suffix. */
 export function resolvedName(name: string): string {
   const safe = name.replace(/[^A-Za-z0-9_-]/gu, '_')
-  if (safe.length <= MAX_NAME) return safe
-  return `${safe.slice(0, MAX_NAME - 7)}_${createHash('sha256').update(name).digest('hex').slice(0, 6)}`
+  return safe.length <= MAX_NAME ? safe : distinctName(safe, name)
 }
+
+/** Returns a name with a suffix that depends on another one, within the length that providers accept. */
+export const distinctName = (name: string, original: string): string =>
+  `${name.slice(0, MAX_NAME - 7)}_${createHash('sha256').update(original).digest('hex').slice(0, 6)}`
 
 /** Returns a parameter schema without preset arguments. */
 export function withoutPresets(schema: Record<string, unknown>, presets: Record<string, unknown> | null) {

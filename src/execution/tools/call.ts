@@ -138,7 +138,7 @@ export async function prepareCall(
 ): Promise<{ action: string | null; input: Record<string, unknown> }> {
   const action = tool.type === 'platform' || tool.type === 'mcp' ? actionOf(tool, call.action) : null
   const input = { ...call.input, ...tool.preset_parameters }
-  await checkInput(services, tool, input, call.limits.signal)
+  await checkInput(services, tool, input, call.limits)
   if (action !== null && tool.type === 'platform') checkArguments(tool, action, input, call.context)
   return { action, input }
 }
@@ -235,12 +235,15 @@ async function requireExecute(
   })
 }
 
-/** Raises VALIDATION_FAILED for arguments that violate the tool's schema. */
+/**
+ * Raises VALIDATION_FAILED for arguments that violate the tool's schema.
+ * @param isTheirs whether the schema is a server's own, which is not checked if it cannot be compiled here
+ */
 export async function checkInput(
   services: Services,
   { parameters, project_id }: Pick<Callable, 'parameters' | 'project_id'>,
   input: Record<string, unknown>,
-  signal?: AbortSignal,
+  { signal, isTheirs = false }: { signal?: AbortSignal; isTheirs?: boolean } = {},
 ): Promise<void> {
   if (!parameters) return
   try {
@@ -249,7 +252,7 @@ export async function checkInput(
     if (problems.length > 0) raiseInvalid(wireProblems(problems, 'input'))
   } catch (error) {
     if (!(error instanceof SchemaError)) throw error
-    raiseInvalid({ code: 'INVALID_VALUE', path: 'parameters', message: error.message })
+    if (!isTheirs) raiseInvalid({ code: 'INVALID_VALUE', path: 'parameters', message: error.message })
   }
 }
 

@@ -1,5 +1,6 @@
 import { signDelivery } from '../../control/webhooks/deliver.ts'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { limitJson } from '../../core/http/body.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -163,7 +164,7 @@ function outputOf({ status, headers, body }: ToolHttpResponse, request: ToolRequ
   if (type !== undefined && !JSON_TYPE.test(type)) return text
   try {
     limitJson(body, MAX_VALUES)
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch (error) {
     if (!(error instanceof AppError)) return text
     return httpError(`Response of the target ${error.message}`, request, {

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { AppError, raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { limitJson } from '../../core/http/body.ts'
 import type { EgressRequest } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -256,7 +257,7 @@ class AnswerSearch {
       const bytes = Buffer.from(text)
       limitJson(bytes, MAX_VALUES)
       // Servers of older protocol versions send arrays of messages.
-      for (const each of [JSON.parse(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
+      for (const each of [parseExactJson(bytes.toString('utf8'))].flat()) this.message ??= this.#answerIn(each)
     } catch (error) {
       if (error instanceof AppError) this.refused = error.message
     }

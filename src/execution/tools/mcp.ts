@@ -1,4 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
+import { ExactNumber, parseExactJson } from '../../core/api/exact-json.ts'
 import { limitJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
@@ -51,16 +52,24 @@ export async function listMcpActions(
     }))
 }
 
-/** Returns the output in a result: its structured content, its only text, or all of its content. */
+/**
+ * Returns the output in a result: its structured content, its only text, or all of its content. A text that is an object or an
+ * array in JSON is parsed; any other is a text, so that `1.10` stays one.
+ */
 async function outputOf(result: unknown, action: string, link: McpSession): Promise<unknown> {
   const { structuredContent, content, isError } = Object(result)
-  if (isError) return link.refuse(`${action} reported an error`, textOf(content) ?? JSON.stringify(content ?? null))
+  if (isError) {
+    const texts = [textOf(content) ?? JSON.stringify(content ?? null)]
+    if (structuredContent !== undefined && structuredContent !== null) texts.push(JSON.stringify(structuredContent))
+    return link.refuse(`${action} reported an error`, texts.join('\n'))
+  }
   if (structuredContent !== undefined && structuredContent !== null) return structuredContent
   const text = textOf(content)
   if (text === null) return content ?? null
   try {
     limitJson(Buffer.from(text), MAX_VALUES)
-    return JSON.parse(text)
+    const value = parseExactJson(text)
+    return typeof value === 'object' && !(value instanceof ExactNumber) ? value : text
   } catch (error) {
     if (!(error instanceof AppError)) return text
     return link.refuse(`Response of ${action} ${error.message}`, text)

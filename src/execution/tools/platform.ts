@@ -1,4 +1,5 @@
 import { AppError, type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { type FlatCall, flatSchema, flatten, type JsonObject, type Request, unflatten } from '../../core/api/flatten.ts'
 import { type Operation, type OperationResult, operations, toolNameOf } from '../../core/api/operation.ts'
 import { fieldsOf, requestPath } from '../../core/api/parameters.ts'
@@ -212,7 +213,7 @@ function outputOf({ config }: Services, { body, text, stream }: OperationResult,
       path: 'input',
       message: 'leads to responses that exceed the size limit of one call',
     })
-  return JSON.parse(answer)
+  return parseExactJson(answer)
 }
 
 /** Cached by operation: building a schema takes a millisecond. */

@@ -1,4 +1,5 @@
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import type { ToolContext } from '../../core/api/tool-context.ts'
 import { HEADER_VALUE } from './check-definition.ts'
 import type { Execute, ToolRow } from './model.ts'
@@ -102,7 +103,8 @@ function fillUrl(url: string, input: Record<string, unknown>): string {
         path: `input.${name}`,
         message: 'is required: it is part of the URL',
       })
-    if (!['string', 'number', 'boolean'].includes(typeof value)) return refuse('must be a string, number or boolean')
+    if (!['string', 'number', 'boolean'].includes(typeof value) && !(value instanceof ExactNumber))
+      return refuse('must be a string, number or boolean')
     const text = String(value)
     if (text === '.' || text === '..') return refuse('must not be . or .., because it is part of the URL')
     if (text === '' && inPath.has(name)) return refuse('must not be empty, because it is part of the path')

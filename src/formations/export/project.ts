@@ -1,3 +1,4 @@
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import type { JsonObject } from '../../core/api/flatten.ts'
 import { isIdOf, kinds } from '../../core/api/kind.ts'
 import type { Caller } from '../../core/iam/caller.ts'
@@ -142,7 +143,7 @@ const hasExpressions = (value: unknown): boolean =>
 function withReferences(value: unknown, reference: (id: string) => JsonObject | null, parameters: Parameters): unknown {
   const walk = (node: unknown): unknown => {
     if (typeof node === 'string') return withExpressions(node)
-    if (typeof node !== 'object' || node === null) return node
+    if (typeof node !== 'object' || node === null || node instanceof ExactNumber) return node
     if (Array.isArray(node)) return node.map(walk)
     return Object.fromEntries(Object.entries(node).map(([key, item]) => [key, walk(item)]))
   }

@@ -1,3 +1,4 @@
+import { ExactNumber } from '../../core/api/exact-json.ts'
 import { wirePath } from '../../core/api/validate.ts'
 
 /** Expressions of templates: objects with exactly one key, a kind, whose value is a string. */
@@ -104,7 +105,7 @@ export function resolveValue(value: unknown, scope: TemplateScope, at = ''): Res
   const resolved: ResolvedValue = { value: null, texts: [], unknown: false, nothing: false }
   const path: Path = []
   const walk = (node: unknown): unknown => {
-    if (typeof node !== 'object' || node === null) return node
+    if (typeof node !== 'object' || node === null || node instanceof ExactNumber) return node
     const expression = expressionOf(node)
     if (!expression) return mapItems(node, path, walk)
     const meaning = scope(expression)

@@ -1,9 +1,13 @@
+import type { Problem } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
 import { excessOfJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { threadTask } from '../../core/threads/pool.ts'
 import { threads } from '../../core/threads/threads.ts'
-import { MAX_BYTES, type Parsed, parseYaml, refused, type run, tooLarge } from './yaml.ts'
+import { MAX_BYTES, type Parsed as ParsedYaml, parseYaml, refused, type run, tooLarge } from './yaml.ts'
+
+export type Parsed = { value: unknown } | { problem: Problem }
 
 /** Longest YAML text that is parsed on the event loop: up to 20 ms. */
 const BRIEF_CHARS = 4096
@@ -21,10 +25,10 @@ export async function parseTemplate(services: Services, project: string, source:
   const json = parseJsonObject(source)
   if (json !== undefined) return limited(json)
   const parsed = source.length <= BRIEF_CHARS ? parseYaml(source) : await parseInThread(services, project, source)
-  return 'value' in parsed ? limited(parsed.value) : parsed
+  return 'json' in parsed ? limited(parseExactJson(parsed.json)) : parsed
 }
 
-async function parseInThread(services: Services, project: string, input: string): Promise<Parsed> {
+async function parseInThread(services: Services, project: string, input: string): Promise<ParsedYaml> {
   const outcome = await threads(services).run({ task: yamlTask, project, input, length: input.length })
   if ('output' in outcome) return outcome.output
   const limit = outcome.broke === 'time' ? 'long' : 'much memory'
@@ -45,7 +49,7 @@ function limited(value: unknown): Parsed {
 function parseJsonObject(text: string): unknown {
   if (!text.trimStart().startsWith('{')) return undefined
   try {
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch {
     return undefined
   }

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { signDelivery } from '../../control/webhooks/deliver.ts'
 import { type Problem, raise } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { JsonObject } from '../../core/api/flatten.ts'
 import { fetchWithLimit } from '../../core/net/limited-body.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -75,7 +76,7 @@ export async function callTypeHandler<T extends RequestType>(
 
 function parseJson(text: string): unknown {
   try {
-    return text === '' ? {} : JSON.parse(text)
+    return text === '' ? {} : parseExactJson(text)
   } catch {
     return undefined
   }

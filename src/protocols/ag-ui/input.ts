@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import { parse, storabilityProblem } from '../../core/api/validate.ts'
 
 /** Version of the protocol that this mount speaks. */
@@ -147,7 +148,7 @@ export function toolOutput({ content, error }: ToolMessage): unknown {
   if (error != null) return { error, content: text }
   if (!/^\s*[{[]/.test(text)) return text
   try {
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch {
     return text
   }

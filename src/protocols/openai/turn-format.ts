@@ -1,4 +1,5 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
+import { parseExactJson } from '../../core/api/exact-json.ts'
 import type { VoidText } from '../../execution/generations/streams/frame-store.ts'
 import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
 import type { TurnFormat } from '../../execution/generations/streams/stream.ts'
@@ -90,7 +91,7 @@ export function turnFormat(
           break
         case 'step':
         case STEP_SETTLED: {
-          const end = JSON.parse(data) as StepEnd
+          const end = parseExactJson(data) as StepEnd
           // The step that a resumed turn had paused in was presented before the pause.
           if (end.step > afterStep) yield* endStep(end)
           break
@@ -111,7 +112,7 @@ export function turnFormat(
           break
         case 'completed':
         case 'requires_action': {
-          const result = JSON.parse(data) as TurnResult
+          const result = parseExactJson(data) as TurnResult
           if (current === '' && texts.every(text => text === '')) {
             texts.length = 0
             yield* storedTexts(result)

@@ -1,3 +1,4 @@
+import { parseExactJson } from '../../../src/core/api/exact-json.ts'
 import { countTokens } from '../../../src/local/double/reply.ts'
 import { smallestValue } from '../../../src/local/double/schema.ts'
 import type { Reply as DoubleReply } from '../../../src/local/double/script.ts'
@@ -54,7 +55,7 @@ export const pieces = (args: string): string[] => args.match(/[\s\S]{1,12}/g) ??
 /** Returns arguments as a value; those of a cut call are the empty object. */
 export function parsedArgs(args: string): unknown {
   try {
-    return JSON.parse(args)
+    return parseExactJson(args)
   } catch {
     return {}
   }

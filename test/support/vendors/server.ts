@@ -1,6 +1,7 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { parseExactJson } from '../../../src/core/api/exact-json.ts'
 import { anthropic } from './anthropic.ts'
 import { bedrock } from './bedrock.ts'
 import { embed } from './embeddings.ts'
@@ -124,7 +125,7 @@ export async function startSimulators(): Promise<Simulators> {
   const handle = async (request: IncomingMessage, response: ServerResponse, text: string): Promise<void> => {
     const { method = '', url: path = '', headers } = request
     const simulator = simulatorOf(path)
-    const body = text === '' ? {} : JSON.parse(text)
+    const body = text === '' ? {} : parseExactJson(text)
     const lane = laneOf(headers, path)
     const memory = issued.get(lane) ?? new Map<string, unknown>()
     issued.set(lane, memory)

@@ -1,6 +1,7 @@
 import { AppError } from '../../../core/api/errors.ts'
+import { ExactNumber, isObject } from '../../../core/api/exact-json.ts'
 import { storableValue } from '../../../core/api/storable-text.ts'
-import { type EvaluationBudget, ExpressionError, freshBudget, isObject } from '../../../core/expressions/evaluate.ts'
+import { type EvaluationBudget, ExpressionError, freshBudget } from '../../../core/expressions/evaluate.ts'
 import { evaluate, evaluateMapping } from '../../../core/expressions/evaluation.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { Node } from '../../orchestrations/model.ts'
@@ -97,6 +98,7 @@ export async function evaluateText(
  * @throws ORCHESTRATION_NODE_FAILED for objects and arrays
  */
 export function labelOf(node: Pick<Node, 'id'>, value: unknown): string {
+  if (value instanceof ExactNumber) return String(value.toNumber() ?? value)
   if (typeof value === 'object' && value !== null)
     throw nodeFailed(node, 'expression', 'Result of a condition expression must not be an object or array', {
       field: 'expression',

@@ -1,6 +1,6 @@
+import { isObject } from '../../../core/api/exact-json.ts'
 import { newId } from '../../../core/api/ids.ts'
 import type { EventSource } from '../../../core/db/events.ts'
-import { isObject } from '../../../core/expressions/evaluate.ts'
 import { DECIDE } from '../../orchestrations/definition.ts'
 import { parseDuration, parseInstant } from '../../orchestrations/duration.ts'
 import type { Node } from '../../orchestrations/model.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../../core/api/errors.ts'
+import { isObject, parseExactJson } from '../../../core/api/exact-json.ts'
 import { type Queryable, sql } from '../../../core/db/sql.ts'
-import { isObject } from '../../../core/expressions/evaluate.ts'
 import { stripCodeFence } from '../../../execution/generations/loop/structured-output.ts'
 import type { TurnOwner } from '../../../execution/generations/loop/turn-owner.ts'
 import { admitTurn } from '../../../execution/generations/request/admission.ts'
@@ -101,7 +101,7 @@ export function turnArtifact(node: Node, { output }: TurnEnd): unknown {
   if (!node.output_schema) return storableArtifact(node, { content })
   if (isObject(object)) return storableArtifact(node, object)
   try {
-    const parsed = JSON.parse(stripCodeFence(content))
+    const parsed = parseExactJson(stripCodeFence(content))
     if (isObject(parsed)) return storableArtifact(node, parsed)
   } catch {
     // Content that is not JSON becomes the artifact unparsed.

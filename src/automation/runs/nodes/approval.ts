@@ -1,6 +1,6 @@
 import { AppError } from '../../../core/api/errors.ts'
+import { isObject } from '../../../core/api/exact-json.ts'
 import type { Tx } from '../../../core/db/writer.ts'
-import { isObject } from '../../../core/expressions/evaluate.ts'
 import type { Waiter } from '../../../core/work/waiters.ts'
 import { type ApprovalRow, approvalKind } from '../../../execution/approvals/model.ts'
 import { decisionArtifact, fileNodeApproval } from '../../../execution/approvals/node-approval.ts'

@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import type { PricedUsage } from '../../../control/usage/price-usage.ts'
 import { usagePart } from '../../../control/usage/store.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '../../../core/db/sql.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { type GenerationRow, JournalStepRow, type OpenStep, type ToolCallOutcome } from '../model.ts'
@@ -58,9 +59,9 @@ export function readJournal(
   stepCount: number,
 ): JournalState {
   const value = (row: JournalRow): any => {
-    if (row.body === null || owner.content_mode === 'full') return row.body && JSON.parse(row.body)
+    if (row.body === null || owner.content_mode === 'full') return row.body && parseExactJson(row.body)
     const opened = services.secrets.open(row.body, sealedFor(owner, row))
-    return opened.ok ? JSON.parse(opened.value) : null
+    return opened.ok ? parseExactJson(opened.value) : null
   }
   const settled = new Map<number, JournalStepRow>()
   const outcomes = new Map<number, ToolCallOutcome>()

@@ -1,5 +1,6 @@
 import { recordUsageInTx } from '../../../control/usage/meter.ts'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import { isDatabaseError } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
 import { systemClock } from '../../../core/process/clock.ts'
@@ -243,7 +244,7 @@ function textEncodedCall(text: string, tools: ReadonlySet<string>): string | nul
   if (!/^[{[]/.test(json)) return null
   let value: unknown
   try {
-    value = JSON.parse(json)
+    value = parseExactJson(json)
   } catch {
     return null
   }

@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { AppError, type Problem } from '../../../core/api/errors.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import { storableValue } from '../../../core/api/storable-text.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { outputProblems } from '../../agents/schema.ts'
@@ -29,7 +30,7 @@ export async function parseStructuredOutput(
 ): Promise<{ ok: true; object: unknown } | { ok: false; problems: Problem[] }> {
   let value: unknown
   try {
-    value = storableValue(JSON.parse(stripCodeFence(text)))
+    value = storableValue(parseExactJson(stripCodeFence(text)))
   } catch {
     return { ok: false, problems: [{ code: 'NOT_JSON', path: '', message: 'the answer is not JSON' }] }
   }

@@ -1,4 +1,5 @@
 import { deflateSync, inflateSync } from 'node:zlib'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
 
@@ -51,5 +52,5 @@ export function openTurnData(services: Services, turn: Owner, sealed: string): T
   const opened = services.secrets.openBytes(sealed, sealOf(turn))
   if (!opened.ok) return null
   const { value } = opened
-  return { ...EMPTY, ...JSON.parse((value[0] === BRACE ? value : inflateSync(value)).toString('utf8')) }
+  return { ...EMPTY, ...parseExactJson((value[0] === BRACE ? value : inflateSync(value)).toString('utf8')) }
 }

@@ -1,5 +1,6 @@
 import { retryAfter } from '../../../control/quotas/windows.ts'
 import { errorEntry, isErrorCode, type RecordedFailure, raise } from '../../../core/api/errors.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import { subscribeUntil } from '../../../core/jobs/subscription.ts'
 import { systemClock } from '../../../core/process/clock.ts'
 import type { Services } from '../../../core/process/services.ts'
@@ -41,7 +42,7 @@ export async function readTurnEnd(services: Services, generationId: string): Pro
   if (!row) raise('RESOURCE_NOT_FOUND', { message: `Generation ${generationId} not found`, meta: { id: generationId } })
   const { last_frame, ...generation } = row
   if (generation.status === 'pending' || generation.status === 'in_progress') return null
-  const body = last_frame ? (JSON.parse(readFrame(services, generation, last_frame)) as object) : null
+  const body = last_frame ? (parseExactJson(readFrame(services, generation, last_frame)) as object) : null
   if (generation.status === 'failed') {
     const { error } = generation
     const frameError = body as RecordedFailure | null

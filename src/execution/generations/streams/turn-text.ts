@@ -1,3 +1,4 @@
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { type GenerationRow, generationKind } from '../model.ts'
 import { FRAMES_PAGE, framesAfter, lastPauseFrame } from './frame-store.ts'
@@ -42,7 +43,7 @@ export class TurnFollower {
     const frames = await framesAfter(this.#services.pool, this.#turn.id, this.#seq)
     const progress = frames.flatMap(frame => {
       this.#seq = frame.seq
-      return this.#apply(frame.event, JSON.parse(readFrame(this.#services, this.#turn, frame))) ?? []
+      return this.#apply(frame.event, parseExactJson(readFrame(this.#services, this.#turn, frame))) ?? []
     })
     return { progress, more: frames.length === FRAMES_PAGE }
   }
@@ -74,7 +75,7 @@ export async function readPendingCalls(services: Services, generationId: string)
   if (turn.required_action) return callsOf(turn.required_action)
   const paused = await lastPauseFrame(services.pool, generationId)
   const [frame] = paused === 0 ? [] : await framesAfter(services.pool, generationId, paused - 1)
-  return frame ? callsOf(JSON.parse(readFrame(services, turn, frame)).required_action) : []
+  return frame ? callsOf(parseExactJson(readFrame(services, turn, frame)).required_action) : []
 }
 
 const callsOf = (action: Record<string, any> | null | undefined): unknown[] => action?.tool_calls ?? []

@@ -91,7 +91,8 @@ async function checkArguments(
   if (schema) {
     const presets = callable.preset_parameters ?? {}
     const modelArgs = Object.fromEntries(Object.entries(input).filter(([name]) => !Object.hasOwn(presets, name)))
-    await checkInput(services, { parameters: schema, project_id: callable.project_id }, modelArgs, signal)
+    const parameters = { parameters: schema, project_id: callable.project_id }
+    await checkInput(services, parameters, modelArgs, { signal, isTheirs: true })
   }
 }
 

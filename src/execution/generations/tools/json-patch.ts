@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { raiseInvalid } from '../../../core/api/errors.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import { storabilityProblem } from '../../../core/api/validate.ts'
 
 /** An operation of a JSON Patch (RFC 6902). */
@@ -41,7 +42,7 @@ type PatchLimits = { size: number; work: number }
  * @throws VALIDATION_FAILED for an operation that does not apply or exceeds a limit
  */
 export function applyPatch(document: unknown, operations: readonly PatchOperation[], limits: PatchLimits): unknown {
-  const patch = new Patch(structuredClone(document), limits)
+  const patch = new Patch(parseExactJson(JSON.stringify(document)), limits)
   for (const [index, operation] of operations.entries()) patch.apply(operation, `patch[${index}]`)
   const problem = storabilityProblem(patch.document)
   return problem ? raiseInvalid(problem) : patch.document
@@ -98,7 +99,7 @@ class Patch {
   #addCopy(path: readonly string[], value: unknown, at: string): void {
     const text = this.#measure(value, at)
     if (path.length > 0) this.#bound(this.#size + text.length, at)
-    this.#add(path, JSON.parse(text), text.length, at)
+    this.#add(path, parseExactJson(text), text.length, at)
   }
 
   /** Adds a value of a size at a path. */

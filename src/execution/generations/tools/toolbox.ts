@@ -5,7 +5,7 @@ import { isTransient } from '../../../core/db/database-errors.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { boundIds } from '../../agents/bindings.ts'
 import type { AgentRow, ToolBinding } from '../../agents/model.ts'
-import { actionsOf, resolvedName } from '../../tools/actions.ts'
+import { actionsOf, distinctName, resolvedName } from '../../tools/actions.ts'
 import { guardrailView, openCall, sharedToolCall } from '../../tools/call.ts'
 import type { Callable } from '../../tools/call-types.ts'
 import { type GateRequest, toolGate } from '../../tools/guardrail-gate.ts'
@@ -99,13 +99,29 @@ export async function openToolbox(services: Services, input: ToolboxInput): Prom
   )
   const tools = new Map<string, TurnTool>()
   for (const tool of [...first, ...resolved.flat()]) {
-    if (!tools.has(tool.name)) tools.set(tool.name, tool)
+    const name = freeName(tool, tools)
+    if (name !== null) tools.set(name, { ...tool, name })
     else unavailable.push(unavailableTool(tool.callable, `name already taken: ${tool.name}`))
   }
   for (const tool of input.client) if (!tools.has(tool.name)) tools.set(tool.name, tool)
   await addJustificationFields(services, input, [...tools.values()])
   return { tools, unavailable, surface: surfaceOf([...tools.values()]) }
 }
+
+/**
+ * Returns a name for a tool: its own, or with a suffix if another name became equal to it when characters were replaced. Null if
+ * a tool has the same name.
+ */
+function freeName(tool: TurnTool, tools: ReadonlyMap<string, TurnTool>): string | null {
+  const taken = tools.get(tool.name)
+  if (!taken) return tool.name
+  if (originalName(taken) === originalName(tool)) return null
+  const name = distinctName(tool.name, originalName(tool))
+  return tools.has(name) ? null : name
+}
+
+const originalName = ({ callable, action }: TurnTool): string =>
+  action === null ? callable.name : `${callable.name}_${action}`
 
 async function resolveBinding(
   services: Services,

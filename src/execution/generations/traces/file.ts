@@ -2,6 +2,7 @@ import type { FileRow } from '../../../content/files/model.ts'
 import { fileBytes } from '../../../content/files/read-file.ts'
 import { acquireReadMemory } from '../../../content/files/read-memory.ts'
 import { AppError } from '../../../core/api/errors.ts'
+import { parseExactJson } from '../../../core/api/exact-json.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { GenerationRow, JournalStepRow } from '../model.ts'
 import { findStepsAndFile } from './store.ts'
@@ -24,7 +25,7 @@ export async function stepsOfFile(services: Services, file: FileRow): Promise<Fi
   const release = await acquireReadMemory(services, file.project_id, file.size ?? 0)
   try {
     const bytes = await fileBytes(services, file, Number.POSITIVE_INFINITY)
-    return bytes && (JSON.parse(bytes.toString()) as FileStep[])
+    return bytes && (parseExactJson(bytes.toString()) as FileStep[])
   } finally {
     release()
   }

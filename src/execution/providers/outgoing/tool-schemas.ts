@@ -1,3 +1,4 @@
+import { isObject } from '../../../core/api/exact-json.ts'
 import { type JsonObject, objectForm } from '../../../core/api/flatten.ts'
 import { NameMap, similarName } from './names.ts'
 import type { OutgoingProfile } from './profile.ts'
@@ -170,9 +171,6 @@ function decoded(part: string): string {
     throw new UnsendableSchemaError(`${part} is not a part of a reference`)
   }
 }
-
-const isObject = (value: unknown): value is JsonObject =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 const typesOf = ({ type }: JsonObject): unknown[] => (Array.isArray(type) ? type : [type])
 
