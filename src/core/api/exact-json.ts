@@ -1,6 +1,6 @@
 /**
  * JSON whose numbers keep their digits. A number that a double would write otherwise, such as `2512292042121000001` or
- * `1.10`, is an ExactNumber, which `JSON.stringify` writes as it was read. PostgreSQL keeps the digits of json and jsonb.
+ * `1.10`, is an ExactNumber, which `JSON.stringify` writes with the same digits. PostgreSQL keeps the digits of json and jsonb.
  */
 
 declare global {
@@ -75,7 +75,7 @@ const UNUSUAL = /(?:^|[[:,\s-])\d(?:[\d.]{15}|\d*\.\d*0(?:[\s,\]}]|$)|[\d.]*[eE]
 /** Longest integer that is exact although its double has the same value: `JSON.stringify` writes it with an exponent. */
 const MAX_INTEGER_CHARS = 40
 
-/** Whether a double is written as its text, or as one that means the same to readers of doubles. */
+/** Whether a double is written as its text, or with an exponent and the same value. */
 function isWrittenAlike(text: string, double: number): boolean {
   const written = String(double)
   if (written === text) return true

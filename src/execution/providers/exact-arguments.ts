@@ -14,7 +14,7 @@ const mark = ({ digits }: ExactNumber): string => `${MARK}${digits}${MARK}`
 /** Returns the JSON of arguments with their numbers. */
 export const withoutMarks = (json: string): string => (json.includes(MARK) ? json.replace(MARKED, '$1') : json)
 
-/** Marks the numbers in arguments: of Google `args`, of Anthropic and Bedrock `input`, beside the name of the tool. */
+/** Marks the numbers in arguments: of Google `args`, of Anthropic and Bedrock `input`, next to the name of the tool. */
 function marked(value: unknown): unknown {
   if (value instanceof ExactNumber) return Number(value.digits)
   if (Array.isArray(value)) return value.map(marked)

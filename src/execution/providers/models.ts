@@ -128,7 +128,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   async anthropic(access) {
     const { createAnthropic } = await import('@ai-sdk/anthropic')
     const { apiKey, ...rest } = common(access)
-    // Gateways take the vendor's key, or one of their own as a bearer token.
+    // Gateways take the vendor's key, or another one as a bearer token.
     const vendor = createAnthropic(
       access.settings.auth === 'bearer' ? { ...rest, authToken: apiKey } : { ...rest, apiKey },
     )
