@@ -1,6 +1,8 @@
+import { z } from 'zod'
 import { changesBetween } from '../../../src/core/api/compare.ts'
+import { ExactNumber, parseExactJson } from '../../../src/core/api/exact-json.ts'
 import { containsText, storableText, storableValue, truncateBytes } from '../../../src/core/api/storable-text.ts'
-import { storabilityProblem, wirePath } from '../../../src/core/api/validate.ts'
+import { storabilityProblem, validationProblems, wirePath } from '../../../src/core/api/validate.ts'
 import { expressionProblem, readPath } from '../../../src/core/expressions/evaluate.ts'
 import { rootReadsOf, unknownOperators } from '../../../src/core/expressions/references.ts'
 import { excessOfJson } from '../../../src/core/http/body.ts'
@@ -49,6 +51,30 @@ export default [
     ...EXPRESSION,
     inputs: expressions,
     run: unknownOperators,
+  }),
+  costCase({
+    name: 'core/api/exact-json.ts parseExactJson',
+    limit: 1024 * 1024,
+    bound: 'bytes of JSON without a limit of values',
+    inputs: {
+      digits: n => `[${'1'.repeat(n)}]`,
+      zeros: n => `[0.${'0'.repeat(n)}]`,
+      'digits of a text': n => JSON.stringify('1.'.repeat(n / 2)),
+      numbers: n =>
+        `[${Array(Math.ceil(n / 24))
+          .fill('12345678901234567890.10')
+          .join()}]`,
+    },
+    run: parseExactJson,
+  }),
+  costCase<unknown>({
+    name: 'core/api/validate.ts parse',
+    ...VALUES,
+    inputs: {
+      'numbers where others are declared': n => Array(n).fill(new ExactNumber('1.0')),
+      'integers that no double keeps': n => Array(n).fill(new ExactNumber('2512292042121000001')),
+    },
+    run: value => validationProblems(z.array(z.number()), value),
   }),
   costCase({
     name: 'core/http/body.ts excessOfJson',
