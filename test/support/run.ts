@@ -197,19 +197,19 @@ const sum = (files: FileTotals): Totals =>
  * Every test file; the few with failed tests once more, when nothing else runs. What passes only then is named: it
  * depends on the moment, which is a fault of the test or of the product.
  */
-async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[]; flaky: string[] }> {
+async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times: FileTime[]; flaky: FileTotals }> {
   const first = await test(['--forbid-only', '--fail-zero', ...allFiles()], databaseUrl)
   const again = failedIn(first.files)
   if (interrupted || again.length === 0 || again.length > AGAIN_MAX || again.includes(''))
-    return { ...first, flaky: [] }
+    return { ...first, flaky: {} }
   console.log(`failed, and run once more: ${again.join(', ')}`)
   reportFailures(first.files)
   const files = { ...first.files }
-  const flaky: string[] = []
+  const flaky: FileTotals = {}
   for (const file of again) {
     const second = await test(['--forbid-only', file], databaseUrl)
     Object.assign(files, second.files)
-    if (failedIn(second.files).length === 0) flaky.push(file)
+    if (failedIn(second.files).length === 0) flaky[file] = first.files[file]
   }
   return { files, times: first.times, flaky }
 }
@@ -256,13 +256,16 @@ try {
   try {
     const url = server?.url ?? process.env.TEST_DATABASE_URL!
     const some = args.some(arg => arg.endsWith('.test.ts')) ? args : [...args, ...allFiles()]
-    const result = args.length ? { ...(await test(some, url)), flaky: [] } : await testAll(url)
+    const result = args.length ? { ...(await test(some, url)), flaky: {} } : await testAll(url)
     totals = sum(result.files)
     if (args.length === 0) totals.failed += await checkStreams(framesFile)
     if (args.length === 0) reportFailures(result.files)
     report(result.files, result.times, server ? processorTime(server.pid) : 0)
-    if (result.flaky.length > 0)
-      console.log(`${result.flaky.length} flaky, passed only when run again: ${result.flaky.join(', ')}`)
+    const flaky = Object.keys(result.flaky)
+    if (flaky.length > 0) {
+      console.log(`${flaky.length} flaky, passed only when run again: ${flaky.join(', ')}`)
+      reportFailures(result.flaky)
+    }
   } finally {
     await server?.stop()
   }
