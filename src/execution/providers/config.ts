@@ -122,7 +122,8 @@ function configProblems({ provider, config }: ProviderFields): Problem[] {
     else if (value === '') addProblem(path, 'must not be empty')
   }
   const api = lookup(config, 'api')
-  if (provider === 'openai' && typeof api.value === 'string' && api.value !== 'responses' && api.value !== 'chat')
+  const hasApis = provider === 'openai' || provider === 'azure'
+  if (hasApis && typeof api.value === 'string' && api.value !== 'responses' && api.value !== 'chat')
     addProblem('config.api', 'must be responses or chat')
   const dialect = lookup(config, 'dialect')
   if (typeof dialect.value === 'string' && !DIALECTS.includes(dialect.value as Dialect))

@@ -158,7 +158,13 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
       resourceName: settings.resource_name ?? undefined,
       apiVersion: settings.api_version ?? undefined,
     })
-    return { model: id => vendor.languageModel(id), optionsKey: 'azure', strictOption: true }
+    const chat = settings.api === 'chat'
+    return {
+      model: id => (chat ? vendor.chat(id) : vendor.languageModel(id)),
+      mediaInResults: !chat,
+      optionsKey: 'azure',
+      strictOption: true,
+    }
   },
   async bedrock(access) {
     const { createAmazonBedrock } = await import('@ai-sdk/amazon-bedrock')

@@ -58,6 +58,14 @@ export const profiles: readonly Profile[] = [
   },
   { name: 'azure', provider: 'azure', model: 'prod-gpt-5-mini', path: '/azure/openai/v1', finish: RESPONSES },
   {
+    name: 'azure chat',
+    provider: 'azure',
+    model: 'prod-gpt-5-mini',
+    path: '/azure/openai/v1',
+    config: { api: 'chat' },
+    finish: CHAT,
+  },
+  {
     name: 'anthropic',
     provider: 'anthropic',
     model: 'claude-sonnet-4-6',
