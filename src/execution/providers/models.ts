@@ -68,9 +68,7 @@ const MEDIA_IN_RESULTS = new Set<ProviderType>(['anthropic', 'azure', 'bedrock',
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  // Bedrock's streams are binary.
-  const own = type === 'bedrock' ? access : { ...access, fetch: watchedFetch(access.fetch) }
-  const { model, ...parts } = await builders[type](own)
+  const { model, ...parts } = await builders[type]({ ...access, fetch: watchedFetch(access.fetch) })
   // The SDK builds a validator for each model, which takes 0.5 ms.
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
