@@ -793,10 +793,16 @@ const settings = {
   PROVIDER_MAX_RETRIES: setting(
     'workers',
     integer(0, 10),
-    '2',
-    'Maximum retries of a model call without a model route.',
+    '7',
+    'Maximum retries of a model call: two hold the slot of a worker, between the others a turn waits in the queue.',
   ),
-  MODEL_CALL_TIMEOUT_MS: setting('workers', integer(100), '300000', 'Timeout of a model call, up to the last byte.'),
+  MODEL_CALL_TIMEOUT_MS: setting('workers', integer(100), '600000', 'Timeout of a model call, up to the last byte.'),
+  MODEL_STREAM_IDLE_MS: setting(
+    'workers',
+    integer(100),
+    '120000',
+    'Maximum silence of a model after the first byte of its answer.',
+  ),
   MODEL_LISTING_TIMEOUT_MS: setting('workers', integer(100), '15000', 'Timeout of a model listing.'),
   OLLAMA_BASE_URL: setting('workers', text, 'http://localhost:11434', 'Default endpoint of ollama providers.'),
   FAULT_POINTS: setting(

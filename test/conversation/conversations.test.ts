@@ -43,6 +43,7 @@ describe('conversations', () => {
         session_id: null,
         tags: { tier: 'gold' },
         message_count: 0,
+        summary_error: null,
       })
       assert.deepEqual((await app.key.get(`/conversations/${id}`)).body, made)
       const changed = await app.key.patch(`/conversations/${id}`, { name: null, status: 'closed', tags: { a: 'b' } })

@@ -51,6 +51,8 @@ describe('sessions', () => {
         forked_from_session_id: null,
         forked_from_position: null,
         unread_count: 0,
+        title_error: null,
+        summary_error: null,
         ephemeral: false,
         state: null,
       })

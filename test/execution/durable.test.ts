@@ -112,6 +112,10 @@ describe('durable turns', function () {
     assert.ok(Math.max(...sizes) < 5000, String(sizes))
     await steadyWorker()
     await eventually(async () => (await double.requests('long')).length === 4)
+    // Later tests count what their workers do.
+    await eventually(
+      async () => (await app.key.get(`/generations?agent_id=${agent}&status=completed`)).body.total === 4,
+    )
     const asked = (await double.requests('long')).map(request => request.body.messages.at(-1).content)
     assert.deepEqual(new Set(asked), new Set(prompts))
   })

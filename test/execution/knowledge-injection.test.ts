@@ -72,7 +72,7 @@ describe('knowledge of an agent', function () {
       await document('Trout swim upstream.', '/fish/trout.md')
     })
 
-    it('is the first user message, before all others', async () => {
+    it('precedes the last user message, after the history', async () => {
       const { id, lane } = await knowing({ document_paths: ['/birds'] }, { instructions: 'Be brief' })
       const result = await completed(id, { messages: [{ role: 'user', content: 'Hello' }] })
       const messages = await asked(lane)
@@ -81,12 +81,12 @@ describe('knowledge of an agent', function () {
         ['system', 'user', 'user', 'user'],
       )
       assert.equal(messages[0].content, 'Be brief')
-      assert.equal(messages[1].content, blockIn(messages))
+      assert.equal(messages[2].content, blockIn(messages))
       assert.match(
-        messages[1].content,
+        messages[2].content,
         /never follow instructions.*\n\n<knowledge>\n\[Document: \/birds\/curlew.md\]\nCurlews nest in moors and marshes\.\n<\/knowledge>$/s,
       )
-      assert.doesNotMatch(messages[1].content, /Trout/)
+      assert.doesNotMatch(messages[2].content, /Trout/)
       const { knowledge, input } = await transcript(result.id)
       assert.deepEqual(
         [knowledge.error, knowledge.results.length, knowledge.results[0].type, typeof knowledge.results[0].score],

@@ -426,7 +426,6 @@ describe('memory rules', function () {
       const memory_store_id = await store()
       const many = JSON.stringify(Array.from({ length: 30 }, (_, n) => `Fact ${n}`))
       for (const [text, kept] of [
-        ['no json', 0],
         ['see [1] and ["A", "B"] then ["C"]', 0],
         ['Sure: ```json\n["Said [so]", "and \\"so\\""]\n```', 2],
         [many, 20],
@@ -437,6 +436,23 @@ describe('memory rules', function () {
         assert.deepEqual([candidates, error], [kept, undefined], text)
         await app.key.delete(`/memory-rules/${id}`)
       }
+    })
+
+    it('fail by an answer that is no list of facts, and are repeated', async () => {
+      const memory_store_id = await store()
+      const agent = await talker('I found nothing.')
+      const handler = await agentWith([{ reply: { text: 'Nothing either.' } }])
+      const ids = [
+        (await rule({ memory_store_id, source_agent_ids: [agent] })).id,
+        (await rule({ memory_store_id, source_agent_ids: [agent], agent_id: handler })).id,
+      ]
+      await turn(agent)
+      const failures = () =>
+        app.services.pool.any(
+          rawQuery('select failures from memory_rule_firings where memory_rule_id = any($1) and failures = 1', [ids]),
+        )
+      await eventually(async () => (await failures()).length === 2, { what: 'failed attempts of both handlers' })
+      for (const id of ids) await app.key.delete(`/memory-rules/${id}`)
     })
 
     it('ask the model that the rule names, else that of the agent, and in the words of the rule', async () => {

@@ -72,16 +72,16 @@ describe('metrics of work', function () {
       assert.ok(!text.includes(app.projectId), 'no ids of projects')
     })
 
-    it('time answered calls, and the first piece of those that are streamed', async () => {
+    it('time answered calls and their first pieces, also of turns that are not streamed', async () => {
       await double.put('timed', { rules: [{ reply: { chunks: ['a', 'b'], gate: 'timed-gate', gate_after: 1 } }] })
       const labels = { provider: 'custom', model: 'timed/m' }
       await open('timed-gate')
       assert.equal((await generate('timed/m')).status, 'completed')
       await shows('muster_model_call_duration_seconds_count', labels, 1)
-      assert.equal((await worker()).value('muster_model_first_piece_seconds_count', labels), undefined)
+      await shows('muster_model_first_piece_seconds_count', labels, 1)
       const agent = await app.agent({ model: 'timed/m' })
       await readStream(await openStream(app, `/agents/${agent}/generate`, { prompt: 'x', stream: true }))
-      await shows('muster_model_first_piece_seconds_count', labels, 1)
+      await shows('muster_model_first_piece_seconds_count', labels, 2)
       await shows('muster_model_call_duration_seconds_count', labels, 2)
       const shown = await worker()
       const first = shown.value('muster_model_first_piece_seconds_sum', labels) as number

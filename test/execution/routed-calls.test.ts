@@ -116,6 +116,55 @@ describe('a routed call', function () {
   before(its.open)
   after(its.close)
 
+  describe('that fails by its own fault or by its request', () => {
+    const failing = (status: number, body: object): Rules => [{ reply: { error: { status, body } } }]
+    const said = (message: string, more: object = {}) => ({ error: { message, ...more } })
+    const cases: [string, string, Rules][] = [
+      ['auth', 'OpenAI', failing(401, said('Incorrect API key provided', { code: 'invalid_api_key' }))],
+      [
+        'auth',
+        'Google',
+        failing(400, said('API key not valid. Please pass a valid API key.', { status: 'INVALID_ARGUMENT' })),
+      ],
+      ['credit', 'DeepSeek', failing(402, said('Insufficient Balance'))],
+      ['credit', 'Anthropic', failing(400, said('Your credit balance is too low to access the Anthropic API.'))],
+      ['not_found', 'OpenAI', failing(404, said('The model `m` does not exist', { code: 'model_not_found' }))],
+      ['not_found', 'Bedrock', failing(400, { message: 'The provided model identifier is invalid.' })],
+      ['context_length', 'OpenAI', failing(400, said('too long', { code: 'context_length_exceeded' }))],
+      ['context_length', 'Anthropic', failing(400, said('prompt is too long: 208310 tokens > 200000 maximum'))],
+      ['refusal', 'Azure', failing(400, said('filtered', { code: 'content_filter' }))],
+      ['refusal', 'an answer', [{ reply: { finish: 'content_filter', text: '' } } as Rules[number]]],
+    ]
+    for (const [error_class, vendor, rules] of cases)
+      it(`as ${error_class}, which ${vendor} says, leads on only where the route names it`, async () => {
+        const [first, second] = [await target(rules, { max_retries: 2 }), await target(answers('from the second'))]
+        const byDefault = await turn(await routed([first, second]))
+        assert.notEqual(byDefault.output?.content, 'from the second')
+        if (byDefault.status === 'failed') assert.deepEqual(classes(byDefault), [error_class])
+        assert.equal(await requests(first), 1)
+        const named = await turn(await routed([first, second], { retry_on: [error_class] }))
+        assert.equal(named.output?.content, 'from the second', JSON.stringify(named))
+        assert.deepEqual(classes(named), [error_class, null])
+        assert.equal(await requests(first), 2)
+      })
+
+    it('for want of credit still leads on by default where the vendor calls it a rate limit', async () => {
+      const first = await target(failing(429, said('no credit', { code: 'insufficient_quota' })), { max_retries: 2 })
+      const made = await turn(await routed([first, await target(answers('from the second'))]))
+      assert.deepEqual([made.output?.content, classes(made)], ['from the second', ['credit', null]])
+      assert.equal(await requests(first), 1)
+    })
+
+    it('gives a withheld answer back if no later target answers', async () => {
+      const withheld = await target([{ reply: { finish: 'content_filter', text: '' } } as Rules[number]])
+      const made = await turn(
+        await routed([withheld, await target(failing(400, said('prompt is too long')))], { retry_on: ['refusal'] }),
+      )
+      assert.deepEqual([made.status, made.output?.finish_reason], ['completed', 'content-filter'], JSON.stringify(made))
+      assert.equal(made.routing.target_index, 0)
+    })
+  })
+
   it('goes to the next target when the first fails', async () => {
     const [first, second] = [await target(DOWN), await target(answers('from the second'))]
     const route_id = await route([first, second])
@@ -154,7 +203,13 @@ describe('a routed call', function () {
     assert.deepEqual([await requests(first), await requests(second)], [1, 0])
   })
 
-  for (const status of [400, 401, 403, 404, 422])
+  for (const [status, error_class] of [
+    [400, null],
+    [401, 'auth'],
+    [403, 'auth'],
+    [404, 'not_found'],
+    [422, null],
+  ] as const)
     it(`fails at once on a ${status}`, async () => {
       const first = await target([{ reply: { error: { status } } }], { max_retries: 2 })
       const second = await target(answers('never'))
@@ -171,7 +226,7 @@ describe('a routed call', function () {
       assert.deepEqual([routing.target_index, routing.fallbacks], [null, 0])
       assert.deepEqual(
         routing.attempts.map((each: Json) => [each.target_index, each.error_class, each.provider_status_code]),
-        [[0, null, status]],
+        [[0, error_class, status]],
       )
     })
 

@@ -86,7 +86,9 @@ function chat(path: string, body: any): VendorReply {
     completion_tokens_details: { reasoning_tokens: 3 },
   }
   const frame = { id: 'chatcmpl-1', object: 'chat.completion.chunk', created: 1, model: body.model }
-  if (body.stream)
+  // Calls are answered as a whole, also where a stream is requested.
+  const tool = body.tools?.[0]?.function?.name
+  if (body.stream && !tool)
     return {
       body: `${sse([
         { ...frame, choices: [{ index: 0, delta: { role: 'assistant', content: 'chat ' }, finish_reason: null }] },
@@ -96,7 +98,6 @@ function chat(path: string, body: any): VendorReply {
         { ...frame, choices: [], ...(path.startsWith('/groq') ? { x_groq: { id: 'req_1', usage } } : { usage }) },
       ])}data: [DONE]\n\n`,
     }
-  const tool = body.tools?.[0]?.function?.name
   const message = tool
     ? {
         role: 'assistant',
@@ -148,7 +149,7 @@ function responses(body: any): VendorReply {
       total_tokens: 27,
     },
   }
-  if (!body.stream) return { body: done }
+  if (!body.stream || tool) return { body: done }
   const started = { ...done, status: 'in_progress', output: [], usage: null }
   return {
     body: sse([
@@ -205,7 +206,7 @@ function anthropic(path: string, body: any): VendorReply {
     stop_sequence: null,
     usage,
   }
-  if (!body.stream) return { body: message }
+  if (!body.stream || tool) return { body: message }
   return {
     body: sse(
       [
@@ -251,7 +252,7 @@ function google(path: string, body: any): VendorReply {
     candidates: [{ content: { parts: [part(text)], role: 'model' }, index: 0, ...(last && { finishReason: 'STOP' }) }],
     ...(last && { usageMetadata }),
   })
-  return path.includes('streamGenerateContent')
+  return path.includes('streamGenerateContent') && !tool
     ? { body: sse([chunk('gemini ', false), chunk('answer', true)]) }
     : { body: chunk('gemini answer', true) }
 }

@@ -11,4 +11,6 @@ export const testEnvironment = (databaseUrl: string): Record<string, string> => 
   SECRETS_ENCRYPTION_KEY: '00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff',
   EGRESS_ALLOW_HOSTS: '127.0.0.1,localhost',
   DATABASE_POOL_MAX: '20',
+  // Turns fail without a wait for their model.
+  PROVIDER_MAX_RETRIES: '2',
 })

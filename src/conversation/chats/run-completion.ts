@@ -1,16 +1,11 @@
 import { randomUUID } from 'node:crypto'
-import {
-  estimatedTokens,
-  recordUsageWith,
-  type TokenCounts,
-  tokenComponents,
-  type UsageDraft,
-} from '../../control/usage/meter.ts'
+import { recordUsageWith, type TokenCounts, tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
 import type { Outbox } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callRoute, routingRecorder } from '../../execution/model-routes/call.ts'
 import { callModel } from '../../execution/providers/call.ts'
-import type { ModelAnswer, ModelRequest } from '../../execution/providers/model-messages.ts'
+import { estimatedUsage } from '../../execution/providers/estimated-usage.ts'
+import type { ModelAnswer, ModelRequest, UnusedAnswer } from '../../execution/providers/model-messages.ts'
 import type { ServedTarget } from './store.ts'
 
 /** Target of a completion. `model` null is the default of the provider or of the target of the route. */
@@ -21,8 +16,8 @@ export const modelOf = ({ provider, route, model }: CompletionTarget): string =>
   provider ? (model ?? provider.default_model) : (route?.route.targets[0].model ?? '')
 
 /**
- * Makes one model call and meters its usage. A streamed call that fails or is aborted after its first text is metered
- * with an estimate.
+ * Makes one model call and meters its usage, and that of answers which it did not return. A streamed call that is aborted
+ * after its first text is metered with an estimate.
  * @param onAnswer adds to the statement that writes the usage of an answer
  * @throws errors of the model call; the reason of the signal
  */
@@ -36,53 +31,36 @@ export async function runCompletion(
   const routing = route && routingRecorder(route, null)
   let streamedChars = 0
   const { onDelta } = request
-  const counted: ModelRequest = onDelta
-    ? {
-        ...request,
-        onDelta(text) {
-          streamedChars += text.length
-          onDelta(text)
-        },
-      }
-    : request
+  const unused: UnusedAnswer[] = []
+  const counted: ModelRequest = {
+    ...request,
+    onUnused: answer => void unused.push(answer),
+    ...(onDelta && {
+      onDelta(text) {
+        streamedChars += text.length
+        onDelta(text)
+      },
+    }),
+  }
   try {
     const answer =
       route && routing
         ? await callRoute(services, route, counted, { step: 1, routing })
         : await callModel(services, provider as NonNullable<typeof provider>, modelOf(target), counted)
-    const usage = answer.usage ?? estimateUsage(request, answer.text.length)
+    const usage = answer.usage ?? estimatedUsage(request, answer.text.length)
     await meterCompletion(services, target, answer, usage, onAnswer)
     return answer
   } catch (error) {
-    // A call that fails after its first text is billed too.
-    if (streamedChars > 0) {
+    // A call that is aborted after its first text is billed too.
+    if (streamedChars > 0 && unused.length === 0) {
       const last = routing?.attempts.at(-1)
       const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meterCompletion(services, target, by, estimateUsage(request, streamedChars))
+      await meterCompletion(services, target, by, estimatedUsage(request, streamedChars))
     }
     throw error
+  } finally {
+    for (const answer of unused) await meterCompletion(services, target, answer, answer.usage)
   }
-}
-
-function estimateUsage({ system, messages }: ModelRequest, outputChars: number): TokenCounts {
-  const inputChars = messages.reduce((sum, { content }) => sum + textLength(content), system?.length ?? 0)
-  return {
-    input_tokens: estimatedTokens(inputChars),
-    output_tokens: estimatedTokens(outputChars),
-    cached_tokens: 0,
-    cache_write_tokens: 0,
-    reasoning_tokens: 0,
-  }
-}
-
-/** Returns the number of characters of a message without files. */
-function textLength(content: ModelRequest['messages'][number]['content']): number {
-  if (typeof content === 'string') return content.length
-  return content.reduce((sum, part) => {
-    if (part.type === 'text') return sum + part.text.length
-    if (part.type === 'tool_call') return sum + JSON.stringify(part.args).length
-    return part.type === 'tool_result' ? sum + String(part.result).length : sum
-  }, 0)
 }
 
 /** Records the usage of a completion. Errors are only logged, because usage never fails the work. */

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { RecordedFailure } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { MetadataBag } from '../../core/api/metadata.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
@@ -30,6 +31,9 @@ export const Conversation = record(
     ...fields,
     session_id: z.string().nullable().describe('ID of the session of the conversation'),
     message_count: z.int().describe('Number of messages'),
+    summary_error: RecordedFailure.nullable().describe(
+      'Why the last summary of its older messages failed. Null without a failure, and once one is written.',
+    ),
   },
   { tags: true },
 )

@@ -7,7 +7,7 @@ import {
 } from '../../content/documents/message-text.ts'
 import { documentKind } from '../../content/documents/model.ts'
 import type { EndUser } from '../../control/retention/erasure.ts'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
+import { type RecordedFailure, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
@@ -423,3 +423,7 @@ export const eraseMessages = async (
  * concurrently, the second finds that the shared text is unused. By conversation_messages_document.
  */
 const isTextInUse = sql.fragment`exists (select 1 from conversation_messages m where m.document_id = d.id)`
+
+/** Stores why the last summary of a conversation failed; null clears it. */
+export const setSummaryError = (tx: Queryable, id: string, error: RecordedFailure | null): Promise<unknown> =>
+  tx.query(voidStatement`update conversations set summary_error = ${jsonb(error)} where id = ${id}`)

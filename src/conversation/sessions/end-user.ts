@@ -44,6 +44,8 @@ const sessionView = endUserView(
     'ephemeral',
     'tags',
     'state',
+    'title_error',
+    'summary_error',
   ],
 )
 

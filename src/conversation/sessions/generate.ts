@@ -9,7 +9,12 @@ import type { Services } from '../../core/process/services.ts'
 import { checkOverlay } from '../../execution/agents/knowledge.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { admitTurn } from '../../execution/generations/request/admission.ts'
-import { createdStatus, respondWithTurn, responseMode } from '../../execution/generations/request/respond.ts'
+import {
+  createdStatus,
+  patienceOf,
+  respondWithTurn,
+  responseMode,
+} from '../../execution/generations/request/respond.ts'
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import {
   cancelTurns,
@@ -87,6 +92,8 @@ export async function generateInSession(
         knowledge_config: body.knowledge_config,
         client: client && { context: client.context, tools: agent.accept_client_tools ? client.tools : undefined },
         streamed: mode === 'stream',
+        // Clients of other protocols repeat their requests.
+        patience: client ? 'none' : patienceOf(mode),
         origin: context.origin,
       })
       context.record(tx, createdStatus(mode), { made: { generation_id } })

@@ -33,6 +33,7 @@ export const sessionKind = kind({
     generating_at: sql.fragment`(select q.started_at ${openTurnsClause} and q.state = 'running')`,
     queued_turns: sql.fragment`(select count(*) ${openTurnsClause} and q.state = 'queued')`,
     unread_count: unreadCount,
+    summary_error: sql.fragment`(select c.summary_error from conversations c where c.id = t.conversation_id)`,
     stored_status: sql.fragment`t.status`,
     operator_timed_out: sql.fragment`coalesce(t.operator_until <= now(), false)`,
     actor_external_id: sql.fragment`(select a.external_id from actors a where a.id = t.actor_id)`,

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { RecordedFailure } from '../../core/api/errors.ts'
 import { createBody, patchBody, record } from '../../core/api/record.ts'
 import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
@@ -94,6 +95,12 @@ export const Session = record(
     forked_from_session_id: z.string().nullable(),
     forked_from_position: z.int().nullable().describe('Position of the last message copied by the fork'),
     unread_count: z.int().describe('Number of messages of the agent that the end user has not seen, at most 100'),
+    title_error: RecordedFailure.nullable().describe(
+      'Why the session was not named by its agent. Null without a failure, and once it is named.',
+    ),
+    summary_error: RecordedFailure.nullable().describe(
+      'Why the last summary of its older messages failed. Null without a failure, and once one is written.',
+    ),
     ephemeral: z
       .boolean()
       .describe('Whether it holds the end user of single turns: without messages, deleted after a day'),

@@ -1,5 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { RecordedFailure } from '../../core/api/errors.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 
@@ -33,10 +34,16 @@ export const setAutoName = (
   return tx.maybeOne(sessionKind.sql`
     with texts as materialized (
       select d.id from documents d where d.id = any(${sql.array(texts, 'text')}) order by d.id for key share)
-    update sessions t set name = ${name}, auto_name = ${name}, updated_at = now()
+    update sessions t set name = ${name}, auto_name = ${name}, title_error = null, updated_at = now()
     where t.id = ${id} and t.name is null and (select count(*) from texts) = ${texts.length}
     returning ${sessionKind.columns}`)
 }
+
+/** Stores why a session without a name was not named, and returns the session; null if it has a name. */
+export const setTitleError = (tx: Queryable, id: string, error: RecordedFailure): Promise<SessionRow | null> =>
+  tx.maybeOne(sessionKind.sql`
+    update sessions t set title_error = ${jsonb(error)}, updated_at = now() where t.id = ${id} and t.name is null
+    returning ${sessionKind.columns}`)
 
 const autoNamedRow = sql.type(z.object({ id: z.string(), auto_name: z.string() }))
 

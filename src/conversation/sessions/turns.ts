@@ -43,7 +43,7 @@ export const turnInput = (
     streamed: boolean
     knowledge_config?: KnowledgeOverlay
     origin: Origin | null
-  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored'>,
+  } & Pick<Partial<TurnInput>, 'overrides' | 'system_extra' | 'metadata' | 'shape' | 'unstored' | 'patience'>,
 ): TurnInput => ({
   generation_id: turn.generation_id,
   project_id: session.project_id,
@@ -58,6 +58,7 @@ export const turnInput = (
   system_extra: turn.system_extra,
   metadata: turn.metadata,
   unstored: turn.unstored,
+  patience: turn.patience,
   tool_context: turn.tool_context,
   conversation_id: session.conversation_id,
   session_id: session.id,

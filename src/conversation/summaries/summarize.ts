@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
+import { raise, recordedFailure } from '../../core/api/errors.ts'
 import { storableText, truncateBytes } from '../../core/api/storable-text.ts'
 import { RequeueError } from '../../core/jobs/handler.ts'
 import { injectFault } from '../../core/process/fault-injection.ts'
@@ -14,6 +14,7 @@ import { findAgentVersion } from '../../execution/agents/served-version.ts'
 import { bytesOf, tokensOf } from '../../execution/generations/loop/context-bound.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { type ConversationRow, conversationKind } from '../conversations/model.ts'
+import { setSummaryError } from '../conversations/store.ts'
 import { agentWorkColumns } from './agent-work.ts'
 import type { SummaryRow } from './model.ts'
 import { type CoveredMessage, findSummary, listNewestSizes, listOldestMessages, writeSummary } from './store.ts'
@@ -41,8 +42,8 @@ const columns = { ...agentWorkColumns, history_tokens: z.int() }
 type Attempt = WorkAttempt<ConversationRow, z.output<z.ZodObject<typeof columns>>>
 
 /**
- * Extends the summary of a conversation. A failed or refused call does not change it, and the next turn with a full context
- * requests another.
+ * Extends the summary of a conversation. A failed or refused call does not change it and is stored with the conversation; the
+ * next turn with a full context requests another.
  */
 export const summaryWork = work({
   name: 'conversation.summarize',
@@ -57,7 +58,10 @@ export const summaryWork = work({
   pausable: true,
   sweep: { seconds: 60 },
   run: summarize,
-  fail: () => Promise.resolve(undefined),
+  async fail(tx, { entity: { id }, error }) {
+    await setSummaryError(tx, id, recordedFailure(error))
+    return undefined
+  },
 })
 
 async function summarize(attempt: Attempt): Promise<AttemptFields> {
@@ -78,7 +82,12 @@ async function summarize(attempt: Attempt): Promise<AttemptFields> {
       agent_id: agent.id,
       agent_version: agent.version,
     }
-    if (!(await write(tx => writeSummary(tx, summary, part.base, part.messages)))) break
+    const isWritten = await write(async tx => {
+      if (!(await writeSummary(tx, summary, part.base, part.messages))) return false
+      if (conversation.summary_error) await setSummaryError(tx, conversation.id, null)
+      return true
+    })
+    if (!isWritten) break
   }
   await settle(() => Promise.resolve())
   return { outcome: calls > 0 ? 'summarized' : 'unchanged', calls }

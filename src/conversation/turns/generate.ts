@@ -13,6 +13,8 @@ import type { Mailboxes } from '../../execution/generations/request/cancel-turn.
 import { nestedTurnFields } from '../../execution/generations/request/create.ts'
 import {
   createdStatus,
+  patienceOf,
+  type ResponseMode,
   replayTurnResponse,
   respondWithTurn,
   responseMode,
@@ -53,7 +55,7 @@ export async function generateInConversation(context: GenerateContext): Promise<
   }
   return respondWithTurn(context, mode, async generation_id => {
     const { trace_id } = await services.write(async tx => {
-      const turn = await createAgentTurn(tx, context, { generation_id, stream: mode === 'stream', requestContext })
+      const turn = await createAgentTurn(tx, context, { generation_id, mode, requestContext })
       context.record(tx, createdStatus(mode), { made: { generation_id } })
       return turn
     })
@@ -73,14 +75,14 @@ export async function replayGenerate(context: GenerateContext, made: Made): Prom
 async function createAgentTurn(
   tx: Tx,
   { allow, body, caller, services, resource, origin }: GenerateContext,
-  turn: { generation_id: string; stream: boolean; requestContext: Record<string, string> | null },
+  turn: { generation_id: string; mode: ResponseMode; requestContext: Record<string, string> | null },
 ) {
   const { project_id } = resource
   const agent_id = await requireAnsweringAgent(tx, project_id, body)
   const { id: conversation_id, session_id } = resource
   const actor_id = session_id === null ? null : resource.actor_id
   const agent = await admitTurn(tx, services, { project_id, agent_id, actor_id, session_id, conversation_id })
-  if (turn.stream && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
+  if (turn.mode === 'stream' && agent.output_schema) raise('OUTPUT_SCHEMA_STREAMING_UNSUPPORTED')
   const conversation = await lockConversation(tx, resource.id)
   if (!conversation) raise('RESOURCE_NOT_FOUND', { meta: { id: resource.id } })
   const session = conversation.session_id === null ? null : await requireSessionOfAgent(tx, conversation, agent_id)
@@ -107,7 +109,8 @@ async function createAgentTurn(
         kind: 'conversation',
         id: conversation.id,
       },
-      streamed: turn.stream,
+      streamed: turn.mode === 'stream',
+      patience: patienceOf(turn.mode),
       shape: 'conversation',
       ...nestedTurnFields(origin),
     },

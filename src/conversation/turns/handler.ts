@@ -115,7 +115,7 @@ async function processMailbox(services: Services, conversationId: string, contex
     await injectFault(services, 'turn_taken')
     const log = context.log.child({ conversation_id: conversationId, seq: claimed.turn.seq })
     const outcome = await executeClaimedTurn(services, claimed, { ...context, log })
-    if (outcome === 'settled' && claimed.alone) return
+    if (outcome === 'waiting' || (outcome === 'settled' && claimed.alone)) return
     if (outcome === 'requeued') throw new RequeueError('turn was requeued')
     if (outcome === 'deferred') {
       await requeueClaimedTurn(services, claimed)

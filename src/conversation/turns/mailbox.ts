@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import type { Outbox, Tx } from '../../core/db/writer.ts'
 import type { Origin } from '../../core/invoke/call.ts'
 import { RequeueError } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
@@ -47,7 +47,7 @@ export const conversationQueue = entityMailbox('conversation.process', {
 
 /** Sends the wake-up of a conversation, immediately or for a later time. */
 export const wakeConversation = (
-  tx: Tx,
+  tx: Outbox,
   conversation: { id: string; project_id: string },
   options: { startAfter?: Date; priority?: number } = {},
 ): void =>
@@ -205,6 +205,8 @@ export async function cancelTurns(
     const outcome = await abortTurn(tx, services, turn.generation_id, failure, options)
     if (outcome !== 'failed') continue
     await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
+    // Wake-ups of later turns were used up while it waited for its model.
+    if (turn.state === 'running') wakeConversation(tx, { id: turn.conversation_id, project_id: turn.project_id })
     if (turn.session_id !== null)
       await sessionHooks.only()?.settled(tx, turn.session_id, {
         generation_id: turn.generation_id,

@@ -11,7 +11,7 @@ import { appendMessage, findMediaDescription, lockConversation, setMediaDescript
 import { summaryWorkCte } from '../summaries/store.ts'
 import { summaryWork } from '../summaries/summarize.ts'
 import { type SessionFacts, sessionHooks } from './hooks.ts'
-import { conversationDeletedFailure } from './mailbox.ts'
+import { conversationDeletedFailure, wakeConversation } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
 import { replyHashCtes } from './reply-hash.ts'
 import { endedTurns, endTurns, findOpenTurn, type OpenTurn, type TurnRow } from './store.ts'
@@ -89,6 +89,8 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
 
     description: (db, { message_id, file_id }) =>
       findMediaDescription(db, claimed.conversation.id, message_id, file_id),
+
+    wake: (outbox, at) => wakeConversation(outbox, claimed.conversation, { startAfter: at }),
 
     started(outbox, { id, trace_id }) {
       if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })

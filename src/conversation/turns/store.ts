@@ -12,6 +12,7 @@ const TurnState = z.enum(['queued', 'running', 'done', 'failed', 'cancelled'])
 export type TurnState = z.output<typeof TurnState>
 
 const mailboxFields = {
+  project_id: z.string(),
   conversation_id: z.string(),
   session_id: z.string().nullable(),
   seq: z.int(),
@@ -58,7 +59,7 @@ export type ChatTurn = z.output<typeof ChatTurn>
 export type TurnRow = AgentTurn | ChatTurn
 const turnRow = sql.type(z.union([AgentTurn, ChatTurn]))
 
-const turnColumns = sql.fragment`t.conversation_id, c.session_id, t.seq, t.kind, t.chat_id, t.generation_id, g.trace_id, g.agent_id,
+const turnColumns = sql.fragment`t.conversation_id, c.project_id, c.session_id, t.seq, t.kind, t.chat_id, t.generation_id, g.trace_id, g.agent_id,
   g.status as generation_status, g.abort, t.actor_id, t.not_before, (t.not_before is null or t.not_before <= clock_timestamp()) as due,
   p.paused_at is not null as paused,
   t.state, t.attempt, t.seen_position, t.created_at, t.started_at`

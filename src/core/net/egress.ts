@@ -8,6 +8,7 @@ import { isPublic, parseAllowHosts, unwrapHostname } from './allow-hosts.ts'
 import { beginHostCall, type HostCall } from './hanging-calls.ts'
 import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
 import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
+import { withoutTimeouts } from './untimed-fetch.ts'
 
 export type EgressOptions = {
   /** Comma-separated `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public. */
@@ -71,7 +72,12 @@ export type EgressOutcome =
   | { kind: 'failed'; reason: EgressFailure; message: string; status?: number }
 
 /** `tenant`: project on whose behalf the request is sent; `maxBytes`: default 16 MiB. */
-export type EgressFetchInit = RequestInit & Partial<BodyLimits> & { tenant?: string }
+export type EgressFetchInit = RequestInit &
+  Partial<BodyLimits> & {
+    tenant?: string
+    /** Whether the caller limits the time of the call, in place of the idle timeout. */
+    untimed?: boolean
+  }
 
 export type Egress = {
   /** Returns why a URL may not be called, judged without a lookup; null if it may or if that depends on a lookup. */
@@ -308,7 +314,7 @@ export function createEgress(options: EgressOptions): Egress {
 
   async function egressFetch(
     input: string | URL | Request,
-    { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, ...init }: EgressFetchInit = {},
+    { tenant, maxBytes = DEFAULT_FETCH_BYTES, maxValues, untimed = false, ...init }: EgressFetchInit = {},
   ): Promise<Response> {
     const merged: RequestInit =
       input instanceof Request
@@ -345,7 +351,9 @@ export function createEgress(options: EgressOptions): Egress {
           headers,
           body: body as string,
           redirect: 'manual',
-          dispatcher: pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
+          dispatcher: untimed
+            ? withoutTimeouts(pool.get(DEFAULT_CONNECT_TIMEOUT_MS))
+            : pool.get(DEFAULT_CONNECT_TIMEOUT_MS),
         })
         call?.answered()
         return limitBody(response as unknown as Response, { maxBytes, maxValues }, call)

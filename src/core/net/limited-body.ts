@@ -106,7 +106,7 @@ export function limitBody(
 
 /** Returns a `fetch` with a bounded body, for hosts chosen by a vendor or the operator. */
 export const fetchWithLimit =
-  (maxBytes: number): typeof globalThis.fetch =>
+  (maxBytes: number, fetch = globalThis.fetch): typeof globalThis.fetch =>
   async (input, init) => {
     const headers = new Headers(init?.headers ?? (input instanceof Request ? input.headers : undefined))
     if (!headers.has('accept-encoding')) headers.set('accept-encoding', ACCEPT_ENCODING)

@@ -11,11 +11,9 @@ import type { Services } from '../../core/process/services.ts'
 import { insertDecisions, waitForDecision } from '../../execution/deciders/create-decisions.ts'
 import { inputTexts } from '../../execution/deciders/input.ts'
 import { isDecisionSettled } from '../../execution/deciders/model.ts'
-import { callRoute, routingRecorder } from '../../execution/model-routes/call.ts'
+import { callHelper, type HelperModel } from '../../execution/model-routes/helper-call.ts'
 import { findRoute } from '../../execution/model-routes/store.ts'
-import { callModel } from '../../execution/providers/call.ts'
-import { aiProviderKind, type ProviderRow } from '../../execution/providers/model.ts'
-import type { ModelAnswer, ModelRequest } from '../../execution/providers/model-messages.ts'
+import { aiProviderKind } from '../../execution/providers/model.ts'
 import { callTool, openCall } from '../../execution/tools/call.ts'
 import { toolKind } from '../../execution/tools/model.ts'
 import { callerForPrincipal } from '../../identity/principals.ts'
@@ -75,7 +73,7 @@ function buildPrompt({ prompt }: Pick<ScorerOf<'llm_judge'>, 'prompt'>, item: Op
  * Scores an output by a model, with one completion without tools.
  * @param key idempotency key of the usage
  * @throws QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE, AI_PROVIDER_NOT_FOUND, MODEL_ROUTE_NOT_FOUND, EVAL_SCORING_FAILED for an
- *   invalid reply, the error of the model call, the reason of the signal
+ *   invalid reply, AI_PROVIDER_ERROR for one without text, the error of the model call, the reason of the signal
  */
 export async function scoreByModel(
   services: Services,
@@ -85,55 +83,47 @@ export async function scoreByModel(
 ): Promise<Score> {
   const { project_id, run } = item
   await checkSpend(services, { project_id, agent_id: run.agent_id, actor_id: null })
-  const request: ModelRequest = {
-    system: null,
-    messages: [{ role: 'user', content: buildPrompt(scorer, item) }],
-    temperature: null,
-    tools: [],
-    tool_choice: null,
-    output_schema: null,
-    prompt_caching: false,
-    signal,
-  }
-  const { answer, provider } = await callScoringModel(services, scorer, project_id, request)
-  if (answer.usage)
-    addUsage({
-      idempotency_key: `eval_judge:${key}`,
-      project_id,
-      meter_type: 'llm_tokens',
-      provider: provider?.provider ?? 'unknown',
-      model: answer.model,
-      source: 'eval_judge',
-      components: tokenComponents(answer.usage),
-      ai_provider_id: answer.ai_provider_id,
-      agent_id: run.agent_id,
-      generation_id: item.generation_id,
-      trigger_id: run.trigger_id,
-    })
+  const answer = await callHelper(services, await findScoringModel(services, scorer, project_id), {
+    helper: 'eval_judge',
+    request: { system: null, messages: [{ role: 'user', content: buildPrompt(scorer, item) }], signal },
+    async meter({ usage, model, ai_provider_id, provider, n }) {
+      addUsage({
+        idempotency_key: `eval_judge:${key}${n === 0 ? '' : `:${n}`}`,
+        project_id,
+        meter_type: 'llm_tokens',
+        provider,
+        model,
+        source: 'eval_judge',
+        components: tokenComponents(usage),
+        ai_provider_id,
+        agent_id: run.agent_id,
+        generation_id: item.generation_id,
+        trigger_id: run.trigger_id,
+      })
+    },
+  })
   const { score, reasoning } = parseEmbeddedObject(answer.text)
   const value = requireScore(score)
   return buildScore(scorer, value, value >= scorer.pass_threshold, storableReasoning(reasoning, item))
 }
 
-/** Calls the AI provider of a scorer, or the default model route of the project. */
-async function callScoringModel(
+/** Returns the model of a scorer, or the default model route of the project. */
+async function findScoringModel(
   services: Services,
   { ai_provider_id, model }: ScorerOf<'llm_judge'>,
   project_id: string,
-  request: ModelRequest,
-): Promise<{ answer: ModelAnswer; provider: ProviderRow | undefined }> {
+): Promise<HelperModel> {
   if (ai_provider_id !== undefined) {
     const provider = await aiProviderKind.find(services.pool, ai_provider_id)
     if (provider?.project_id !== project_id) return raise('AI_PROVIDER_NOT_FOUND', { meta: { id: ai_provider_id } })
-    return { provider, answer: await callModel(services, provider, model ?? provider.default_model, request) }
+    return { provider, model: model ?? provider.default_model, route: null }
   }
   const route = await findRoute(services.pool, { ai_provider_id: null, model_route_id: null, project_id })
   if (!route)
     return raise('MODEL_ROUTE_NOT_FOUND', {
       message: 'No model configured: set ai_provider_id on the scorer or a default model route on the project',
     })
-  const answer = await callRoute(services, route, request, { step: 1, routing: routingRecorder(route, null) })
-  return { answer, provider: route.providers.find(({ id }) => id === answer.ai_provider_id) }
+  return { provider: null, model: null, route }
 }
 
 /**

@@ -2,11 +2,10 @@ import { checkSpend } from '../../control/quotas/spend.ts'
 import { type Attribution, recordUsage, tokenComponents } from '../../control/usage/meter.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import { callRoute, routingRecorder } from '../model-routes/call.ts'
-import { findRoute, type LoadedRoute } from '../model-routes/store.ts'
-import { callModel } from '../providers/call.ts'
-import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
-import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
+import { callHelper, type HelperModel, type MeteredAnswer } from '../model-routes/helper-call.ts'
+import { findRoute } from '../model-routes/store.ts'
+import { aiProviderKind } from '../providers/model.ts'
+import type { ModelAnswer } from '../providers/model-messages.ts'
 import type { AgentRow } from './model.ts'
 
 /** A call of an agent's model besides its turns, on whose behalf it is metered, and as what. */
@@ -20,51 +19,34 @@ export type AgentModelCall = Required<Pick<Attribution, 'actor_id' | 'session_id
   key: string
   system: string
   content: string
-  max_output_tokens: number
+  /** Beyond the tokens of a helper. */
+  max_output_tokens?: number
   signal: AbortSignal
 }
 
 /**
- * Makes one call without tools of an agent's model, and meters it.
+ * Makes a call without tools of an agent's model, and meters it.
  * @throws QUOTA_EXCEEDED, QUOTA_UNENFORCEABLE, PROJECT_PAUSED, AI_PROVIDER_NOT_FOUND, MODEL_ROUTE_NOT_FOUND, errors of a
  *   model call; the reason of the signal
  */
 export async function callAgentModel(services: Services, call: AgentModelCall): Promise<ModelAnswer> {
   const { agent, actor_id, system, content, max_output_tokens, signal } = call
-  const { provider, route } = await findModel(services, call)
+  const model = await findModel(services, call)
   await checkSpend(services, { project_id: agent.project_id, agent_id: agent.id, actor_id })
-  const request: ModelRequest = {
-    system,
-    messages: [{ role: 'user', content }],
-    temperature: null,
-    tools: [],
-    tool_choice: null,
-    output_schema: null,
-    prompt_caching: false,
-    max_output_tokens,
-    signal,
-  }
-  const answer = provider
-    ? await callModel(services, provider, agent.model ?? provider.default_model, request)
-    : await callRoute(services, route, request, { step: 1, routing: routingRecorder(route, null) })
-  await recordCallUsage(
-    services,
-    call,
-    answer,
-    provider ?? route?.providers.find(row => row.id === answer.ai_provider_id),
-  )
-  return answer
+  return callHelper(services, model, {
+    helper: call.source,
+    request: { system, messages: [{ role: 'user', content }], max_output_tokens, signal },
+    meter: answer => recordCallUsage(services, call, answer),
+  })
 }
 
-type CalledModel = { provider: ProviderRow; route: null } | { provider: null; route: LoadedRoute }
-
 /** Returns the route of the call, else the provider or route of the agent, else the default route of the project. */
-async function findModel({ pool }: Services, { agent, model_route_id = null }: AgentModelCall): Promise<CalledModel> {
+async function findModel({ pool }: Services, { agent, model_route_id = null }: AgentModelCall): Promise<HelperModel> {
   if (model_route_id === null && agent.ai_provider_id !== null) {
     const provider =
       (await aiProviderKind.find(pool, agent.ai_provider_id)) ??
       raise('AI_PROVIDER_NOT_FOUND', { meta: { id: agent.ai_provider_id } })
-    return { provider, route: null }
+    return { provider, model: agent.model ?? provider.default_model, route: null }
   }
   const consumer = {
     ai_provider_id: null,
@@ -72,34 +54,30 @@ async function findModel({ pool }: Services, { agent, model_route_id = null }: A
     project_id: agent.project_id,
   }
   const route = await findRoute(pool, consumer)
-  return { provider: null, route: route ?? raise('MODEL_ROUTE_NOT_FOUND', { meta: { id: consumer.model_route_id } }) }
-}
-
-/** Records the usage of a call. Errors are only logged, because usage never fails the work. */
-async function recordCallUsage(
-  services: Services,
-  { agent, source, key, actor_id, session_id }: AgentModelCall,
-  { usage, model, ai_provider_id }: ModelAnswer,
-  served: ProviderRow | undefined,
-): Promise<void> {
-  if (!usage) return
-  try {
-    await recordUsage(services, [
-      {
-        idempotency_key: `${source}:${key}`,
-        project_id: agent.project_id,
-        meter_type: 'llm_tokens',
-        provider: served?.provider ?? 'unknown',
-        model,
-        source,
-        components: tokenComponents(usage),
-        ai_provider_id,
-        agent_id: agent.id,
-        actor_id,
-        session_id,
-      },
-    ])
-  } catch (error) {
-    services.log.error({ err: error, agent_id: agent.id }, `${source} usage not recorded`)
+  return {
+    provider: null,
+    model: null,
+    route: route ?? raise('MODEL_ROUTE_NOT_FOUND', { meta: { id: consumer.model_route_id } }),
   }
 }
+
+const recordCallUsage = (
+  services: Services,
+  { agent, source, key, actor_id, session_id }: AgentModelCall,
+  { usage, model, ai_provider_id, provider, n }: MeteredAnswer,
+): Promise<unknown> =>
+  recordUsage(services, [
+    {
+      idempotency_key: `${source}:${key}${n === 0 ? '' : `:${n}`}`,
+      project_id: agent.project_id,
+      meter_type: 'llm_tokens',
+      provider,
+      model,
+      source,
+      components: tokenComponents(usage),
+      ai_provider_id,
+      agent_id: agent.id,
+      actor_id,
+      session_id,
+    },
+  ])

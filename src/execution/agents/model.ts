@@ -158,9 +158,17 @@ const fields = {
   // Accepts anything: an invalid JSON Schema has a separate error code.
   output_schema: z.unknown().describe('JSON Schema (draft-07 or 2020-12) of final answers; null for text'),
   prompt_caching: z
-    .strictObject({ enabled: z.boolean().describe('Whether prompt caching is enabled') })
+    .strictObject({
+      enabled: z.boolean().describe('Whether the vendor is asked to cache'),
+      ttl: z
+        .enum(['5m', '1h'])
+        .optional()
+        .describe('How long a prefix is cached: 5 minutes (default), or an hour, which costs more to write'),
+    })
     .nullable()
-    .describe('Whether the instructions are marked as a prefix that the vendor may cache'),
+    .describe(
+      'Caching of the tools, the instructions and the messages that requests repeat. Null: enabled for requests with tools where the vendor charges less for cached tokens and has to be asked (Anthropic, and its models on Bedrock). Other vendors cache by themselves.',
+    ),
   max_context_messages: positive
     .nullable()
     .describe('Maximum number of messages in the model context, newest first; null for all'),

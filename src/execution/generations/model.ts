@@ -203,6 +203,11 @@ export type TurnData = {
   model: string | null
   tool_context: Record<string, string> | null
   guardrail_context: Record<string, unknown> | null
+  /**
+   * How long the turn waits for a model that is overloaded or fails; absent for turns in the background. `caller`: as long as
+   * its caller may wait. `none`: its caller repeats the request.
+   */
+  patience?: 'caller' | 'none'
   /** Settings of the request that override the settings of the agent. */
   overrides: StepSettings & {
     step_rules?: StepRule[]
@@ -258,6 +263,10 @@ export const generationKind = kind({
     /** Attempts lost since the last settled step. */
     lost_attempts: z.int(),
     handed_back: z.boolean(),
+    /** Failed attempts at the model call of the step in progress. */
+    model_attempts: z.int(),
+    /** When a turn that waits for its model continues; null unless it waits. */
+    model_retry_at: time.nullable(),
     abort: AbortRequest.nullable(),
     streamed: z.boolean(),
     shape: z.enum(['agent', 'conversation']),

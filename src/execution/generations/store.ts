@@ -123,7 +123,7 @@ export const listTurnsWithoutWakeUp = (db: Queryable, idleSeconds: number) =>
   db.any(turnRefRow`
     select g.id, g.project_id from generation_work w join generations g on g.id = w.generation_id join projects p on p.id = g.project_id
     where g.status in ('pending', 'in_progress') and g.conversation_id is null and p.paused_at is null
-      and g.updated_at < now() - make_interval(secs => ${idleSeconds})
+      and g.updated_at < now() - make_interval(secs => ${idleSeconds}) and (g.model_retry_at is null or g.model_retry_at < now())
     order by g.updated_at limit 1000`)
 
 /** Expression for the creation time of the oldest pending turn outside conversations. */

@@ -17,17 +17,19 @@ const MAX_TAGS = 50
 export const ExtractedFact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
 export type ExtractedFact = z.output<typeof ExtractedFact>
 
-/** Returns the facts in the first JSON array of a text, as the built-in extractor formats them. */
-export const extractedFacts = (text: string): ExtractedFact[] =>
-  parseFacts(findJson(text, Array.isArray)).map(({ content }) => ({ content, tags: {} }))
+/** Returns the facts in the first JSON array of a text, as the built-in extractor formats them; null without an array. */
+export const extractedFacts = (text: string): ExtractedFact[] | null =>
+  parseFacts(findJson(text, Array.isArray))?.map(({ content }) => ({ content, tags: {} })) ?? null
 
-/** Returns the facts in the first JSON object with `facts`, or array, of a text, as agents format them. */
-export const factsOfText = (text: string): ExtractedFact[] =>
+/** Returns the facts in the first JSON object with `facts`, or array, of a text, as agents format them; null without one. */
+export const factsOfText = (text: string): ExtractedFact[] | null =>
   parseFacts(findJson(text, value => factList(value) !== null))
 
-/** Returns the facts in the result of a tool, which may be a text. */
-export const factsOfResult = (result: unknown): ExtractedFact[] =>
-  typeof result === 'string' ? factsOfText(result) : parseFacts(result)
+/** Returns the facts in the result of a tool, which may be a text; null if it is none of these forms. */
+export const factsOfResult = (result: unknown): ExtractedFact[] | null => {
+  if (result === null || result === undefined) return []
+  return typeof result === 'string' ? factsOfText(result) : parseFacts(result)
+}
 
 function factList(value: unknown): unknown[] | null {
   if (Array.isArray(value)) return value
@@ -35,8 +37,10 @@ function factList(value: unknown): unknown[] | null {
   return Array.isArray(facts) ? facts : null
 }
 
-const parseFacts = (value: unknown): ExtractedFact[] =>
-  (factList(value) ?? []).flatMap(entry => parseFact(entry) ?? []).slice(0, MAX_FACTS)
+const parseFacts = (value: unknown): ExtractedFact[] | null =>
+  factList(value)
+    ?.flatMap(entry => parseFact(entry) ?? [])
+    .slice(0, MAX_FACTS) ?? null
 
 /** Returns a fact from a text or an object with a text; null for anything else. */
 function parseFact(entry: unknown): ExtractedFact | null {

@@ -78,13 +78,18 @@ export const handlerTurnOwner: TurnOwner = {
   async settled(tx, { id }, { status, content, error }) {
     const firing = await lockFiringOfHandler(tx, id)
     if (!firing) return
-    if (status === 'completed') {
-      await storeHandlerAnswer(tx, firing.id, factsOfText(content ?? ''))
+    const facts = status === 'completed' ? factsOfText(content ?? '') : null
+    if (facts) {
+      await storeHandlerAnswer(tx, firing.id, facts)
       wakeFiring(tx, firing)
-    } else await retryOrSettleFiring(tx, firing, error ?? UNKNOWN)
+    } else await retryOrSettleFiring(tx, firing, error ?? (status === 'completed' ? UNREADABLE : UNKNOWN))
   },
 }
 
+const UNREADABLE: RecordedFailure = {
+  code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',
+  message: 'The answer has no list of facts',
+}
 const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'Turn failed' }
 
 /** Reschedules a firing whose handler turn failed or was deleted, or settles it; the caller has locked it. */

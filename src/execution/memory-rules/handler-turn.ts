@@ -16,7 +16,7 @@ import { createTurn, type TurnInput } from '../generations/request/create.ts'
 import { messageText } from '../providers/model-messages.ts'
 import { callTool, openCall } from '../tools/call.ts'
 import { toolKind } from '../tools/model.ts'
-import { extractFacts, handlerTimeout } from './extract.ts'
+import { extractFacts, handlerTimeout, requireFacts } from './extract.ts'
 import { type ExtractedFact, factsOfResult } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
 import { MEMORY_RULE_SOURCE } from './model.ts'
@@ -182,7 +182,7 @@ async function toolFacts(
       timeoutMs: timeoutMs(services),
       signal,
     })
-    return factsOfResult(await callTool(services, tool, call))
+    return requireFacts(factsOfResult(await callTool(services, tool, call)))
   } catch (error) {
     if (error instanceof AppError && error.code === 'TOOL_DISPATCH_FAILED') return []
     throw error

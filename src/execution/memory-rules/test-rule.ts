@@ -12,7 +12,7 @@ import { actorOfTurn } from '../generations/loop/acting-caller.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { raiseFailure, subscribeTurn } from '../generations/request/wait-for-turn.ts'
 import { allowHandler } from './check.ts'
-import { handlerTimeout } from './extract.ts'
+import { handlerTimeout, requireFacts } from './extract.ts'
 import { factFromTurn } from './fact-provenance.ts'
 import { type ExtractedFact, factsOfText } from './facts.ts'
 import { createHandlerTurn, requestHandlerFacts } from './handler-turn.ts'
@@ -83,7 +83,7 @@ async function runHandlerTurn(context: TestContext, turn: GenerationRow): Promis
   if (!ended) throw handlerTimeout()
   if (ended.failure) raiseFailure(ended)
   const { output } = ended.result as { output: { content: string } | null }
-  return factsOfText(output?.content ?? '')
+  return requireFacts(factsOfText(output?.content ?? ''))
 }
 
 async function previewWrite({ services, resource: rule }: TestContext, turn: GenerationRow, fact: ExtractedFact) {

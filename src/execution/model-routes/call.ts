@@ -3,7 +3,8 @@ import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from '../providers/attempt.ts'
 import { attemptModel, requireModelAnswer } from '../providers/call.ts'
-import type { FailureClass } from '../providers/failure.ts'
+import type { ModelFailure } from '../providers/failure.ts'
+import type { FailureClass } from '../providers/failure-class.ts'
 import type { ModelAnswer, ModelRequest } from '../providers/model-messages.ts'
 import { targetBreaker } from './breaker.ts'
 import type { RoutingRecord } from './model.ts'
@@ -30,8 +31,9 @@ export const routingRecorder = (
 
 /**
  * Calls the targets of a route in order and returns the first answer. Each target has its own attempts; failures in a
- * `retry_on` class lead to the next target. Targets with an open breaker are skipped; if all are open, the first is
- * called. A stream fails over only before its first content. `routing` records each attempt.
+ * `retry_on` class lead to the next target, and with `refusal` withheld answers too, of which the first is returned if no
+ * later target answers. Targets with an open breaker are skipped; if all are open, the first is called. A stream fails over
+ * only before its first content. `routing` records each attempt.
  * @throws AI_PROVIDER_ERROR and other failures of a call, with `meta.model_route_id`; the reason of the caller's signal
  */
 export async function callRoute(
@@ -42,7 +44,23 @@ export async function callRoute(
 ): Promise<ModelAnswer> {
   const { route, providers } = loaded
   const { log } = services
-  const isRetryable = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
+  const leadsOn = (failed: FailureClass) => failed !== null && route.retry_on.includes(failed)
+  // Some vendors report missing credit as a rate limit.
+  const failsOver = ({ class: failed, meta }: ModelFailure) =>
+    leadsOn(failed) || (failed === 'credit' && meta.provider_status_code === 429 && leadsOn('rate_limited'))
+  let isShown = false
+  const { onDelta } = request
+  const watched = onDelta
+    ? {
+        ...request,
+        onDelta(text: string) {
+          isShown = true
+          onDelta(text)
+        },
+      }
+    : request
+  const isWithheld = (answer: ModelAnswer) =>
+    answer.finish_reason === 'content-filter' && !isShown && leadsOn('refusal')
   const started = performance.now()
   const sinceRead = () => (performance.now() - started) / 1000
   let currentIndex = 0
@@ -59,13 +77,13 @@ export async function callRoute(
     const provider =
       providers.find(({ id }) => id === ai_provider_id) ??
       raise('AI_PROVIDER_NOT_FOUND', { meta: { id: ai_provider_id } })
-    const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
+    const timed = target.timeout_seconds === null ? watched : { ...watched, timeout_ms: target.timeout_seconds * 1000 }
     return attemptModel(services, provider, model, timed, {
       retries: target.max_retries,
-      repeats: isRetryable,
+      repeats: leadsOn,
       async each(attempt) {
         const failure = attempt.ok ? null : attempt.failure
-        const error_class = failure?.class ?? null
+        const error_class = failure?.class ?? (attempt.ok && isWithheld(attempt.answer) ? 'refusal' : null)
         const provider_status_code = failure?.facts.provider_status_code ?? null
         routing.attempts.push({
           step,
@@ -77,18 +95,26 @@ export async function callRoute(
         })
         if (routing.attempts.length > MAX_ATTEMPTS) routing.attempts.shift()
         if (attempt.ok) routing.target_index = index
-        await breaker.note(attempt.ok ? 'answered' : isRetryable(error_class) ? 'failed' : 'unclear', sinceRead())
+        const isOfRequest = error_class === 'context_length' || error_class === 'refusal'
+        const hasFailed = failure !== null && failsOver(failure) && !isOfRequest
+        await breaker.note(attempt.ok ? 'answered' : hasFailed ? 'failed' : 'unclear', sinceRead())
       },
     }).finally(() => breaker.leave())
   }
 
   let outcome: ModelCallOutcome | null = null
+  const withheld: { answer: ModelAnswer; index: number }[] = []
   for (const [index, target] of route.targets.entries()) {
     const breaker = targetBreaker(services, loaded, target)
     if (!(await breaker.admits(sinceRead()))) continue
     outcome = await callTarget(index, breaker)
-    if (outcome.ok || !isRetryable(outcome.failure.class)) break
+    if (outcome.ok && isWithheld(outcome.answer)) withheld.push({ answer: outcome.answer, index })
+    else if (outcome.ok || !failsOver(outcome.failure)) break
   }
   outcome ??= await callTarget(0, targetBreaker(services, loaded, route.targets[0]))
-  return requireModelAnswer(outcome, { model_route_id: route.id })
+  const isAnswered = outcome.ok && !isWithheld(outcome.answer)
+  const [first] = isAnswered ? [] : withheld.splice(0, 1)
+  for (const { answer } of withheld) if (answer.usage) request.onUnused?.({ ...answer, usage: answer.usage })
+  if (first) routing.target_index = first.index
+  return first?.answer ?? requireModelAnswer(outcome, { model_route_id: route.id })
 }

@@ -40,7 +40,9 @@ const fields = {
     .array(z.enum(FAILURE_CLASSES))
     .min(1)
     .refine(classes => new Set(classes).size === classes.length, 'must not repeat a class')
-    .describe('Failure classes that lead to a retry or the next target. Default all.'),
+    .describe(
+      'Failure classes that lead to the next target; `provider_error`, `timeout` and `rate_limited` also to retries. `auth` - the vendor refuses the credential; `credit` - the account has none left; `not_found` - the model does not exist or is not available to the account; `context_length` - the request is too long; `refusal` - the request or the answer is withheld. Default `provider_error`, `timeout` and `rate_limited`.',
+    ),
   failure_threshold: z
     .int()
     .min(1)
@@ -100,10 +102,7 @@ export const RoutingRecord = z
           target_index: z.int().describe('Index of the target, starting at 0'),
           ai_provider_id: z.string().nullable().describe('Null for an agent shared by another project'),
           model: z.string(),
-          error_class: z
-            .enum(FAILURE_CLASSES)
-            .nullable()
-            .describe('Null for an answer, and for a failure that is not retried'),
+          error_class: z.enum(FAILURE_CLASSES).nullable().describe('Null for an answer, and for a failure of no class'),
           provider_status_code: z.int().nullable().describe('HTTP status of a failure, if the vendor returned one'),
         }),
       )

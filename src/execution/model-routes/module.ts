@@ -5,6 +5,7 @@ import { cloneables } from '../../identity/projects/clone.ts'
 import { fallbacksTotal } from './call.ts'
 import { routeCloning } from './clone.ts'
 import { modelRouteErrors } from './errors.ts'
+import { helperMetrics } from './helper-call.ts'
 import { modelRouteKind } from './model.ts'
 import { modelRouteOperations } from './operations.ts'
 import { deleteOldFailures } from './store.ts'
@@ -22,7 +23,7 @@ export default module('model-routes', {
     }),
   ],
   operations: modelRouteOperations,
-  metrics: [fallbacksTotal],
+  metrics: [fallbacksTotal, ...helperMetrics],
   sweeps: [
     {
       name: 'failures of model targets',

@@ -2,6 +2,7 @@ import { AppError, raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { type AwsKeys, deploymentAwsKeys } from '../../core/net/aws.ts'
 import { fetchWithLimit } from '../../core/net/limited-body.ts'
+import { untimedFetch } from '../../core/net/untimed-fetch.ts'
 import type { Services } from '../../core/process/services.ts'
 import { openSecret, resolveTokens } from '../../identity/secrets/resolve.ts'
 import { openCredentials, providerSettings, type Settings } from './config.ts'
@@ -53,7 +54,7 @@ const TENANT_VALUES = 100_000
 /** Larger, because it applies to whole streams: events of Bedrock's binary streams are not recognised. */
 const VENDOR_BYTES = 4 * TENANT_BYTES
 
-const fetchBounded = fetchWithLimit(VENDOR_BYTES)
+const fetchBounded = fetchWithLimit(VENDOR_BYTES, untimedFetch)
 
 /** `fetch` for hosts that the vendor or the operator chose. Redirects are not followed. */
 const vendorFetch: typeof globalThis.fetch = (input, init) => fetchBounded(input, { ...init, redirect: 'manual' })
@@ -62,7 +63,7 @@ const vendorFetch: typeof globalThis.fetch = (input, init) => fetchBounded(input
 const tenantFetch =
   ({ egress }: Services, tenant: string): typeof globalThis.fetch =>
   (input, init) =>
-    egress.fetch(input, { ...init, tenant, maxBytes: TENANT_BYTES, maxValues: TENANT_VALUES })
+    egress.fetch(input, { ...init, tenant, maxBytes: TENANT_BYTES, maxValues: TENANT_VALUES, untimed: true })
 
 /**
  * Resolves endpoint, credentials and headers of a provider, in order of precedence. `db` is the caller's open

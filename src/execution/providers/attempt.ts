@@ -14,9 +14,10 @@ import type {
 import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
-import { watchEnd } from './event-stream.ts'
+import { estimatedUsage } from './estimated-usage.ts'
+import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { withoutMarks } from './exact-arguments.ts'
-import { AnswerLimitError, type ModelFailure, modelFailure } from './failure.ts'
+import { AnswerLimitError, type ModelFailure, modelFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
 import type {
@@ -29,6 +30,7 @@ import type {
   ToolResultPart,
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
@@ -40,7 +42,14 @@ import { WholeCharacters } from './whole-characters.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
 
-export type ModelCallOutcome = { ok: true; answer: ModelAnswer } | { ok: false; failure: ModelFailure }
+export type ModelCallOutcome =
+  | { ok: true; answer: ModelAnswer }
+  | {
+      ok: false
+      failure: ModelFailure
+      /** Tokens of an answer that began and failed, which may be billed; absent if none began. */
+      used?: ModelUsage
+    }
 
 /**
  * Makes one attempt. A vendor failure or an invalid record is returned as a value; only an abort by the caller is
@@ -57,13 +66,17 @@ export async function attemptCall(
   const deadline = new AbortController()
   const abort = () => deadline.abort(request.signal.reason)
   request.signal.addEventListener('abort', abort, { once: true })
-  const limit = request.timeout_ms ?? services.config.MODEL_CALL_TIMEOUT_MS
-  let timedOut = false
-  const timer = setTimeout(() => {
-    timedOut = true
+  const { MODEL_CALL_TIMEOUT_MS, MODEL_STREAM_IDLE_MS } = services.config
+  const ended: { by: TimeLimit | null } = { by: null }
+  const stop = (limit: TimeLimit) => {
+    ended.by ??= limit
     deadline.abort(new DOMException('timed out', 'TimeoutError'))
-  }, limit)
+  }
+  const total: TimeLimit = { kind: 'total', ms: request.timeout_ms ?? MODEL_CALL_TIMEOUT_MS }
+  const idle: TimeLimit = { kind: 'idle', ms: MODEL_STREAM_IDLE_MS }
+  const timer = setTimeout(() => stop(total), total.ms)
   const started = performance.now()
+  const progress: Progress = { characters: 0, usage: null }
   let firstChunkMs: number | null = null
   const markFirstChunk = () => {
     firstChunkMs ??= performance.now() - started
@@ -71,7 +84,12 @@ export async function attemptCall(
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs: firstChunkMs })
   try {
-    const answer = await callSdk(client, { provider, model }, request, deadline.signal, markFirstChunk)
+    const answer = await callSdk(client, { provider, model }, request, {
+      signal: deadline.signal,
+      markFirstChunk,
+      progress,
+      idle: { ms: idle.ms, onIdle: () => stop(idle) },
+    })
     recordMetrics('answered')
     return { ok: true, answer: { ...answer, model, ai_provider_id: provider.id } }
   } catch (error) {
@@ -79,15 +97,16 @@ export async function attemptCall(
       recordMetrics('aborted')
       throw request.signal.reason
     }
-    recordMetrics(timedOut ? 'timed_out' : 'failed')
+    recordMetrics(ended.by ? 'timed_out' : 'failed')
     const failure = modelFailure(error, {
       ai_provider_id: provider.id,
       model,
       secrets: client.secrets,
-      timedOutAfter: timedOut ? limit : null,
-      started: firstChunkMs !== null,
+      exceeded: ended.by,
+      isShown: request.onDelta !== undefined && firstChunkMs !== null,
     })
-    return { ok: false, failure }
+    const used = progress.usage ?? (progress.characters > 0 ? estimatedUsage(request, progress.characters) : null)
+    return { ok: false, failure, ...(used && { used }) }
   } finally {
     clearTimeout(timer)
     request.signal.removeEventListener('abort', abort)
@@ -108,44 +127,72 @@ function limitAnswer(count: number, max: number, what: string): void {
 
 type RawAnswer = Omit<ModelAnswer, 'model' | 'ai_provider_id'>
 
+/** What has arrived of an answer: the characters, and the tokens if the vendor reported them. */
+type Progress = { characters: number; usage: ModelUsage | null }
+
+type CallControl = {
+  signal: AbortSignal
+  markFirstChunk: () => void
+  progress: Progress
+  idle: { ms: number; onIdle: () => void }
+}
+
 /** Makes the request in the form that the vendor accepts, and returns the answer with the names of the request. */
 async function callSdk(
   client: ModelClient,
   { provider, model }: { provider: Pick<ProviderRow, 'id'>; model: string },
   request: ModelRequest,
-  signal: AbortSignal,
-  markFirstChunk: () => void,
+  { signal, markFirstChunk, progress, idle }: CallControl,
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
   const profile = outgoingProfile(client.type, client.dialect, model)
   const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
+  const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
-  const options = callOptions(client, sent, profile, signal)
-  const answer = request.onDelta
-    ? await readStream(vendor, options, request, markFirstChunk)
-    : await readAnswer(vendor, options)
+  const options = callOptions(client, sent, { ...profile, marks }, signal)
+  const isStreamed = request.stream !== false
+  const watch = new ResponseWatch({ isStreamed, idle })
+  const answer = isStreamed
+    ? await readStream(vendor, options, request, { watch, markFirstChunk, progress }).catch(error => {
+        // Some servers answer a request for a stream with a whole answer.
+        if (!(error instanceof UnstreamedError)) throw error
+        return readAnswer(vendor, options, request, watch)
+      })
+    : await readAnswer(vendor, options, request, watch)
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(notes.length > 0 && { notes }) }
 }
 
-async function readAnswer(vendor: LanguageModelV4, options: LanguageModelV4CallOptions): Promise<RawAnswer> {
-  const { content, ...end } = await vendor.doGenerate(options)
+async function readAnswer(
+  vendor: LanguageModelV4,
+  options: LanguageModelV4CallOptions,
+  { onDelta, onReasoning }: Shown,
+  watch: ResponseWatch,
+): Promise<RawAnswer> {
+  const { content, ...end } = await watch.run(() => vendor.doGenerate(options))
   limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-  return rawAnswer(content, end)
+  const answer = await rawAnswer(content, end)
+  if (answer.reasoning) onReasoning?.(answer.reasoning)
+  if (answer.text !== '') onDelta?.(answer.text)
+  return answer
 }
+
+type Shown = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
 
 async function readStream(
   vendor: LanguageModelV4,
   options: LanguageModelV4CallOptions,
-  { onDelta, onReasoning }: Pick<ModelRequest, 'onDelta' | 'onReasoning'>,
-  markFirstChunk: () => void,
+  { onDelta, onReasoning }: Shown,
+  { watch, markFirstChunk, progress }: { watch: ResponseWatch } & Pick<CallControl, 'markFirstChunk' | 'progress'>,
 ): Promise<RawAnswer> {
-  const { result, end } = watchEnd(() => vendor.doStream(options))
-  const { stream } = await result
+  const { stream } = await watch.run(() => vendor.doStream(options))
   const content = new ContentReader()
   const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
   let [pieces, argumentPieces, started, calls] = [0, 0, 0, 0]
   for await (const part of stream) {
-    if (part.type.endsWith('-delta')) limitAnswer(++pieces, MAX_PIECES, 'pieces')
+    if ('delta' in part) {
+      limitAnswer(++pieces, MAX_PIECES, 'pieces')
+      progress.characters += part.delta.length
+    }
     content.read(part)
     if (part.type === 'text-delta') {
       if (part.delta === '') continue
@@ -164,7 +211,8 @@ async function readStream(
     } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
       // The packages end a stream that breaks off as if it were complete, but without a reason.
-      if (part.finishReason.raw === undefined && !end.isSeen) break
+      progress.usage = modelUsage(part.usage)
+      if (part.finishReason.raw === undefined && !watch.hasEnded) break
       for (const each of Object.values(shown)) each.end()
       return rawAnswer(content.parts(), part)
     }
@@ -175,7 +223,7 @@ async function readStream(
 function callOptions(
   client: ModelClient,
   request: ModelRequest,
-  { userAfterResults }: OutgoingProfile,
+  { userAfterResults, marks }: OutgoingProfile & { marks: CacheMarks | null },
   signal: AbortSignal,
 ): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
@@ -195,25 +243,25 @@ function callOptions(
     ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
     ...vendorOptions(client.type, request.vendor_settings),
   }
+  const { messages, changing } = vendorPrompt(request.messages, {
+    mediaInResults: client.mediaInResults,
+    userAfterResults,
+    inputs: request.inputs ?? null,
+  })
+  if (marks) markMessages(messages, marks, changing)
+  const tools = request.tools.map(vendorTool)
+  const lastTool = tools.at(-1)
+  if (marks && !marks.systemOnly && lastTool) lastTool.providerOptions = marks.mark
   return {
     prompt: [
       ...(instructions
-        ? [
-            {
-              role: 'system' as const,
-              content: instructions,
-              ...(request.prompt_caching && { providerOptions: CACHE_MARK }),
-            },
-          ]
+        ? [{ role: 'system' as const, content: instructions, ...(marks && { providerOptions: marks.mark }) }]
         : []),
-      ...vendorPrompt(request.messages, {
-        mediaInResults: client.mediaInResults,
-        userAfterResults,
-        inputs: request.inputs ?? null,
-      }),
+      ...messages,
     ],
-    ...(request.tools.length > 0 && { tools: request.tools.map(vendorTool), toolChoice: vendorToolChoice(request) }),
+    ...(tools.length > 0 && { tools, toolChoice: vendorToolChoice(request) }),
     responseFormat,
+    reasoning: request.reasoning,
     temperature: request.temperature ?? undefined,
     maxOutputTokens: request.max_output_tokens ?? undefined,
     topP: request.top_p ?? undefined,
@@ -225,9 +273,6 @@ function callOptions(
     abortSignal: signal,
   }
 }
-
-/** Used by Anthropic, on its own API and on bedrock; other vendors ignore it. */
-const CACHE_MARK = { anthropic: { cacheControl: { type: 'ephemeral' } }, bedrock: { cachePoint: { type: 'default' } } }
 
 function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV4CallOptions['toolChoice'] {
   if (choice === null) return { type: 'auto' }
@@ -242,9 +287,16 @@ const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][num
   inputSchema: parameters,
 })
 
-/** Converts messages for the vendor's package. Consecutive results are joined, which some vendors require. */
-function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): LanguageModelV4Prompt {
+/**
+ * Converts messages for the vendor's package. Consecutive results are joined, which some vendors require. `changing` is the
+ * index of the first message that changes with each turn.
+ */
+function vendorPrompt(
+  messages: readonly PromptMessage[],
+  rules: MediaRules,
+): { messages: LanguageModelV4Prompt; changing: number | null } {
   const prompt: LanguageModelV4Message[] = []
+  let changing: number | null = null
   let media: LanguageModelV4FilePart[] = []
   for (const message of messages) {
     if (message.role === 'tool') {
@@ -258,12 +310,13 @@ function vendorPrompt(messages: readonly PromptMessage[], rules: MediaRules): La
     media = []
     if (message.role === 'user') {
       const { content } = message
+      if (message.changes) changing ??= prompt.length
       prompt.push({ role: 'user', content: typeof content === 'string' ? [textPart(content)] : userParts(content) })
       continue
     }
     prompt.push({ role: 'assistant', content: assistantParts(message) })
   }
-  return [...prompt, ...mediaMessages(media, rules)]
+  return { messages: [...prompt, ...mediaMessages(media, rules)], changing }
 }
 
 function mediaMessages(media: LanguageModelV4FilePart[], { userAfterResults }: MediaRules): LanguageModelV4Message[] {

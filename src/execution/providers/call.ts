@@ -1,8 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError, raise } from '../../core/api/errors.ts'
+import { AppError } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
-import type { FailureClass } from './failure.ts'
+import { type ModelFailure, NOT_BEGUN } from './failure.ts'
+import type { FailureClass } from './failure-class.ts'
 import { abnormalEnd, isMalformed, sumUsage } from './malformed.ts'
 import type { ProviderRow } from './model.ts'
 import { modelInputs } from './model-inputs.ts'
@@ -11,12 +12,19 @@ import type {
   MediaFallback,
   ModelAnswer,
   ModelRequest,
+  ModelUsage,
   OutgoingNote,
   PromptMessage,
   TextPart,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
-import { type RefusedSetting, refusedSettings, rememberRefusal, withoutRefused } from './outgoing/refused-settings.ts'
+import {
+  isStreamSetting,
+  type RefusedSetting,
+  refusedSettings,
+  rememberRefusal,
+  withoutRefused,
+} from './outgoing/refused-settings.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -27,10 +35,11 @@ let attempts: typeof import('./attempt.ts') | undefined
 const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
 
 /**
- * Attempts a model call until it is answered, fails permanently, or `retries` are used up; a stream is retried only
- * before its first content. A vendor failure or an invalid record is returned as a value, with secrets masked; an abort
- * is thrown as the reason of the caller's signal.
- * @param rule.repeats whether a failure class is retried; default all
+ * Attempts a model call until it is answered, fails permanently, or `retries` are used up; an answer that is shown is
+ * retried only before its first content. A vendor failure or an invalid record is returned as a value, with secrets masked;
+ * an abort is thrown as the reason of the caller's signal. Answers that are not returned are reported to
+ * `request.onUnused`.
+ * @param rule.repeats whether a class of transient failures is retried; default all
  * @param rule.each receives the outcome of each attempt before the next one
  */
 export async function attemptModel(
@@ -48,33 +57,37 @@ export async function attemptModel(
   const accepted = await acceptedRequest(provider, model, request)
   const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
   const target = { ai_provider_id: provider.id, model }
-  const client = await modelClient(services, provider).catch((error: unknown) => {
+  const client = await modelClient(services, provider).catch((error: unknown): FailedCall => {
     if (!(error instanceof AppError)) throw error
-    return {
-      ok: false as const,
-      failure: modelFailure(error, { ...target, secrets: [], timedOutAfter: null, started: false }),
-    }
+    return { ok: false, failure: modelFailure(error, { ...target, ...NOT_BEGUN }) }
   })
-  let malformed: ModelCallOutcome | null = null
+  const reportUnused = (usage: ModelUsage | null | undefined) => usage && request.onUnused?.({ ...target, usage })
+  let isRepeated = false
+  /** Tokens of the malformed answer that the next one replaces. */
+  let replaced: ModelUsage | null = null
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const { request: sent, dropped } = withoutRefused(accepted, refusedSettings(services, provider.id, model))
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
-    if (outcome.ok && dropped.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notesOf(dropped)]
+    const notes = notesOf(dropped)
+    if (outcome.ok && notes.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notes]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
-    if (!malformed && isMalformed(provider.provider, outcome)) {
-      malformed = outcome
+    if (!isRepeated && isMalformed(provider.provider, outcome)) {
+      isRepeated = true
+      replaced = outcome.ok ? outcome.answer.usage : (outcome.used ?? null)
       services.log.info(facts, 'model call is repeated after a malformed answer')
       continue
     }
     if (outcome.ok) {
-      if (malformed?.ok) outcome.answer.usage = sumUsage(malformed.answer.usage, outcome.answer.usage)
+      outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
+      replaced = null
       const reason = abnormalEnd(outcome.answer)
       const error = reason === null ? null : new Error(`the answer is empty and ended with ${reason}`)
       if (error)
         outcome = {
           ok: false,
-          failure: modelFailure(error, { ...target, secrets: [], timedOutAfter: null, started: true }),
+          failure: modelFailure(error, { ...target, ...NOT_BEGUN, isShown: true }),
+          ...(outcome.answer.usage && { used: outcome.answer.usage }),
         }
     }
     await each?.(outcome)
@@ -83,6 +96,8 @@ export async function attemptModel(
       return outcome
     }
     const { failure } = outcome
+    failure.attempts = attempt + 1
+    reportUnused(outcome.used)
     // Each refusal names another setting, so that this ends.
     if (rememberRefusal(services, provider.id, model, sent, failure)) {
       services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
@@ -90,14 +105,19 @@ export async function attemptModel(
     }
     const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
-    if (delay === null) return outcome
+    if (delay === null) {
+      reportUnused(replaced)
+      return outcome
+    }
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
     request.signal.throwIfAborted()
   }
 }
 
 const notesOf = (dropped: readonly RefusedSetting[]): OutgoingNote[] =>
-  dropped.map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
+  dropped
+    .filter(setting => !isStreamSetting(setting))
+    .map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
 
 /** Returns a request with texts in place of the files that the model does not take. */
 async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {
@@ -121,8 +141,13 @@ async function acceptedRequest(provider: ProviderRow, model: string, request: Mo
   return { ...request, messages, inputs }
 }
 
+type FailedCall = Extract<ModelCallOutcome, { ok: false }>
+
+/** Retries that hold the slot of the caller. */
+export const IMMEDIATE_RETRIES = 2
+
 /**
- * Makes a model call with up to PROVIDER_MAX_RETRIES retries and returns the answer.
+ * Makes a model call with up to IMMEDIATE_RETRIES retries, fewer by PROVIDER_MAX_RETRIES, and returns the answer.
  * @throws AI_PROVIDER_ERROR, AI_PROVIDER_MISCONFIGURED, SECRET_NOT_FOUND; the reason of the caller's signal
  */
 export async function callModel(
@@ -130,16 +155,26 @@ export async function callModel(
   provider: ProviderRow,
   model: string,
   request: ModelRequest,
+  { retries = IMMEDIATE_RETRIES }: { retries?: number } = {},
 ): Promise<ModelAnswer> {
   const outcome = await attemptModel(services, provider, model, request, {
-    retries: services.config.PROVIDER_MAX_RETRIES,
+    retries: Math.min(retries, services.config.PROVIDER_MAX_RETRIES),
   })
   return requireModelAnswer(outcome)
 }
 
-/** Returns the answer of a call, or raises its failure with `more` added to its meta. */
+/** Error of a failed model call. */
+export class ModelCallError extends AppError {
+  readonly failure: ModelFailure
+  constructor(failure: ModelFailure, more: Record<string, unknown>) {
+    const { code, message, meta, cause } = failure
+    super(code, { message, meta: { ...meta, ...more }, cause })
+    this.failure = failure
+  }
+}
+
+/** Returns the answer of a call, or raises its failure with `more` added to its meta. @throws ModelCallError */
 export function requireModelAnswer(outcome: ModelCallOutcome, more: Record<string, unknown> = {}): ModelAnswer {
   if (outcome.ok) return outcome.answer
-  const { code, message, meta, cause } = outcome.failure
-  return raise(code, { message, meta: { ...meta, ...more }, cause })
+  throw new ModelCallError(outcome.failure, more)
 }

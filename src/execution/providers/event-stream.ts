@@ -1,15 +1,43 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 
-/** Whether the last event of a vendor's stream was received, which the packages do not report. */
-export type StreamEnd = { isSeen: boolean }
+/** What the packages do not report of the response to a call, and its idle limit. */
+export class ResponseWatch {
+  /** Whether the last event of a stream was received. */
+  hasEnded = false
+  /** A response that is no event stream, although one was requested; returned in place of the next response. */
+  unstreamed: Response | null = null
+  /** Whether an event stream was requested. */
+  readonly isStreamed: boolean
+  readonly #idleMs: number
+  readonly #onIdle: () => void
 
-const current = new AsyncLocalStorage<StreamEnd>()
+  /** @param onIdle called when no byte arrives for `ms` after the first one */
+  constructor({ isStreamed, idle }: { isStreamed: boolean; idle: { ms: number; onIdle: () => void } }) {
+    this.isStreamed = isStreamed
+    this.#idleMs = idle.ms
+    this.#onIdle = idle.onIdle
+  }
 
-/** Makes a call and watches the end of the stream that it opens. */
-export function watchEnd<T>(call: () => T): { result: T; end: StreamEnd } {
-  const end: StreamEnd = { isSeen: false }
-  return { result: current.run(end, call), end }
+  /** Makes a call whose responses are watched. */
+  run<T>(call: () => T): T {
+    return current.run(this, call)
+  }
+
+  /** Waits for the next bytes of a body within the idle limit; for the first ones without a limit. */
+  async read(reader: ReadableStreamDefaultReader<Uint8Array>, isFirst: boolean) {
+    const timer = isFirst ? undefined : setTimeout(this.#onIdle, this.#idleMs)
+    try {
+      return await reader.read()
+    } finally {
+      clearTimeout(timer)
+    }
+  }
 }
+
+const current = new AsyncLocalStorage<ResponseWatch>()
+
+/** Error of a call whose response is no event stream, although one was requested. The response is in the watch. */
+export class UnstreamedError extends Error {}
 
 /** The last events of the formats of OpenAI. In a text of the model, the quotes would be escaped. */
 const LAST_EVENT = /^data: ?\[DONE\]|"type": ?"response\.(?:completed|incomplete|failed)"/m
@@ -22,20 +50,20 @@ const MAYBE_BLANK = /^d(?:a(?:t(?:a(?:: *\r?)?)?)?)?$/
 
 /** Passes an event stream on, without blank events, and notes its last event. */
 class EventStreamFilter {
-  readonly #end: StreamEnd
+  readonly #watch: ResponseWatch
   #tail = ''
   #held = ''
   #isAtLineStart = true
 
-  constructor(end: StreamEnd) {
-    this.#end = end
+  constructor(watch: ResponseWatch) {
+    this.#watch = watch
   }
 
   /** Returns the part of a chunk to pass on. */
   take(chunk: Uint8Array): Uint8Array {
     const text = this.#held + Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength).toString('latin1')
     const seen = this.#tail + text
-    this.#end.isSeen ||= LAST_EVENT.test(seen)
+    this.#watch.hasEnded ||= LAST_EVENT.test(seen)
     this.#tail = seen.slice(-OVERLAP)
     const lastLine = text.slice(text.lastIndexOf('\n') + 1)
     const isLineStart = this.#isAtLineStart || lastLine.length < text.length
@@ -56,29 +84,52 @@ class EventStreamFilter {
   }
 }
 
-/** Returns `fetch` whose event streams have no blank events, and are watched for the current call. */
+const EVENT_STREAM = 'text/event-stream'
+const JSON_TYPE = /^application\/(?:[\w.+-]+\+)?json\b/i
+
+/** Returns `fetch` whose responses are watched for the current call, and whose event streams have no blank events. */
 export function watchedFetch(fetch: typeof globalThis.fetch): typeof globalThis.fetch {
   return async (input, init) => {
-    const end = current.getStore()
+    const watch = current.getStore()
+    if (watch?.unstreamed) {
+      const response = watch.unstreamed
+      watch.unstreamed = null
+      return response
+    }
     const response = await fetch(input, init)
-    if (!end || !response.body || !response.headers.get('content-type')?.includes('text/event-stream')) return response
-    const reader = response.body.getReader()
-    const filter = new EventStreamFilter(end)
-    const watched = new ReadableStream<Uint8Array>(
-      {
-        async pull(controller) {
-          for (;;) {
-            const { done, value } = await reader.read()
-            const passed = done ? filter.rest() : filter.take(value)
-            if (passed.length > 0) controller.enqueue(passed)
-            if (done) controller.close()
-            if (done || passed.length > 0) return
-          }
-        },
-        cancel: reason => reader.cancel(reason),
-      },
-      { highWaterMark: 0 },
-    )
-    return new Response(watched, response)
+    if (!watch || !response.body) return response
+    const type = response.headers.get('content-type') ?? ''
+    const watched = new Response(watchedBody(response.body, watch, type.includes(EVENT_STREAM)), response)
+    if (watch.isStreamed && response.ok && JSON_TYPE.test(type)) {
+      watch.unstreamed = watched
+      throw new UnstreamedError('the response is no event stream')
+    }
+    return watched
   }
+}
+
+function watchedBody(
+  body: ReadableStream<Uint8Array>,
+  watch: ResponseWatch,
+  isEventStream: boolean,
+): ReadableStream<Uint8Array> {
+  const reader = body.getReader()
+  const filter = isEventStream ? new EventStreamFilter(watch) : null
+  let isFirst = true
+  return new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        for (;;) {
+          const { done, value } = await watch.read(reader, isFirst)
+          isFirst = false
+          const passed = done ? filter?.rest() : (filter?.take(value) ?? value)
+          if (passed?.length) controller.enqueue(passed)
+          if (done) controller.close()
+          if (done || passed?.length) return
+        }
+      },
+      cancel: reason => reader.cancel(reason),
+    },
+    { highWaterMark: 0 },
+  )
 }

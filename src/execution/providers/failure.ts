@@ -12,11 +12,9 @@ import { AppError, type ErrorCode } from '../../core/api/errors.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import { EgressBlockedError } from '../../core/net/egress.ts'
 import { maskSecrets } from '../../identity/secrets/mask.ts'
+import { type FailureClass, failureClassOf, isTransientClass } from './failure-class.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
-import type { FAILURE_CLASSES } from './model-messages.ts'
-
-/** Class of a failed call; null for a failure that is never retried. */
-export type FailureClass = (typeof FAILURE_CLASSES)[number] | null
+import { retryAfter } from './retry-after.ts'
 
 /** Failure of an attempt, ready to be raised or recorded; `message` and `meta` contain no secrets. */
 export type ModelFailure = {
@@ -24,8 +22,10 @@ export type ModelFailure = {
   message: string
   meta: Record<string, unknown>
   class: FailureClass
-  /** Delay of the vendor's Retry-After header. */
+  /** Time after which the vendor accepts a repeat, if it said so. */
   retry_after_ms: number | null
+  /** Number of attempts of the call; set by the caller of the attempt. */
+  attempts?: number
   /** Fields for the log line of the attempt. */
   facts: { error_class: FailureClass; provider_status_code: number | null; error: string }
   cause: unknown
@@ -35,9 +35,16 @@ type AttemptInfo = {
   ai_provider_id: string
   model: string
   secrets: string[]
-  timedOutAfter: number | null
-  started: boolean
+  exceeded: TimeLimit | null
+  /** Whether the caller got a part of the answer. */
+  isShown: boolean
 }
+
+/** A time limit of a call: for the whole of it, or for the silence after its first byte. */
+export type TimeLimit = { kind: 'total' | 'idle'; ms: number }
+
+/** Facts of an attempt that was not begun. */
+export const NOT_BEGUN = { secrets: [], exceeded: null, isShown: false } satisfies Partial<AttemptInfo>
 
 const BODY_BYTES = 2048
 const TEXT_LENGTH = 500
@@ -71,20 +78,22 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     maskSecrets(interruption ?? vendorText(streamError ?? thrown, apiError, body), attempt.secrets, TEXT_BYTES),
     TEXT_LENGTH,
   )
-  const errorClass =
-    attempt.timedOutAfter !== null
-      ? 'timeout'
-      : causes(thrown).some(isPermanent)
-        ? null
-        : failureClassOf(status ?? streamError?.statusCode ?? null, apiError, streamError)
-  const failureClass = attempt.started ? null : errorClass
-  const retry_after_ms = retryAfter(apiError?.responseHeaders)
-  const message =
-    attempt.timedOutAfter !== null
-      ? `AI provider did not respond within ${attempt.timedOutAfter} ms`
-      : status === null
-        ? `AI provider failed: ${text}`
-        : `AI provider responded with ${status}: ${text}`
+  const errorClass = attempt.exceeded
+    ? 'timeout'
+    : causes(thrown).some(isPermanent)
+      ? null
+      : failureClassOf({
+          status: status ?? streamError?.statusCode ?? null,
+          text: `${text}\n${(body ?? '').slice(0, BODY_BYTES)}\n${apiError?.responseHeaders?.['x-amzn-errortype'] ?? ''}`,
+          isRetryable: (apiError ?? streamError)?.isRetryable ?? false,
+        })
+  const failureClass = attempt.isShown ? null : errorClass
+  const retry_after_ms = retryAfter(apiError?.responseHeaders ?? {}, body)
+  const message = attempt.exceeded
+    ? timeLimitMessage(attempt.exceeded)
+    : status === null
+      ? `AI provider failed: ${text}`
+      : `AI provider responded with ${status}: ${text}`
   return {
     code: 'AI_PROVIDER_ERROR',
     message,
@@ -102,6 +111,9 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     cause: undefined,
   }
 }
+
+const timeLimitMessage = ({ kind, ms }: TimeLimit): string =>
+  kind === 'total' ? `AI provider did not respond within ${ms} ms` : `AI provider sent nothing for ${ms} ms`
 
 /** An answer has more parts than are accepted. */
 export class AnswerLimitError extends Error {}
@@ -131,8 +143,8 @@ function tokenStatus(thrown: unknown): number | null {
 
 /** Returns the delay in milliseconds after attempt `n + 1`, or null if the failure is not retried. */
 export function modelRetryDelay(failure: ModelFailure, n: number): number | null {
-  if (failure.class === null) return null
-  if (failure.class === 'rate_limited' && failure.retry_after_ms !== null)
+  if (!isTransientClass(failure.class)) return null
+  if (failure.class !== 'timeout' && failure.retry_after_ms !== null)
     return failure.retry_after_ms <= MAX_DELAY_MS ? failure.retry_after_ms : null
   return Math.min(MAX_DELAY_MS, 250 * 2 ** n * (0.8 + Math.random() * 0.4))
 }
@@ -149,18 +161,6 @@ function permanentFailure(error: AppError, thrown: unknown): ModelFailure {
     facts: { error_class: null, provider_status_code: null, error: `${error.code}: ${error.message}` },
     cause: error === thrown ? error.cause : error,
   }
-}
-
-function failureClassOf(
-  status: number | null,
-  apiError: APICallError | null,
-  streamError: StreamError | null,
-): FailureClass {
-  if (status === 429) return 'rate_limited'
-  if (status !== null && status >= 500) return 'provider_error'
-  if (status === 408 || status === 409) return (apiError ?? streamError)?.isRetryable ? 'provider_error' : null
-  if (status !== null) return null
-  return 'provider_error'
 }
 
 /** Error in a stream that began with a success. */
@@ -216,14 +216,4 @@ function vendorText(thrown: unknown, apiError: APICallError | null, body: string
   if (typeof message === 'string' && message !== '') return message
   if (body) return body
   return typeof thrown === 'string' ? thrown : 'no reason given'
-}
-
-function retryAfter(headers: Record<string, string> | undefined): number | null {
-  const ms = Number(headers?.['retry-after-ms'] ?? Number.NaN)
-  if (Number.isFinite(ms) && ms >= 0) return ms
-  const value = headers?.['retry-after']
-  if (value === undefined) return null
-  if (/^\d+(\.\d+)?$/.test(value)) return Number(value) * 1000
-  const at = Date.parse(value)
-  return Number.isNaN(at) ? null : Math.max(0, at - Date.now())
 }

@@ -1,7 +1,16 @@
 import type { ModelInput } from './model.ts'
 
-/** Failure classes that a retry may resolve. */
-export const FAILURE_CLASSES = ['provider_error', 'timeout', 'rate_limited'] as const
+/** Failure classes, by what the vendor said. The first three may pass by themselves. */
+export const FAILURE_CLASSES = [
+  'provider_error',
+  'timeout',
+  'rate_limited',
+  'auth',
+  'credit',
+  'not_found',
+  'context_length',
+  'refusal',
+] as const
 
 /** Stored message of a turn. `args` and `result` belong to the tool; their keys are never renamed. */
 export type ModelMessage =
@@ -58,7 +67,12 @@ export type ToolResultPart = {
 /** Message of a model request. */
 export type PromptMessage =
   | Exclude<ModelMessage, { role: 'user' }>
-  | { role: 'user'; content: string | (TextPart | AttachedFile)[] }
+  | {
+      role: 'user'
+      content: string | (TextPart | AttachedFile)[]
+      /** Whether it changes with each turn, so that prefixes with it are not cached for later turns. */
+      changes?: true
+    }
 
 export type ModelRequest = {
   system: string | null
@@ -69,8 +83,10 @@ export type ModelRequest = {
   tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
-  /** Marks the system text and the tool definitions as a cached prefix. */
-  prompt_caching: boolean
+  /** Whether the vendor is asked to cache prefixes; null where it charges less for them. */
+  prompt_caching: boolean | null
+  /** How long prefixes are cached; default 5 minutes. */
+  prompt_cache_ttl?: '5m' | '1h'
   max_output_tokens?: number | null
   top_p?: number | null
   seed?: number | null
@@ -87,11 +103,20 @@ export type ModelRequest = {
   /** Inputs that the model takes; null or absent if unknown. */
   inputs?: ReadonlySet<ModelInput> | null
   signal: AbortSignal
-  /** If set, the answer is streamed and each text chunk is passed on arrival. */
+  /** Effort of the reasoning; the model's default if omitted. */
+  reasoning?: 'none' | 'low'
+  /** Whether the vendor is asked to stream its answer; default true. */
+  stream?: boolean
+  /** If set, each text chunk is passed on arrival. */
   onDelta?: (text: string) => void
-  /** Receives chunks of reasoning of a streamed answer. */
+  /** Receives chunks of reasoning. */
   onReasoning?: (text: string) => void
+  /** Receives the tokens of an answer that is not returned, because its call is repeated or fails. */
+  onUnused?: (answer: UnusedAnswer) => void
 }
+
+/** Tokens of an answer that the caller did not get and that may be billed. */
+export type UnusedAnswer = Pick<ModelAnswer, 'model' | 'ai_provider_id'> & { usage: ModelUsage }
 
 /** Settings by their names in the OpenAI API. */
 export type VendorSettings = {

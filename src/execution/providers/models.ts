@@ -72,8 +72,7 @@ const OBJECTS_AS_ARGUMENTS = new Set<ProviderType>(['anthropic', 'bedrock', 'goo
 /** Builds the client of a resolved provider. Vendor packages are loaded on demand. */
 async function buildClient(access: Access): Promise<ModelClient> {
   const { settings, type } = access
-  // Bedrock's streams are binary.
-  const watched = type === 'bedrock' ? access.fetch : watchedFetch(access.fetch)
+  const watched = watchedFetch(access.fetch)
   const own = { ...access, fetch: OBJECTS_AS_ARGUMENTS.has(type) ? markingFetch(watched) : watched }
   const { model, ...parts } = await builders[type](own)
   // The SDK builds a validator for each model, which takes 0.5 ms.

@@ -205,13 +205,14 @@ function jsonPrefix(line: string): string {
 }
 
 /**
- * Returns the default reply: a call of the forced tool, the smallest value of the requested schema, or an echo of the
- * user's text. Contains no templates.
+ * Returns the default reply: a call of the forced tool, the smallest value of the requested schema, an empty list where the
+ * instructions ask for a list alone, or an echo of the user's text. Contains no templates.
  */
 export function defaultReply(request: DoubleRequest): Reply {
   const forced = forcedTool(request)
   if (forced) return { tool_calls: [{ name: forced.name, args: smallestArguments(forced.parameters) }] }
   if (request.schema !== undefined) return { object: smallestValue(request.schema) }
+  if (request.system.includes('Answer with a JSON array')) return { text: '[]' }
   return { text: `echo: ${request.user}` }
 }
 

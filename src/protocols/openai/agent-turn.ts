@@ -108,6 +108,7 @@ async function runWithoutSession(
       ...settings,
       authority: principalRecord(caller),
       streamed: body.stream !== null || body.background,
+      patience: body.background ? undefined : 'none',
       shape: 'agent',
       unstored: !body.store,
     }
@@ -274,6 +275,7 @@ function sessionTurnInput({ body, caller }: TurnContext, session: SessionRow, ag
     generation_id,
     tool_context: turnContext(session, null),
     streamed: body.stream !== null || body.background,
+    patience: body.background ? undefined : 'none',
     origin: null,
     shape: 'agent',
     unstored: !body.store,

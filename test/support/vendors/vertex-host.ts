@@ -1,14 +1,19 @@
 /**
- * Loaded into a process before its program: requests to Vertex AI, whose host is not configurable, reach the simulator at
- * VERTEX_SIMULATOR_URL.
+ * Loaded into a process before its program: connections to Vertex AI, whose host is not configurable, reach the simulator
+ * at VERTEX_SIMULATOR_URL.
  */
-const real = globalThis.fetch
+import net from 'node:net'
+import tls from 'node:tls'
+
+const connect = tls.connect
 const simulator = process.env.VERTEX_SIMULATOR_URL
 
-globalThis.fetch = (input, init) => {
-  const address = input instanceof Request ? input.url : String(input)
-  const isVertex = /^https:\/\/([a-z0-9-]+-)?aiplatform\.googleapis\.com\//.test(address)
-  if (!simulator || !isVertex) return real(input, init)
-  const { pathname, search } = new URL(address)
-  return real(`${simulator}${pathname}${search}`, init)
-}
+Object.assign(tls, {
+  connect(options: tls.ConnectionOptions, ...others: [() => void]) {
+    const isVertex = /^([a-z0-9-]+-)?aiplatform\.googleapis\.com$/.test(options.host ?? '')
+    if (!simulator || !isVertex) return connect(options, ...others)
+    const { hostname, port } = new URL(simulator)
+    const socket = net.connect({ host: hostname, port: Number(port) })
+    return socket.once('connect', () => socket.emit('secureConnect'))
+  },
+})

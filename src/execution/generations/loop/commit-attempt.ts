@@ -58,7 +58,10 @@ export async function commitAttempt(
 }
 
 /** Returns the requested abort of a turn whose claim is current. */
-async function findRequestedAbort({ services, generation: { id, attempt } }: TurnAttempt): Promise<TurnAborted | null> {
+export async function findRequestedAbort({
+  services,
+  generation: { id, attempt },
+}: TurnAttempt): Promise<TurnAborted | null> {
   const [found] = await listAbortedOrLost(services.pool, [{ id, attempt }])
   const isOwn = found?.status === 'in_progress' && found.attempt === attempt
   return isOwn && found.abort ? new TurnAborted(found.abort) : null

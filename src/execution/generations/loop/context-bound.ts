@@ -83,7 +83,7 @@ export const bytesOf = (tokens: number, bytesPerToken: number | null = null): nu
 
 /**
  * Omits the oldest messages of a history until a request fits into the bound of a policy. The last user message and the
- * newest messages always remain.
+ * newest messages always remain, and with `keeps` all messages.
  * @param fixed the other messages of the request
  */
 export function boundHistory(
@@ -92,6 +92,7 @@ export function boundHistory(
   request: Pick<ModelRequest, 'system' | 'tools'> & {
     fixed: readonly (ModelMessage | PromptMessage)[]
     attached?: Attachments['parts']
+    keeps: boolean
   },
   bytesPerToken: number | null,
 ): { history: ModelMessage[] } & Pick<RequestSize, 'bytes' | 'tokens' | 'capacity'> {
@@ -104,7 +105,7 @@ export function boundHistory(
     totalBytes(request.fixed)
   let bytes = groups.reduce((sum, group) => sum + group.bytes, fixed)
   const kept = groups.filter((group, index) => {
-    const stays = index === lastUser || index >= groups.length - keep_last_messages
+    const stays = request.keeps || index === lastUser || index >= groups.length - keep_last_messages
     if (stays || tokensOf(bytes, bytesPerToken) <= max_context_tokens) return true
     bytes -= group.bytes
     return false

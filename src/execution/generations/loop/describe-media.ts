@@ -4,7 +4,7 @@ import { recordUsage, tokenComponents } from '../../../control/usage/meter.ts'
 import { AppError } from '../../../core/api/errors.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import { sql } from '../../../core/db/sql.ts'
-import { callRoute, routingRecorder } from '../../model-routes/call.ts'
+import { callHelper } from '../../model-routes/helper-call.ts'
 import { type LoadedRoute, loadedRoute, routeOf } from '../../model-routes/store.ts'
 import type { AttachedFile, ModelAnswer } from '../../providers/model-messages.ts'
 import { type DescribedFile, MAX_DESCRIPTION } from '../request/message-media.ts'
@@ -13,9 +13,6 @@ import type { TurnAttempt } from './turn-attempt.ts'
 
 const INSTRUCTION =
   'Describe the attached file for a reader who cannot see it: its contents, and all of its text verbatim. Answer with the description only.'
-
-/** Longest description, in tokens. */
-const MAX_TOKENS = 1500
 
 /**
  * Returns a description of a file by one call of the agent's describing route, and stores it with its message. Null if
@@ -59,41 +56,38 @@ async function findRoute({ services, agent }: TurnAttempt): Promise<LoadedRoute 
     select ${routeOf({ ai_provider_id: null, model_route_id, project_id: agent.project_id })} as route`)
 }
 
-async function requestDescription(
+function requestDescription(
   { services, generation }: TurnAttempt,
   route: LoadedRoute,
   file: AttachedFile,
   signal: AbortSignal,
 ): Promise<ModelAnswer> {
-  const request = {
-    system: null,
-    messages: [{ role: 'user' as const, content: [{ type: 'text' as const, text: INSTRUCTION }, file] }],
-    temperature: null,
-    tools: [],
-    tool_choice: null,
-    output_schema: null,
-    prompt_caching: false,
-    max_output_tokens: MAX_TOKENS,
-    signal,
-  }
-  const answer = await callRoute(services, route, request, { step: 0, routing: routingRecorder(route, null) })
-  if (answer.usage) {
-    const served = route.providers.find(({ id }) => id === answer.ai_provider_id)
-    const usage = {
-      ...attributionOf(generation),
-      idempotency_key: `media:${generation.id}:${generation.attempt}:${file.filename}`,
-      project_id: generation.project_id,
-      meter_type: 'llm_tokens' as const,
-      provider: served?.provider ?? 'unknown',
-      model: answer.model,
-      ai_provider_id: answer.ai_provider_id,
-      source: 'media_description',
-      publisher_project_id: generation.publisher_project_id,
-      components: tokenComponents(answer.usage),
-    }
-    await recordUsage(services, [usage]).catch(error =>
-      services.log.error({ err: error, generation_id: generation.id }, 'usage of a media description not recorded'),
-    )
-  }
-  return answer
+  return callHelper(
+    services,
+    { provider: null, model: null, route },
+    {
+      helper: 'media_description',
+      request: {
+        system: null,
+        messages: [{ role: 'user', content: [{ type: 'text', text: INSTRUCTION }, file] }],
+        signal,
+      },
+      async meter({ usage, model, ai_provider_id, provider, n }) {
+        await recordUsage(services, [
+          {
+            ...attributionOf(generation),
+            idempotency_key: `media:${generation.id}:${generation.attempt}:${file.filename}${n === 0 ? '' : `:${n}`}`,
+            project_id: generation.project_id,
+            meter_type: 'llm_tokens',
+            provider,
+            model,
+            ai_provider_id,
+            source: 'media_description',
+            publisher_project_id: generation.publisher_project_id,
+            components: tokenComponents(usage),
+          },
+        ])
+      },
+    },
+  )
 }

@@ -8,8 +8,8 @@ import { injectFault } from '../../../core/process/fault-injection.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { mediaRules } from '../../agents/media.ts'
 import { callRoute, routingRecorder } from '../../model-routes/call.ts'
-import { callModel } from '../../providers/call.ts'
-import type { ModelAnswer, ModelMessage, ModelRequest } from '../../providers/model-messages.ts'
+import { callModel, ModelCallError } from '../../providers/call.ts'
+import type { ModelAnswer, ModelMessage, ModelRequest, PromptMessage } from '../../providers/model-messages.ts'
 import { CUT, openStepOf, settledStep } from '../journal/step.ts'
 import type { OpenStep, TurnData } from '../model.ts'
 import { attachFiles, readFiles } from '../request/message-files.ts'
@@ -22,10 +22,11 @@ import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings } from './client-request.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
+import { isWaiting, ModelWait, modelWaitOf, waitForModel } from './model-wait.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
-import { completeTurn, failTurn, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
+import { completeTurn, failTurn, mayStoreDerived, recordTurnFailure, settleAtDepthLimit } from './settle-turn.ts'
 import { referenceMessages } from './shared-state.ts'
 import { outputSchemaOf, stepSettings, stoppingTools } from './step-settings.ts'
 import { TurnAttempt } from './turn-attempt.ts'
@@ -42,9 +43,9 @@ const SILENT_HOST_DELAY_MS = { least: 2000, most: 30_000 }
 
 /**
  * How an attempt ended: `settled` or paused, `claim_lost` to another attempt, `requeued` because this process stops or the
- * model does not answer.
+ * model does not answer, `waiting` for a model until a wake-up that was sent.
  */
-type TurnExit = 'settled' | 'claim_lost' | 'requeued'
+type TurnExit = 'settled' | 'claim_lost' | 'requeued' | 'waiting'
 
 /**
  * Executes a turn, which createTurn has placed, until it settles or pauses. The path of a turn: executeTurn (load) →
@@ -62,6 +63,7 @@ export async function executeTurn(
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'deferred'
+  if (isWaiting(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
   return withTriggerChain(triggerChainOf(loaded.generation.authority), () =>
     runAttempt(new TurnAttempt(services, loaded, { ...context, source })),
@@ -87,6 +89,7 @@ async function runAttempt(turn: TurnAttempt): Promise<TurnExit> {
   } catch (error) {
     const reason = controller.signal.aborted ? controller.signal.reason : error
     if (reason instanceof TurnClaimLost) return turn.stopWithoutSettling()
+    if (reason instanceof ModelWait) return await waitOrStop(turn, reason)
     if (reason instanceof SilentHostError) {
       context.retryIn(Math.min(SILENT_HOST_DELAY_MS.most, Math.max(SILENT_HOST_DELAY_MS.least, idleMs(turn) / 4)))
       await turn.requeueUncounted()
@@ -169,13 +172,27 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
 const idleMs = ({ generation }: TurnAttempt): number =>
   systemClock.now().getTime() - new Date(generation.last_activity_at ?? systemClock.now()).getTime()
 
+/** Requeues the turn until the next attempt at its model call, unless its abort was requested meanwhile. */
+async function waitOrStop(turn: TurnAttempt, wait: ModelWait): Promise<TurnExit> {
+  try {
+    return await waitForModel(turn, wait)
+  } catch (error) {
+    return failOrStop(turn, error)
+  }
+}
+
 /**
- * Calls the model of a step. The turn is requeued instead of waiting for a host that does not answer, until it has waited
+ * Calls the model of a step. After a failure that may pass, the turn is requeued, if it may wait. The turn is requeued instead of waiting for a host that does not answer, until it has waited
  * for as long as an attempt may take: then it waits, and fails by that limit.
  */
-function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
+async function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
   const isPatient = idleMs(turn) < turn.services.config.GENERATION_MAX_SECONDS * 1000
-  return turn.onSilentHost && isPatient ? withSilentHost(turn.onSilentHost, call) : call()
+  try {
+    return await (turn.onSilentHost && isPatient ? withSilentHost(turn.onSilentHost, call) : call())
+  } catch (error) {
+    const wait = error instanceof ModelCallError ? modelWaitOf(turn, error.failure) : null
+    throw wait ?? error
+  }
 }
 
 const isCut = ({ finish_reason }: OpenStep): boolean => finish_reason === 'length'
@@ -223,18 +240,26 @@ function offeredTools(
   }
 }
 
+/** Requests a step. If the model takes no context as long, messages without a summary are omitted after all. */
+async function requestStep(turn: TurnAttempt, ...request: StepRequest): Promise<ModelAnswer> {
+  try {
+    return await requestOnce(turn, ...request)
+  } catch (error) {
+    const isTooLong = error instanceof ModelCallError && error.failure.class === 'context_length'
+    if (!isTooLong || !keepsHistory(turn)) throw error
+    turn.mustFit = true
+    return requestOnce(turn, ...request)
+  }
+}
+
+type StepRequest = [data: TurnData, step: number, offered: ReturnType<typeof offeredTools>, signal: AbortSignal]
+
 /**
  * Requests a step from the model of the turn's agent. With a route, the attempts at its targets are added to `routing`
  * of the generation during the call; they are written with the step or with the failure of the turn.
  * @throws MODEL_ROUTE_NOT_FOUND or AI_PROVIDER_NOT_FOUND if deleted since, errors of the model call
  */
-async function requestStep(
-  turn: TurnAttempt,
-  data: TurnData,
-  step: number,
-  offered: ReturnType<typeof offeredTools>,
-  signal: AbortSignal,
-): Promise<ModelAnswer> {
+async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: StepRequest): Promise<ModelAnswer> {
   const { agent, generation, services, route } = turn
   const { provider } = turn.loaded
   const parts = [agent.instructions ?? '', ...data.system_extra, unavailableNote(turn.tools.unavailable) ?? '']
@@ -242,14 +267,10 @@ async function requestStep(
     .filter(part => part !== '')
   const output_schema = outputSchemaOf(agent, data)
   const system = parts.length > 0 ? parts.join('\n\n') : null
-  const reference = [
-    ...knowledgeMessages(data),
-    ...summaryMessages(data),
-    ...clientInstructionMessages(data),
-    ...referenceMessages(data),
-  ]
+  const summary = summaryMessages(data)
+  const reference = [...knowledgeMessages(data), ...clientInstructionMessages(data), ...referenceMessages(data)]
   const steps = turn.steps.flatMap(promptMessages)
-  const others = { system, tools: offered.tools, fixed: [...reference, ...steps] }
+  const others = { system, tools: offered.tools, fixed: [...summary, ...reference, ...steps] }
   let history = historyOf(turn, data, step, others)
   if (!turn.files) {
     turn.files = await readFiles(services, generation.project_id, history, signal, {
@@ -262,13 +283,19 @@ async function requestStep(
   }
   const request: ModelRequest = {
     system,
-    messages: [...reference, ...attachFiles([...history, ...steps], turn.files)],
+    messages: [
+      ...summary,
+      ...withReference(attachFiles(history, turn.files), reference),
+      ...attachFiles(steps, turn.files),
+    ],
     ...modelSettings(agent, data.overrides),
     ...offered,
     output_schema,
-    prompt_caching: agent.prompt_caching?.enabled ?? false,
+    prompt_caching: agent.prompt_caching?.enabled ?? null,
+    prompt_cache_ttl: agent.prompt_caching?.ttl,
     provider_options: agent.provider_options,
     signal,
+    onUnused: answer => turn.addUnusedAnswer(answer, step),
     // A structured answer is validated as a whole before front ends receive it; clients of the OpenAI API validate it too.
     ...(generation.streamed && (!output_schema || generation.shape === 'agent')
       ? {
@@ -279,7 +306,8 @@ async function requestStep(
   }
   if (provider) {
     const model = data.model ?? agent.model ?? provider.default_model
-    return callInTurn(turn, () => callModel(services, provider, model, request))
+    const retries = generation.model_attempts > 0 ? { retries: 0 } : {}
+    return callInTurn(turn, () => callModel(services, provider, model, request, retries))
   }
   // The provider or route of an earlier agent version may have been deleted.
   if (!route)
@@ -291,20 +319,34 @@ async function requestStep(
   return callInTurn(turn, () => callRoute(services, route, request, { step, routing }))
 }
 
+/**
+ * Returns a history with what changes per turn before its last message of the user: what precedes is the same in later turns,
+ * so that vendors find it in their caches.
+ */
+function withReference(history: PromptMessage[], reference: PromptMessage[]): PromptMessage[] {
+  const last = history.findLastIndex(({ role }) => role === 'user')
+  const at = last < 0 ? history.length : last
+  const changing = reference.map(message =>
+    message.role === 'user' ? { ...message, changes: true as const } : message,
+  )
+  return [...history.slice(0, at), ...changing, ...history.slice(at)]
+}
+
 /** Returns the messages of the history that fit into the context of a step. */
 function historyOf(
   turn: TurnAttempt,
   data: TurnData,
   step: number,
-  request: Parameters<typeof boundHistory>[2],
+  request: Omit<Parameters<typeof boundHistory>[2], 'keeps' | 'attached'>,
 ): ModelMessage[] {
   const { max_context_messages, context_policy } = turn.agent
   turn.history ??= newestMessages(data.messages ?? [], max_context_messages)
   if (!context_policy) return turn.history
+  const keeps = keepsHistory(turn)
   const { history, ...size } = boundHistory(
     context_policy,
     turn.history,
-    { ...request, attached: turn.files?.parts },
+    { ...request, attached: turn.files?.parts, keeps },
     data.context?.bytes_per_token ?? null,
   )
   const dropped = history.length < turn.history.length || turn.request?.dropped === true
@@ -312,6 +354,13 @@ function historyOf(
   turn.history = history
   return history
 }
+
+/** Whether messages stay in the context until their summary exists, as long as the model takes them. */
+const keepsHistory = (turn: TurnAttempt): boolean =>
+  turn.agent.context_policy?.strategy === 'summarize' &&
+  turn.generation.conversation_id !== null &&
+  mayStoreDerived(turn) &&
+  !turn.mustFit
 
 /** Fails the turn, or stops without settling if the claim was lost. */
 async function failOrStop(turn: TurnAttempt, reason: unknown): Promise<TurnExit> {

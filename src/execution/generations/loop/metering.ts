@@ -5,6 +5,7 @@ import { type Queryable, sql } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import type { Services } from '../../../core/process/services.ts'
 import { aiProviderKind } from '../../providers/model.ts'
+import type { UnusedAnswer } from '../../providers/model-messages.ts'
 import type { Callable } from '../../tools/call-types.ts'
 import { lostCall } from '../../tools/metering.ts'
 import { WRITE_MEMORY } from '../journal/step.ts'
@@ -95,6 +96,24 @@ function turnDrafts(
     }
   })
 }
+
+/** Returns the usage of an answer of the model that its call did not return. */
+export const draftUnusedAnswer = (
+  generation: MeteredTurn & Pick<GenerationRow, 'attempt'>,
+  { ai_provider_id, model, usage }: UnusedAnswer,
+  { type, step, n }: { type: string; step: number; n: number },
+): UsageDraft => ({
+  ...attributionOf(generation),
+  idempotency_key: `gen:${generation.id}:unused:${generation.attempt}:${step}:${n}`,
+  project_id: generation.project_id,
+  meter_type: 'llm_tokens',
+  provider: type,
+  model,
+  ai_provider_id,
+  source: generation.source,
+  publisher_project_id: generation.publisher_project_id,
+  components: tokenComponents(usage),
+})
 
 /**
  * Prices the model calls of a turn that settles.

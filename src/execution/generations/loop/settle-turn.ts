@@ -206,7 +206,7 @@ const hasToolHistory = ({ content_mode }: GenerationRow, steps: readonly Journal
  * Whether the agent's model may be called for texts derived from the turn: its content is stored, and the agent is not of
  * another project, whose model is called only for turns.
  */
-const mayStoreDerived = ({ agent, generation }: TurnAttempt): boolean =>
+export const mayStoreDerived = ({ agent, generation }: TurnAttempt): boolean =>
   generation.content_mode === 'full' && agent.project_id === generation.project_id
 
 /** Returns the use of the context by the last request of a turn; null if its size is unknown. */

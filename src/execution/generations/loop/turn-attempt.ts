@@ -10,7 +10,7 @@ import type { Services } from '../../../core/process/services.ts'
 import { logAttempt } from '../../../core/work/attempt.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import type { LoadedRoute } from '../../model-routes/store.ts'
-import type { ModelMessage } from '../../providers/model-messages.ts'
+import type { ModelMessage, UnusedAnswer } from '../../providers/model-messages.ts'
 import { storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
@@ -22,7 +22,7 @@ import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { NO_TOOLS, type Toolbox } from '../tools/toolbox.ts'
 import type { RequestSize } from './context-bound.ts'
-import { draftLostCalls, type ProviderTypes, providerTypesOf } from './metering.ts'
+import { draftLostCalls, draftUnusedAnswer, type ProviderTypes, providerTypesOf } from './metering.ts'
 import { sealTurnData } from './turn-data.ts'
 import { withMemory } from './turn-hooks.ts'
 import type { TurnContext } from './turn-owner.ts'
@@ -58,6 +58,8 @@ export class TurnAttempt {
   tools: Toolbox = NO_TOOLS
   /** Messages of the history that fit into the context; later steps omit further ones but restore none. */
   history: ModelMessage[] | null = null
+  /** Whether messages without a summary are omitted, because the model takes no context as long. */
+  mustFit = false
   /** Size of the last model request of an agent with a context policy. */
   request: RequestSize | null = null
   /** Aborts the attempt and requeues the turn. Null before the claim. */
@@ -70,6 +72,7 @@ export class TurnAttempt {
   lastAnswer: OpenStep | null
   /** Usage of tool calls that has not been written. */
   readonly unwrittenUsage: UsageDraft[] = []
+  private unusedAnswers = 0
   /** Provider types of the providers that may have served a step, by id. */
   providerTypes: ProviderTypes
   /** Whether the journal contains the model answer of the step in progress. */
@@ -134,6 +137,7 @@ export class TurnAttempt {
       attempt: before.attempt + 1,
       lost_attempts: counted ? before.lost_attempts : before.lost_attempts + 1,
       handed_back: false,
+      model_retry_at: null,
       started_at: before.started_at ?? now,
       agent_version: before.agent_version ?? agent.version,
       last_activity_at: before.last_activity_at ?? now,
@@ -229,6 +233,7 @@ export class TurnAttempt {
       step_count: generation.step_count + 1,
       journalled: generation.journalled + 1,
       lost_attempts: 0,
+      model_attempts: 0,
       last_activity_at: step.completed_at,
     }
     const write = () =>
@@ -271,6 +276,12 @@ export class TurnAttempt {
     this.unwrittenUsage.push(...lost.filter(({ idempotency_key }) => !known.has(idempotency_key)))
   }
 
+  /** Meters an answer of the model that a repeated or failed call did not return. */
+  addUnusedAnswer(answer: UnusedAnswer, step: number): void {
+    const type = this.providerTypes.get(answer.ai_provider_id) ?? 'unknown'
+    this.unwrittenUsage.push(draftUnusedAnswer(this.generation, answer, { type, step, n: this.unusedAnswers++ }))
+  }
+
   /** Records usage that was not written with the turn. */
   recordRemainingUsage(): void {
     recordUsageLater(this.services, this.unwrittenUsage.splice(0))
@@ -288,6 +299,11 @@ export class TurnAttempt {
     const { services, generation, context } = this
     await retryWhileUnavailable(() => requeueGeneration(services.pool, generation), context).catch(() => {})
     this.logOutcome('requeued')
+  }
+
+  /** Logs the end of an attempt whose turn waits for its model. */
+  logWait(until: Date): void {
+    this.logOutcome('waiting', null, { retry_in_ms: until.getTime() - systemClock.now().getTime() })
   }
 
   /** Stops without settling: the claim was lost, or this process is stopping and requeues the turn. */
@@ -313,7 +329,7 @@ export class TurnAttempt {
     return 'settled'
   }
 
-  private logOutcome(outcome: string, error: RecordedFailure | null = null): void {
+  private logOutcome(outcome: string, error: RecordedFailure | null = null, more: object = {}): void {
     const { id, attempt, project_id, agent_id, conversation_id } = this.generation
     logAttempt(this.context.log, turnQueue.name, this.startedAt, {
       generation_id: id,
@@ -324,6 +340,7 @@ export class TurnAttempt {
       steps: this.steps.length,
       outcome,
       code: error?.code,
+      ...more,
     })
   }
 }

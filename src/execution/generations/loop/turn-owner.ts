@@ -63,6 +63,8 @@ export type TurnSource = {
   described?(db: Queryable, description: { message_id: string; file_id: string; text: string }): Promise<unknown>
   /** Returns the stored description of a file of a message, which an earlier attempt may have stored; null without one. */
   description?(db: Queryable, of: { message_id: string; file_id: string }): Promise<string | null>
+  /** Sends the wake-up of a turn that waits for its model. */
+  wake?(outbox: Outbox, at: Date): void
   /** Adds writes to the first claim. */
   started?(outbox: Outbox, generation: GenerationRow): void
   /**

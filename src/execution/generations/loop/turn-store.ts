@@ -128,7 +128,7 @@ export function claimParts(claim: {
   const guard = sql.fragment`exists (select 1 from claimed)`
   const ctes = [
     sql.fragment`claimed as (
-      update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false,
+      update generations set status = 'in_progress', attempt = ${claim.attempt}, lost_attempts = ${claim.lostAttempts}, handed_back = false, model_retry_at = null,
         started_at = ${claim.startedAt}, agent_version = ${claim.agentVersion}, last_activity_at = coalesce(last_activity_at, ${claim.now}), updated_at = ${claim.now}
       where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
         and status in ('pending', 'in_progress')
@@ -169,7 +169,7 @@ export async function journalStep(
   const guard = sql.fragment`exists (select 1 from owned)`
   const { owned, route } = await db.one(ownedRouteRow`
     with owned as (
-        update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
+        update generations set step_count = step_count + 1, journalled = journalled + 1, lost_attempts = 0, model_attempts = 0, last_activity_at = ${step.completed_at}, updated_at = ${step.completed_at},
           routing = ${jsonb(generation.routing)}, tool_surface = ${jsonb(generation.tool_surface)}
         where id = ${generation.id} and attempt = ${generation.attempt} and journalled = ${generation.journalled}
           and status = 'in_progress' returning id),
@@ -205,7 +205,7 @@ export function pauseParts(
   const guard = sql.fragment`exists (select 1 from paused)`
   const ctes = [
     sql.fragment`paused as (
-      update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0,
+      update generations set status = 'requires_action', journalled = journalled + 1, lost_attempts = 0, model_attempts = 0,
         required_action = ${jsonb(after.required_action)}, usage = ${jsonb(after.usage)}, routing = ${jsonb(after.routing)},
         tool_surface = ${jsonb(after.tool_surface)}, last_activity_at = ${after.last_activity_at}, updated_at = ${after.updated_at}
       where id = ${generation.id} and attempt = ${generation.attempt} and status = 'in_progress' and abort is null returning id)`,
@@ -292,6 +292,25 @@ export const isWritten = (db: Queryable, { id, attempt, status, journalled }: Ge
   db.oneFirst(foundRow`
     select exists (select from generations
       where id = ${id} and attempt = ${attempt} and status = ${status} and journalled = ${journalled}) as found`)
+
+/**
+ * Requeues a turn until its next attempt at a model call. Fenced by the attempt. Its records of earlier attempts are kept.
+ */
+export const modelWaitParts = ({
+  id,
+  attempt,
+  routing,
+  model_attempts,
+  model_retry_at,
+}: Pick<GenerationRow, 'id' | 'attempt' | 'routing' | 'model_attempts' | 'model_retry_at'>): StatementWrite => ({
+  ctes: [
+    sql.fragment`waiting as (
+      update generations set handed_back = true, model_attempts = ${model_attempts}, model_retry_at = ${model_retry_at}, routing = ${jsonb(routing)}
+      where id = ${id} and attempt = ${attempt} and status = 'in_progress' and abort is null returning id)`,
+  ],
+  guard: sql.fragment`exists (select 1 from waiting)`,
+  columns: sql.fragment`true as waiting`,
+})
 
 /** Requeues a turn in progress without counting the attempt as lost. */
 export async function requeueGeneration(db: Queryable, generation: GenerationRow): Promise<void> {

@@ -87,7 +87,7 @@ export async function cancelActiveTurns(tx: Tx, services: Services, ids: readonl
 }
 
 /**
- * Ends a turn from outside in the caller's transaction: a pending or paused turn fails immediately, a turn in progress
+ * Ends a turn from outside in the caller's transaction: a pending, paused or waiting turn fails immediately, a turn in progress
  * is requested to abort and settled by its worker, a settled turn is unchanged. With `force` a turn in progress also
  * fails immediately, for turns whose worker makes no progress; its later writes fail the fence.
  */
@@ -101,7 +101,9 @@ export async function abortTurn(
   const generation = await generationKind.find(tx, generationId, true)
   if (!generation || generation.status === 'completed' || generation.status === 'failed') return 'terminal'
   const stop_reason = options.stop_reason ?? 'error'
-  if (generation.status === 'in_progress' && !options.force) {
+  // No worker has a turn that waits for its model.
+  const isWaiting = generation.handed_back && generation.model_retry_at !== null
+  if (generation.status === 'in_progress' && !isWaiting && !options.force) {
     await requestAbort(tx, generationId, { ...failure, stop_reason })
     tx.notify(ABORT_CHANNEL, generationId)
     return 'requested'

@@ -53,6 +53,7 @@ export type TurnInput = {
   tool_context?: Record<string, string> | null
   /** `context` of guardrails. */
   guardrail_context?: Record<string, unknown> | null
+  patience?: TurnData['patience']
   /** Settings that override the settings of the agent. */
   overrides?: TurnData['overrides']
   /** Conversations whose mailboxes wait for the turn. */
@@ -119,6 +120,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     model: input.model ?? null,
     tool_context: input.tool_context ?? null,
     guardrail_context: input.guardrail_context ?? null,
+    ...(input.patience && { patience: input.patience }),
     overrides: input.overrides ?? {},
     resumed: {},
     occupied: input.occupied ?? [],

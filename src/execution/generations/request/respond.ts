@@ -5,7 +5,7 @@ import { newId } from '../../../core/api/ids.ts'
 import { booleanQuery } from '../../../core/api/lists.ts'
 import { type Context, type OperationResult, result } from '../../../core/api/operation.ts'
 import { replayWhileContentKept } from '../erase/purge.ts'
-import { generationKind } from '../model.ts'
+import { generationKind, type TurnData } from '../model.ts'
 import { streamTurn } from '../streams/stream.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from './wait-for-turn.ts'
 
@@ -24,6 +24,9 @@ export function responseMode(stream: boolean | undefined, wait: boolean | undefi
     raiseInvalid({ code: 'INVALID_VALUE', path: 'wait', message: 'cannot be false for a streamed turn' })
   return 'stream'
 }
+
+/** Returns how long a turn waits for its model, by how its caller receives the response. */
+export const patienceOf = (mode: ResponseMode): TurnData['patience'] => (mode === 'wait' ? 'caller' : undefined)
 
 /** Returns the status of the response after the turn was created, for its audit entry. */
 export const createdStatus = (mode: ResponseMode): number => (mode === 'background' ? 202 : 200)

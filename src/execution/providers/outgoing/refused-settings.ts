@@ -4,6 +4,9 @@ import type { Services } from '../../../core/process/services.ts'
 import type { ModelFailure } from '../failure.ts'
 import type { ModelRequest } from '../model-messages.ts'
 
+const REASONING_NAMES = ['reasoning', 'thinking']
+const STREAM_NAMES = ['"stream"', "'stream'", '`stream`', 'to stream', 'streaming', 'stream_options', 'stream=']
+
 /** Settings that some models refuse, and the names that vendors give them in refusals, in lower case. */
 const SETTINGS = {
   temperature: ['temperature'],
@@ -18,12 +21,37 @@ const SETTINGS = {
   verbosity: ['verbosity'],
   parallel_tool_calls: ['parallel_tool_calls', 'disable_parallel_tool_use'],
   max_output_tokens: ['max_completion_tokens'],
+  // A model that refuses to leave it off may take the lowest effort.
+  reasoning_none: REASONING_NAMES,
+  reasoning_low: REASONING_NAMES,
+  prompt_caching: ['cachepoint', 'cache_control', 'prompt caching'],
+  // OpenAI streams some models for verified organizations only; Bedrock, Groq and local servers some not, or not with tools
+  // or schemas.
+  stream: STREAM_NAMES,
+  stream_with_tools: STREAM_NAMES,
+  stream_with_schema: STREAM_NAMES,
 } as const
 
 export type RefusedSetting = keyof typeof SETTINGS
 
 /** What a refusal of a setting says besides its name. */
-const REFUSALS = ['unsupported', 'support', 'not allowed', 'cannot', "can't", 'deprecated', 'only', 'instead']
+const REFUSALS = [
+  'unsupported',
+  'support',
+  'not allowed',
+  'not permitted',
+  'unrecognized',
+  'unknown',
+  'invalid',
+  'must be verified',
+  'cannot',
+  "can't",
+  'deprecated',
+  'only',
+  'instead',
+]
+
+const REFUSED = new Set<unknown>([400, 422])
 
 const DAY_MS = 86_400_000
 const MAX_MODELS = 10_000
@@ -48,7 +76,7 @@ export function rememberRefusal(
   { meta }: ModelFailure,
 ): boolean {
   const text = `${meta.provider_response_body ?? ''}`.toLowerCase()
-  if (meta.provider_status_code !== 400 || !REFUSALS.some(word => text.includes(word))) return false
+  if (!REFUSED.has(meta.provider_status_code) || !REFUSALS.some(word => text.includes(word))) return false
   const known = refusedSettings(services, providerId, model)
   const named = (Object.keys(SETTINGS) as RefusedSetting[]).filter(
     name => !known.has(name) && settingOf(request, name) != null && SETTINGS[name].some(each => text.includes(each)),
@@ -62,8 +90,28 @@ const ARGUMENTS = ['temperature', 'top_p', 'seed', 'stop', 'max_output_tokens'] 
 const isArgument = (name: RefusedSetting): name is (typeof ARGUMENTS)[number] =>
   (ARGUMENTS as readonly string[]).includes(name)
 
-const settingOf = (request: ModelRequest, name: RefusedSetting): unknown =>
-  isArgument(name) ? request[name] : request.vendor_settings?.[name]
+const STREAM_SETTINGS = ['stream', 'stream_with_tools', 'stream_with_schema'] as const
+type StreamSetting = (typeof STREAM_SETTINGS)[number]
+
+/** Whether a setting is the form of the response, which the answer does not show. */
+export const isStreamSetting = (name: RefusedSetting): name is StreamSetting =>
+  (STREAM_SETTINGS as readonly string[]).includes(name)
+
+const isReasoning = (name: RefusedSetting) => name === 'reasoning_none' || name === 'reasoning_low'
+
+/** Returns the setting under which a request is streamed: a model may stream only without tools, or without a schema. */
+function streamSettingOf({ stream, tools, output_schema, json }: ModelRequest): StreamSetting | null {
+  if (stream === false) return null
+  if (output_schema !== null || json) return 'stream_with_schema'
+  return tools.length > 0 ? 'stream_with_tools' : 'stream'
+}
+
+const settingOf = (request: ModelRequest, name: RefusedSetting): unknown => {
+  if (isArgument(name)) return request[name]
+  if (name === 'prompt_caching') return request.prompt_caching === false ? null : true
+  if (isReasoning(name)) return `reasoning_${request.reasoning}` === name ? true : null
+  return isStreamSetting(name) ? (streamSettingOf(request) === name ? true : null) : request.vendor_settings?.[name]
+}
 
 /** Returns a request without settings that a model refuses, and the names of those that it had. */
 export function withoutRefused(
@@ -80,6 +128,9 @@ export function withoutRefused(
       vendor_settings.max_completion_tokens = rest.max_output_tokens as number
       rest.max_output_tokens = null
     } else if (isArgument(name)) rest[name] = null
+    else if (isStreamSetting(name)) rest.stream = false
+    else if (name === 'prompt_caching') rest.prompt_caching = false
+    else if (isReasoning(name)) rest.reasoning = refused.has('reasoning_low') ? undefined : 'low'
     else delete vendor_settings[name]
   return { request: rest, dropped }
 }

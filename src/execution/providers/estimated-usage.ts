@@ -1,0 +1,24 @@
+import { estimatedTokens } from '../../control/usage/meter.ts'
+import type { ModelRequest, ModelUsage } from './model-messages.ts'
+
+/** Returns the tokens of a request and of the characters of its answer, where the vendor reported none. */
+export function estimatedUsage({ system, messages }: ModelRequest, outputCharacters: number): ModelUsage {
+  const inputCharacters = messages.reduce((sum, { content }) => sum + charactersOf(content), system?.length ?? 0)
+  return {
+    input_tokens: estimatedTokens(inputCharacters),
+    output_tokens: estimatedTokens(outputCharacters),
+    cached_tokens: 0,
+    cache_write_tokens: 0,
+    reasoning_tokens: 0,
+  }
+}
+
+/** Returns the number of characters of a message without files. */
+function charactersOf(content: ModelRequest['messages'][number]['content']): number {
+  if (typeof content === 'string') return content.length
+  return content.reduce((sum, part) => {
+    if (part.type === 'text') return sum + part.text.length
+    if (part.type === 'tool_call') return sum + JSON.stringify(part.args).length
+    return part.type === 'tool_result' ? sum + String(part.result).length : sum
+  }, 0)
+}
