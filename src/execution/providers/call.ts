@@ -11,12 +11,13 @@ import type {
   MediaFallback,
   ModelAnswer,
   ModelRequest,
-  OutgoingNote,
   PromptMessage,
   TextPart,
+  VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
 import { type RefusedSetting, refusedSettings, rememberRefusal, withoutRefused } from './outgoing/refused-settings.ts'
+import { continuationOf, joinAnswers, MAX_PAUSES } from './paused.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -56,18 +57,28 @@ export async function attemptModel(
     }
   })
   let malformed: ModelCallOutcome | null = null
+  let paused: ModelAnswer | null = null
+  let pauses = 0
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
-    const { request: sent, dropped } = withoutRefused(accepted, refusedSettings(services, provider.id, model))
+    const asked = paused ? continuationOf(accepted, paused) : accepted
+    const { request: sent, dropped } = withoutRefused(asked, refusedSettings(services, provider.id, model))
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     if (outcome.ok && dropped.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notesOf(dropped)]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
-    if (!malformed && isMalformed(provider.provider, outcome)) {
+    if (outcome.ok && outcome.answer.paused && pauses++ < MAX_PAUSES) {
+      paused = paused ? joinAnswers(paused, outcome.answer) : outcome.answer
+      // The rest of the answer is a separate call.
+      attempt = -1
+      continue
+    }
+    if (!malformed && !paused && isMalformed(provider.provider, outcome)) {
       malformed = outcome
       services.log.info(facts, 'model call is repeated after a malformed answer')
       continue
     }
     if (outcome.ok) {
+      if (paused) outcome.answer = joinAnswers(paused, outcome.answer)
       if (malformed?.ok) outcome.answer.usage = sumUsage(malformed.answer.usage, outcome.answer.usage)
       const reason = abnormalEnd(outcome.answer)
       const error = reason === null ? null : new Error(`the answer is empty and ended with ${reason}`)
@@ -90,13 +101,14 @@ export async function attemptModel(
     }
     const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
-    if (delay === null) return outcome
+    // Another target would repeat the part of the answer that was shown.
+    if (delay === null) return paused ? { ok: false, failure: { ...failure, class: null } } : outcome
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
     request.signal.throwIfAborted()
   }
 }
 
-const notesOf = (dropped: readonly RefusedSetting[]): OutgoingNote[] =>
+const notesOf = (dropped: readonly RefusedSetting[]): VendorNote[] =>
   dropped.map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
 
 /** Returns a request with texts in place of the files that the model does not take. */
