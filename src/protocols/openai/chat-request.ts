@@ -9,10 +9,18 @@ import { HistoryBuilder } from './history.ts'
 const name = z.string().min(1).max(255)
 
 const FunctionCall = z.object({ name, arguments: z.string().max(262_144).nullish() })
-const ToolCall = z.union([
-  z.object({ id: name, function: FunctionCall }),
-  z.object({ id: name, type: z.literal('custom'), custom: z.object({ name, input: z.string().max(262_144) }) }),
-])
+const CustomCall = z.object({ name, input: z.string().max(262_144) })
+const ToolCall = z
+  .object({ id: name, function: FunctionCall.optional(), custom: CustomCall.optional() })
+  .refine(call => call.function || call.custom, { path: ['function'], message: 'is required' })
+
+type ToolCall = z.output<typeof ToolCall>
+
+/** Returns name and arguments of a call. */
+function calledBy({ function: called, custom }: ToolCall): { name: string; arguments: string } {
+  if (custom) return { name: custom.name, arguments: argumentsOfInput(custom.input) }
+  return { name: called?.name ?? '', arguments: called?.arguments ?? '' }
+}
 
 /** Returns the arguments that stand for the text of a call of a custom tool. */
 export const argumentsOfInput = (input: string): string => JSON.stringify({ input })
@@ -45,7 +53,10 @@ const FunctionTool = z.object({
 export const OtherKind = z.object({
   type: z.string().refine(type => type !== 'function', 'must have the fields of a function'),
 })
-const Tool = z.union([z.object({ type: z.literal('function'), function: FunctionTool }), OtherKind])
+const Tool = z.discriminatedUnion('type', [
+  z.object({ type: z.literal('function'), function: FunctionTool }),
+  z.object({ type: z.literal('custom') }),
+])
 
 const Choice = z.union([
   z.enum(['none', 'auto', 'required']),
@@ -231,12 +242,8 @@ function messagesOf({ messages }: Body): { instructions: string | null; messages
         break
       case 'assistant': {
         const { tool_calls, function_call } = message
-        const old = function_call ? [{ id: `call_${function_call.name}`, function: function_call }] : []
-        const calls = (tool_calls?.length ? tool_calls : old).map(call =>
-          'custom' in call
-            ? { id: call.id, name: call.custom.name, arguments: argumentsOfInput(call.custom.input) }
-            : { id: call.id, name: call.function.name, arguments: call.function.arguments ?? '' },
-        )
+        const old: ToolCall[] = function_call ? [{ id: `call_${function_call.name}`, function: function_call }] : []
+        const calls = (tool_calls?.length ? tool_calls : old).map(call => ({ id: call.id, ...calledBy(call) }))
         history.addAssistant(textOf(message.content), calls)
         break
       }
