@@ -151,6 +151,7 @@ describe('conversations', () => {
         content: 'hello',
         parts: null,
         metadata: { lang: 'en' },
+        refused: false,
       })
       assert.deepEqual((await app.key.get(`/conversations/${id}/messages`)).body.data, [stored.body])
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 1)

@@ -158,6 +158,7 @@ describe('turns of a conversation', function () {
           position: 1,
           content: 'echo: hello',
           metadata: null,
+          refused: false,
           origin: 'agent',
           parts: null,
           created_at: null,
@@ -251,7 +252,7 @@ describe('turns of a conversation', function () {
   })
 
   describe('what the model sees', () => {
-    it('names authors and metadata, keeps what assistants said as theirs', async () => {
+    it('names authors and metadata, also of replies that others gave', async () => {
       const agent_id = await t.scripted('seen', [{ reply: { text: 'ok' } }], { instructions: 'Help.' })
       const ann = (await app.key.post('/actors', { name: 'Ann', instructions: 'Ann is a doctor.' })).body.id
       const id = await t.conversation([], { actor_id: ann })
@@ -266,7 +267,7 @@ describe('turns of a conversation', function () {
           ['system', 'Help.\n\nAnn is a doctor.'],
           ['user', 'plain'],
           ['user', '[Ann]: signed'],
-          ['assistant', 'before'],
+          ['user', '[Ann] [a: 1]: before'],
           ['user', '[lang: en, more: {"deep":[1]}]: labelled'],
           ['user', '[Ann] [lang: en]: both'],
         ],

@@ -135,8 +135,13 @@ describe('knowledge of an agent', function () {
     it('is read in its stored order without a query, and is empty without a filter', async () => {
       const open = await knowing({})
       const narrow = await knowing({ document_ids: [shore] })
-      assert.equal((await transcript((await completed(open.id, { prompt: ' ' })).id)).knowledge, null)
-      const { knowledge } = await transcript((await completed(narrow.id, { prompt: ' ' })).id)
+      const messages = [
+        { role: 'user', content: ' ' },
+        { role: 'assistant', content: 'Hello?' },
+      ]
+      const blank = { prompt: undefined, messages }
+      assert.equal((await transcript((await completed(open.id, blank)).id)).knowledge, null)
+      const { knowledge } = await transcript((await completed(narrow.id, blank)).id)
       assert.deepEqual(
         knowledge.results.map(({ score }: any) => score),
         [null],

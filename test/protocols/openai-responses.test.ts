@@ -235,7 +235,7 @@ describe('the OpenAI mount: responses', () => {
       tools: [weather],
     })
     assert.equal(second.output_text, 'Sunny')
-    assert.equal(second.id, first.id)
+    assert.equal(second.id, `${first.id}_1`)
     assert.equal((await app.key.get(`/generations?agent_id=${agentId}`)).body.total, 1)
   })
 

@@ -246,8 +246,8 @@ export const capabilities: Record<string, Capability> = {
     const { pause } = cell.profile
     if (!pause) return NOT_OFFERED
     cell.plan([{ text: 'one ', finish: pause }, { text: 'two' }])
-    const { error } = await cell.turn(await cell.agent(), { prompt: 'Hello' })
-    return error ?? (cell.calls().length === 2 ? null : 'the answer is not continued')
+    const turn = await cell.turn(await cell.agent(), { prompt: 'Hello' })
+    return cell.calls().length === 2 ? says(turn, 'one two') : 'the answer is not continued'
   },
 
   async 'turn after a refusal'(cell) {
@@ -260,6 +260,7 @@ export const capabilities: Record<string, Capability> = {
     const failure = await say('Hello')
     if (failure) return failure
     const sent = JSON.stringify(cell.calls()[0]!.body)
+    if (sent.includes('Something else')) return 'the refused message is sent again'
     return sent.includes('I cannot do that.') ? 'the refusal is sent again' : null
   },
 

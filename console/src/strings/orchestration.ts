@@ -142,6 +142,8 @@ export const traces = {
   purged: 'The content was erased',
   stop: 'Stopped because',
   knowledge: 'Knowledge',
+  notes: 'Notes on the request',
+  vendorCalls: 'Calls of the vendor',
   arguments: 'Arguments',
   text: 'Text',
   provider: 'Provider',

@@ -493,7 +493,7 @@ function SubjectView({ subject }: { subject: Subject }) {
     }
     case 'step':
     case 'model': {
-      const { text, finish_reason, model, ai_provider_id, usage, tool_calls } = subject.step
+      const { text, finish_reason, model, ai_provider_id, usage, tool_calls, notes, vendor_calls } = subject.step
       return (
         <>
           <Facts
@@ -505,6 +505,8 @@ function SubjectView({ subject }: { subject: Subject }) {
           />
           <Part title={texts.text} value={text} />
           {tool_calls.length > 0 && <Part title={strings.agents.tools} value={tool_calls} />}
+          <Part title={texts.vendorCalls} value={vendor_calls} />
+          <Part title={texts.notes} value={notes} />
           <Part title={strings.runs.tokens} value={usage} />
         </>
       )

@@ -2,9 +2,10 @@ import { type Problem, raise, raiseInvalid, recordedFailure } from '../../core/a
 import { parseExactJson } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
-import { storableValue } from '../../core/api/storable-text.ts'
-import { checkMessagesSize } from '../../execution/generations/request/generate-request.ts'
+import { storableText, storableValue } from '../../core/api/storable-text.ts'
+import { checkMessagesSize, requireNewestText } from '../../execution/generations/request/generate-request.ts'
 import type { UnresolvedMessage } from '../../execution/generations/request/message-documents.ts'
+import { ignoredParamsHeader, ignoredSettings } from '../../execution/providers/ignored-params.ts'
 import type { ModelRequest } from '../../execution/providers/model-messages.ts'
 import { authorizeCompletion, prepareCompletion, streamCompletion } from './complete.ts'
 import {
@@ -53,7 +54,7 @@ export async function createCompletion(context: CompletionContext): Promise<Oper
   }
   // Continues after a disconnect, because the call is billed.
   const answer = await prepared.complete(new AbortController().signal)
-  const done = result(200, completionOf(head, answer))
+  const done = result(200, completionOf(head, answer), ignoredParamsHeader(services, ignoredSettings([answer])))
   // Content that must not be stored is not stored for a repeat either.
   return prepared.content_mode === 'none'
     ? { ...done, kept: result(200, completionOf(head, { ...answer, text: '', tool_calls: [] })) }
@@ -102,6 +103,7 @@ function convertMessages({ messages }: Pick<CompletionBody, 'messages'>): Unreso
   const converted = messages.map((message, index) => convertMessage(message, `messages[${index}]`, called, problems))
   if (problems.length > 0) raiseInvalid(problems)
   requireResults(messages)
+  requireNewestText(converted)
   return converted
 }
 
@@ -156,24 +158,24 @@ function convertMessage(
     return { role, content: { type: 'document', document_id } }
   }
   if (calls.length === 0) return { role, content: content ?? '' } as UnresolvedMessage
-  const parts = calls.map(({ id, function: { name, arguments: text } }, at) => {
+  const parts = calls.map(({ id, function: { name, arguments: text } }) => {
     called.set(id, name)
     return {
       type: 'tool_call' as const,
       tool_call_id: id,
       tool_name: name,
-      args: parseArguments(text, () => addProblem(`.tool_calls[${at}].function.arguments`, 'must be a JSON object')),
+      args: parseArguments(text),
     }
   })
   const textParts = content ? [{ type: 'text' as const, text: content as string }] : []
   return { role: 'assistant', content: [...textParts, ...parts] }
 }
 
-export function parseArguments(text: string, onInvalid: () => void): unknown {
+/** Returns the arguments of a call; as the text that the model gave if they are no JSON object. */
+export function parseArguments(text: string): unknown {
   try {
     const value = storableValue(parseExactJson(text === '' ? '{}' : text))
     if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value
   } catch {}
-  onInvalid()
-  return {}
+  return storableText(text)
 }

@@ -44,6 +44,12 @@ export const MessageOrigin = z
     'Cause of the message: `end_user` — sent by the end user or for them; `agent` — a reply; `operator` — written by a person of the team; `approval` — opening of the turn that continues after an approval; `system` — written by the platform or imported',
   )
 
+export const Refused = z
+  .boolean()
+  .describe(
+    'Whether the vendor of the model refused to answer. Later prompts have neither the message nor the messages that it answers.',
+  )
+
 /** A message, identified by its document. */
 export const ConversationMessage = z
   .object({
@@ -58,6 +64,7 @@ export const ConversationMessage = z
     content: z.string().nullable().describe('Text. Null if it was erased.'),
     parts: MessageParts,
     metadata: MetadataBag.nullable().describe('Metadata, included in the prompt of the model'),
+    refused: Refused,
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'ConversationMessage' })
@@ -91,6 +98,9 @@ export const hasExactlyOneSource = (body: { message?: string; document_id?: stri
   [body.message, body.document_id, body.parts].filter(source => source !== undefined).length === 1
 export const ONE_SOURCE_MESSAGE = 'exactly one of message, document_id and parts is required'
 
+export const isNotBlank = (body: { message?: string }): boolean => body.message?.trim() !== ''
+export const NOT_BLANK = { path: ['message'], message: 'must not be blank' }
+
 export const idempotencyKey = z
   .string()
   .min(1)
@@ -114,6 +124,7 @@ export const MessageInput = z
     idempotency_key: idempotencyKey,
   })
   .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
+  .refine(body => body.role !== 'user' || isNotBlank(body), NOT_BLANK)
   .meta({ id: 'ConversationMessageInput', example: { role: 'user', message: 'Where is my order 1042?' } })
 
 export const MessagePatch = z

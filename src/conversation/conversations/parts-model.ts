@@ -41,6 +41,7 @@ export const PartsInput = z
     parts => parts.reduce((sum, part) => sum + (part.type === 'text' ? part.text.length : 0), 0) <= MAX_TEXT,
     `must have texts of at most ${MAX_TEXT} characters in total`,
   )
+  .refine(parts => parts.some(part => part.type !== 'text' || part.text.trim() !== ''), 'must not be blank')
   .describe('Texts, images, files and documents in their order. Cannot be combined with message.')
 
 /** Parts of a message in responses. */

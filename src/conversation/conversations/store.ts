@@ -30,9 +30,12 @@ export const messageParts = sql.fragment`case when m.parts is not null then (
     then p.part else jsonb_build_object('type', p.part -> 'type', 'file_id', p.part -> 'file_id', 'gone', true) end order by p.n)
   from jsonb_array_elements(m.parts) with ordinality as p (part, n)) end`
 
+/** Expression for whether a message `m` is an answer that the vendor refused: its history is empty. */
+export const isRefusedMessage = sql.fragment`coalesce(m.history = '[]', false)`
+
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, ${messageOrigin} as origin, m.actor_id, m.agent_id, m.generation_id,
-  m.position, x.content, ${messageParts} as parts, m.metadata, m.created_at`
+  m.position, x.content, ${messageParts} as parts, m.metadata, ${isRefusedMessage} as refused, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
 /** Locks a conversation; writes of its messages and turns require this lock. */
@@ -70,7 +73,7 @@ export type MessageDraft = MessageSource & {
   operator_id?: string
   generation_id?: string | null
   metadata?: Record<string, unknown> | null
-  /** Messages of a reply with tool calls, which later turns read in place of its text. */
+  /** Messages of a reply, which later turns read in place of its text: tool calls, or none of a refused answer. */
   history?: readonly object[] | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
@@ -232,8 +235,8 @@ const insertMessage = (
   return tx.one(messageRow`
     with ${sql.join(parts, sql.fragment`, `)}
     select document_id, conversation_id, role, origin, actor_id, agent_id, generation_id, position, null as content,
-      parts, metadata, created_at
-    from added`)
+      parts, metadata, ${isRefusedMessage} as refused, created_at
+    from added m`)
 }
 
 export type MessageFilter = {
@@ -375,7 +378,7 @@ export const eraseHistory = async (tx: Queryable, generationIds: readonly string
   (
     await tx.query(voidStatement`
       update conversation_messages set history = null
-      where generation_id = any(${sql.array([...generationIds], 'text')}) and history is not null`)
+      where generation_id = any(${sql.array([...generationIds], 'text')}) and history <> '[]'`)
   ).rowCount
 
 const documentIdRow = sql.type(z.object({ document_id: z.string() }))
@@ -413,7 +416,7 @@ export const eraseMessages = async (
   (
     await tx.query(voidStatement`
       update conversation_messages m
-      set metadata = null, history = null, parts = null, media_descriptions = null, file_ids = null
+      set metadata = null, history = case when history = '[]' then history end, parts = null, media_descriptions = null, file_ids = null
       from conversations c where c.id = m.conversation_id and c.project_id = ${projectId}
         and m.document_id = any(${sql.array([...documentIds], 'text')})`)
   ).rowCount

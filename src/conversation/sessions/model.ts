@@ -10,10 +10,13 @@ import { ActorName } from '../actors/model.ts'
 import {
   hasExactlyOneSource,
   idempotencyKey,
+  isNotBlank,
   MessageOrigin,
   messageSourceFields,
+  NOT_BLANK,
   ONE_SOURCE_MESSAGE,
   OVERLAY_DESCRIPTION,
+  Refused,
   turnFields,
 } from '../conversations/model.ts'
 import { MessageParts } from '../conversations/parts-model.ts'
@@ -146,6 +149,7 @@ export const SessionMessage = z
     actor_id: z.string().nullable(),
     generation_id: z.string().nullable(),
     author_name: z.string().nullable().describe('Display name of the user who wrote an operator message'),
+    refused: Refused,
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'SessionMessage' })
@@ -231,6 +235,7 @@ export const SessionMessageInput = z
     idempotency_key: idempotencyKey,
   })
   .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
+  .refine(isNotBlank, NOT_BLANK)
   .meta({ id: 'SessionMessageInput' })
 
 const note = z.string().trim().min(1).max(4000).optional()
@@ -251,6 +256,7 @@ export const TakeoverInput = z
 export const OperatorMessageInput = z
   .strictObject({ ...messageSourceFields, idempotency_key: idempotencyKey })
   .refine(hasExactlyOneSource, ONE_SOURCE_MESSAGE)
+  .refine(isNotBlank, NOT_BLANK)
   .meta({ id: 'OperatorMessageInput', example: { message: 'I have booked the refund.' } })
 
 export const HandbackInput = z

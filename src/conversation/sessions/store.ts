@@ -2,7 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Outbox } from '../../core/db/writer.ts'
-import { messageOrigin, messageParts } from '../conversations/store.ts'
+import { isRefusedMessage, messageOrigin, messageParts } from '../conversations/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { ReplyPermit, SessionRow, SessionStatus } from './model.ts'
 
@@ -148,7 +148,7 @@ export const listOpenSessions = (db: Queryable, agentId: string, actorId: string
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
 export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, ${messageParts} as parts, m.document_id, m.position, g.output ->> 'model' as model,
-  m.actor_id, m.generation_id, u.display_name as author_name, m.created_at`
+  m.actor_id, m.generation_id, u.display_name as author_name, ${isRefusedMessage} as refused, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id left join users u on u.id = m.operator_id`
 

@@ -8,7 +8,7 @@ import { injectFault } from '../../core/process/fault-injection.ts'
 import type { Services } from '../../core/process/services.ts'
 import { refusalToStart } from '../../execution/generations/loop/prepare-turn.ts'
 import { recordTurnFailure } from '../../execution/generations/loop/settle-turn.ts'
-import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
+import { isRefused, type ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { actorKind } from '../actors/model.ts'
 import { withFiles } from '../chats/complete.ts'
 import { type CompletionTarget, runCompletion } from '../chats/run-completion.ts'
@@ -121,6 +121,7 @@ async function settleChatTurn(
     const { message } = await appendMessage(tx, conversation, {
       role: 'assistant',
       content: answer.text,
+      history: isRefused(answer) ? [] : null,
       actor_id: open.actor_id,
       position: open.seen_position === null ? undefined : open.seen_position + 1,
     })

@@ -1,7 +1,12 @@
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import type { PromptContext } from '../../execution/generations/model.ts'
-import type { FilePart, ModelMessage, TextPart } from '../../execution/providers/model-messages.ts'
+import {
+  type FilePart,
+  type ModelMessage,
+  messageText,
+  type TextPart,
+} from '../../execution/providers/model-messages.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import type { MessagePart } from '../conversations/parts-model.ts'
 import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow } from './store.ts'
@@ -26,7 +31,10 @@ export async function preparePrompt(
           ? { code: 'AGENT_NOT_FOUND', message: 'The agent of the turn was deleted' }
           : { code: 'CHAT_NOT_FOUND', message: 'The chat of the turn was deleted' },
     }
-  const messages = facts.messages.flatMap(messagesOf)
+  const isOther = otherSpeakerOf(conversation, turn)
+  const messages = withoutRefused(facts.messages).flatMap(message =>
+    isOther(message) ? wordsOf(message) : messagesOf(message),
+  )
   if (messages.length === 0)
     return {
       refuse: { code: 'VALIDATION_FAILED', message: `Conversation ${conversation.id} has no messages to answer` },
@@ -48,6 +56,54 @@ function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: s
   if (speaker)
     parts.push(`You speak as ${speaker.name}. Answer only as ${speaker.name} and never write the words of anyone else.`)
   return parts.filter(part => part.trim() !== '')
+}
+
+const isRefused = ({ history }: SeenMessage): boolean => Array.isArray(history) && history.length === 0
+
+/**
+ * Returns the messages without refused answers and, where the user has written since, the messages that these answered: a
+ * vendor refuses every request that has them.
+ */
+function withoutRefused(messages: readonly SeenMessage[]): SeenMessage[] {
+  const kept: SeenMessage[] = []
+  let leftOut = false
+  let isFollowed = false
+  for (const message of messages.toReversed()) {
+    if (isRefused(message)) {
+      leftOut = isFollowed
+      continue
+    }
+    const isOfUser = message.role === 'user' && !message.note
+    if (isOfUser && leftOut) continue
+    if (message.role === 'assistant') leftOut = false
+    isFollowed ||= isOfUser
+    kept.push(message)
+  }
+  return kept.reverse()
+}
+
+/**
+ * Returns whether a reply has another author than the agent or actor that answers a turn. In a session there is one
+ * assistant: its agent, whichever it is, and its operators.
+ */
+function otherSpeakerOf({ session_id }: ConversationRow, turn: TurnRow) {
+  return ({ role, agent_id, actor_id }: SeenMessage): boolean => {
+    if (role !== 'assistant' || (agent_id === null && actor_id === null)) return false
+    if (actor_id !== null && turn.actor_id !== null) return actor_id !== turn.actor_id
+    if (session_id !== null) return false
+    return agent_id === null || agent_id !== turn.agent_id
+  }
+}
+
+/** Returns the words of another speaker as a message of the user, without the tool calls that led to them. */
+function wordsOf(message: SeenMessage): ModelMessage[] {
+  if (message.content === null) return []
+  const steps = Array.isArray(message.history) ? (message.history as ModelMessage[]) : []
+  const texts = steps.flatMap(step => (step.role === 'assistant' ? messageText(step) : []))
+  const text = (steps.length > 0 ? texts : [message.content]).filter(each => each.trim() !== '').join('\n\n')
+  if (text === '') return []
+  const label = labelOf({ ...message, actor_name: message.actor_name ?? message.agent_name ?? 'another agent' })
+  return [{ role: 'user', content: `${label}${withoutNoteTags(text)}` }]
 }
 
 /** Returns a stored message as model messages; none if its text was erased. */

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { IgnoredParams } from '../../execution/generations/request/turn-result.ts'
 import { turnEvents } from '../../execution/generations/streams/events.ts'
 import { ConversationMessage } from '../conversations/model.ts'
 
@@ -12,6 +13,7 @@ export const TurnResult = z
     generation_id: z.string().nullable(),
     trace_id: z.string().nullable(),
     required_action: z.record(z.string(), z.unknown()).nullish(),
+    ignored_params: IgnoredParams,
   })
   .meta({ id: 'TurnResult' })
 

@@ -146,6 +146,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           model: outcome.model,
           generation_id,
           trace_id,
+          ...(outcome.ignored_params.length > 0 && { ignored_params: outcome.ignored_params }),
         }
       }
       if (outcome.status === 'failed') await endTurns(tx, conversation.id, [turn.seq], 'failed')

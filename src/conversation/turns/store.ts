@@ -251,7 +251,12 @@ const SeenMessage = z.object({
   content: z.string().nullable(),
   metadata: z.record(z.string(), z.unknown()).nullable(),
   history: z.unknown(),
+  /** The author: of a reply an agent, the actor as which it spoke, or both. */
+  agent_id: z.string().nullable(),
+  actor_id: z.string().nullable(),
   actor_name: z.string().nullable(),
+  /** Set if the author is not the agent that answers; null if it was deleted. */
+  agent_name: z.string().nullable(),
   /** Whether the platform wrote it. */
   note: z.boolean(),
   document_id: z.string(),
@@ -288,10 +293,10 @@ const documentTexts = sql.fragment`case when m.parts @> '[{"type": "document"}]'
  */
 export const startTurnWithPrompt = (
   db: Queryable,
-  turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'generation_id' | 'chat_id' | 'actor_id'>,
+  turn: Pick<TurnRow, 'conversation_id' | 'seq' | 'generation_id' | 'chat_id' | 'agent_id' | 'actor_id'>,
   listenerId: string | null,
 ): Promise<PromptFacts> => {
-  const { conversation_id, seq, generation_id, chat_id, actor_id } = turn
+  const { conversation_id, seq, generation_id, chat_id, agent_id, actor_id } = turn
   const answers =
     chat_id === null
       ? sql.fragment`
@@ -322,7 +327,8 @@ export const startTurnWithPrompt = (
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'actor_name', a.name, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
+          'history', m.history, 'agent_id', m.agent_id, 'actor_id', m.actor_id, 'actor_name', a.name,
+          'agent_name', case when m.agent_id <> coalesce(${agent_id}, '') then (select name from agents where id = m.agent_id) end, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
           'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)
 }

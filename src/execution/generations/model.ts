@@ -10,13 +10,7 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { RoutingRecord } from '../model-routes/model.ts'
-import type {
-  ModelMessage,
-  ModelRequest,
-  OutgoingNote,
-  VendorPart,
-  VendorSettings,
-} from '../providers/model-messages.ts'
+import type { ModelMessage, ModelRequest, VendorNote, VendorPart, VendorSettings } from '../providers/model-messages.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
@@ -145,9 +139,10 @@ export const JournalStepRow = z.object({
     }),
   ),
   usage: UsageTotals.nullable(),
-  /** VendorPart[]; only of steps with calls. */
   vendor_parts: z.array(z.custom<VendorPart>()).nullish(),
-  notes: z.array(z.custom<OutgoingNote>()).nullish(),
+  /** The parts that are calls of the vendor and their results; only in transcripts, which have no other parts. */
+  vendor_calls: z.array(z.custom<VendorPart>()).nullish(),
+  notes: z.array(z.custom<VendorNote>()).nullish(),
   started_at: z.string(),
   completed_at: z.string(),
 })

@@ -70,7 +70,12 @@ const TranscriptStep = z.object({
     .array(z.record(z.string(), z.unknown()))
     .nullable()
     .optional()
-    .describe('Changes of the request for its vendor. Null if there were none.'),
+    .describe('Changes of the request for its vendor, and its refusal to answer. Null if there were none.'),
+  vendor_calls: z
+    .array(z.record(z.string(), z.unknown()))
+    .nullable()
+    .optional()
+    .describe('Calls that the vendor made itself, and their results. Null if there were none.'),
   started_at: z.string(),
   completed_at: z.string(),
 })

@@ -84,7 +84,11 @@ export async function callRoute(
       async each(attempt) {
         const failure = attempt.ok ? null : attempt.failure
         const error_class = failure?.class ?? (attempt.ok && isWithheld(attempt.answer) ? 'refusal' : null)
-        const provider_status_code = failure?.facts.provider_status_code ?? null
+        const { provider_status_code = null, provider_code, provider_request_id } = failure?.facts ?? {}
+        const ids = {
+          ...(provider_code !== undefined && { provider_code }),
+          ...(provider_request_id !== undefined && { provider_request_id }),
+        }
         routing.attempts.push({
           step,
           target_index: index,
@@ -92,6 +96,7 @@ export async function callRoute(
           model,
           error_class,
           provider_status_code,
+          ...(routing.route_id && ids),
         })
         if (routing.attempts.length > MAX_ATTEMPTS) routing.attempts.shift()
         if (attempt.ok) routing.target_index = index

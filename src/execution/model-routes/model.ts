@@ -104,6 +104,11 @@ export const RoutingRecord = z
           model: z.string(),
           error_class: z.enum(FAILURE_CLASSES).nullable().describe('Null for an answer, and for a failure of no class'),
           provider_status_code: z.int().nullable().describe('HTTP status of a failure, if the vendor returned one'),
+          provider_code: z.string().optional().describe('Error code of the vendor, if it returned one'),
+          provider_request_id: z
+            .string()
+            .optional()
+            .describe('ID of the failed request at the vendor, if it returned one'),
         }),
       )
       .describe('The newest 500 attempts, oldest first'),

@@ -7,17 +7,20 @@ import type {
   LanguageModelV4FunctionTool,
   LanguageModelV4Message,
   LanguageModelV4Prompt,
+  LanguageModelV4StreamPart,
   LanguageModelV4ToolCall,
   LanguageModelV4ToolResultPart,
   LanguageModelV4Usage,
+  SharedV4ProviderMetadata,
+  SharedV4Warning,
 } from '@ai-sdk/provider'
 import { parseExactJson } from '../../core/api/exact-json.ts'
-import { storableText, storableValue } from '../../core/api/storable-text.ts'
+import { storableText, storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { withoutMarks } from './exact-arguments.ts'
-import { AnswerLimitError, type ModelFailure, modelFailure, type TimeLimit } from './failure.ts'
+import { AnswerLimitError, type ModelFailure, modelFailure, StreamFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
 import type {
@@ -28,6 +31,7 @@ import type {
   PromptMessage,
   TextPart,
   ToolResultPart,
+  VendorNote,
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
@@ -35,9 +39,10 @@ import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
-import { fitsStrictMode, schemaInstruction } from './structured.ts'
-import { ContentReader, vendorParts } from './vendor-parts.ts'
-import { vendorOptions } from './vendor-settings.ts'
+import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction } from './structured.ts'
+import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
+import { reasoningOf, vendorOptions } from './vendor-settings.ts'
+import { warningNotes } from './warnings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
@@ -159,7 +164,8 @@ async function callSdk(
         return readAnswer(vendor, options, request, watch)
       })
     : await readAnswer(vendor, options, request, watch)
-  return { ...answer, tool_calls: restore(answer.tool_calls), ...(notes.length > 0 && { notes }) }
+  const all = [...notes, ...(answer.notes ?? [])]
+  return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
 async function readAnswer(
@@ -168,26 +174,41 @@ async function readAnswer(
   { onDelta, onReasoning }: Shown,
   watch: ResponseWatch,
 ): Promise<RawAnswer> {
-  const { content, ...end } = await watch.run(() => vendor.doGenerate(options))
+  const { content, warnings, ...end } = await watch.run(() => vendor.doGenerate(options))
   limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-  const answer = await rawAnswer(content, end)
+  const answer = rawAnswer(content, end, warnings)
   if (answer.reasoning) onReasoning?.(answer.reasoning)
   if (answer.text !== '') onDelta?.(answer.text)
   return answer
 }
 
 type Shown = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
+type StreamControl = { watch: ResponseWatch } & Pick<CallControl, 'markFirstChunk' | 'progress'>
 
 async function readStream(
   vendor: LanguageModelV4,
   options: LanguageModelV4CallOptions,
   { onDelta, onReasoning }: Shown,
-  { watch, markFirstChunk, progress }: { watch: ResponseWatch } & Pick<CallControl, 'markFirstChunk' | 'progress'>,
+  control: StreamControl,
 ): Promise<RawAnswer> {
-  const { stream } = await watch.run(() => vendor.doStream(options))
-  const content = new ContentReader()
+  const { stream, response } = await control.watch.run(() => vendor.doStream(options))
   const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
+  return readParts(stream, shown, control).catch(error => {
+    throw new StreamFailure(error, response?.headers)
+  })
+}
+
+/** @throws what the vendor sends in place of the rest of the answer */
+async function readParts(
+  stream: ReadableStream<LanguageModelV4StreamPart>,
+  shown: Record<'text' | 'reasoning', WholeCharacters>,
+  { watch, markFirstChunk, progress }: StreamControl,
+): Promise<RawAnswer> {
+  const content = new ContentReader()
+  const bounds = new MessageBounds()
   let [pieces, argumentPieces, started, calls] = [0, 0, 0, 0]
+  let hasText = false
+  let warnings: readonly SharedV4Warning[] = []
   for await (const part of stream) {
     if ('delta' in part) {
       limitAnswer(++pieces, MAX_PIECES, 'pieces')
@@ -197,7 +218,12 @@ async function readStream(
     if (part.type === 'text-delta') {
       if (part.delta === '') continue
       markFirstChunk()
-      shown.text.add(part.delta)
+      shown.text.add(bounds.separator(hasText) + part.delta)
+      hasText = true
+    } else if (part.type === 'text-start') {
+      bounds.begin(part)
+    } else if (part.type === 'stream-start') {
+      warnings = part.warnings
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
       shown.reasoning.add(part.delta)
@@ -214,7 +240,7 @@ async function readStream(
       progress.usage = modelUsage(part.usage)
       if (part.finishReason.raw === undefined && !watch.hasEnded) break
       for (const each of Object.values(shown)) each.end()
-      return rawAnswer(content.parts(), part)
+      return rawAnswer(content.parts(), part, warnings)
     }
   }
   throw new Error('the stream broke off')
@@ -228,7 +254,8 @@ function callOptions(
 ): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
   const byInstruction = schema !== null && !client.structuredOutputs
-  const instructions = byInstruction ? [system, schemaInstruction(schema)].filter(Boolean).join('\n\n') : system
+  const format = byInstruction ? schemaInstruction(schema) : schema === null && request.json ? JSON_INSTRUCTION : null
+  const instructions = [system, format].filter(Boolean).join('\n\n')
   const responseFormat =
     schema === null
       ? request.json
@@ -238,10 +265,11 @@ function callOptions(
         ? { type: 'json' as const }
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
   const typeOptions = request.provider_options?.[client.type]
+  const { reasoning, settings: otherSettings } = reasoningOf(request.vendor_settings)
   const options = {
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
     ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
-    ...vendorOptions(client.type, request.vendor_settings),
+    ...vendorOptions(client.type, otherSettings),
   }
   const { messages, changing } = vendorPrompt(request.messages, {
     mediaInResults: client.mediaInResults,
@@ -261,12 +289,12 @@ function callOptions(
     ],
     ...(tools.length > 0 && { tools, toolChoice: vendorToolChoice(request) }),
     responseFormat,
-    reasoning: request.reasoning,
     temperature: request.temperature ?? undefined,
     maxOutputTokens: request.max_output_tokens ?? undefined,
     topP: request.top_p ?? undefined,
     seed: request.seed ?? undefined,
     stopSequences: request.stop ?? undefined,
+    reasoning: request.reasoning ?? reasoning,
     presencePenalty: request.vendor_settings?.presence_penalty,
     frequencyPenalty: request.vendor_settings?.frequency_penalty,
     providerOptions: Object.keys(options).length > 0 ? { [client.optionsKey]: options as never } : undefined,
@@ -380,10 +408,15 @@ function assistantParts({ content, vendor }: Extract<PromptMessage, { role: 'ass
     const providerOptions = part.metadata as LanguageModelV4CallOptions['providerOptions']
     if (part.type === 'reasoning') return [{ type: 'reasoning', text: part.text, providerOptions }]
     if (part.type === 'text') return part.text.trim() === '' ? [] : [{ ...textPart(part.text), providerOptions }]
-    return calls[part.position] ? [{ ...calls[part.position], providerOptions }] : []
+    if (part.type === 'tool_call') return calls[part.position] ? [{ ...calls[part.position], providerOptions }] : []
+    const about = { toolCallId: part.id, toolName: part.name, providerOptions }
+    if (part.type === 'vendor_call') return [{ type: 'tool-call', ...about, input: part.input, providerExecuted: true }]
+    const output = { type: part.is_error ? 'error-json' : 'json', value: part.result } as ToolOutput
+    return [{ type: 'tool-result', ...about, output }]
   })
 }
 
+type ToolOutput = LanguageModelV4ToolResultPart['output']
 type AssistantPart = Extract<LanguageModelV4Message, { role: 'assistant' }>['content'][number]
 
 const textPart = (text: string) => ({ type: 'text' as const, text })
@@ -393,30 +426,49 @@ const userParts = (parts: readonly (TextPart | AttachedFile)[]) =>
     part.type === 'text' ? textPart(part.text) : filePart(part.media_type, part.data_base64, part.filename),
   )
 
+type AnswerEnd = {
+  finishReason: LanguageModelV4FinishReason
+  usage: LanguageModelV4Usage
+  providerMetadata?: SharedV4ProviderMetadata
+}
+
 function rawAnswer(
   content: readonly LanguageModelV4Content[],
-  { finishReason, usage }: { finishReason: LanguageModelV4FinishReason; usage: LanguageModelV4Usage },
+  { finishReason, usage, providerMetadata }: AnswerEnd,
+  warnings: readonly SharedV4Warning[],
 ): RawAnswer {
-  const text = textsOf(content, 'text')
-  const reasoning = textsOf(content, 'reasoning')
-  const calls = content.filter(part => part.type === 'tool-call')
+  const notes = [...warningNotes(warnings), ...(finishReason.raw === 'refusal' ? [refusalNote(providerMetadata)] : [])]
+  const text = answerText(content)
+  const reasoning = content.map(part => (part.type === 'reasoning' ? part.text : '')).join('')
+  const calls = content.filter(part => part.type === 'tool-call').filter(call => !call.providerExecuted)
+  const paused = finishReason.raw === 'pause_turn' && calls.length === 0
   // A response without text, calls and finish reason, such as a body without choices, is a failure.
   const isEmpty = text === '' && calls.length === 0
   if (isEmpty && finishReason.raw === undefined) throw new Error('the response is empty')
-  const vendor_parts = calls.length > 0 ? vendorParts(content) : undefined
+  const vendor_parts = vendorParts(content)
   return {
     text: storableText(text),
-    ...(vendor_parts && { vendor_parts }),
+    ...((paused || isKept(vendor_parts)) && { vendor_parts }),
+    ...(paused && { paused }),
     ...(isEmpty && { vendor_reason: finishReason.raw }),
     tool_calls: calls.map(toolCall),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),
+    ...(notes.length > 0 && { notes }),
     ...(reasoning && { reasoning: storableText(reasoning) }),
   }
 }
 
-const textsOf = (content: readonly LanguageModelV4Content[], type: 'text' | 'reasoning'): string =>
-  content.map(part => (part.type === type ? part.text : '')).join('')
+/** Returns the note of an answer that ends with a refusal, with the details that the vendor gives. */
+function refusalNote(metadata: SharedV4ProviderMetadata | undefined): VendorNote {
+  const details = (metadata?.anthropic?.stopDetails ?? {}) as { category?: unknown; explanation?: unknown }
+  const text = (value: unknown) => (typeof value === 'string' ? storableText(truncateChars(value, 500)) : null)
+  return {
+    kind: 'refused',
+    category: text(details.category),
+    message: text(details.explanation) ?? 'the vendor refused to answer',
+  }
+}
 
 function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): ModelAnswer['tool_calls'][number] {
   const call = { id: storableText(toolCallId), tool_name: storableText(toolName) }

@@ -13,9 +13,9 @@ import type {
   ModelAnswer,
   ModelRequest,
   ModelUsage,
-  OutgoingNote,
   PromptMessage,
   TextPart,
+  VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
 import {
@@ -25,6 +25,7 @@ import {
   rememberRefusal,
   withoutRefused,
 } from './outgoing/refused-settings.ts'
+import { continuationOf, joinAnswers, MAX_PAUSES } from './paused.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -65,20 +66,31 @@ export async function attemptModel(
   let isRepeated = false
   /** Tokens of the malformed answer that the next one replaces. */
   let replaced: ModelUsage | null = null
+  let paused: ModelAnswer | null = null
+  let pauses = 0
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
-    const { request: sent, dropped } = withoutRefused(accepted, refusedSettings(services, provider.id, model))
+    const asked = paused ? continuationOf(accepted, paused) : accepted
+    const { request: sent, dropped } = withoutRefused(asked, refusedSettings(services, provider.id, model))
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     const notes = notesOf(dropped)
     if (outcome.ok && notes.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notes]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
-    if (!isRepeated && isMalformed(provider.provider, outcome)) {
+    if (outcome.ok && outcome.answer.paused && pauses++ < MAX_PAUSES) {
+      paused = paused ? joinAnswers(paused, outcome.answer) : outcome.answer
+      // The rest of the answer is a separate call.
+      attempt = -1
+      continue
+    }
+    if (!isRepeated && !paused && isMalformed(provider.provider, outcome)) {
       isRepeated = true
       replaced = outcome.ok ? outcome.answer.usage : (outcome.used ?? null)
       services.log.info(facts, 'model call is repeated after a malformed answer')
       continue
     }
     if (outcome.ok) {
+      if (paused) outcome.answer = joinAnswers(paused, outcome.answer)
+      paused = null
       outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
       replaced = null
       const reason = abnormalEnd(outcome.answer)
@@ -107,14 +119,16 @@ export async function attemptModel(
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) {
       reportUnused(replaced)
-      return outcome
+      reportUnused(paused?.usage)
+      // Another target would repeat the part of the answer that was shown.
+      return paused ? { ...outcome, failure: { ...failure, class: null } } : outcome
     }
     await sleep(delay, undefined, { signal: request.signal }).catch(() => {})
     request.signal.throwIfAborted()
   }
 }
 
-const notesOf = (dropped: readonly RefusedSetting[]): OutgoingNote[] =>
+const notesOf = (dropped: readonly RefusedSetting[]): VendorNote[] =>
   dropped
     .filter(setting => !isStreamSetting(setting))
     .map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))

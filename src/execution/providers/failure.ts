@@ -27,8 +27,22 @@ export type ModelFailure = {
   /** Number of attempts of the call; set by the caller of the attempt. */
   attempts?: number
   /** Fields for the log line of the attempt. */
-  facts: { error_class: FailureClass; provider_status_code: number | null; error: string }
+  facts: { error_class: FailureClass; provider_status_code: number | null; error: string } & VendorIds
   cause: unknown
+}
+
+/** Code and request ID of a failure at the vendor, as far as it gave them. */
+export type VendorIds = { provider_code?: string; provider_request_id?: string }
+
+/** An error after the response began, with the headers of the response. */
+export class StreamFailure {
+  readonly error: unknown
+  readonly headers: Record<string, string> | undefined
+
+  constructor(error: unknown, headers: Record<string, string> | undefined) {
+    this.error = error
+    this.headers = headers
+  }
 }
 
 type AttemptInfo = {
@@ -52,7 +66,8 @@ const TEXT_LENGTH = 500
 const TEXT_BYTES = 4 * TEXT_LENGTH
 
 /** Converts an error thrown in an attempt to a failure. */
-export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailure {
+export function modelFailure(caught: unknown, attempt: AttemptInfo): ModelFailure {
+  const thrown = caught instanceof StreamFailure ? caught.error : caught
   const findCause = <T>(is: (error: unknown) => error is T): T | null =>
     (causes(thrown).find(is) as T | undefined) ?? null
   const appError = findCause((error): error is AppError => error instanceof AppError)
@@ -73,7 +88,10 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
   const streamError = thrown instanceof Error ? null : streamErrorOf(thrown)
   const interruption = interruptedResponse(apiError)
   const status = interruption ? null : (apiError?.statusCode ?? tokenStatus(thrown))
+  const provider_status_code = status ?? (interruption ? null : (streamError?.statusCode ?? null))
   const body = apiError?.responseBody ?? null
+  const headers = caught instanceof StreamFailure ? caught.headers : apiError?.responseHeaders
+  const ids = vendorIds(streamError?.code ?? codeOfBody(body), headers, attempt.secrets)
   const text = truncateChars(
     maskSecrets(interruption ?? vendorText(streamError ?? thrown, apiError, body), attempt.secrets, TEXT_BYTES),
     TEXT_LENGTH,
@@ -98,7 +116,8 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     code: 'AI_PROVIDER_ERROR',
     message,
     meta: {
-      provider_status_code: status,
+      provider_status_code,
+      ...ids,
       provider_response_body: body === null ? null : maskSecrets(body, attempt.secrets, BODY_BYTES),
       ai_provider_id: attempt.ai_provider_id,
       model: attempt.model,
@@ -106,7 +125,7 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
     },
     class: failureClass,
     retry_after_ms,
-    facts: { error_class: errorClass, provider_status_code: status, error: message },
+    facts: { error_class: errorClass, provider_status_code, ...ids, error: message },
     // SDK errors carry the whole request; the message contains the relevant part.
     cause: undefined,
   }
@@ -114,6 +133,28 @@ export function modelFailure(thrown: unknown, attempt: AttemptInfo): ModelFailur
 
 const timeLimitMessage = ({ kind, ms }: TimeLimit): string =>
   kind === 'total' ? `AI provider did not respond within ${ms} ms` : `AI provider sent nothing for ${ms} ms`
+
+const REQUEST_IDS = ['request-id', 'x-request-id', 'x-amzn-requestid']
+const ID_LENGTH = 128
+
+function vendorIds(code: string | null, headers: Record<string, string> | undefined, secrets: string[]): VendorIds {
+  const id = REQUEST_IDS.flatMap(name => headers?.[name] ?? [])[0]
+  const named = code ?? headers?.['x-amzn-errortype']?.split(':')[0]
+  const shown = (text: string) => truncateChars(maskSecrets(text, secrets, 4 * ID_LENGTH), ID_LENGTH)
+  return { ...(named && { provider_code: shown(named) }), ...(id && { provider_request_id: shown(id) }) }
+}
+
+/** Returns the code in the body of a refusal. Vendors place it differently. */
+function codeOfBody(body: string | null): string | null {
+  try {
+    const { type, error = {} } = JSON.parse(body ?? '{}')
+    return [error.code, error.status, type === 'error' ? error.type : null].find(isText) ?? null
+  } catch {
+    return null
+  }
+}
+
+const isText = (value: unknown): value is string => typeof value === 'string' && value !== ''
 
 /** An answer has more parts than are accepted. */
 export class AnswerLimitError extends Error {}
@@ -164,7 +205,7 @@ function permanentFailure(error: AppError, thrown: unknown): ModelFailure {
 }
 
 /** Error in a stream that began with a success. */
-type StreamError = { message: unknown; statusCode: number | null; isRetryable: boolean }
+type StreamError = { message: unknown; statusCode: number | null; code: string | null; isRetryable: boolean }
 
 /** Statuses of messages that vendors send in streams without a code. */
 const MESSAGE_STATUSES: Record<string, number> = {
@@ -198,6 +239,7 @@ function streamErrorOf(thrown: unknown): StreamError {
   return {
     message: message ?? (typeof thrown === 'string' ? thrown : undefined),
     statusCode,
+    code: [inner.code, inner.type, outer.code, outer.type].filter(isText).find(value => value !== 'error') ?? null,
     isRetryable: (declared as boolean | undefined) ?? (statusCode === 408 || statusCode === 409),
   }
 }

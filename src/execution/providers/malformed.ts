@@ -1,6 +1,6 @@
 import type { ModelCallOutcome } from './attempt.ts'
 import type { ProviderType } from './model.ts'
-import type { ModelAnswer, ModelUsage } from './model-messages.ts'
+import { isRefused, type ModelAnswer, type ModelUsage } from './model-messages.ts'
 
 /** Reasons with which Google ends an answer that the model wrote wrongly, or for no stated reason. */
 const ABNORMAL = ['MALFORMED_FUNCTION_CALL', 'MALFORMED_RESPONSE', 'UNEXPECTED_TOOL_CALL', 'OTHER']
@@ -14,6 +14,7 @@ const isEmpty = ({ text, tool_calls }: ModelAnswer): boolean => text === '' && t
 export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): boolean {
   if (!outcome.ok) return REFUSED_CALL.test(String(outcome.failure.meta.provider_response_body ?? ''))
   const { answer } = outcome
+  if (isRefused(answer)) return false
   return isEmpty(answer) && (type === 'google' || type === 'vertex' || answer.reasoning !== undefined)
 }
 

@@ -48,12 +48,21 @@ export type MediaFallback = { input: ModelInput; text: () => Promise<string> }
  * A message as its model gave it, in its order, with the parts that the vendor requires back: reasoning with its signatures, marks of
  * texts and calls. Sent to the model that made it, in place of the content.
  */
-export type VendorStep = { ai_provider_id: string; model: string; parts: VendorPart[] }
+export type VendorStep = {
+  ai_provider_id: string
+  model: string
+  parts: VendorPart[]
+  /** Set on the last message of a request: the vendor paused there, and its answer continues the message. */
+  paused?: true
+}
 export type VendorPart = { metadata?: Record<string, Record<string, unknown>> } & (
   | { type: 'text'; text: string }
   | { type: 'reasoning'; text: string }
   /** `position` of the call among the calls of the message. */
   | { type: 'tool_call'; position: number }
+  /** A call that the vendor made itself, and its result. */
+  | { type: 'vendor_call'; id: string; name: string; input: unknown }
+  | { type: 'vendor_result'; id: string; name: string; result: unknown; is_error: boolean }
 )
 export type ToolCallPart = { type: 'tool_call'; tool_call_id: string; tool_name: string; args: unknown }
 export type ToolResultPart = {
@@ -143,17 +152,31 @@ export type ModelUsage = {
   reasoning_tokens: number
 }
 
-/** A change of a request for its vendor. */
-export type OutgoingNote =
+/** A change of a request for its vendor, or the vendor's refusal to answer it. */
+export type VendorNote =
   | { kind: 'tool_left_out' | 'tool_renamed'; tool_name: string; message: string }
-  | { kind: 'setting_left_out'; setting: string; message: string }
+  | { kind: 'setting_left_out' | 'setting_changed'; setting: string; message: string }
+  | { kind: 'warning'; message: string }
+  | { kind: 'refused'; category: string | null; message: string }
+
+/**
+ * Whether the vendor refused to answer. It refuses later requests too while these contain the refused answer and the
+ * messages that led to it.
+ */
+export const isRefused = ({ notes }: { notes?: readonly VendorNote[] | null }): boolean =>
+  notes?.some(({ kind }) => kind === 'refused') === true
 
 export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
   reasoning?: string
-  /** The answer in its order; absent without calls, and if the vendor requires nothing but texts and calls. */
+  /**
+   * The answer in its order: if it has calls of the vendor, or if the vendor requires more than texts and calls back with its
+   * calls.
+   */
   vendor_parts?: VendorPart[]
+  /** Whether the vendor paused the answer, and continues it in a next call. */
+  paused?: true
   /** `args_error` is set if `args` could not be parsed; `args` is the raw text then. */
   tool_calls: { id: string; tool_name: string; args: unknown; args_error?: string }[]
   /** Finish reason of an empty answer in the vendor's own words. */
@@ -164,6 +187,6 @@ export type ModelAnswer = {
   /** Requested model. */
   model: string
   ai_provider_id: string
-  /** Changes of the request for its vendor; absent without any. */
-  notes?: OutgoingNote[]
+  /** Absent without any. */
+  notes?: VendorNote[]
 }

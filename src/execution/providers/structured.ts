@@ -1,3 +1,6 @@
+/** The instruction for an answer of JSON without a schema: vendors refuse the format in a request without the word. */
+export const JSON_INSTRUCTION = 'Answer with one JSON object and nothing else.'
+
 /** Returns the instruction for vendors that accept no schema. */
 export const schemaInstruction = (schema: object): string =>
   `Answer with one JSON value and nothing else. It must satisfy this JSON Schema:\n${JSON.stringify(schema)}`

@@ -40,6 +40,22 @@ const optionNames: Partial<Record<ProviderType, OptionNames>> = {
   custom: compatible,
 }
 
+const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'] as const
+type Effort = (typeof EFFORTS)[number]
+
+/**
+ * Returns the effort of reasoning as the argument that each package translates for its models, and the other settings.
+ * Other efforts remain an option.
+ */
+export function reasoningOf(settings: VendorSettings = {}): {
+  reasoning: Effort | undefined
+  settings: VendorSettings
+} {
+  const { reasoning_effort, ...others } = settings
+  const reasoning = EFFORTS.find(effort => effort === reasoning_effort)
+  return { reasoning, settings: reasoning ? others : settings }
+}
+
 /** Returns the SDK options of settings that a provider type supports; penalties are arguments of the call. */
 export function vendorOptions(type: ProviderType, settings: VendorSettings = {}): Record<string, unknown> {
   const names = optionNames[type] ?? {}

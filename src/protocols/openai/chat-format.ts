@@ -20,7 +20,7 @@ const REASONS: Record<string, string> = {
   length: 'length',
   'content-filter': 'content_filter',
 }
-const reasonOf = ({ finish_reason, tool_calls }: ChatAnswer): string =>
+export const finishReasonOf = ({ finish_reason, tool_calls }: ChatAnswer): string =>
   tool_calls.length > 0 ? 'tool_calls' : (REASONS[finish_reason] ?? 'stop')
 
 const NO_USAGE: ModelUsage = {
@@ -56,7 +56,7 @@ export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Vi
           ...(called && { tool_calls }),
         },
         logprobs: null,
-        finish_reason: reasonOf(answer),
+        finish_reason: finishReasonOf(answer),
       },
     ],
     usage: shownUsage(answer.usage, visible),
@@ -105,7 +105,7 @@ export function chatChunks(
       model = answer.model
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
-      yield deltaChunk({}, reasonOf(answer))
+      yield deltaChunk({}, finishReasonOf(answer))
       if (options.include_usage) yield chunk([], { usage: shownUsage(answer.usage, visible) })
       yield 'data: [DONE]\n\n'
     },

@@ -9,7 +9,21 @@ import { HistoryBuilder } from './history.ts'
 const name = z.string().min(1).max(255)
 
 const FunctionCall = z.object({ name, arguments: z.string().max(262_144).nullish() })
-const ToolCall = z.object({ id: name, function: FunctionCall })
+const CustomCall = z.object({ name, input: z.string().max(262_144) })
+const ToolCall = z
+  .object({ id: name, function: FunctionCall.optional(), custom: CustomCall.optional() })
+  .refine(call => call.function || call.custom, { path: ['function'], message: 'is required' })
+
+type ToolCall = z.output<typeof ToolCall>
+
+/** Returns name and arguments of a call. */
+function calledBy({ function: called, custom }: ToolCall): { name: string; arguments: string } {
+  if (custom) return { name: custom.name, arguments: argumentsOfInput(custom.input) }
+  return { name: called?.name ?? '', arguments: called?.arguments ?? '' }
+}
+
+/** Returns the arguments that stand for the text of a call of a custom tool. */
+export const argumentsOfInput = (input: string): string => JSON.stringify({ input })
 
 const Message = z.discriminatedUnion('role', [
   z.object({ role: z.enum(['system', 'developer']), content: TextContent }),
@@ -33,12 +47,21 @@ const FunctionTool = z.object({
   name: ToolName,
   description: z.string().max(4096).nullish(),
   parameters: ToolSchema.nullish(),
+  strict: z.boolean().nullish(),
 })
-const Tool = z.object({ type: z.literal('function'), function: FunctionTool })
+/** A kind of tool, or of choice, other than a function: it is ignored. */
+export const OtherKind = z.object({
+  type: z.string().refine(type => type !== 'function', 'must have the fields of a function'),
+})
+const Tool = z.discriminatedUnion('type', [
+  z.object({ type: z.literal('function'), function: FunctionTool }),
+  z.object({ type: z.literal('custom') }),
+])
 
 const Choice = z.union([
   z.enum(['none', 'auto', 'required']),
   z.object({ type: z.literal('function'), function: z.object({ name }) }),
+  OtherKind,
 ])
 
 const Format = z.discriminatedUnion('type', [
@@ -149,17 +172,29 @@ export const toolOf = ({
   parameters: parameters ?? { type: 'object', properties: {} },
 })
 
+const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => ('function' in tool ? tool.function : []))
+
+/** Returns the names of tools, choices and settings of tools that are ignored. */
+const ignoredTools = ({ tools, functions, tool_choice }: Body): string[] => [
+  ...(tools?.some(tool => !('function' in tool)) ? ['tools'] : []),
+  ...(typeof tool_choice === 'object' && tool_choice && !('function' in tool_choice) ? ['tool_choice'] : []),
+  ...([...functionsOf(tools), ...(functions ?? [])].some(({ strict }) => strict) ? ['tools.strict'] : []),
+]
+
 function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 'tool_fields'> {
   const { tools, functions, tool_choice, function_call } = body
   const isOldForm = !tools && !!functions
-  const defined = (isOldForm ? functions : (tools ?? []).map(tool => tool.function)).map(toolOf)
+  const defined = (isOldForm ? functions : functionsOf(tools)).map(toolOf)
   const choice = isOldForm && typeof function_call === 'object' ? function_call?.name : null
   return {
     tools: defined,
     tool_fields: namesSet(body, isOldForm ? ['functions', 'function_call', 'tool_choice'] : ['tools', 'tool_choice']),
     tool_choice: checkedChoice(
       defined,
-      choice ?? (typeof tool_choice === 'object' ? tool_choice?.function.name : null) ?? null,
+      choice ??
+        (tool_choice && typeof tool_choice === 'object' && 'function' in tool_choice
+          ? tool_choice.function.name
+          : null),
       (isOldForm ? (typeof function_call === 'string' ? function_call : null) : null) ??
         (typeof tool_choice === 'string' ? tool_choice : null),
     ),
@@ -194,7 +229,7 @@ export const settingsOf = (body: Record<string, unknown>, names: object): Client
 /** Returns the system texts and the other messages. @throws VALIDATION_FAILED */
 function messagesOf({ messages }: Body): { instructions: string | null; messages: ModelMessage[] } {
   const system: string[] = []
-  const history = new HistoryBuilder()
+  const history = new HistoryBuilder({ messages: 'messages', callId: 'tool_call_id' })
   for (const [index, message] of messages.entries()) {
     const path = `messages[${index}]`
     switch (message.role) {
@@ -207,13 +242,9 @@ function messagesOf({ messages }: Body): { instructions: string | null; messages
         break
       case 'assistant': {
         const { tool_calls, function_call } = message
-        const old = function_call ? [{ id: `call_${function_call.name}`, function: function_call }] : []
-        const calls = (tool_calls?.length ? tool_calls : old).map(call => ({
-          id: call.id,
-          name: call.function.name,
-          arguments: call.function.arguments ?? '',
-        }))
-        history.addAssistant(textOf(message.content), calls, path)
+        const old: ToolCall[] = function_call ? [{ id: `call_${function_call.name}`, function: function_call }] : []
+        const calls = (tool_calls?.length ? tool_calls : old).map(call => ({ id: call.id, ...calledBy(call) }))
+        history.addAssistant(textOf(message.content), calls)
         break
       }
       case 'tool':
@@ -223,7 +254,7 @@ function messagesOf({ messages }: Body): { instructions: string | null; messages
         history.addResult(`call_${message.name}`, textOf(message.content), path)
     }
   }
-  return { instructions: joinTexts(system), messages: history.finish('messages') }
+  return { instructions: joinTexts(system), messages: history.finish() }
 }
 
 export const joinTexts = (texts: readonly string[]): string | null =>
@@ -255,6 +286,6 @@ export function parseChatRequest(body: unknown): {
   return {
     request,
     include_usage: parsed.stream_options?.include_usage ?? false,
-    ignored: [...unknownFields(body, ChatRequest.shape), ...replacedFields(parsed)],
+    ignored: [...unknownFields(body, ChatRequest.shape), ...replacedFields(parsed), ...ignoredTools(parsed)],
   }
 }

@@ -11,6 +11,7 @@ import { modelOf } from '../../conversation/chats/run-completion.ts'
 import { type FoundTarget, findCompletionTarget, findRouteTarget } from '../../conversation/chats/target.ts'
 import { raise } from '../../core/api/errors.ts'
 import { type Context, type OperationResult, operation, result } from '../../core/api/operation.ts'
+import { ignoredSettings } from '../../execution/providers/ignored-params.ts'
 import type { ModelAnswer } from '../../execution/providers/model-messages.ts'
 import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { hasRemoteImages, loadAttachments } from './client-media.ts'
@@ -97,3 +98,9 @@ async function createCompletion(context: Context<Record<string, never>, Completi
 
 /** Returns the answer of a completion that was not streamed. */
 export const answerOf = ({ body }: OperationResult): ModelAnswer => body as ModelAnswer
+
+/** Returns the settings that vendors ignored in the calls of an answer that was not streamed. */
+export const ignoredBy = ({ body }: OperationResult): string[] => {
+  const { notes, ignored_params } = (body ?? {}) as Pick<ModelAnswer, 'notes'> & { ignored_params?: string[] }
+  return ignored_params ?? ignoredSettings([{ notes }])
+}

@@ -26,15 +26,15 @@ const FileContent = z.object({
 })
 const File = z.object({ type: z.literal('file'), file: FileContent })
 const InputFile = FileContent.extend({ type: z.literal('input_file') })
-const Text = z.object({ type: z.enum(['text', 'input_text', 'output_text']), text })
+export const TextContentPart = z.object({ type: z.enum(['text', 'input_text', 'output_text']), text })
 const Refusal = z.object({ type: z.literal('refusal'), refusal: text })
 
 /** Text of a message, or of its parts. */
-export const TextContent = z.union([text, z.array(z.union([Text, Refusal])).max(64)])
+export const TextContent = z.union([text, z.array(z.union([TextContentPart, Refusal])).max(64)])
 /** Content of a message of the user. */
 export const UserContent = z.union([
   text,
-  z.array(z.discriminatedUnion('type', [Text, ImageUrl, InputImage, InputAudio, File, InputFile])).max(64),
+  z.array(z.discriminatedUnion('type', [TextContentPart, ImageUrl, InputImage, InputAudio, File, InputFile])).max(64),
 ])
 
 /** Returns the texts of a content, separated by a blank line. */

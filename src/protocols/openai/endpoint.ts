@@ -5,7 +5,7 @@ import { canSeeProject } from '../../core/iam/access.ts'
 import { isCounted } from '../../core/invoke/call.ts'
 import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
-import { createChatCompletion } from './chat-completions.ts'
+import { createChatCompletion, createTextCompletion } from './chat-completions.ts'
 import { createEmbeddings } from './embeddings.ts'
 import { openAiError, UnknownRouteError } from './error-body.ts'
 import { deleteFile, downloadFile, getFile, listFiles, uploadFile } from './files.ts'
@@ -31,6 +31,7 @@ const routes: Route[] = [
     handle: async (session, [, id]) => sendJson(session, await findModel(session, id)),
   },
   { method: 'POST', path: /^\/chat\/completions$/, handle: createChatCompletion },
+  { method: 'POST', path: /^\/completions$/, handle: createTextCompletion },
   { method: 'POST', path: /^\/responses$/, handle: createResponse },
   { method: 'GET', path: /^\/responses\/([^/]+)$/, handle: getResponse },
   { method: 'DELETE', path: /^\/responses\/([^/]+)$/, handle: deleteResponse },

@@ -7,10 +7,18 @@ type ClientCall = { id: string; name: string; arguments: string }
 
 const invalid = (path: string, message: string): never => raiseInvalid({ code: 'INVALID_VALUE', path, message })
 
+/** Names of the fields of a route in the problems of a request. */
+type FieldNames = { messages: 'messages' | 'input'; callId: 'tool_call_id' | 'call_id' }
+
 /** Collects the messages of a request; results follow their calls immediately, as vendors require. */
 export class HistoryBuilder {
+  private readonly names: FieldNames
   private readonly messages: ModelMessage[] = []
   private readonly open = new Map<string, string>()
+
+  constructor(names: FieldNames) {
+    this.names = names
+  }
 
   /** Adds messages that precede the request; calls of the last one may be answered by the request. */
   addAll(messages: readonly ModelMessage[]): void {
@@ -28,14 +36,12 @@ export class HistoryBuilder {
     this.messages.push({ role: 'user', content })
   }
 
-  /** @throws VALIDATION_FAILED for arguments that are not a JSON object */
-  addAssistant(text: string, calls: readonly ClientCall[], path: string): void {
+  addAssistant(text: string, calls: readonly ClientCall[]): void {
     this.closeCalls()
     if (text === '' && calls.length === 0) return
-    const parts = calls.map((call, index) => {
+    const parts = calls.map(call => {
       this.open.set(call.id, call.name)
-      const at = `${path}.tool_calls[${index}].function.arguments`
-      const args = parseArguments(call.arguments, () => invalid(at, 'must be a JSON object'))
+      const args = parseArguments(call.arguments)
       return { type: 'tool_call' as const, tool_call_id: call.id, tool_name: call.name, args }
     })
     this.messages.push({
@@ -48,7 +54,7 @@ export class HistoryBuilder {
   addResult(id: string, text: string, path: string): void {
     const tool_name = this.open.get(id)
     if (tool_name === undefined)
-      throw invalid(`${path}.tool_call_id`, 'is not a pending call of the preceding assistant message')
+      throw invalid(`${path}.${this.names.callId}`, 'is not a pending call of the preceding assistant message')
     this.open.delete(id)
     const result = { type: 'tool_result' as const, tool_call_id: id, tool_name, result: text, error: null }
     const last = this.messages.at(-1)
@@ -57,8 +63,9 @@ export class HistoryBuilder {
   }
 
   /** Returns the messages. @throws VALIDATION_FAILED for pending calls, no message, and more than 4 MiB of text */
-  finish(path: string): ModelMessage[] {
-    this.closeCalls(path)
+  finish(): ModelMessage[] {
+    const path = this.names.messages
+    this.closeCalls()
     if (this.messages.length === 0) invalid(path, 'must contain a message of the user or the assistant')
     const bytes = this.messages.reduce((sum, message) => sum + textBytes(message), 0)
     if (bytes > MAX_MESSAGES_BYTES)
@@ -67,8 +74,9 @@ export class HistoryBuilder {
   }
 
   /** Requires results of all calls before the next message. */
-  private closeCalls(path = 'messages'): void {
-    if (this.open.size > 0) invalid(path, `must contain the result of tool call ${[...this.open.keys()][0]}`)
+  private closeCalls(): void {
+    if (this.open.size > 0)
+      invalid(this.names.messages, `must contain the result of tool call ${[...this.open.keys()][0]}`)
   }
 }
 

@@ -2,17 +2,15 @@ import { AppError } from '../../core/api/errors.ts'
 import type { OperationResult } from '../../core/api/operation.ts'
 import { setServiceHeader } from '../../core/http/mounts.ts'
 import { toRefusal } from '../../core/invoke/refusal-mapping.ts'
+import { ignoredParamsHeader } from '../../execution/providers/ignored-params.ts'
 import type { Visibility } from './chat-format.ts'
 import { openAiError } from './error-body.ts'
 import { isEndUser, type OpenAiSession } from './session.ts'
 import type { TurnReport } from './turn-call.ts'
 
-const MAX_IGNORED = 20
-
-/** Names ignored fields in a header. Names that a header cannot contain are omitted. */
-export function setIgnored(session: OpenAiSession, names: readonly string[]): void {
-  const shown = [...new Set(names)].filter(name => /^[\w.-]{1,64}$/.test(name)).slice(0, MAX_IGNORED)
-  if (shown.length > 0) setServiceHeader(session, 'Ignored-Params', shown.join(', '))
+/** Names ignored fields in a header. */
+export function setIgnored({ services, exchange }: OpenAiSession, names: readonly string[]): void {
+  for (const [name, value] of Object.entries(ignoredParamsHeader(services, names))) exchange.res.setHeader(name, value)
 }
 
 /** Sets the headers of a turn: its session and the ignored fields. */

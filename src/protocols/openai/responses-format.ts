@@ -4,20 +4,24 @@ import { eventMessage } from '../../core/api/event-stream.ts'
 import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
 import { shownUsage, type Visibility } from './chat-format.ts'
 
-/** IDs of responses and their items follow from the ID of the generation. */
-export const responseId = (generationId: string): string => `resp_${suffixOf(generationId)}`
-/** Returns an ID without its prefix. */
-export const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1)
+/**
+ * IDs of answers and their items follow from the ID of the generation. An answer that follows results of the client's tools
+ * has the number of the earlier steps too: clients merge messages with the same ID.
+ */
+export const answerId = (prefix: 'resp' | 'chatcmpl', generationId: string, afterStep: number): string =>
+  `${prefix}_${suffixOf(generationId)}${afterStep > 0 ? `_${afterStep}` : ''}`
+/** Returns the part of an ID that the IDs of its items have too. */
+export const suffixOf = (id: string): string => id.slice(id.indexOf('_') + 1).split('_')[0]
 const messageId = (suffix: string, step: number): string => `msg_${suffix}_${step}`
 const callItemId = (suffix: string, callId: string): string => `fc_${suffix}_${callId}`
 
-const RESPONSE_ID = /^resp_([0-9a-hjkmnp-tv-z]{26})$/
+const RESPONSE_ID = /^resp_([0-9a-hjkmnp-tv-z]{26})(?:_([1-9]\d{0,5}))?$/
 const ITEM_ID = /^(msg|fc)_([0-9a-hjkmnp-tv-z]{26})_(.+)$/
 
-/** Returns the generation of a response ID, or null. */
-export const generationOfResponse = (id: string): string | null => {
+/** Returns the generation of a response ID, and its steps before the response; null for another ID. */
+export const parseResponseId = (id: string): { generation_id: string; afterStep: number } | null => {
   const found = RESPONSE_ID.exec(id)
-  return found && `gen_${found[1]}`
+  return found && { generation_id: `gen_${found[1]}`, afterStep: Number(found[2] ?? 0) }
 }
 
 /** Returns the generation and the part of it that an item ID names, or null. */

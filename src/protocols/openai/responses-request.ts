@@ -2,8 +2,10 @@ import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
 import {
+  argumentsOfInput,
   checkedChoice,
   joinTexts,
+  OtherKind,
   sessionKeyOf,
   settingFields,
   settingsOf,
@@ -15,7 +17,7 @@ import {
   userOf,
 } from './chat-request.ts'
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
-import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
+import { TextContent, TextContentPart, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
 import { requestEcho } from './responses-format.ts'
 
@@ -30,8 +32,18 @@ const FunctionCall = z.object({
 const CallOutput = z.object({
   type: z.literal('function_call_output'),
   call_id: name,
-  output: z.union([z.string().max(262_144), TextContent]),
+  output: z.union([
+    z.string().max(262_144),
+    z.array(z.union([TextContentPart, z.object({ type: z.string() })])).max(64),
+  ]),
 })
+const CustomCall = z.object({
+  type: z.literal('custom_tool_call'),
+  call_id: name,
+  name,
+  input: z.string().max(262_144),
+})
+const CustomOutput = CallOutput.extend({ type: z.literal('custom_tool_call_output') })
 const Reference = z.object({ type: z.literal('item_reference'), id: z.string().max(512) })
 const Reasoning = z.object({ type: z.literal('reasoning') })
 const Message = z.union([
@@ -39,7 +51,15 @@ const Message = z.union([
   z.object({ type: z.literal('message').optional(), role: z.literal('user'), content: UserContent }),
   z.object({ type: z.literal('message').optional(), role: z.literal('assistant'), content: TextContent }),
 ])
-const Item = z.union([FunctionCall, CallOutput, Reference, Reasoning, Message])
+const KNOWN_ITEMS = new Set([
+  ...['message', 'function_call', 'function_call_output', 'custom_tool_call', 'custom_tool_call_output'],
+  ...['item_reference', 'reasoning'],
+])
+/** An item that only its vendor reads, such as a call of a hosted tool: it is ignored. */
+const OtherItem = z
+  .object({ type: z.string().refine(type => !KNOWN_ITEMS.has(type), 'must have the fields of its type') })
+  .transform(({ type }) => ({ type: 'other' as const, name: type }))
+const Item = z.union([FunctionCall, CallOutput, CustomCall, CustomOutput, Reference, Reasoning, Message, OtherItem])
 export type Item = z.output<typeof Item>
 
 const Tool = z.union([
@@ -50,8 +70,7 @@ const Tool = z.union([
     parameters: ToolSchema.nullish(),
     strict: z.boolean().nullish(),
   }),
-  // Hosted tools are ignored.
-  z.object({ type: z.string() }),
+  OtherKind,
 ])
 
 const Format = z.discriminatedUnion('type', [
@@ -72,7 +91,7 @@ const ResponseRequest = z.object({
   instructions: z.string().max(262_144).nullish(),
   tools: z.array(Tool).max(128).nullish(),
   tool_choice: z
-    .union([z.enum(['none', 'auto', 'required']), z.object({ type: z.literal('function'), name })])
+    .union([z.enum(['none', 'auto', 'required']), z.object({ type: z.literal('function'), name }), OtherKind])
     .nullish(),
   text: z.object({ format: Format.nullish(), verbosity: z.string().max(64).nullish() }).nullish(),
   reasoning: z.object({ effort: z.string().max(64).nullish() }).nullish(),
@@ -115,7 +134,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
       path: 'conversation',
       message: 'cannot be combined with previous_response_id',
     })
-  const hosted = (parsed.tools ?? []).some(tool => !('name' in tool))
+  const isChoice = typeof choice === 'object' && choice !== null
   return {
     items: typeof parsed.input === 'string' ? [{ role: 'user' as const, content: parsed.input }] : parsed.input,
     request: {
@@ -124,7 +143,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
       tool_fields: [...(parsed.tools ? ['tools'] : []), ...(choice ? ['tool_choice'] : [])],
       tool_choice: checkedChoice(
         tools,
-        typeof choice === 'object' ? (choice?.name ?? null) : null,
+        isChoice && 'name' in choice ? choice.name : null,
         typeof choice === 'string' ? choice : null,
       ),
       settings: {
@@ -145,12 +164,25 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     background: parsed.background ?? false,
     ignored: [
       ...unknownFields(body, ResponseRequest.shape),
-      ...(hosted ? ['tools'] : []),
-      ...(choice && tools.length === 0 ? ['tool_choice'] : []),
+      ...((parsed.tools ?? []).some(tool => !('name' in tool)) ? ['tools'] : []),
+      ...((parsed.tools ?? []).some(tool => 'name' in tool && tool.strict) ? ['tools.strict'] : []),
+      ...(choice && (tools.length === 0 || (isChoice && !('name' in choice))) ? ['tool_choice'] : []),
+      ...ignoredItems(parsed.input),
     ],
     echo: requestEcho(parsed),
   }
 }
+
+/** Returns the names of items, and of parts of results, that are ignored. */
+const ignoredItems = (input: string | readonly Item[]): string[] =>
+  (typeof input === 'string' ? [] : input).flatMap(item => {
+    if ('role' in item) return []
+    if ('output' in item)
+      return typeof item.output === 'string'
+        ? []
+        : item.output.flatMap(part => ('text' in part ? [] : `output.${part.type}`))
+    return item.type === 'other' ? `input.${item.name}` : []
+  })
 
 /** Returns the stored text or call that a reference names. */
 export type ResolvedItem =
@@ -168,13 +200,13 @@ export function messagesOfItems(
   before: Parameters<HistoryBuilder['addAll']>[0],
 ) {
   const system: string[] = []
-  const history = new HistoryBuilder()
+  const history = new HistoryBuilder({ messages: 'input', callId: 'call_id' })
   history.addAll(before)
   // Consecutive texts and calls of the assistant are one message.
   let text: string[] = []
   let calls: { id: string; name: string; arguments: string }[] = []
-  const flush = (path: string) => {
-    if (text.length > 0 || calls.length > 0) history.addAssistant(text.join('\n\n'), calls, path)
+  const flush = () => {
+    if (text.length > 0 || calls.length > 0) history.addAssistant(text.join('\n\n'), calls)
     text = []
     calls = []
   }
@@ -182,26 +214,30 @@ export function messagesOfItems(
     const path = `input[${index}]`
     if ('role' in item) {
       if (item.role === 'assistant') {
-        if (calls.length > 0) flush(path)
+        if (calls.length > 0) flush()
         text.push(textOf(item.content))
         continue
       }
-      flush(path)
+      flush()
       if (item.role === 'user') history.addUser(userContentOf(item.content, `${path}.content`))
       else system.push(textOf(item.content))
     } else if (item.type === 'function_call') {
       calls.push({ id: item.call_id, name: item.name, arguments: item.arguments })
+    } else if (item.type === 'custom_tool_call') {
+      calls.push({ id: item.call_id, name: item.name, arguments: argumentsOfInput(item.input) })
     } else if (item.type === 'item_reference') {
       const found = references.get(item.id)
       if (found?.type === 'text') {
-        if (calls.length > 0) flush(path)
+        if (calls.length > 0) flush()
         text.push(found.text)
       } else if (found) calls.push(found)
-    } else if (item.type === 'function_call_output') {
-      flush(path)
-      history.addResult(item.call_id, typeof item.output === 'string' ? item.output : textOf(item.output), path)
+    } else if ('output' in item) {
+      flush()
+      const { output } = item
+      const texts = typeof output === 'string' ? output : output.filter(part => 'text' in part)
+      history.addResult(item.call_id, textOf(texts), path)
     }
   }
-  flush('input')
-  return { instructions: joinTexts(system), messages: history.finish('input') }
+  flush()
+  return { instructions: joinTexts(system), messages: history.finish() }
 }

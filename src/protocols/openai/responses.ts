@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { newCompletionHeader } from '../../conversation/chats/completion.ts'
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
+import { AppError, type Problem, type RecordedFailure, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { type Context, itemOperation, operations } from '../../core/api/operation.ts'
 import { generationAccess } from '../../execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
@@ -9,20 +9,20 @@ import { findLastPart, listVoidTexts } from '../../execution/generations/streams
 import { streamTurn } from '../../execution/generations/streams/stream.ts'
 import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import type { ClientChatRequest } from './client-request.ts'
-import { answerOf, completionOperation } from './completion.ts'
+import { answerOf, completionOperation, ignoredBy } from './completion.ts'
 import { endUserOf } from './identity.ts'
 import { modelNotFound, parseModelId } from './models.ts'
 import { findOwnTurn } from './own-turn.ts'
 import { errorFrame, sendJson, sendStream, setIgnored, setReport, visibilityFor } from './response.ts'
 import {
-  generationOfResponse,
+  answerId,
   messageItem,
   outputItems,
   parseItemId,
+  parseResponseId,
   type ResponseHead,
   requestEcho,
   responseEvents,
-  responseId,
   responseObject,
   seconds,
   statusOf,
@@ -49,7 +49,21 @@ const notFound = (param: string, id: string): AppError =>
   })
 
 /** Handles POST /responses. */
-export async function createResponse(session: OpenAiSession): Promise<void> {
+export const createResponse = (session: OpenAiSession): Promise<void> =>
+  respond(session).catch((error: unknown) => {
+    throw withOwnPaths(error)
+  })
+
+/** Returns an error that names the fields of this route: messages of the platform are made of the items of `input`. */
+function withOwnPaths(error: unknown): unknown {
+  if (!(error instanceof AppError) || error.code !== 'VALIDATION_FAILED') return error
+  const problems = (error.meta?.problems ?? []) as Problem[]
+  const isOther = ({ path }: Problem) => /^messages\b/.test(path)
+  if (!problems.some(isOther)) return error
+  return raiseInvalid(problems.map(problem => (isOther(problem) ? { ...problem, path: 'input' } : problem)))
+}
+
+async function respond(session: OpenAiSession): Promise<void> {
   const parsed = parseResponseRequest(await session.exchange.readJson())
   const model = parseModelId(parsed.request.model)
   const { generation, previous, references } = await resolveReferences(session, parsed)
@@ -78,7 +92,7 @@ export async function createResponse(session: OpenAiSession): Promise<void> {
         : null,
     },
   })
-  setIgnored(session, parsed.ignored)
+  setIgnored(session, [...parsed.ignored, ...ignoredBy(answer)])
   if (answer.stream) return sendStream(session, answer)
   const { text, tool_calls, finish_reason, usage } = answerOf(answer)
   const output = outputItems(suffixOf(id), { texts: [text], tool_calls, finish_reason, usage }, 0)
@@ -100,7 +114,7 @@ async function respondByAgent(
   const visible = visibilityFor(session)
   const stream: AgentTurnCall['stream'] = request.stream
     ? (generationId, state, afterStep) =>
-        responseEvents(headOf(request.model, parsed, responseId(generationId)), visible, {
+        responseEvents(headOf(request.model, parsed, answerId('resp', generationId, afterStep)), visible, {
           failed: error => (state.started ? errorFrame(session, error) : null),
           afterStep,
         })
@@ -108,16 +122,20 @@ async function respondByAgent(
   const { store, background, conversation, previous, ignored } = parsed
   const options = { key: conversation, previous, store, background }
   const { answer, report } = await runAgent(session, model, request, stream, options)
-  setReport(session, report, ignored)
+  setReport(session, report, [...ignored, ...ignoredBy(answer)])
   if (answer.stream) return sendStream(session, answer)
   const { queued } = answer.body as { queued?: string }
   if (queued !== undefined)
     return sendJson(
       session,
-      responseObject(headOf(request.model, parsed, responseId(queued)), { status: 'queued', output: [] }, visible),
+      responseObject(
+        headOf(request.model, parsed, answerId('resp', queued, 0)),
+        { status: 'queued', output: [] },
+        visible,
+      ),
     )
   const turn = turnAnswerOf(answer)
-  const id = responseId(turn.generation_id)
+  const id = answerId('resp', turn.generation_id, turn.afterStep)
   const output = outputItems(suffixOf(id), turn, turn.afterStep)
   const status = statusOf(turn.finish_reason)
   sendJson(session, responseObject(headOf(request.model, parsed, id), { status, output, usage: turn.usage }, visible))
@@ -154,9 +172,9 @@ async function resolveReferences(
     else throw notFound(param, item.id)
   }
   if (previous_response_id === null) return { generation: null, previous: [], references }
-  const generationId = generationOfResponse(previous_response_id)
-  if (!generationId) throw notFound('previous_response_id', previous_response_id)
-  const { generation, steps: own } = await read(generationId, 'previous_response_id', previous_response_id)
+  const named = parseResponseId(previous_response_id)
+  if (!named) throw notFound('previous_response_id', previous_response_id)
+  const { generation, steps: own } = await read(named.generation_id, 'previous_response_id', previous_response_id)
   // The input of a paused turn is not in its record; only results of its calls continue it.
   const input = generation.input ?? (generation.status === 'requires_action' ? [] : null)
   if (!input) throw notFound('previous_response_id', previous_response_id)
@@ -204,10 +222,12 @@ const streamOperation = itemOperation(generationKind, {
   },
 })
 
-const idIn = ([, id]: RegExpExecArray): string => {
-  const generationId = generationOfResponse(id)
-  if (!generationId) throw notFound('response_id', id)
-  return generationId
+const idIn = ([, id]: RegExpExecArray): string => namedBy(id).generation_id
+
+function namedBy(id: string) {
+  const named = parseResponseId(id)
+  if (!named) throw notFound('response_id', id)
+  return named
 }
 
 async function readResponse(session: OpenAiSession, match: RegExpExecArray): Promise<StoredSteps> {
@@ -227,7 +247,9 @@ const STATUSES = {
   failed: 'failed',
 } as const
 
-function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
+/** Returns a generation as one of its responses: the first one has all steps. */
+function present(session: OpenAiSession, id: string, { generation, steps }: StoredSteps) {
+  const { afterStep } = namedBy(id)
   const suffix = suffixOf(generation.id)
   const { status, stop_reason, error, output } = generation
   const pending = (generation.required_action as { tool_calls?: { id: string }[] } | null)?.tool_calls ?? []
@@ -236,8 +258,8 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
   const finish_reason = (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason']
   const items = outputItems(
     suffix,
-    { texts: steps.map(({ text }) => text ?? ''), tool_calls: calls, finish_reason, usage: null },
-    0,
+    { texts: steps.slice(afterStep).map(({ text }) => text ?? ''), tool_calls: calls, finish_reason, usage: null },
+    afterStep,
   )
   const shown =
     status === 'failed' && stop_reason === 'cancelled'
@@ -247,7 +269,7 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
         : STATUSES[status]
   const failure = status === 'failed' && error ? errorFrame(session, failureOf(error)).error : null
   return responseObject(
-    headOfGeneration(generation),
+    headOfGeneration(generation, afterStep),
     {
       status: shown,
       output: items,
@@ -262,8 +284,8 @@ function present(session: OpenAiSession, { generation, steps }: StoredSteps) {
 const failureOf = ({ code, message, meta }: RecordedFailure): AppError =>
   new AppError(code as AppError['code'], { message, meta })
 
-const headOfGeneration = ({ id, agent_id, created_at }: GenerationRow): ResponseHead => ({
-  id: responseId(id),
+const headOfGeneration = ({ id, agent_id, created_at }: GenerationRow, afterStep: number): ResponseHead => ({
+  id: answerId('resp', id, afterStep),
   created_at: seconds(created_at),
   model: agent_id,
   previous_response_id: null,
@@ -275,14 +297,14 @@ const headOfGeneration = ({ id, agent_id, created_at }: GenerationRow): Response
 /** Handles GET /responses/{id}, as a whole or as a stream after an event. */
 export async function getResponse(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
   const { stream, starting_after } = session.exchange.req.query
-  if (stream !== 'true') return sendJson(session, present(session, await readResponse(session, match)))
+  if (stream !== 'true') return sendJson(session, present(session, match[1], await readResponse(session, match)))
   const after = typeof starting_after === 'string' && /^\d{1,9}$/.test(starting_after) ? Number(starting_after) : -1
   const visible = visibilityFor(session)
   const answer = await invokeOperation(session, streamOperation, {
     params: { generation_id: idIn(match) },
     body: {
       present: (generation: GenerationRow, afterStep: number) =>
-        responseEvents(headOfGeneration(generation), visible, {
+        responseEvents(headOfGeneration(generation, afterStep), visible, {
           failed: error => errorFrame(session, error),
           after,
           afterStep,
@@ -304,7 +326,7 @@ export async function deleteResponse(session: OpenAiSession, match: RegExpExecAr
 export async function cancelResponse(session: OpenAiSession, match: RegExpExecArray): Promise<void> {
   const generation_id = idIn(match)
   await invokeOperation(session, operations.get('cancelGeneration'), { params: { generation_id } })
-  sendJson(session, present(session, await readResponse(session, match)))
+  sendJson(session, present(session, match[1], await readResponse(session, match)))
 }
 
 /** Handles GET /responses/{id}/input_items: what the turn was given, newest first. */

@@ -18,6 +18,7 @@ export type TurnResult = {
   required_action: { tool_calls?: { id: string; tool_name: string; args: unknown }[] } | null
   usage: UsageSums | null
   reasoning?: string
+  ignored_params?: string[]
 }
 
 /** The answer of a turn, whose texts are given by step. */
@@ -27,6 +28,7 @@ export type TurnAnswer = Omit<ModelAnswer, 'ai_provider_id'> & {
   texts: string[]
   /** Steps of the turn before the request. */
   afterStep: number
+  ignored_params?: string[]
 }
 
 /** Returns the texts of steps by the messages of a turn. */
@@ -45,7 +47,7 @@ export const textsOfResult = ({ output, content }: TurnResult): string[] =>
 export const answerOfResult = (
   generation_id: string,
   model: string,
-  { agent_version, output, required_action, usage, reasoning }: TurnResult,
+  { agent_version, output, required_action, usage, reasoning, ignored_params }: TurnResult,
   texts: string[],
   afterStep: number,
 ): TurnAnswer => ({
@@ -56,6 +58,7 @@ export const answerOfResult = (
   texts,
   text: joinedTexts(texts),
   reasoning,
+  ignored_params,
   tool_calls: (required_action?.tool_calls ?? []).map(({ id, tool_name, args }) => ({ id, tool_name, args })),
   finish_reason: (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason'],
   usage: usage && countsOf(usage),

@@ -45,6 +45,21 @@ const ids = (message: any, type: string, key: string): string[] =>
 
 const isThinking = (block: Block | undefined): boolean => /^(redacted_)?thinking$/.test(block?.type ?? '')
 
+/** Key of the content of the last answer that was paused. */
+export const PAUSED = 'paused answer'
+
+/** Whether a request ends with the answer that was paused, which the vendor continues. The package trims the last text. */
+function endsPaused({ body, issued }: Call): boolean {
+  const keys = (content: readonly Block[]) =>
+    content.map(({ type, id, tool_use_id, text, thinking }) =>
+      `${type} ${id ?? tool_use_id ?? text ?? thinking}`.trim(),
+    )
+  const paused = keys((issued.get(PAUSED) ?? []) as Block[])
+  // The message may begin with earlier parts of the answer.
+  const sent = keys(blocks(body.messages.at(-1))).slice(-paused.length)
+  return paused.length > 0 && JSON.stringify(sent) === JSON.stringify(paused)
+}
+
 /** Messages of the assistant since the last message that a user wrote. */
 function* currentTurn(call: Call): Generator<{ i: number; content: Block[] }> {
   const { messages } = call.body
@@ -135,8 +150,10 @@ export const anthropicRules: readonly Rule[] = [
     source: 'S',
     date: '2026-09',
     message: 'This model does not support assistant message prefill. The conversation must end with a user message.',
-    breach: ({ model, body }) =>
-      claudeModel(model)?.prefill === false && body.messages.at(-1)?.role === 'assistant' ? {} : null,
+    breach: call =>
+      claudeModel(call.model)?.prefill === false && call.body.messages.at(-1)?.role === 'assistant' && !endsPaused(call)
+        ? {}
+        : null,
   },
   {
     name: 'trailing space',

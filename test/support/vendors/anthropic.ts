@@ -1,4 +1,4 @@
-import { anthropicRules } from './anthropic-rules.ts'
+import { anthropicRules, PAUSED } from './anthropic-rules.ts'
 import { cacheUse } from './caching.ts'
 import type { Frame } from './frames.ts'
 import { type Answer, parsedArgs, pieces } from './plan.ts'
@@ -25,6 +25,25 @@ function thinking({ reasoning, redacted }: Answer): object[] {
     : [{ type: 'thinking', thinking: reasoning, signature: sign(reasoning) }]
 }
 
+/** Blocks of the searches that the vendor makes. */
+const searchBlocks = ({ searches }: Answer): object[] =>
+  searches.flatMap(({ id, query, found }) => [
+    { type: 'server_tool_use', id, name: 'web_search', input: { query } },
+    ...(found === undefined
+      ? []
+      : [
+          {
+            type: 'web_search_tool_result',
+            tool_use_id: id,
+            content: [
+              { type: 'web_search_result', url: found, title: query, encrypted_content: seal(found), page_age: null },
+            ],
+          },
+        ]),
+  ])
+
+const stopDetails = ({ refusal }: Answer) => (refusal ? { stop_details: { type: 'refusal', ...refusal } } : {})
+
 const stopReason = ({ finish, calls }: Answer) => finish ?? (calls.length > 0 ? 'tool_use' : 'end_turn')
 
 const usage = ({ usage }: Answer) => ({
@@ -43,9 +62,15 @@ function message(answer: Answer, model: string) {
     type: 'message',
     role: 'assistant',
     model,
-    content: [...thinking(answer), ...(answer.text ? [{ type: 'text', text: answer.text }] : []), ...calls],
+    content: [
+      ...thinking(answer),
+      ...searchBlocks(answer),
+      ...(answer.text ? [{ type: 'text', text: answer.text }] : []),
+      ...calls,
+    ],
     stop_reason: stopReason(answer),
     stop_sequence: null,
+    ...stopDetails(answer),
     usage: usage(answer),
   }
 }
@@ -71,6 +96,15 @@ function contentFrames(answer: Answer): Frame[] {
         { type: 'signature_delta', signature: sign(reasoning) },
       ],
     ])
+  for (const block of searchBlocks(answer) as any[])
+    parts.push(
+      block.type === 'server_tool_use'
+        ? [
+            { ...block, input: {} },
+            pieces(JSON.stringify(block.input)).map(partial_json => ({ type: 'input_json_delta', partial_json })),
+          ]
+        : [block, []],
+    )
   if (chunks.length > 0) parts.push([{ type: 'text', text: '' }, chunks.map(text => ({ type: 'text_delta', text }))])
   for (const { id, name, args } of calls)
     parts.push([
@@ -115,7 +149,7 @@ export const anthropic: Simulator = {
     ...contentFrames(answer),
     named({
       type: 'message_delta',
-      delta: { stop_reason: stopReason(answer), stop_sequence: null },
+      delta: { stop_reason: stopReason(answer), stop_sequence: null, ...stopDetails(answer) },
       usage: { output_tokens: usage(answer).output_tokens },
     }),
     named({ type: 'message_stop' }),
@@ -131,7 +165,10 @@ export const anthropic: Simulator = {
       [...parts.flat(), ...contents].map(content => ({ content, breakpoint: 'cache_control' in content })),
     )
   },
-  issue: answer => (answer.reasoning === null ? [] : answer.calls.map(({ id }) => [id, thinking(answer)])),
+  issue: (answer, { model }) => [
+    ...(answer.reasoning === null ? [] : answer.calls.map(({ id }): [string, unknown] => [id, thinking(answer)])),
+    ...(answer.finish === 'pause_turn' ? [[PAUSED, message(answer, model).content] as [string, unknown]] : []),
+  ],
   listing: {
     data: [
       { type: 'model', id: 'claude-sonnet-4-6', display_name: 'Claude Sonnet 4.6', created_at: '2026-02-17T00:00:00Z' },

@@ -8,7 +8,7 @@ import { type Failure, requestId, type Simulator } from './simulator.ts'
 type Item = { type: string; id: string; [key: string]: unknown }
 
 /** The items of an answer: reasoning, text, calls. */
-function itemsOf({ id, reasoning, text, calls }: Answer, { body }: Call): Item[] {
+function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: Call): Item[] {
   const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
   const thought: Item | null =
     reasoning === null
@@ -20,19 +20,18 @@ function itemsOf({ id, reasoning, text, calls }: Answer, { body }: Call): Item[]
           ...(encrypted && { encrypted_content: seal(reasoning) }),
           status: 'completed',
         }
-  const message: Item | null =
-    text === '' && calls.length > 0
-      ? null
-      : {
-          type: 'message',
-          id: `msg_${id}`,
-          status: 'completed',
-          role: 'assistant',
-          content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
-        }
+  const message = (item: string, text: string, phase: string): Item => ({
+    type: 'message',
+    id: item,
+    status: 'completed',
+    role: 'assistant',
+    ...(commentary !== null && { phase }),
+    content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
+  })
   return [
     ...(thought ? [thought] : []),
-    ...(message ? [message] : []),
+    ...(commentary === null ? [] : [message(`msg_${id}c`, commentary, 'commentary')]),
+    ...(text === '' && calls.length > 0 ? [] : [message(`msg_${id}`, text, 'final_answer')]),
     ...calls.map(
       ({ id: call_id, name, args }, index): Item => ({
         type: 'function_call',
@@ -126,7 +125,7 @@ function frames(answer: Answer, call: Call): Frame[] {
     { type: 'response.in_progress', response: started },
     ...done.output.flatMap((item, output_index) => [
       { type: 'response.output_item.added', output_index, item: begun(item) },
-      ...eventsOf(item, output_index, answer.chunks),
+      ...eventsOf(item, output_index, item.phase === 'commentary' ? [answer.commentary as string] : answer.chunks),
       { type: 'response.output_item.done', output_index, item },
     ]),
     { type: `response.${done.status}`, response: done },

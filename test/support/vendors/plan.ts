@@ -15,6 +15,12 @@ export type Reply = Pick<
   error?: { status: number; message?: string; code?: string; type?: string; retry_after?: number | string }
   /** Finish reason in the spelling of the vendor. */
   finish?: string
+  /** A message before the text, where a vendor gives several: the text is then the final answer. */
+  commentary?: string
+  /** Details of a refusal. */
+  refusal?: { category: string; explanation: string }
+  /** Web searches that the vendor makes itself before it answers; without a result if it is still to come. */
+  searches?: { query: string; found?: string }[]
   /** Whether the reasoning arrives encrypted. */
   redacted?: boolean
   noise?: readonly Noise[]
@@ -46,6 +52,9 @@ export type Answer = {
   /** `args` is JSON text, or the text of a call that was cut. */
   calls: { id: string; name: string; args: string }[]
   finish: string | null
+  commentary: string | null
+  refusal: { category: string; explanation: string } | null
+  searches: { id: string; query: string; found?: string }[]
   usage: Usage | null
 }
 
@@ -107,6 +116,9 @@ export function compose(reply: Reply, call: Call, callId: (n: number) => string,
     redacted: reply.redacted ?? false,
     calls,
     finish: reply.finish ?? null,
+    commentary: reply.commentary ?? null,
+    refusal: reply.refusal ?? null,
+    searches: (reply.searches ?? []).map((search, index) => ({ id: `srvtoolu_${n}0${index}`, ...search })),
     usage: reply.usage === null ? null : usageOf(reply, call, text, calls, cache),
   }
 }

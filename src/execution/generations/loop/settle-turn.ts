@@ -5,9 +5,12 @@ import { isDatabaseError } from '../../../core/db/database-errors.ts'
 import { retryWhileUnavailable } from '../../../core/db/retry.ts'
 import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
+import { ignoredSettings } from '../../providers/ignored-params.ts'
+import { isRefused, type ModelMessage } from '../../providers/model-messages.ts'
+import { phasedParts } from '../../providers/vendor-parts.ts'
 import { settledStep, storedStep } from '../journal/step.ts'
 import { type GenerationRow, type JournalStepRow, storedForm, type TurnData } from '../model.ts'
-import { agentResult, stepMessages } from '../request/turn-result.ts'
+import { agentResult, laterMessages } from '../request/turn-result.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
@@ -154,7 +157,7 @@ async function settleTurn(
   const settled: GenerationRow = {
     ...generation,
     ...end,
-    input: data?.messages ?? null,
+    input: data?.messages?.map(withoutMarks) ?? null,
     usage: used.usage,
     step_count: steps.length,
     completed_at: now,
@@ -167,11 +170,12 @@ async function settleTurn(
     status: end.status,
     content: end.output?.content ?? null,
     texts: steps.map(({ text }) => text ?? ''),
-    history: hasToolHistory(generation, steps) ? steps.flatMap(stepMessages) : null,
+    history: laterHistory(generation, steps),
     partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
     model: end.output?.model ?? null,
     object: end.output?.object ?? null,
     error: end.error,
+    ignored_params: ignoredSettings(steps),
     notes: data?.notes ?? {},
     context: end.status === 'completed' ? contextOf(turn, answered) : null,
     names_session: end.status === 'completed' && agent.auto_title && mayStoreDerived(turn),
@@ -198,9 +202,21 @@ async function settleTurn(
   return turn.reportOutcome(end.status, end.error)
 }
 
-/** Whether later turns read the tool calls of a turn. */
-const hasToolHistory = ({ content_mode }: GenerationRow, steps: readonly JournalStepRow[]): boolean =>
-  content_mode === 'full' && steps.some(({ tool_calls }) => tool_calls.length > 0)
+/** Returns a message as the record of its turn shows it. */
+function withoutMarks(message: ModelMessage): ModelMessage {
+  if (message.role !== 'assistant' || !message.vendor) return message
+  const { vendor: _, ...shown } = message
+  return shown
+}
+
+/** Returns the messages that later turns read in place of the text of a turn; null for the text, none after a refusal. */
+function laterHistory({ content_mode }: GenerationRow, steps: readonly JournalStepRow[]): ModelMessage[] | null {
+  if (steps.some(isRefused)) return []
+  const isMoreThanText = steps.some(
+    ({ tool_calls, vendor_parts }) => tool_calls.length > 0 || phasedParts(vendor_parts),
+  )
+  return content_mode === 'full' && isMoreThanText ? steps.flatMap(laterMessages) : null
+}
 
 /**
  * Whether the agent's model may be called for texts derived from the turn: its content is stored, and the agent is not of

@@ -14,7 +14,10 @@ export type TurnOutcome = {
   content: string | null
   /** Texts of all steps; those without text are empty. */
   texts: readonly string[]
-  /** Messages of the steps, for later turns; null without tool calls, and for a turn whose content is not stored. */
+  /**
+   * Messages of the steps, for later turns; null without tool calls, and for a turn whose content is not stored. Empty for
+   * an answer that the vendor refused, which later turns do not read.
+   */
   history: readonly ModelMessage[] | null
   /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
@@ -22,6 +25,8 @@ export type TurnOutcome = {
   /** The structured answer; null without an output schema. */
   object: unknown
   error: RecordedFailure | null
+  /** Settings that vendors ignored. */
+  ignored_params: string[]
   /** Notes of `prepare`. */
   notes: Record<string, unknown>
   /**

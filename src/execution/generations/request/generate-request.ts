@@ -24,7 +24,7 @@ import {
   type TurnInput,
 } from './create.ts'
 import { findRunnableAgent, type RunnableAgent } from './create-store.ts'
-import { resolveDocuments, type SentMessage } from './message-documents.ts'
+import { resolveDocuments, type SentMessage, type UnresolvedMessage } from './message-documents.ts'
 import { admitFiles } from './message-files.ts'
 import { createdStatus, patienceOf, replayTurnResponse, respondWithTurn, responseMode, WaitQuery } from './respond.ts'
 import { extractToolOutputs, type MessageWithToolOutputs, resolveToolOutputs, ToolOutputPart } from './tool-parts.ts'
@@ -32,8 +32,8 @@ import { AcceptedTurn, GenerateResult } from './turn-result.ts'
 
 export const MAX_MESSAGES_BYTES = 4 * 1024 * 1024
 
-/** Text of a message. */
-export const textField = z.string().min(1).max(262_144)
+/** Text of a message of a history; blank ones are not sent to models. */
+export const textField = z.string().max(262_144)
 
 const id = z.string().min(1).max(255)
 const type = <const T extends string>(value: T) => z.literal(value).describe('Type of the part')
@@ -88,7 +88,10 @@ const RequestMessage = z
 const GenerateInput = z
   .strictObject({
     messages: z.array(RequestMessage).min(1).max(500).optional().describe('Conversation history, oldest first'),
-    prompt: textField.optional().describe('Text appended as the last user message'),
+    prompt: textField
+      .refine(text => text.trim() !== '', 'must not be blank')
+      .optional()
+      .describe('Text appended as the last user message'),
     stream: z.boolean().optional().describe('Whether to respond with the event stream of the turn'),
     metadata: MetadataBag.nullish().describe('Your metadata of the generation'),
     action_id: id.optional().describe('Your label of the generation'),
@@ -159,6 +162,24 @@ export function checkMessagesSize(messages: readonly object[]): void {
     raiseInvalid({ code: 'TOO_BIG', path: 'messages', message: 'must be at most 4 MiB in total' })
 }
 
+/** Refuses a blank newest message of the user. @throws VALIDATION_FAILED */
+export function requireNewestText(messages: readonly UnresolvedMessage[]): void {
+  const last = messages.at(-1)
+  if (last?.role !== 'user') return
+  const { content } = last
+  const texts = typeof content === 'string' ? [content] : Array.isArray(content) ? content.map(textOfPart) : []
+  if (texts.length > 0 && texts.every(text => text?.trim() === ''))
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: `messages[${messages.length - 1}].content`,
+      message: 'must not be blank',
+    })
+}
+
+/** Returns the text of a part; null for another part. */
+const textOfPart = (part: { type: string; text?: string }): string | null =>
+  part.type === 'text' ? (part.text ?? '') : null
+
 /**
  * Returns the messages of the turn: the messages of the request with the texts of their documents, then the prompt as
  * the last user message. Raises errors of documents and files that the messages refer to.
@@ -169,6 +190,7 @@ export async function messagesOf(
 ) {
   const { services, allow, body } = context
   const sent = (body.messages ?? []) as SentMessage[]
+  if (body.prompt === undefined) requireNewestText(sent)
   const messages = await resolveDocuments(services.pool, allow, projectId, sent, MAX_MESSAGES_BYTES)
   if (messages !== sent) checkMessagesSize(messages)
   await admitFiles(services.pool, context, projectId, messages)

@@ -4,6 +4,8 @@ import type { Made } from '../../../core/api/idempotency.ts'
 import { newId } from '../../../core/api/ids.ts'
 import { booleanQuery } from '../../../core/api/lists.ts'
 import { type Context, type OperationResult, result } from '../../../core/api/operation.ts'
+import type { Services } from '../../../core/process/services.ts'
+import { ignoredParamsHeader } from '../../providers/ignored-params.ts'
 import { replayWhileContentKept } from '../erase/purge.ts'
 import { generationKind, type TurnData } from '../model.ts'
 import { streamTurn } from '../streams/stream.ts'
@@ -60,7 +62,7 @@ export async function respondWithTurn(
   }
   if (mode === 'stream') return streamTurn(context, { id: generationId }, after)
   const ended = await subscription?.wait({ closed: request.closed, running: true })
-  return responseOf(result(202, { status: 'accepted', ...made }), ended ?? null)
+  return responseOf(services, result(202, { status: 'accepted', ...made }), ended ?? null)
 }
 
 /**
@@ -81,14 +83,15 @@ export async function replayTurnResponse(
   if (!turn) return raise('RESOURCE_NOT_FOUND', { message: `Generation ${id} not found`, meta: { id } })
   const accepted = result(202, { status: 'accepted', ...extraFields, generation_id: id, trace_id: turn.trace_id })
   const ended = mode === 'wait' ? await subscribeTurn(services, id).wait({ closed: request.closed }) : null
-  return responseOf(accepted, ended)
+  return responseOf(services, accepted, ended)
 }
 
 /** Returns the response with the result of a turn, or `accepted` if it was not awaited or the wait timed out. */
-function responseOf(accepted: OperationResult, ended: TurnEndState | null): OperationResult {
+function responseOf(services: Services, accepted: OperationResult, ended: TurnEndState | null): OperationResult {
   if (!ended) return accepted
   if (ended.failure) raiseFailure(ended)
-  const done = result(200, ended.result)
+  const { ignored_params } = (ended.result ?? {}) as { ignored_params?: string[] }
+  const done = result(200, ended.result, ignoredParamsHeader(services, ignored_params))
   // Content that must not be stored is not stored for a repeat either: a repeat gets the ids.
   return ended.content_mode === 'none'
     ? { ...done, kept: accepted }

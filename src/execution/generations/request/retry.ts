@@ -4,7 +4,7 @@ import type { Context, OperationResult } from '../../../core/api/operation.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import { addBoundsOf } from '../../../core/iam/authority.ts'
 import { principalRecord } from '../../../core/iam/caller.ts'
-import type { ModelMessage } from '../../providers/model-messages.ts'
+import { isRefused, type ModelMessage } from '../../providers/model-messages.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type RetryInput } from '../model.ts'
 import { readSteps } from '../traces/file.ts'
 import { admitTurn } from './admission.ts'
@@ -79,6 +79,6 @@ async function requireRetryable(tx: Tx, { id, status }: GenerationRow): Promise<
   return row
 }
 
-/** Returns the messages of the settled steps with tool calls; a refused answer without calls is requested again. */
+/** Returns the messages of the settled steps with tool calls; an invalid or refused answer is requested again. */
 const settledSteps = (steps: readonly JournalStepRow[]): ModelMessage[] =>
-  steps.filter(step => step.tool_calls.length > 0).flatMap(stepMessages)
+  steps.filter(step => step.tool_calls.length > 0 && !isRefused(step)).flatMap(stepMessages)

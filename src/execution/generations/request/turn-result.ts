@@ -1,12 +1,19 @@
 import { z } from 'zod'
 import { UsageTotals } from '../../../control/usage/totals.ts'
+import { ignoredSettings } from '../../providers/ignored-params.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
+import { phasedParts } from '../../providers/vendor-parts.ts'
 import type { GenerationRow, JournalStepRow, OpenStep } from '../model.ts'
 
 /** Response to a request that does not wait for the turn. */
 export const AcceptedTurn = z
   .object({ status: z.literal('accepted'), generation_id: z.string(), trace_id: z.string() })
   .meta({ id: 'TurnAccepted' })
+
+export const IgnoredParams = z
+  .array(z.string())
+  .optional()
+  .describe('Settings that the vendor of the model ignored. Absent without any.')
 
 /** Result of a completed or paused turn of an agent outside conversations. */
 export const GenerateResult = z
@@ -28,6 +35,7 @@ export const GenerateResult = z
     required_action: z.record(z.string(), z.unknown()).nullable(),
     usage: UsageTotals.nullable(),
     reasoning: z.string().optional().describe('Reasoning of the model, for clients of the OpenAI API only'),
+    ignored_params: IgnoredParams,
   })
   .meta({ id: 'GenerateResult' })
 
@@ -60,6 +68,12 @@ export function promptMessages(step: JournalStepRow): ModelMessage[] {
   return [{ ...assistant, vendor: { ai_provider_id, model, parts } } as ModelMessage, ...results]
 }
 
+/** Returns a step as messages of later turns. */
+export function laterMessages(step: JournalStepRow): ModelMessage[] {
+  const vendor_parts = phasedParts(step.vendor_parts)
+  return vendor_parts ? promptMessages({ ...step, vendor_parts }) : stepMessages(step)
+}
+
 /**
  * Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. Only the
  * attempt that ends the turn has its reasoning.
@@ -68,9 +82,10 @@ export function agentResult(
   generation: GenerationRow,
   steps: readonly JournalStepRow[],
   { reasoning }: { reasoning: readonly string[] } = { reasoning: [] },
-  open?: Pick<JournalStepRow, 'ai_provider_id'>,
+  open?: Pick<JournalStepRow, 'ai_provider_id' | 'notes'>,
 ) {
   const { output } = generation
+  const ignored = ignoredSettings([...steps, ...(open ? [open] : [])])
   return {
     id: generation.id,
     trace_id: generation.trace_id,
@@ -81,6 +96,7 @@ export function agentResult(
     required_action: generation.required_action,
     usage: generation.usage,
     ...(reasoning.length > 0 && { reasoning: reasoning.join('\n\n') }),
+    ...(ignored.length > 0 && { ignored_params: ignored }),
   }
 }
 

@@ -23,6 +23,8 @@ const stepsAndFileRow = sql.type(z.object({ steps: z.array(JournalStepRow), file
 /** The settled steps of a generation `g`, without the provider ids of another project that shares the agent. */
 const visibleSteps = sql.fragment`(
   select jsonb_agg(to_jsonb(s) - array['generation_id', 'vendor_parts']
+    || jsonb_build_object('vendor_calls', nullif(jsonb_path_query_array(s.vendor_parts,
+      '$[*] ? (@.type == "vendor_call" || @.type == "vendor_result")'), '[]'))
     || case when g.publisher_project_id is null then '{}' else '{"ai_provider_id": null}' end::jsonb order by s.n)
   from generation_steps s where s.generation_id = g.id)`
 

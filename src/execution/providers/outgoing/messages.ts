@@ -30,6 +30,7 @@ export function shapeMessages(
     }
     const content = withoutBlanks(message)
     if (content === null) continue
+    if (isPaused(content) && !assistantLast && shaped.at(-1)?.role === 'assistant') shaped.push(CONTINUATION)
     shaped.push(...missingResults(pending))
     if (!userAfterResults && content.role === 'user' && shaped.at(-1)?.role === 'tool')
       shaped.push({ role: 'assistant', content: ACKNOWLEDGEMENT })
@@ -39,14 +40,18 @@ export function shapeMessages(
   shaped.push(...missingResults(pending))
   if (!assistantFirst && shaped[0]?.role === 'assistant') shaped.unshift(OPENING)
   const last = shaped.at(-1)
-  if (last === undefined || (!assistantLast && last.role === 'assistant')) shaped.push(CONTINUATION)
+  if (last === undefined || (!assistantLast && last.role === 'assistant' && !isPaused(last))) shaped.push(CONTINUATION)
   return alternates ? joinNeighbours(shaped) : shaped
 }
 
 type Spoken = Exclude<PromptMessage, { role: 'tool' }>
 
+/** Whether the vendor continues a message with its answer. Its text may be blank next to calls of the vendor. */
+const isPaused = (message: PromptMessage): boolean => message.role === 'assistant' && message.vendor?.paused === true
+
 /** Returns a message without blank texts; null if nothing is left. */
 function withoutBlanks(message: Spoken): Spoken | null {
+  if (isPaused(message)) return message
   if (typeof message.content === 'string') return isBlank(message.content) ? null : message
   const content = (message.content as (TextPart | AttachedFile | ToolCallPart)[]).filter(
     part => part.type !== 'text' || !isBlank(part.text),

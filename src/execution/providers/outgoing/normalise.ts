@@ -2,10 +2,10 @@ import type { JsonObject } from '../../../core/api/flatten.ts'
 import type {
   ModelAnswer,
   ModelRequest,
-  OutgoingNote,
   PromptMessage,
   TextPart,
   ToolCallPart,
+  VendorNote,
   VendorPart,
   VendorStep,
 } from '../model-messages.ts'
@@ -16,7 +16,7 @@ import { type SentSchema, sentSchema, UnsendableSchemaError } from './tool-schem
 
 export type Outgoing = {
   request: ModelRequest
-  notes: OutgoingNote[]
+  notes: VendorNote[]
   /** Returns calls of the answer with the names of the tools and arguments that the request had. */
   restore: (calls: ModelAnswer['tool_calls']) => ModelAnswer['tool_calls']
 }
@@ -29,7 +29,7 @@ export type Outgoing = {
 export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile, target: Target): Outgoing {
   const ids = new NameMap(profile.callIds, (id, attempt) => hashText(`${id} ${attempt}`, profile.callIdLength))
   const names = new NameMap(profile.toolNames, similarName).reserve(request.tools.map(({ name }) => name))
-  const notes: OutgoingNote[] = []
+  const notes: VendorNote[] = []
   const schemas = new Map<string, SentSchema>()
   const tools = request.tools.flatMap(({ name, description, parameters }) => {
     try {

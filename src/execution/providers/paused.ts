@@ -1,0 +1,39 @@
+import { sumUsage } from './malformed.ts'
+import type { ModelAnswer, ModelRequest, PromptMessage, VendorPart } from './model-messages.ts'
+
+/** Times that one answer is continued. */
+export const MAX_PAUSES = 10
+
+/** Returns a request for the rest of an answer that the vendor paused: the answer so far follows the history. */
+export function continuationOf(request: ModelRequest, answer: ModelAnswer): ModelRequest {
+  const { ai_provider_id, model, text } = answer
+  const parts = partsOf(answer)
+  const message: PromptMessage = {
+    role: 'assistant',
+    content: [{ type: 'text', text }],
+    vendor: { ai_provider_id, model, parts, paused: true },
+  }
+  return { ...request, messages: [...request.messages, message] }
+}
+
+/** Returns an answer that the vendor gave in two calls. */
+export function joinAnswers(first: ModelAnswer, rest: ModelAnswer): ModelAnswer {
+  const { notes = [] } = first
+  const known = new Set(notes.map(note => JSON.stringify(note)))
+  const all = [...notes, ...(rest.notes ?? []).filter(note => !known.has(JSON.stringify(note)))]
+  const reasoning = [first.reasoning, rest.reasoning].filter(Boolean).join('\n\n')
+  return {
+    ...rest,
+    text: first.text + rest.text,
+    vendor_parts: [...partsOf(first), ...partsOf(rest)],
+    usage: sumUsage(first.usage, rest.usage),
+    ...(reasoning && { reasoning }),
+    ...(all.length > 0 && { notes: all }),
+  }
+}
+
+const partsOf = ({ vendor_parts, text, tool_calls }: ModelAnswer): VendorPart[] =>
+  vendor_parts ?? [
+    ...(text === '' ? [] : [{ type: 'text' as const, text }]),
+    ...tool_calls.map((_, position) => ({ type: 'tool_call' as const, position })),
+  ]

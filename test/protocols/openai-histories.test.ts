@@ -1,0 +1,178 @@
+import assert from 'node:assert/strict'
+import type OpenAI from 'openai'
+import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
+
+type Json = Record<string, any>
+
+const rules = [
+  { when: { last_role: 'tool' }, reply: { text: 'Sunny' } },
+  { when: { user: 'weather' }, reply: { text: 'Asking', tool_calls: [{ name: 'weather', args: { city: 'Rome' } }] } },
+  { reply: { text: 'an answer' } },
+]
+const parameters = { type: 'object', properties: { city: { type: 'string' } } }
+const weather = { type: 'function', name: 'weather', parameters }
+
+describe('the OpenAI mount: histories of clients', () => {
+  let app: OpenAiApp
+  let openai: OpenAI
+  before(async () => {
+    app = await startOpenAiApp({
+      actions: ['agents:*', 'sessions:*', 'generations:*', 'chats:*'],
+      env: { PROVIDER_MAX_RETRIES: '0' },
+    })
+    openai = app.openai(app.key.token)
+  })
+  after(() => app?.close())
+
+  const post = async (path: string, body: Json) => {
+    const response = await app.send(path, body)
+    const ignored = response.headers.get('x-svc-ignored-params')
+    return { status: response.status, ignored, body: (await response.json()) as Json }
+  }
+  const double = () => `${app.providerId}/double-1`
+
+  for (const stream of [false, true])
+    it(`have answers with IDs of their own after results of tools${stream ? ', streamed' : ''}`, async () => {
+      const { agentId: model } = await app.scripted(rules, { accept_client_tools: true })
+      const tools = [{ type: 'function', function: { name: 'weather', parameters } }]
+      const chat = async (messages: Json[]) => {
+        const response = await app.send('/chat/completions', { model, messages, tools, stream })
+        if (!stream) return ((await response.json()) as Json).id
+        const ids = new Set((await dataLines(response)).flatMap(line => (line === '[DONE]' ? [] : JSON.parse(line).id)))
+        assert.equal(ids.size, 1)
+        return [...ids][0]
+      }
+      const user = { role: 'user', content: 'weather' }
+      const first = await openai.chat.completions.create({ model, messages: [user], tools, stream: false } as any)
+      const [{ message }] = first.choices
+      const result = { role: 'tool', tool_call_id: message.tool_calls![0]!.id, content: 'sun' }
+      const second = await chat([user, message as Json, result])
+      assert.match(second, /^chatcmpl_/)
+      assert.notEqual(second, first.id)
+      assert.ok(second.startsWith(first.id), 'it is the same turn')
+
+      const asked = await openai.responses.create({ model, input: 'weather', tools: [weather] } as any)
+      const call = asked.output.find(({ type }) => type === 'function_call') as Json
+      const output = { type: 'function_call_output', call_id: call.call_id, output: 'sun' }
+      const body: Json = { model, previous_response_id: asked.id, input: [output], tools: [weather] }
+      let answered: Json
+      if (stream) {
+        const lines = await dataLines(await app.send('/responses', { ...body, stream }))
+        answered = JSON.parse(lines.at(-1)!).response
+      } else answered = await openai.responses.create(body as any)
+      assert.match(answered.id, /^resp_/)
+      assert.notEqual(answered.id, asked.id)
+      const read = await openai.responses.retrieve(answered.id)
+      assert.deepEqual([read.id, read.output_text], [answered.id, 'Sunny'])
+      assert.deepEqual(
+        read.output.map(({ id }) => id),
+        answered.output.map(({ id }: Json) => id),
+      )
+      assert.equal((await openai.responses.retrieve(asked.id)).output_text, 'AskingSunny')
+      const next = await openai.responses.create({ model, previous_response_id: answered.id, input: 'and now?' })
+      assert.equal(next.output_text, 'an answer')
+    })
+
+  it('have arguments as they were given out, also where these are no JSON', async () => {
+    const cut = '{"city":"Par'
+    const chat = (name: string, args: string) => [
+      { role: 'user', content: 'weather' },
+      { role: 'assistant', tool_calls: [{ id: 'call_1', type: 'function', function: { name, arguments: args } }] },
+      { role: 'tool', tool_call_id: 'call_1', content: 'cut' },
+    ]
+    const items = (args: string) => [
+      { role: 'user', content: 'weather' },
+      { type: 'function_call', call_id: 'call_1', name: 'weather', arguments: args },
+      { type: 'function_call_output', call_id: 'call_1', output: 'cut' },
+    ]
+    for (const args of [cut, '[1]', '5', '']) {
+      assert.equal((await post('/chat/completions', { model: double(), messages: chat('weather', args) })).status, 200)
+      assert.equal((await post('/responses', { model: double(), input: items(args) })).status, 200)
+    }
+    const { body } = await app.key.post('/chat/completions', {
+      ai_provider_id: app.providerId,
+      messages: chat('weather', cut),
+    })
+    assert.equal(body.choices?.length, 1, JSON.stringify(body))
+  })
+
+  it('are refused by the names of the fields of their route', async () => {
+    const result = { type: 'function_call_output', call_id: 'call_9', output: 'x' }
+    const { body } = await post('/responses', { model: double(), input: ['Hello', result].map(toItem) })
+    assert.equal(body.error.param, 'input[1].call_id')
+    const call = { type: 'function_call', call_id: 'call_1', name: 'weather', arguments: '{}' }
+    const open = await post('/responses', { model: double(), input: [toItem('Hello'), call] })
+    assert.equal(open.body.error.param, 'input')
+    const { agentId } = await app.scripted(rules)
+    const empty = await app.send(
+      '/responses',
+      { model: agentId, input: [{ role: 'user', content: ' ' }] },
+      { headers: { 'X-Svc-Session-Key': 'blank' } },
+    )
+    assert.deepEqual([empty.status, ((await empty.json()) as Json).error.param], [400, 'input'])
+    const malformed = await post('/responses', { model: double(), input: [{ type: 'function_call', name: 'x' }] })
+    assert.equal(malformed.status, 400)
+  })
+  const toItem = (item: unknown) => (typeof item === 'string' ? { role: 'user', content: item } : item)
+
+  it('and what only their vendor has are taken, and named as ignored', async () => {
+    const model = double()
+    const responses = await post('/responses', {
+      model,
+      tools: [{ ...weather, strict: true }, { type: 'custom', name: 'shell' }, { type: 'web_search' }],
+      tool_choice: { type: 'custom', name: 'shell' },
+      input: [
+        { role: 'user', content: 'Hello' },
+        { type: 'web_search_call', id: 'ws_1', status: 'completed', action: { type: 'search', query: 'x' } },
+        { type: 'custom_tool_call', call_id: 'call_1', name: 'shell', input: 'ls' },
+        {
+          type: 'custom_tool_call_output',
+          call_id: 'call_1',
+          output: [
+            { type: 'input_text', text: 'a.txt' },
+            { type: 'input_image', image_url: 'data:image/png;base64,AA==' },
+          ],
+        },
+        { type: 'mcp_list_tools', id: 'mcp_1', tools: [] },
+        { role: 'user', content: 'And now?' },
+      ],
+    })
+    assert.equal(responses.status, 200, JSON.stringify(responses.body))
+    const expected = 'tools, tools.strict, tool_choice, input.web_search_call, output.input_image, input.mcp_list_tools'
+    assert.equal(responses.ignored, expected)
+    const chat = await post('/chat/completions', {
+      model,
+      tools: [
+        { type: 'function', function: { name: 'weather', strict: true, parameters } },
+        { type: 'custom', custom: { name: 'shell' } },
+      ],
+      tool_choice: { type: 'custom', custom: { name: 'shell' } },
+      messages: [
+        { role: 'user', content: 'Hello' },
+        { role: 'assistant', tool_calls: [{ id: 'call_1', type: 'custom', custom: { name: 'shell', input: 'ls' } }] },
+        { role: 'tool', tool_call_id: 'call_1', content: 'a.txt' },
+        { role: 'user', content: 'And now?' },
+      ],
+    })
+    assert.equal(chat.status, 200, JSON.stringify(chat.body))
+    assert.equal(chat.ignored, 'tools, tool_choice, tools.strict')
+  })
+
+  it('may be a prompt of the older completions', async () => {
+    const { agentId } = await app.scripted(rules)
+    for (const model of [agentId, double()]) {
+      const made = await openai.completions.create({ model, prompt: 'Hello', max_tokens: 50, echo: true })
+      assert.match(made.id, /^cmpl_/)
+      assert.deepEqual([made.object, made.choices[0]!.finish_reason], ['text_completion', 'stop'])
+      assert.ok(made.choices[0]!.text.length > 0)
+      const pieces = await openai.completions.create({ model, prompt: ['Hello'], stream: true })
+      let text = ''
+      for await (const { choices } of pieces) text += choices[0]?.text ?? ''
+      assert.equal(text, made.choices[0]!.text)
+    }
+    const { ignored } = await post('/completions', { model: double(), prompt: 'Hello', echo: true, suffix: 'x' })
+    assert.equal(ignored, 'suffix, echo')
+    const many = await post('/completions', { model: double(), prompt: ['a', 'b'] })
+    assert.deepEqual([many.status, many.body.error.param], [400, 'prompt'])
+  })
+})

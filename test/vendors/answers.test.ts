@@ -1,0 +1,356 @@
+import assert from 'node:assert/strict'
+import { type Client, startApp, type TestApp } from '../support/app.ts'
+import type { Plan } from '../support/vendors/plan.ts'
+import { profiles, providerFields } from '../support/vendors/profiles.ts'
+import { type Recorded, type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { startToolServer, type ToolServer } from './tool-server.ts'
+
+const REFUSAL = { text: 'I cannot', finish: 'refusal', refusal: { category: 'cyber', explanation: 'It could harm.' } }
+
+describe('answers of vendors', () => {
+  let app: TestApp
+  let simulators: Simulators
+  let tools: ToolServer
+  let key: Client
+  let lanes = 0
+
+  before(async () => {
+    const env = { EGRESS_ALLOW_HOSTS: '127.0.0.1' }
+    ;[simulators, tools, app] = await Promise.all([
+      startSimulators(),
+      startToolServer(),
+      startApp({ workers: ['generation'], env }),
+    ])
+    const project = await app.projectWith([
+      'actors:*',
+      'agents:*',
+      'ai-providers:*',
+      'chats:*',
+      'conversations:*',
+      'generations:*',
+      'model-routes:*',
+      'secrets:*',
+      'sessions:*',
+      'tools:*',
+      'traces:*',
+    ])
+    key = project.key
+  })
+  after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
+
+  const made = async (path: string, body: object) => {
+    const reply = await key.post(path, body)
+    assert.ok(reply.status < 300, JSON.stringify(reply.body))
+    return reply.body
+  }
+
+  /** A provider with its own lane at a simulator. */
+  const vendor = async (profile: string) => {
+    const lane = `lane-${++lanes}`
+    const fields = providerFields(profiles.find(({ name }) => name === profile)!, simulators.url)
+    const secret = await made('/secrets', { name: lane, value: lane })
+    const { id } = await made('/ai-providers', { ...fields, secret_id: secret.id })
+    return {
+      id: id as string,
+      plan: (plan: Plan) => simulators.plan(lane, plan),
+      calls: (): Recorded[] => simulators.calls(lane),
+      sent: () =>
+        JSON.stringify(simulators.calls(lane).at(-1)!.body.messages ?? simulators.calls(lane).at(-1)!.body.input),
+    }
+  }
+
+  const agentOf = async (ai_provider_id: string, fields: object = {}): Promise<string> =>
+    (await made('/agents', { name: 'agent', ai_provider_id, ...fields })).id
+
+  const transcript = async (generation_id: string) => (await key.get(`/generations/${generation_id}/transcript`)).body
+
+  describe('that are refused', () => {
+    it('are marked and left out of later turns of a session with their message, also in copies of it', async () => {
+      const { id, plan, calls, sent } = await vendor('anthropic')
+      const agent_id = await agentOf(id)
+      const session = await made('/sessions', { agent_id, auto_generate: true })
+      const say = (message: string) => made(`/sessions/${session.id}/messages?wait=true`, { message })
+      plan({ text: 'Welcome.' })
+      await say('Good morning')
+      plan(REFUSAL)
+      const { reply, generation_id } = await say('Break in')
+      assert.equal(reply.message.refused, true)
+      const { stop_reason } = (await key.get(`/generations/${generation_id}`)).body
+      assert.equal(stop_reason, 'content-filter')
+      const [step] = (await transcript(generation_id)).steps
+      assert.deepEqual(step.notes, [{ kind: 'refused', category: 'cyber', message: 'It could harm.' }])
+      plan({ text: 'Fine.' })
+      assert.equal((await say('And now?')).reply.content, 'Fine.')
+      assert.doesNotMatch(sent(), /Break in|I cannot/)
+      assert.match(sent(), /Good morning.*Welcome.*And now/)
+      const { data } = (await key.get(`/sessions/${session.id}/messages`)).body
+      assert.deepEqual(
+        data.map(({ content, refused }: any) => [content, refused]),
+        [
+          ['Good morning', false],
+          ['Welcome.', false],
+          ['Break in', false],
+          ['I cannot', true],
+          ['And now?', false],
+          ['Fine.', false],
+        ],
+      )
+      const fork = await made(`/sessions/${session.id}/fork`, {})
+      await made(`/sessions/${fork.id}/messages`, { message: 'Here too' })
+      await made(`/sessions/${fork.id}/generate?wait=true`, {})
+      assert.equal(calls().length, 2)
+      assert.doesNotMatch(sent(), /Break in|I cannot/)
+    })
+
+    it('are asked again with their message as long as no other follows', async () => {
+      const [first, second] = [await vendor('anthropic'), await vendor('openai responses')]
+      const { id } = await made('/conversations', {})
+      const asks = (agent_id: string) => made(`/conversations/${id}/generate?wait=true`, { agent_id })
+      await made(`/conversations/${id}/messages`, { role: 'user', message: 'Break in' })
+      first.plan(REFUSAL)
+      await asks(await agentOf(first.id))
+      second.plan({ text: 'No.' })
+      assert.equal((await asks(await agentOf(second.id))).content, 'No.')
+      assert.match(second.sent(), /Break in/)
+      assert.doesNotMatch(second.sent(), /I cannot/)
+    })
+
+    it('are left out of later replies of a chat', async () => {
+      const { id, plan, sent } = await vendor('anthropic')
+      const chat = await made('/chats', { ai_provider_id: id })
+      const actor = await made('/actors', { name: 'Bot', chat_id: chat.id })
+      const { id: conversation } = await made('/conversations', {})
+      const say = async (message: string) => {
+        await made(`/conversations/${conversation}/messages`, { role: 'user', message })
+        return made(`/conversations/${conversation}/generate?wait=true`, { actor_id: actor.id })
+      }
+      plan(REFUSAL)
+      assert.equal((await say('Break in')).message.refused, true)
+      plan({ text: 'Fine.' })
+      assert.equal((await say('And now?')).content, 'Fine.')
+      assert.doesNotMatch(sent(), /Break in|I cannot/)
+    })
+  })
+
+  describe('with calls that the vendor makes', () => {
+    const weather = { type: 'object', properties: { city: { type: 'string' } } }
+    const bound = (path: string) => ({
+      tool: { name: 'weather', type: 'http', parameters: weather, execute: { url: `${tools.url}/${path}` } },
+    })
+    const SEARCH = { query: 'news', found: 'https://example.org/news' }
+
+    for (const stream of [false, true])
+      it(`are kept with the results, go back with the calls of tools, and run nothing here${stream ? ', streamed' : ''}`, async () => {
+        const { id, plan, calls } = await vendor('anthropic')
+        const path = `searched-${stream}`
+        const agent = await agentOf(id, { tool_bindings: [bound(path)] })
+        plan([
+          { searches: [SEARCH], text: 'I found it. ', tool_calls: [{ name: 'weather', args: { city: 'Paris' } }] },
+          { searches: [SEARCH], text: 'Sun.' },
+        ])
+        const reply = await key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'News?', stream })
+        const text = stream ? /"content":"(Sun\.)"/.exec(reply.body)?.[1] : reply.body.output.content
+        assert.equal(text, 'Sun.')
+        assert.equal(tools.received(path).length, 1)
+        const types = calls()[1]!.body.messages[1].content.map(({ type }: any) => type)
+        assert.deepEqual(types, ['server_tool_use', 'web_search_tool_result', 'text', 'tool_use'])
+        const generation = stream ? /"(gen_\w+)"/.exec(reply.body)![1]! : reply.body.id
+        const { steps } = await transcript(generation)
+        assert.deepEqual(
+          steps.map(({ tool_calls, vendor_calls }: any) => [
+            tool_calls.length,
+            vendor_calls.map(({ type, name, input }: any) => [type, name, input?.query]),
+          ]),
+          [1, 0].map(count => [
+            count,
+            [
+              ['vendor_call', 'web_search', 'news'],
+              ['vendor_result', 'web_search', undefined],
+            ],
+          ]),
+        )
+      })
+
+    for (const stream of [false, true])
+      it(`are continued where the vendor pauses, as one answer${stream ? ', streamed' : ''}`, async () => {
+        const { id, plan, calls } = await vendor('anthropic')
+        const path = `paused-${stream}`
+        const agent = await agentOf(id, { tool_bindings: [bound(path)] })
+        const usage = { prompt_tokens: 10, completion_tokens: 5, cached_tokens: 0, reasoning_tokens: 0 }
+        plan([
+          { searches: [SEARCH], finish: 'pause_turn', usage },
+          { searches: [SEARCH], text: 'Half ', finish: 'pause_turn', usage },
+          { text: 'and half. ', tool_calls: [{ name: 'weather', args: { city: 'Paris' } }], usage },
+          { text: 'Done.', usage },
+        ])
+        const reply = await key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'News?', stream })
+        const generation = stream ? /"(gen_\w+)"/.exec(reply.body)![1]! : reply.body.id
+        const { steps } = await transcript(generation)
+        assert.deepEqual(
+          steps.map(({ text }: any) => text),
+          ['Half and half. ', 'Done.'],
+        )
+        assert.equal(steps[0].usage.output_tokens, 15)
+        assert.deepEqual(
+          calls().map(({ body }) => body.messages.map(({ role, content }: any) => [role, content.length])),
+          [
+            [['user', 1]],
+            [
+              ['user', 1],
+              ['assistant', 2],
+            ],
+            [
+              ['user', 1],
+              ['assistant', 5],
+            ],
+            [
+              ['user', 1],
+              ['assistant', 7],
+              ['user', 1],
+            ],
+          ],
+        )
+      })
+  })
+
+  describe('of several messages', () => {
+    const COMMENTARY = { commentary: 'Let me look.', text: 'Sun.' }
+
+    for (const stream of [false, true])
+      it(`are separated by a blank line, and go back with their phases${stream ? ', streamed' : ''}`, async () => {
+        const { id, plan, calls } = await vendor('openai responses')
+        const agent_id = await agentOf(id, { provider_options: { openai: { store: false } } })
+        const session = await made('/sessions', { agent_id })
+        const ask = async (message: string) => {
+          await made(`/sessions/${session.id}/messages`, { message })
+          return key.post(`/sessions/${session.id}/generate?wait=true`, { stream })
+        }
+        plan([COMMENTARY, { text: 'Again.' }])
+        const { body } = await ask('Weather?')
+        if (stream) assert.equal(textOf(body), 'Let me look.\n\nSun.')
+        else assert.equal(body.content, 'Let me look.\n\nSun.')
+        await ask('And now?')
+        assert.deepEqual(
+          calls()[1]!
+            .body.input.filter(({ role }: any) => role === 'assistant')
+            .map(({ content, phase }: any) => [content, phase]),
+          [
+            ['Let me look.', 'commentary'],
+            ['Sun.', 'final_answer'],
+          ],
+        )
+      })
+
+    it('are stored items of the vendor in the steps of a turn', async () => {
+      const { id, plan, calls } = await vendor('openai responses')
+      const agent = await agentOf(id, {
+        tool_bindings: [{ tool: { name: 'look', type: 'http', execute: { url: `${tools.url}/look` } } }],
+      })
+      plan([{ ...COMMENTARY, reasoning: 'Hm.', tool_calls: [{ name: 'look', args: {} }] }, { text: 'Done.' }])
+      const { output } = await made(`/agents/${agent}/generate?wait=true`, { prompt: 'Weather?' })
+      assert.equal(output.content, 'Done.')
+      const types = calls()[1]!.body.input.map(({ type, role }: any) => type ?? role)
+      assert.equal(types.filter((type: string) => type === 'item_reference').length, 3, types.join())
+    })
+  })
+
+  describe('that fail in the stream', () => {
+    const failing = {
+      text: 'one two three',
+      stream_error: { after: 3, message: 'Internal server error' },
+      headers: { 'request-id': 'req_9' },
+    }
+    const ids = (meta: any) => [meta.provider_status_code, meta.provider_code, meta.provider_request_id]
+
+    it('keep status, code and request ID of the vendor in the error, the attempts and the log', async () => {
+      const { id, plan } = await vendor('anthropic')
+      plan(failing)
+      const route = await made('/model-routes', {
+        name: 'route',
+        targets: [{ ai_provider_id: id, model: 'claude-sonnet-4-6', max_retries: 0 }],
+      })
+      const agent = (await made('/agents', { name: 'agent', model_route_id: route.id })).id
+      const { body } = await key.post(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      const generation = (await key.get(`/generations/${/"(gen_\w+)"/.exec(body)![1]}`)).body
+      assert.deepEqual(ids(generation.error.meta), [500, 'api_error', 'req_9'])
+      assert.deepEqual(ids(generation.routing.attempts[0]), [500, 'api_error', 'req_9'])
+      const line = app.logs
+        .map(each => JSON.parse(each))
+        .find(({ provider_request_id }) => provider_request_id === 'req_9')
+      assert.deepEqual(ids(line), [500, 'api_error', 'req_9'])
+    })
+
+    it('keep them of an answer that is refused or breaks off', async () => {
+      const { id, plan } = await vendor('openai chat')
+      const agent = await agentOf(id)
+      plan({ error: { status: 400, message: 'no', code: 'bad_value' }, headers: { 'x-request-id': 'req_7' } })
+      const refused = await key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Hello' })
+      assert.deepEqual(ids(refused.body.error.meta), [400, 'bad_value', 'req_7'])
+      plan({ text: 'one two three', cut: { after: 3 }, headers: { 'x-request-id': 'req_8' } })
+      const { body } = await key.post(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      assert.match(body, /"provider_request_id":"req_8"/)
+    })
+  })
+
+  describe('to requests with settings that the vendor does not take', () => {
+    it('have notes, and the response that waits for them names the settings', async () => {
+      const { id, plan } = await vendor('anthropic')
+      const agent = await agentOf(id, { seed: 7 })
+      plan({ text: 'Fine.' })
+      const reply = await key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Hello' })
+      assert.equal(reply.headers.get('x-svc-ignored-params'), 'seed')
+      assert.deepEqual(reply.body.ignored_params, ['seed'])
+      const [step] = (await transcript(reply.body.id)).steps
+      assert.deepEqual(
+        step.notes.map(({ kind, setting }: any) => [kind, setting]),
+        [['setting_left_out', 'seed']],
+      )
+      const session = await made('/sessions', { agent_id: agent })
+      await made(`/sessions/${session.id}/messages`, { message: 'Hello' })
+      const turn = await key.post(`/sessions/${session.id}/generate?wait=true`, {})
+      assert.deepEqual([turn.headers.get('x-svc-ignored-params'), turn.body.ignored_params], ['seed', ['seed']])
+      const completion = await key.post('/chat/completions', {
+        ai_provider_id: id,
+        messages: [{ role: 'user', content: 'Hello' }],
+        seed: 7,
+      })
+      assert.equal(completion.headers.get('x-svc-ignored-params'), 'seed')
+    })
+
+    it('and to JSON and reasoning efforts are asked for as each vendor takes them', async () => {
+      const effort: Record<string, (body: any) => unknown> = {
+        'openai responses': body => body.reasoning?.effort,
+        'openai chat': body => body.reasoning_effort,
+        anthropic: body => body.output_config?.effort,
+        google: body => body.generationConfig?.thinkingConfig?.thinkingLevel,
+        groq: body => body.reasoning_effort,
+        gateway: body => body.reasoning_effort,
+      }
+      for (const [profile, read] of Object.entries(effort)) {
+        const { id, plan, calls } = await vendor(profile)
+        plan({ text: '{"a":1}' })
+        const model = profiles.find(({ name }) => name === profile)!.model
+        const reply = await fetch(`${app.url}/openai/v1/chat/completions`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+          body: JSON.stringify({
+            model: `${id}/${model}`,
+            messages: [{ role: 'user', content: 'Hello' }],
+            reasoning_effort: 'low',
+            response_format: { type: 'json_object' },
+          }),
+        })
+        assert.equal(reply.status, 200, `${profile}: ${await reply.text()}`)
+        const { body } = calls()[0]!
+        assert.equal(read(body), 'low', `${profile}: ${JSON.stringify(body)}`)
+        assert.match(JSON.stringify(body), /one JSON object/, profile)
+      }
+    })
+  })
+})
+
+/** Returns the text of the deltas of a stream. */
+const textOf = (body: string): string =>
+  [...body.matchAll(/^data: (.*"delta".*)$/gm)]
+    .map(([, data]) => JSON.parse(data!).choices?.[0].delta.content ?? '')
+    .join('')
