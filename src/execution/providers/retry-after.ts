@@ -52,7 +52,10 @@ function durationOf(value: string | undefined, now: number): number | null {
   if (value === undefined) return null
   if (/^\d{10}$|^\d{13}$/.test(value)) return Math.max(0, Number(value.padEnd(13, '0')) - now)
   if (DURATION.test(value))
-    return [...value.matchAll(/([\d.]+)(ms|[smhd])/g)].reduce((sum, [, n, unit]) => sum + Number(n) * UNITS[unit], 0)
+    return [...value.matchAll(/(\d{1,10}(?:\.\d{1,9})?)(ms|[smhd])/g)].reduce(
+      (sum, [, n, unit]) => sum + Number(n) * UNITS[unit],
+      0,
+    )
   const at = Date.parse(value)
   return /^\d{4}-/.test(value) && !Number.isNaN(at) ? Math.max(0, at - now) : null
 }
