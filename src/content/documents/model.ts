@@ -168,6 +168,8 @@ export const documentKind = kind({
     total_chunks: z.int().nullable(),
     total_pages: z.int().nullable(),
     embed_since: z.string().nullable(),
+    /** Language of the ingestion rule by which the text was read; null for the language of the project. */
+    search_language: z.string().nullable(),
   },
   events: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
   eventNotes: 'without content; ingested adds chunk_count, ingest_failed adds error',
