@@ -3,6 +3,8 @@
 alter table projects add column search_language text;
 alter table ingestion_rules add column search_language text;
 alter table documents add column search_language text;
+-- Charset that was detected in a text file without one.
+alter table documents add column charset text;
 
 -- Tags of words in use, and the rows of a project with one of them.
 create index document_chunks_words on document_chunks (tsv_config, project_id);

@@ -18,6 +18,10 @@ export const Document = record(
     path: z.string().nullable(),
     filename: z.string().describe('Name of the file'),
     content_type: z.string().nullable().describe('Media type of the file'),
+    charset: z
+      .string()
+      .nullable()
+      .describe('Charset in which the text was decoded because the file is not UTF-8 and names none; else null'),
     size: z.int().describe('Size of the file in bytes'),
     kind: z.enum(['document', 'message']).describe('`message` - the text of a conversation message'),
     status: z.enum(DOCUMENT_STATUSES),

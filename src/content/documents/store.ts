@@ -175,6 +175,7 @@ const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => 
         chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
         total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
         embed_since = ${row.embed_since}::timestamptz, search_language = ${row.search_language},
+        charset = ${row.charset},
         space_id = coalesce(${space_id}::int, space_id), updated_at = now()
       where id = ${row.id} returning *)`
 

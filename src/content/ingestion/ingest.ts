@@ -101,6 +101,7 @@ async function ingest(attempt: IngestionAttempt): Promise<AttemptFields> {
     total_chunks: chunks.length,
     ...settings,
     search_language: rule?.search_language ?? null,
+    charset: source.charset ?? null,
   }
   await writeChunks(attempt, { chunks, pages, totals })
   return { outcome: 'ready', chunk_count: chunks.length }
