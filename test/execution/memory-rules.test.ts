@@ -426,7 +426,6 @@ describe('memory rules', function () {
       const memory_store_id = await store()
       const many = JSON.stringify(Array.from({ length: 30 }, (_, n) => `Fact ${n}`))
       for (const [text, kept] of [
-        ['no json', 0],
         ['see [1] and ["A", "B"] then ["C"]', 0],
         ['Sure: ```json\n["Said [so]", "and \\"so\\""]\n```', 2],
         [many, 20],
@@ -436,6 +435,24 @@ describe('memory rules', function () {
         const { candidates, error } = await extraction(await turn(agent), id)
         assert.deepEqual([candidates, error], [kept, undefined], text)
         await app.key.delete(`/memory-rules/${id}`)
+      }
+    })
+
+    it('fail for an answer without a list of facts, such as one that was cut, also of an agent', async () => {
+      const memory_store_id = await store()
+      for (const text of ['no json', '["A", "B']) {
+        const agent = await talker(text)
+        const said = await turn(agent)
+        for (const handler of [{}, { agent_id: agent }]) {
+          const { id } = await rule({ memory_store_id, source_agent_ids: [agent], ...handler })
+          const { status, body } = await app.key.post(`/memory-rules/${id}/test`, { generation_id: said })
+          assert.deepEqual(
+            [status, body.error?.code],
+            [502, 'OUTPUT_SCHEMA_VALIDATION_FAILED'],
+            `${text}: ${JSON.stringify(body)}`,
+          )
+          await app.key.delete(`/memory-rules/${id}`)
+        }
       }
     })
 

@@ -1,7 +1,7 @@
 import { TextDecoder } from 'node:util'
 import { analyse } from 'chardet'
 
-/** Bytes that are examined, from the first one that is not ASCII. */
+/** Bytes that are examined, from the first byte that is not ASCII. */
 const SAMPLE_BYTES = 16_384
 
 /**

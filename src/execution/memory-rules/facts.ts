@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { AppError } from '../../core/api/errors.ts'
 import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 
 /** Parsing of the facts that handlers return. */
@@ -17,17 +18,28 @@ const MAX_TAGS = 50
 export const ExtractedFact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
 export type ExtractedFact = z.output<typeof ExtractedFact>
 
-/** Returns the facts in the first JSON array of a text, as the built-in extractor formats them. */
+/**
+ * Returns the facts in the first JSON array of a text, as the built-in extractor formats them.
+ * @throws OUTPUT_SCHEMA_VALIDATION_FAILED if there is none, as in an answer that was cut
+ */
 export const extractedFacts = (text: string): ExtractedFact[] =>
   parseFacts(findJson(text, Array.isArray)).map(({ content }) => ({ content, tags: {} }))
 
-/** Returns the facts in the first JSON object with `facts`, or array, of a text, as agents format them. */
+/**
+ * Returns the facts in the first JSON object with `facts`, or array, of a text, as agents format them.
+ * @throws OUTPUT_SCHEMA_VALIDATION_FAILED if there is none
+ */
 export const factsOfText = (text: string): ExtractedFact[] =>
   parseFacts(findJson(text, value => factList(value) !== null))
 
-/** Returns the facts in the result of a tool, which may be a text. */
-export const factsOfResult = (result: unknown): ExtractedFact[] =>
-  typeof result === 'string' ? factsOfText(result) : parseFacts(result)
+/**
+ * Returns the facts in the result of a tool, which may be a text; none for an empty result.
+ * @throws OUTPUT_SCHEMA_VALIDATION_FAILED for any other result without facts
+ */
+export function factsOfResult(result: unknown): ExtractedFact[] {
+  if (result == null || (typeof result === 'string' && result.trim() === '')) return []
+  return typeof result === 'string' ? factsOfText(result) : parseFacts(result)
+}
 
 function factList(value: unknown): unknown[] | null {
   if (Array.isArray(value)) return value
@@ -35,8 +47,14 @@ function factList(value: unknown): unknown[] | null {
   return Array.isArray(facts) ? facts : null
 }
 
-const parseFacts = (value: unknown): ExtractedFact[] =>
-  (factList(value) ?? []).flatMap(entry => parseFact(entry) ?? []).slice(0, MAX_FACTS)
+function parseFacts(value: unknown): ExtractedFact[] {
+  const list = factList(value)
+  if (!list)
+    throw new AppError('OUTPUT_SCHEMA_VALIDATION_FAILED', {
+      message: 'The answer contains no complete JSON list of facts',
+    })
+  return list.flatMap(entry => parseFact(entry) ?? []).slice(0, MAX_FACTS)
+}
 
 /** Returns a fact from a text or an object with a text; null for anything else. */
 function parseFact(entry: unknown): ExtractedFact | null {

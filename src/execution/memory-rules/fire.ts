@@ -79,7 +79,13 @@ export const handlerTurnOwner: TurnOwner = {
     const firing = await lockFiringOfHandler(tx, id)
     if (!firing) return
     if (status === 'completed') {
-      await storeHandlerAnswer(tx, firing.id, factsOfText(content ?? ''))
+      let facts: ExtractedFact[]
+      try {
+        facts = factsOfText(content ?? '')
+      } catch (unparsable) {
+        return retryOrSettleFiring(tx, firing, handlerFailure(unparsable))
+      }
+      await storeHandlerAnswer(tx, firing.id, facts)
       wakeFiring(tx, firing)
     } else await retryOrSettleFiring(tx, firing, error ?? UNKNOWN)
   },
