@@ -363,7 +363,7 @@ export const reprocessMemory = (options: ReprocessFilters & { missing?: boolean 
       total.corrected += await services.write(async tx => {
         const ids = new Set((await lockUnchanged(tx, memories)).map(({ id }) => id))
         const unchanged = memories.filter(({ id }) => ids.has(id))
-        const derived = unchanged.map(({ id, content }) => ({ id, hash: contentHash(content) }))
+        const derived = unchanged.map(({ id, content }) => ({ id, content, hash: contentHash(content) }))
         return recomputeDerived(tx, derived, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
       })
       if (space) {

@@ -182,7 +182,7 @@ async function floor(pool: Pool, space: Space, ids: string[], of: Case['of']): P
     pool.transaction(async tx => {
       await tx.query(sql.unsafe`insert into document_texts (document_id, content) values (${id}, ${content})`)
       for (let from = 0; from < chunks.length; from += 64) {
-        await insertChunks(tx, { project_id, document_id: id }, chunks.slice(from, from + 64), {
+        await insertChunks(tx, { project_id, document_id: id, search_language: null }, chunks.slice(from, from + 64), {
           space,
           textSearchConfig: 'simple',
         })

@@ -4,6 +4,7 @@ import pg from 'pg'
 import { insertTextDocument } from '../../src/content/documents/store.ts'
 import { localVector } from '../../src/content/embeddings/local.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
+import { indexText } from '../../src/content/words/index-text.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { openPool, type Pool } from '../../src/core/db/pool.ts'
 import { createLog } from '../../src/core/process/log.ts'
@@ -152,6 +153,7 @@ function insert(db: Pool, space: Space, project_id: string, text: string, vector
         char_start: 0,
         char_end: text.length,
         content: text,
+        words: indexText(text),
         context: null,
         vectors: [vector],
       },

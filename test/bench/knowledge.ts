@@ -3,6 +3,7 @@ import { insertChunks, type NewChunk } from '../../src/content/chunks/store.ts'
 import { currentSpace, type Space } from '../../src/content/embeddings/space.ts'
 import { cosineSimilarity, nearestRows } from '../../src/content/vectors/scan.ts'
 import { insertVectors, type NewVector, VECTOR_SOURCES } from '../../src/content/vectors/store.ts'
+import { indexText } from '../../src/content/words/index-text.ts'
 import { newId } from '../../src/core/api/ids.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { createLog } from '../../src/core/process/log.ts'
@@ -152,6 +153,7 @@ export async function loadDocuments(
         char_start: 0,
         char_end: content.length,
         content,
+        words: indexText(content),
         context: null,
         vectors: [corpus.rows[at + index]],
       }),
@@ -165,7 +167,7 @@ export async function loadDocuments(
         insert into documents (id, project_id, file_id, status, path, filename, content_type, size, chunk_strategy,
           total_chunks)
         select ${ids.document}, project_id, id, 'ready', path, filename, 'text/plain', 0, 'page', ${chunks.length} from f`)
-      await insertChunks(tx, { project_id: projectId, document_id: ids.document }, chunks, {
+      await insertChunks(tx, { project_id: projectId, document_id: ids.document, search_language: null }, chunks, {
         space,
         textSearchConfig: 'simple',
       })

@@ -30,7 +30,11 @@ const all = {
   queue: async () => (await import('./queue.ts')).run(),
   fairness: async () => (await import('./fairness.ts')).run(),
   deliveries: async () => (await import('./deliveries.ts')).run(),
-  knowledge: async () => (await import('./knowledge.ts')).run(),
+  knowledge: async () => [
+    ...(await (await import('./knowledge.ts')).run()),
+    ...(await (await import('./knowledge-languages.ts')).run()),
+  ],
+  'knowledge-languages': async () => (await import('./knowledge-languages.ts')).run(),
   ingestion: async () => (await import('./ingestion.ts')).run(),
   memory: async () => (await import('./memory.ts')).run(),
   facts: async () => (await import('./facts.ts')).run(),

@@ -43,6 +43,7 @@ describe('documents', () => {
         path: '/notes/a.txt',
         filename: 'a.txt',
         content_type: 'text/plain',
+        charset: null,
         size: 10,
         kind: 'document',
         status: 'ready',

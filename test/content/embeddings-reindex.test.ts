@@ -98,7 +98,7 @@ describe('embedding anew', () => {
     await pages(3)
     const newer = await next({ ...local(128), KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' })
     const configs = () => first.services.pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks`)
-    await eventually(async () => (await pendingOf(newer.key)) === 0 && (await configs()).join() === 'english')
+    await eventually(async () => (await pendingOf(newer.key)) === 0 && (await configs()).join() === 'english/2')
     const ended = { vectors: 3, spaces: 1, bytes: 512, embedded: 3 }
     // A worker without a model has nothing for documents to follow.
     const { app: without } = await next({ KNOWLEDGE_TEXT_SEARCH_CONFIG: 'english' }, [])
@@ -109,7 +109,7 @@ describe('embedding anew', () => {
     const handling = { signal, stopping: signal, log: old.services.log }
     await reindexDocuments(old.services, handling)
     assert.deepEqual(await counts(first), ended)
-    assert.deepEqual(await configs(), ['english'])
+    assert.deepEqual(await configs(), ['english/2'])
     await first.services.pool.query(sql.unsafe`update documents set embed_since = now()`)
     await embedMissing(old.services, handling)
     assert.deepEqual(await counts(first), ended)

@@ -40,7 +40,7 @@ describe('embeddings without a provider', () => {
       provider: null,
       model: null,
       dimensions: null,
-      reindex: { pending: 0 },
+      reindex: { pending: 0, pending_words: 0 },
     })
   })
 

@@ -142,6 +142,32 @@ describe('text of PDFs', () => {
     assert.deepEqual(await extractPdf(pdf(['', '']), LIMITS), { ok: true, pages: [], total_pages: 2 })
   })
 
+  it('includes the values of form fields, with their labels, but no passwords', async () => {
+    const widget = (entries: string) => `<< /Type /Annot /Subtype /Widget /Rect [0 0 100 20] /P 3 0 R ${entries} >>`
+    const fields = [
+      widget('/FT /Tx /T (name) /TU (Full name) /V (Ada Lovelace)'),
+      widget('/FT /Tx /T (iban) /V (DE02 1203 0000)'),
+      widget('/FT /Tx /T (empty) /V ()'),
+      widget('/FT /Tx /Ff 8192 /T (pin) /V (4711)'),
+      widget('/FT /Btn /T (agree) /V /Yes /AS /Yes /AP << /N << /Yes 5 0 R /Off 5 0 R >> >>'),
+      widget('/FT /Btn /T (refuse) /V /Off /AS /Off /AP << /N << /Yes 5 0 R /Off 5 0 R >> >>'),
+      widget('/FT /Ch /Ff 131072 /T (country) /Opt [[(fi) (Finland)] [(ie) (Ireland)]] /V (fi)'),
+    ]
+    const references = fields.map((_, index) => `${6 + index} 0 R`).join(' ')
+    const file = pdfOf([
+      `<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [${references}] >> >>`,
+      '<< /Type /Pages /Kids [3 0 R] /Count 1 >>',
+      `<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Annots [${references}] >>`,
+      FONT,
+      pdfContent(''),
+      ...fields,
+    ])
+    assert.deepEqual(pagesOf(await extractPdf(file, LIMITS)), [
+      { number: 1, text: 'Full name: Ada Lovelace\niban: DE02 1203 0000\nagree: Yes\ncountry: Finland' },
+    ])
+    overLimit(await extractPdf(file, { ...LIMITS, INGESTION_MAX_TEXT_BYTES: 30 }), /30 bytes/)
+  })
+
   it('has no U+0000', async () => {
     const toUnicode = stream(
       '/CIDInit /ProcSet findresource begin 12 dict begin begincmap 1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <0000> endbfchar endcmap end end',
@@ -530,8 +556,8 @@ describe('text of text files', () => {
   /** The same however the bytes come. */
   const text = async (from: Buffer | string, contentType = 'text/plain') => {
     const bytes = Buffer.from(from as string)
-    const whole = await extractText(piecesOf(bytes, bytes.length), contentType, LIMITS)
-    assert.deepEqual(await extractText(piecesOf(bytes, 1), contentType, LIMITS), whole)
+    const whole = await extractText(() => piecesOf(bytes, bytes.length), contentType, LIMITS)
+    assert.deepEqual(await extractText(() => piecesOf(bytes, 1), contentType, LIMITS), whole)
     assert(whole.ok)
     assert.equal(whole.total_pages, whole.pages.length)
     return whole.pages
@@ -544,10 +570,57 @@ describe('text of text files', () => {
     assert.deepEqual(await text(''), [])
   })
 
-  it('loses its byte order mark, U+0000, and bytes that are no characters', async () => {
+  it('loses its byte order mark and U+0000', async () => {
     assert.deepEqual(await text(Buffer.from('\ufeff a\0b')), page('ab'))
-    assert.deepEqual(await text(Buffer.from([0x61, 0xff, 0x62, 0xc3])), page('a\ufffdb\ufffd'))
-    assert.deepEqual(await text(Buffer.from([0xed, 0xa0, 0x80, 0x61])), page('\ufffd\ufffd\ufffda'))
+  })
+
+  it('is decoded in the charset that its bytes show, and fails if they show none', async () => {
+    const samples: [string, number[], string][] = [
+      [
+        'windows-1252',
+        [0x93, 0x53, 0xfc, 0xdf, 0x65, 0x20, 0xc4, 0x70, 0x66, 0x65, 0x6c, 0x94, 0x20],
+        'läuft nicht für immer, möchten Sie später zurückkommen? Größe und Maß stehen auf der Rückseite ',
+      ],
+      [
+        'gb18030',
+        [
+          0xcd, 0xcb, 0xbf, 0xee, 0xd5, 0xfe, 0xb2, 0xdf, 0xa3, 0xba, 0xce, 0xd2, 0xc3, 0xc7, 0xd6, 0xa7, 0xb3, 0xd6,
+          0xc6, 0xdf, 0xcc, 0xec, 0xce, 0xde, 0xc0, 0xed, 0xd3, 0xc9, 0xcd, 0xcb, 0xbf, 0xee,
+        ],
+        '',
+      ],
+      [
+        'shift_jis',
+        [
+          0x95, 0xd4, 0x8b, 0xe0, 0x82, 0xcd, 0x8e, 0x4f, 0x8f, 0x5c, 0x93, 0xfa, 0x88, 0xc8, 0x93, 0xe0, 0x82, 0xc9,
+          0x8d, 0x73, 0x82, 0xa2, 0x82, 0xdc, 0x82, 0xb7, 0x81, 0x42,
+        ],
+        '',
+      ],
+    ]
+    for (const [charset, bytes, more] of samples) {
+      const all = Buffer.concat([Buffer.from('Note: '), Buffer.from(bytes), Buffer.from(more, 'latin1')])
+      const expected = new TextDecoder(charset).decode(all).trim()
+      for (const type of ['text/plain', 'text/plain; charset=utf-8']) {
+        const extraction = await extractText(() => piecesOf(all, 7), type, LIMITS)
+        assert.deepEqual(extraction, { ok: true, pages: page(expected), total_pages: 1, charset })
+      }
+    }
+    const german = Buffer.from('Größe und Maß stehen auf der Rückseite, möchten Sie später zurückkommen?')
+    const unknown = [
+      [0x61, 0xff, 0x62, 0xc3],
+      [0xed, 0xa0, 0x80, 0x61],
+      [0xff],
+      [...german.subarray(0, 40), 0xff, ...german.subarray(40)],
+      [...german, 0xc3],
+      Array.from({ length: 4000 }, (_, index) => (index * index * 31 + (index >> 3) * 7) % 256),
+    ]
+    for (const bytes of unknown) {
+      const extraction = await extractText(() => piecesOf(Buffer.from(bytes), 5), 'text/plain', LIMITS)
+      assert(!extraction.ok)
+      assert.deepEqual([extraction.error.code, extraction.retry], ['FILE_PARSE_FAILED', false])
+      assert.match(extraction.error.message, /charset/)
+    }
   })
 
   it('is decoded with the charset of its content type', async () => {
@@ -569,7 +642,6 @@ describe('text of text files', () => {
       assert.deepEqual(await text(Buffer.from(little).swap16(), type), page('Größe 日本'))
     }
     assert.deepEqual(await text(little.subarray(0, 2)), [])
-    assert.deepEqual(await text(Buffer.from([0xff])), page('\ufffd'))
     assert.deepEqual(await text(Buffer.from('x')), page('x'))
   })
 
@@ -588,7 +660,7 @@ describe('text of text files', () => {
           yield Buffer.from(each)
         }
       })()
-      const extraction = await extractText(pieces, 'text/plain', { INGESTION_MAX_TEXT_BYTES: maxBytes })
+      const extraction = await extractText(() => pieces, 'text/plain', { INGESTION_MAX_TEXT_BYTES: maxBytes })
       return { extraction, count }
     }
     const many = function* (n: number, text: string) {

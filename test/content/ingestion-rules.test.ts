@@ -65,6 +65,7 @@ describe('ingestion rules', () => {
         chunk_unit: null,
         chunk_size: null,
         chunk_overlap: null,
+        search_language: null,
         metadata: null,
       })
       assert.deepEqual((await app.key.get(`/ingestion-rules/${id}`)).body, body)
@@ -83,6 +84,7 @@ describe('ingestion rules', () => {
         chunk_unit: 'tokens',
         chunk_size: 300,
         chunk_overlap: 20,
+        search_language: 'german',
         action: 'convert',
         metadata: JSON.parse('{ "Owner": "ops", "__proto__": 2 }'),
       }

@@ -49,6 +49,7 @@ describe('ingestion', () => {
         path: '/in/report.pdf',
         filename: 'report.pdf',
         content_type: 'application/pdf',
+        charset: null,
         size: rest.size,
         kind: 'document',
         status: 'pending',
@@ -446,6 +447,19 @@ describe('ingestion', () => {
       return document.error
     }
 
+    it('for want of a charset records FILE_PARSE_FAILED; one that its bytes show is noted until the text is replaced', async () => {
+      const { code, message } = await failure(Buffer.from([0x47, 0x72, 0xfc]), 'text/plain')
+      assert.equal(code, 'FILE_PARSE_FAILED')
+      assert.match(message, /charset=windows-1252/)
+      const text = 'Größe und Maß stehen auf der Rückseite, möchten Sie später zurückkommen?'
+      const document = await ingested(
+        key,
+        await upload(key, Buffer.from(text, 'latin1'), { content_type: 'text/plain' }),
+      )
+      assert.deepEqual([document.status, document.charset, document.content], ['ready', 'windows-1252', text])
+      const { body } = await key.patch(`/documents/${document.id}`, { content: 'new' })
+      assert.equal(body.charset, null)
+    })
     it('for want of text records FILE_PARSE_FAILED', async () => {
       assert.equal((await failure(' \n\t ', 'text/plain')).code, 'FILE_PARSE_FAILED')
       assert.equal((await failure('', 'text/markdown')).code, 'FILE_PARSE_FAILED')

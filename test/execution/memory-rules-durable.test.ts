@@ -217,6 +217,22 @@ describe('memory rules and their workers', function () {
     assert.deepEqual([facts, state], [null, 'failed'])
   })
 
+  it('an answer without a list of facts is tried again, and fails the extraction', async () => {
+    target.answer = json('nothing that could be read')
+    const tool = await made(app.key, { execute: { url: target.url } })
+    const { id } = await ruled({ tool_id: tool.id })
+    await steadyWorker()
+    const generation = await start()
+    for (let failures = 1; failures <= 2; failures++) {
+      await eventually(async () =>
+        (await firings()).some(each => each.failures === failures && each.state === 'queued'),
+      )
+      await app.services.pool.query(sql.unsafe`update memory_rule_firings set due_at = now() - interval '1 minute'`)
+    }
+    const { error, candidates } = await extraction(generation, id)
+    assert.deepEqual([error.code, candidates, target.requests.length], ['OUTPUT_SCHEMA_VALIDATION_FAILED', 0, 3])
+  })
+
   it('a handler that takes too long has failed', async () => {
     target.answer = () => {}
     const tool = await made(app.key, { execute: { url: target.url } })

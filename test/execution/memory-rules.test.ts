@@ -455,6 +455,24 @@ describe('memory rules', function () {
       for (const id of ids) await app.key.delete(`/memory-rules/${id}`)
     })
 
+    it('fail for an answer without a list of facts, such as one that was cut, also of an agent', async () => {
+      const memory_store_id = await store()
+      for (const text of ['no json', '["A", "B']) {
+        const agent = await talker(text)
+        const said = await turn(agent)
+        for (const handler of [{}, { agent_id: agent }]) {
+          const { id } = await rule({ memory_store_id, source_agent_ids: [agent], ...handler })
+          const { status, body } = await app.key.post(`/memory-rules/${id}/test`, { generation_id: said })
+          assert.deepEqual(
+            [status, body.error?.code],
+            [502, 'OUTPUT_SCHEMA_VALIDATION_FAILED'],
+            `${text}: ${JSON.stringify(body)}`,
+          )
+          await app.key.delete(`/memory-rules/${id}`)
+        }
+      }
+    })
+
     it('ask the model that the rule names, else that of the agent, and in the words of the rule', async () => {
       const memory_store_id = await store()
       await double.put('named', { rules: [{ reply: { text: '["Named"]' } }] })

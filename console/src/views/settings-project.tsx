@@ -20,7 +20,7 @@ const texts = strings.settings
 
 /** The fields of a project, in sections that are saved apart. */
 const SECTIONS = [
-  { title: texts.general, only: ['name', 'description', 'default_model_route_id', 'guardrail_ids'] },
+  { title: texts.general, only: ['name', 'description', 'search_language', 'default_model_route_id', 'guardrail_ids'] },
   {
     title: texts.retention,
     only: [

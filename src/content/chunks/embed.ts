@@ -4,11 +4,14 @@ import type { Services } from '../../core/process/services.ts'
 import { embedderOf, isTextRejection } from '../embeddings/embedder.ts'
 import { isZero } from '../embeddings/local.ts'
 import type { EmbedOptions } from '../embeddings/model.ts'
+import { indexTexts } from '../words/index-text.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** A chunk with one vector per window of its text; none if it failed or has nothing to embed. */
 export type EmbeddedChunk = ChunkDraft & {
   id: string
+  /** Words of the content; see `indexTexts`. */
+  words: string
   vectors: Float32Array[]
   /** Whether embedding failed and may succeed later. */
   failed: boolean
@@ -100,7 +103,7 @@ export async function textVectors(
   })
 }
 
-/** Assigns IDs and vectors to new chunks; see `chunkVectors`. */
+/** Assigns IDs, words and vectors to new chunks; see `chunkVectors`. */
 export async function embedChunks(
   services: Services,
   owner: { project_id: string; document_id: string },
@@ -108,5 +111,6 @@ export async function embedChunks(
   options: VectorOptions = {},
 ): Promise<(EmbeddedChunk & ChunkVectors)[]> {
   const embedded = await chunkVectors(services, owner, drafts, options)
-  return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), ...embedded[index] }))
+  const words = await indexTexts(drafts.map(({ content }) => content))
+  return drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), words: words[index], ...embedded[index] }))
 }

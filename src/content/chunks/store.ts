@@ -11,29 +11,20 @@ import {
   VECTOR_SOURCES,
   vectorInsert,
 } from '../vectors/store.ts'
+import { textSearchConfigExpr, wordsLanguageExpr } from '../words/languages.ts'
 import type { ChunkDraft } from './model.ts'
-
-/** Query for a text search configuration by name, resolved like in PostgreSQL; `simple` if it does not exist. */
-export const textSearchConfigExpr = (name: string) => sql.fragment`
-  select f.config, f.name
-  from (
-    select t.oid::regconfig as config, ${name} as name, 0 as rank
-    from pg_ts_config t join pg_namespace n on n.oid = t.cfgnamespace
-    where (t.cfgname = lower(${name}) and pg_ts_config_is_visible(t.oid))
-      or n.nspname || '.' || t.cfgname = lower(${name})
-    union all select 'simple', 'simple', 1
-  ) f
-  order by f.rank limit 1`
 
 /** Vectors per statement: 5 MB with 1,024 dimensions, which take 40 ms to serialize. */
 const VECTOR_BATCH = 1000
 
-export type NewChunk = ChunkDraft & { id: string; vectors: Float32Array[] }
+/** A chunk to insert; `words`: the words of its content (`indexTexts`). */
+export type NewChunk = ChunkDraft & { id: string; words: string; vectors: Float32Array[] }
 
 /** `space` is null if embeddings are not configured. */
 export type ChunkOptions = { space: Space | null; textSearchConfig: string }
 
-type Owner = { project_id: string; document_id: string }
+/** Document of chunks; `search_language` is its own language. */
+type Owner = { project_id: string; document_id: string; search_language: string | null }
 
 /**
  * Inserts chunks of a document with search words and vectors and updates counts and space of the document. One
@@ -86,7 +77,7 @@ export function chunkCtes(
 }
 
 const chunkInsert = (
-  { document_id, project_id }: Owner,
+  { document_id, project_id, search_language }: Owner,
   chunks: readonly NewChunk[],
   textSearchConfig: string,
   guard: Fragment,
@@ -94,7 +85,7 @@ const chunkInsert = (
     insert into document_chunks (id, document_id, project_id, chunk_index, page_number, char_start, char_end, content,
       context, tsv, tsv_config)
     select c.id, ${document_id}, ${project_id}, c.chunk_index, c.page_number, c.char_start, c.char_end, c.content,
-      c.context, search_tsv(k.config, c.content, ${project_id}), k.name
+      c.context, words_tsv(c.words, l.language, l.fallback, ${project_id}), l.tag
     from ${sql.unnest(
       chunks.map(chunk => [
         chunk.id,
@@ -104,15 +95,16 @@ const chunkInsert = (
         chunk.char_end,
         chunk.content,
         chunk.context,
+        chunk.words,
       ]),
-      ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text'],
-    )} as c (id, chunk_index, page_number, char_start, char_end, content, context)
-    cross join (${textSearchConfigExpr(textSearchConfig)}) k
+      ['text', 'int4', 'int4', 'int4', 'int4', 'text', 'text', 'text'],
+    )} as c (id, chunk_index, page_number, char_start, char_end, content, context, words)
+    cross join (${wordsLanguageExpr(sql.fragment`${search_language}::text`, sql.fragment`${project_id}`, textSearchConfig)}) l
     where ${guard}`
 
 /** Returns rows of knowledge_vectors for chunks of a document. */
 export const chunkVectorRows = (
-  { project_id, document_id }: Owner,
+  { project_id, document_id }: Omit<Owner, 'search_language'>,
   chunks: readonly Pick<NewChunk, 'id' | 'vectors'>[],
   space: Space,
 ): NewVector[] =>
@@ -203,18 +195,3 @@ export const findExistingChunks = async (db: Queryable, ids: readonly string[]):
 /** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
 export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
   (await db.one(configRow`${textSearchConfigExpr(name)}`)).name
-
-/**
- * Rebuilds the search words of up to `limit` chunks of other configurations; returns their number. Skips locked chunks.
- * Index document_chunks_config.
- */
-export const rebuildSearchWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
-  (
-    await db.query(voidStatement`
-      update document_chunks c set tsv = search_tsv(${config}::regconfig, c.content, c.project_id), tsv_config = ${config}
-      from (
-        select id from document_chunks where tsv_config < ${config} or tsv_config > ${config}
-        limit ${limit} for update skip locked
-      ) other
-      where c.id = other.id`)
-  ).rowCount

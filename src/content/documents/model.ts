@@ -18,6 +18,10 @@ export const Document = record(
     path: z.string().nullable(),
     filename: z.string().describe('Name of the file'),
     content_type: z.string().nullable().describe('Media type of the file'),
+    charset: z
+      .string()
+      .nullable()
+      .describe('Charset in which the text was decoded because the file is not UTF-8 and names none; else null'),
     size: z.int().describe('Size of the file in bytes'),
     kind: z.enum(['document', 'message']).describe('`message` - the text of a conversation message'),
     status: z.enum(DOCUMENT_STATUSES),
@@ -168,6 +172,8 @@ export const documentKind = kind({
     total_chunks: z.int().nullable(),
     total_pages: z.int().nullable(),
     embed_since: z.string().nullable(),
+    /** Language of the ingestion rule by which the text was read; null for the language of the project. */
+    search_language: z.string().nullable(),
   },
   events: ['created', 'updated', 'deleted', 'withdrawn', 'restored', 'ingested', 'ingest_failed'],
   eventNotes: 'without content; ingested adds chunk_count, ingest_failed adds error',

@@ -8,6 +8,7 @@ import { ChunkLimitError, splitPages } from '../chunks/split.ts'
 import { type ChunkParts, chunkCtes } from '../chunks/store.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
+import { indexTexts } from '../words/index-text.ts'
 import type { DocumentRow, StoredText } from './model.ts'
 
 /** Text to split, with its settings and the title that `auto` embeds with every chunk. */
@@ -34,7 +35,11 @@ async function splitSource(services: Services, { text, settings, title }: SplitS
 export async function splitText(services: Services, source: SplitSource): Promise<SplitText> {
   const failed = embedderOf(services).configured
   const drafts = await splitSource(services, source)
-  return { chunks: drafts.map(draft => ({ ...draft, id: newId('dchunk'), vectors: [], failed })), space: null }
+  const words = await indexTexts(drafts.map(({ content }) => content))
+  return {
+    chunks: drafts.map((draft, index) => ({ ...draft, id: newId('dchunk'), words: words[index], vectors: [], failed })),
+    space: null,
+  }
 }
 
 /**
@@ -69,7 +74,10 @@ export function chunkCounts(
 /** CTEs that insert the chunks and vectors of a document that has none. */
 export const splitCtes = (
   { config }: Services,
-  { id, project_id }: Pick<DocumentRow, 'id' | 'project_id'>,
+  { id, project_id, search_language }: Pick<DocumentRow, 'id' | 'project_id' | 'search_language'>,
   { chunks, space }: SplitText,
 ): ChunkParts =>
-  chunkCtes({ project_id, document_id: id }, chunks, { space, textSearchConfig: config.KNOWLEDGE_TEXT_SEARCH_CONFIG })
+  chunkCtes({ project_id, document_id: id, search_language }, chunks, {
+    space,
+    textSearchConfig: config.KNOWLEDGE_TEXT_SEARCH_CONFIG,
+  })

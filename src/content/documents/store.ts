@@ -61,7 +61,7 @@ export async function insertTextDocument(
   options: ChunkOptions,
 ): Promise<{ file: FileRow; document: DocumentRow }> {
   const { file, row, text: content, created_by } = input
-  const owner = { project_id: row.project_id, document_id: row.id }
+  const owner = { project_id: row.project_id, document_id: row.id, search_language: null }
   const parts = chunkCtes(owner, chunks, options, sql.fragment`exists (select from made)`)
   const ctes = [
     sql.fragment`filed as (${fileInsert(file)} returning id)`,
@@ -174,7 +174,9 @@ const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => 
         chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
         chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
         total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
-        embed_since = ${row.embed_since}::timestamptz, space_id = coalesce(${space_id}::int, space_id), updated_at = now()
+        embed_since = ${row.embed_since}::timestamptz, search_language = ${row.search_language},
+        charset = ${row.charset},
+        space_id = coalesce(${space_id}::int, space_id), updated_at = now()
       where id = ${row.id} returning *)`
 
 /** Returns the current text of a document in any status, or null. */

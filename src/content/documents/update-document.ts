@@ -171,6 +171,7 @@ async function planChange(db: Tx, services: Services, row: DocumentRow, change: 
 
   const changed = replaced || VERSIONED_FIELDS.some(name => !isDeepStrictEqual(next[name], row[name]))
   const text = replaced ? { content, pages: change.restores?.pages ?? null } : null
+  if (text) next.charset = null
   const current = text ?? stored
   const mustSplit = replaced || settingsChanged || (writesText && row.status !== 'ready')
   if (mustSplit && current === null && !change.restores)

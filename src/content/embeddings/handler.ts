@@ -1,6 +1,7 @@
 import type { Config } from '../../config.ts'
 import { type BackgroundTask, handler, schedule } from '../../core/jobs/handler.ts'
 import { queueMessage } from '../../core/jobs/queue.ts'
+import { sendOnLanguageChange } from '../words/rebuild.ts'
 import { embedMissing, missingQueue } from './embed-missing.ts'
 import { reindexDocuments, reindexQueue } from './reindex.ts'
 import { adoptSettings } from './settings-owner.ts'
@@ -30,3 +31,6 @@ export const adoptSettingsOnStart: BackgroundTask = {
     return undefined
   },
 }
+
+/** Rebuilds the search words of a project when its language changes, without waiting for the schedule. */
+export const rebuildOnLanguageChange = sendOnLanguageChange('rebuild search words', reindexQueue)

@@ -67,6 +67,7 @@ export const EmbeddingConfig = z
     reindex: z
       .object({
         pending: z.int().describe('Number of documents without vectors of this model'),
+        pending_words: z.int().describe('Number of chunks whose words are of another language or release'),
       })
       .describe('Reindex progress'),
   })

@@ -4,7 +4,7 @@ import { vectorFootprint } from '../footprint.ts'
 import { indexHandler, indexSchedule, requireVectorIndex } from '../vectors/pgvector.ts'
 import { embeddingCallDuration } from './call.ts'
 import { embeddingErrors } from './errors.ts'
-import { adoptSettingsOnStart, embeddingHandlers, embeddingSchedules } from './handler.ts'
+import { adoptSettingsOnStart, embeddingHandlers, embeddingSchedules, rebuildOnLanguageChange } from './handler.ts'
 import { embeddingOperations } from './operations.ts'
 
 export default module('embeddings', {
@@ -13,7 +13,7 @@ export default module('embeddings', {
   operations: embeddingOperations,
   handlers: [...embeddingHandlers, indexHandler],
   schedules: [...embeddingSchedules, indexSchedule],
-  background: [adoptSettingsOnStart],
+  background: [adoptSettingsOnStart, rebuildOnLanguageChange],
   metrics: [embeddingCallDuration],
   extensions: [footprints.with(vectorFootprint)],
   start: requireVectorIndex,

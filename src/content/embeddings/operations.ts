@@ -1,6 +1,7 @@
 import { raise } from '../../core/api/errors.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { sql } from '../../core/db/sql.ts'
+import { countOutdatedChunks } from '../words/rebuild.ts'
 import { embedderOf } from './embedder.ts'
 import { EmbeddingConfig, Embeddings, EmbeddingsInput, embeddingKind, MAX_TEXT_CHARACTERS } from './model.ts'
 import { currentSpace } from './space.ts'
@@ -49,7 +50,7 @@ const config = operation({
   method: 'get',
   path: '/embeddings/config',
   summary: 'Get embedding model and reindex progress',
-  description: 'Progress counts documents of the projects in which the caller may embed texts.',
+  description: 'Progress counts documents and chunks of the projects in which the caller may embed texts.',
   tag,
   action: 'embeddings:CreateEmbeddings',
   about: embeddingKind,
@@ -64,12 +65,16 @@ const config = operation({
           visible({ project: sql.fragment`t.project_id`, id: sql.fragment`t.id` }).rows,
         )
       : 0
+    const pending_words = await countOutdatedChunks(
+      services,
+      visible({ project: sql.fragment`c.project_id`, id: sql.fragment`c.document_id` }).rows,
+    )
     return {
       configured,
       provider: model?.provider ?? null,
       model: model?.model ?? null,
       dimensions: model?.dimensions ?? null,
-      reindex: { pending },
+      reindex: { pending, pending_words },
     }
   },
 })

@@ -3,7 +3,7 @@ import { sql } from '../../core/db/sql.ts'
 import { type JobContext, RequeueError } from '../../core/jobs/handler.ts'
 import { entityMailbox, queueMessage } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
-import { rebuildSearchWords, resolveTextSearchConfig } from '../chunks/store.ts'
+import { chunkWords, rebuildWords } from '../words/rebuild.ts'
 import { embedDocuments } from './embed-documents.ts'
 import { ownsSettings } from './settings-owner.ts'
 import { currentSpace, type Space } from './space.ts'
@@ -27,14 +27,13 @@ const PASS_MS = 5 * 60_000
 const REPORT_MS = 10_000
 /** After this many consecutive batches without a vector the provider counts as down, and the pass ends. */
 const MAX_DOWN_BATCHES = 3
-const CHUNK_BATCH = 500
 
 type PassContext = Pick<JobContext, 'signal' | 'stopping' | 'log'>
 
 /** Runs one reindex pass and enqueues another if work remains. Throws RequeueError when the worker stops. */
 export async function reindexDocuments(services: Services, context: PassContext): Promise<void> {
   const until = performance.now() + PASS_MS
-  const words = await reindexWords(services, context, until)
+  const words = await rebuildWords(services, chunkWords, context, until)
   const space = await currentSpace(services)
   const vectors = space ? await reindexVectors(services, space, context, until) : 'done'
   if (words === 'more' || vectors === 'more') await services.queues.send([queueMessage(reindexQueue, {})])
@@ -77,26 +76,4 @@ async function reindexVectors(
   }
   if (total.documents > 0) await report('documents reindexed')
   return 'done'
-}
-
-/** Rebuilds search words of another text search configuration. */
-async function reindexWords(
-  services: Services,
-  { stopping, log }: PassContext,
-  until: number,
-): Promise<'done' | 'more'> {
-  const config = await resolveTextSearchConfig(services.pool, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
-  let chunks = 0
-  for (;;) {
-    if (!(await ownsSettings(services, 'text_search_config', config))) {
-      log.info({ config, chunks }, 'text search configuration changed, rebuild stopped')
-      return 'done'
-    }
-    const rebuilt = await rebuildSearchWords(services.pool, config, CHUNK_BATCH)
-    chunks += rebuilt
-    if (rebuilt > 0) log.info({ config, chunks }, 'search words rebuilt')
-    if (rebuilt < CHUNK_BATCH) return 'done'
-    if (stopping.aborted) throw new RequeueError('the worker stops')
-    if (performance.now() > until) return 'more'
-  }
 }

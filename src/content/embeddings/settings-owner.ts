@@ -1,5 +1,5 @@
 import type { Services } from '../../core/process/services.ts'
-import { resolveTextSearchConfig } from '../chunks/store.ts'
+import { resolveTextSearchConfig, wordsSetting } from '../words/rebuild.ts'
 import { currentSpace } from './space.ts'
 import { findActiveSettings, type RetrievalSettings, setActiveSettings } from './store.ts'
 
@@ -7,7 +7,7 @@ import { findActiveSettings, type RetrievalSettings, setActiveSettings } from '.
 export async function adoptSettings(services: Services): Promise<void> {
   const { pool, config } = services
   const space = await currentSpace(services)
-  const text_search_config = await resolveTextSearchConfig(pool, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+  const text_search_config = wordsSetting(await resolveTextSearchConfig(pool, config.KNOWLEDGE_TEXT_SEARCH_CONFIG))
   await setActiveSettings(pool, { space_id: space?.id ?? null, text_search_config })
 }
 

@@ -8,11 +8,15 @@ import { TextDecoder } from 'node:util'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { FairSemaphore } from '../../core/process/fair-semaphore.ts'
 import type { PageText } from '../chunks/model.ts'
+import { CharsetSample } from './charset.ts'
 import type { PdfAnswer, PdfRequest } from './pdf-process.ts'
 
-/** Text of a source, or the failure. `retry`: whether another attempt may succeed. */
+/**
+ * Text of a source, or the failure. `charset`: of a text, if it was detected. `retry`: whether another attempt may
+ * succeed.
+ */
 export type Extraction =
-  | { ok: true; pages: PageText[]; total_pages: number }
+  | { ok: true; pages: PageText[]; total_pages: number; charset?: string | null }
   | { ok: false; error: RecordedFailure; retry: boolean }
 
 type Limits = { INGESTION_MAX_PAGES: number; INGESTION_MAX_TEXT_BYTES: number; INGESTION_PDF_PROCESSES: number }
@@ -203,24 +207,50 @@ function startReader(): Reader {
   return reader
 }
 
-const failure = (code: string, message: string, retry = false): Extraction => ({
-  ok: false,
-  error: { code, message },
-  retry,
-})
+function failure(code: string, message: string, retry = false): Extraction {
+  return { ok: false, error: { code, message }, retry }
+}
 
 /**
- * Decodes a `text/*` file as one page: UTF-16 with a byte order mark, else the charset of the content type, else UTF-8.
- * Removes the byte order mark and U+0000, replaces invalid bytes with U+FFFD, and trims. Returns no page for blank
- * text. Stops reading at the text limit.
+ * Decodes a `text/*` file as one page: UTF-16 with a byte order mark, else the charset of the content type, else UTF-8,
+ * else the charset that its bytes show. Removes the byte order mark and U+0000, and trims. Returns no page for blank
+ * text, and a failure if no charset fits. Stops reading at the text limit.
+ * @param open returns the bytes from the start; called again to decode them in a detected charset
  * @param limits the setting of the same name, in bytes of UTF-8
  */
 export async function extractText(
-  pieces: AsyncIterable<Uint8Array>,
+  open: () => AsyncIterable<Uint8Array>,
   contentType: string,
   limits: Pick<Limits, 'INGESTION_MAX_TEXT_BYTES'>,
 ): Promise<Extraction> {
   const maxBytes = limits.INGESTION_MAX_TEXT_BYTES
+  const sample = new CharsetSample()
+  const text = await decodePieces(open(), start => decoderOf(contentType, start), maxBytes, sample)
+  if (text !== 'invalid') return textExtraction(text, null, maxBytes)
+  const charset = sample.detect()
+  if (charset === null) return UNKNOWN_CHARSET
+  const detected = await decodePieces(open(), () => new TextDecoder(charset, { fatal: true }), maxBytes)
+  return detected === 'invalid' ? UNKNOWN_CHARSET : textExtraction(detected, charset, maxBytes)
+}
+
+function textExtraction(text: string | 'too long', charset: string | null, maxBytes: number): Extraction {
+  if (text === 'too long') return { ok: false, error: textTooLong(maxBytes), retry: false }
+  const pages = text === '' ? [] : [{ number: null, text }]
+  return { ok: true, pages, total_pages: pages.length, charset }
+}
+
+const UNKNOWN_CHARSET = failure(
+  'FILE_PARSE_FAILED',
+  'The text is not valid UTF-8, and its charset cannot be recognized. Give the file a content type with its charset, such as `text/plain; charset=windows-1252`.',
+)
+
+/** Returns a decoded and trimmed text; `invalid` if bytes are no characters, after completing the sample. */
+async function decodePieces(
+  pieces: AsyncIterable<Uint8Array>,
+  decoderFor: (start: Uint8Array) => TextDecoder,
+  maxBytes: number,
+  sample?: CharsetSample,
+): Promise<string | 'too long' | 'invalid'> {
   const parts: string[] = []
   let bytes = 0
   /** Trailing white space, which counts only if more text follows. */
@@ -237,31 +267,48 @@ export async function extractText(
   }
   let start: Uint8Array = Buffer.alloc(0)
   let decoder: TextDecoder | null = null
+  let isInvalid = false
+  const decode = (piece?: Uint8Array) => {
+    try {
+      return append(
+        piece ? (decoder as TextDecoder).decode(piece, { stream: true }) : (decoder as TextDecoder).decode(),
+      )
+    } catch {
+      isInvalid = true
+      return true
+    }
+  }
   for await (let piece of pieces) {
+    sample?.add(piece)
+    if (isInvalid) {
+      if (sample?.full ?? true) break
+      continue
+    }
     if (!decoder) {
       start = Buffer.concat([start, piece])
       if (start.length < 2) continue
-      decoder = decoderOf(contentType, start)
+      decoder = decoderFor(start)
       piece = start
     }
-    if (!append(decoder.decode(piece, { stream: true }))) return tooLong(maxBytes)
+    if (!decode(piece)) return 'too long'
   }
-  if (!append(decoder ? decoder.decode() : decoderOf(contentType, start).decode(start))) return tooLong(maxBytes)
-  const pages = parts.length ? [{ number: null, text: parts.join('') }] : []
-  return { ok: true, pages, total_pages: pages.length }
+  if (!decoder) {
+    decoder = decoderFor(start)
+    decode(start)
+  }
+  if (!isInvalid && !decode()) return 'too long'
+  return isInvalid ? 'invalid' : parts.join('')
 }
-
-const tooLong = (maxBytes: number): Extraction => ({ ok: false, error: textTooLong(maxBytes), retry: false })
 
 /** @param start the first two bytes, or fewer in a shorter file */
 function decoderOf(contentType: string, [first, second]: Uint8Array): TextDecoder {
-  if (first === 0xff && second === 0xfe) return new TextDecoder('utf-16le')
-  if (first === 0xfe && second === 0xff) return new TextDecoder('utf-16be')
+  if (first === 0xff && second === 0xfe) return new TextDecoder('utf-16le', { fatal: true })
+  if (first === 0xfe && second === 0xff) return new TextDecoder('utf-16be', { fatal: true })
   const charset = /;\s*charset\s*=\s*"?([^\s";]+)/i.exec(contentType)?.[1]
   try {
-    return new TextDecoder(charset)
+    return new TextDecoder(charset, { fatal: true })
   } catch {
-    return new TextDecoder()
+    return new TextDecoder('utf-8', { fatal: true })
   }
 }
 

@@ -39,6 +39,38 @@ const OPTIONS = {
 
 class LimitError extends Error {}
 
+const textTooLong = (maxTextBytes: number) =>
+  new LimitError(`The text is longer than ${maxTextBytes} bytes (INGESTION_MAX_TEXT_BYTES)`)
+
+/** The parts of an annotation of pdf.js that describe a form field. */
+type FormField = {
+  subtype?: string
+  fieldType?: string
+  fieldName?: string
+  alternativeText?: string
+  fieldValue?: unknown
+  password?: boolean
+  checkBox?: boolean
+  radioButton?: boolean
+  exportValue?: string
+  buttonValue?: string
+  options?: { exportValue: string; displayValue: string }[]
+}
+
+/** Returns a line with label and value for each filled form field of a page. Passwords and signatures are omitted. */
+function* formValues(fields: readonly FormField[]): Generator<string> {
+  for (const field of fields) {
+    if (field.subtype !== 'Widget' || field.password || field.fieldType === 'Sig') continue
+    const { fieldValue, checkBox, radioButton, options = [] } = field
+    // Each button of a group has the value of the group.
+    if ((checkBox || radioButton) && fieldValue !== (checkBox ? field.exportValue : field.buttonValue)) continue
+    const values = (Array.isArray(fieldValue) ? fieldValue : [fieldValue])
+      .filter(value => typeof value === 'string' && value.trim() !== '')
+      .map(value => options.find(({ exportValue }) => exportValue === value)?.displayValue ?? value)
+    if (values.length > 0) yield `${field.alternativeText || field.fieldName || 'Field'}: ${values.join(', ')}`
+  }
+}
+
 async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }: PdfRequest): Promise<number> {
   const pdf = await getDocument({ data: bytes, ...OPTIONS }).promise
   try {
@@ -55,10 +87,13 @@ async function extract(bytes: Uint8Array, { maxPages, maxTextBytes, countOnly }:
           left -= Buffer.byteLength(part)
           text += part
         }
-        if (left < 0) {
-          throw new LimitError(`The text is longer than ${maxTextBytes} bytes (INGESTION_MAX_TEXT_BYTES)`)
-        }
+        if (left < 0) throw textTooLong(maxTextBytes)
       }
+      for (const line of formValues(await page.getAnnotations())) {
+        text += `\n${line}`
+        left -= Buffer.byteLength(line) + 1
+      }
+      if (left < 0) throw textTooLong(maxTextBytes)
       page.cleanup()
       text = text.replaceAll('\0', '').toWellFormed().trim()
       if (text) send({ page: { number, text } })

@@ -96,7 +96,14 @@ async function ingest(attempt: IngestionAttempt): Promise<AttemptFields> {
   const { pages, total_pages, rule } = source
   const settings = effectiveSettings(claim.settings, rule, { chunk_strategy: 'page' })
   const chunks = await splitPages(pages, settings, { title: document.title, limits: services.config })
-  await writeChunks(attempt, { chunks, pages, totals: { total_pages, total_chunks: chunks.length, ...settings } })
+  const totals = {
+    total_pages,
+    total_chunks: chunks.length,
+    ...settings,
+    search_language: rule?.search_language ?? null,
+    charset: source.charset ?? null,
+  }
+  await writeChunks(attempt, { chunks, pages, totals })
   return { outcome: 'ready', chunk_count: chunks.length }
 }
 

@@ -14,7 +14,8 @@ import { isNative, matchRule } from '../rules/match.ts'
 import type { IngestionRuleRow } from '../rules/model.ts'
 import type { IngestionAttempt } from './store.ts'
 
-type SourceText = { pages: PageText[]; total_pages: number }
+/** `charset`: of the file, if it was detected. */
+type SourceText = { pages: PageText[]; total_pages: number; charset?: string | null }
 
 const hasText = (pages: PageText[]): boolean => pages.some(page => /\S/.test(page.text))
 
@@ -89,7 +90,7 @@ async function extractNativeText(services: Services, file: FileRow, signal: Abor
           project: file.project_id,
           signal,
         })
-      : await extractText(fileChunks(services, file), file.content_type as string, config)
+      : await extractText(() => fileChunks(services, file), file.content_type as string, config)
   if (extracted.ok) return extracted
   throw extracted.retry ? new Error(extracted.error.message) : toError(extracted.error)
 }

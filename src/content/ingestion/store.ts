@@ -48,15 +48,21 @@ export const acceptPages = async (db: Queryable, documentId: string, id: string,
 export const failAwaitingCallback = async (db: Queryable, documentId: string, id: string): Promise<boolean> =>
   (await db.query(voidStatement`delete from ingestion_attempts where ${acceptsOutput(documentId, id)}`)).rowCount === 1
 
-/** Totals of an ingestion and its effective chunk settings. */
-export type Totals = { total_pages: number; total_chunks: number } & ChunkSettings
+/** Totals of an ingestion, its effective chunk settings, the language of its rule, and the charset of its text. */
+export type Totals = {
+  total_pages: number
+  total_chunks: number
+  search_language: string | null
+  charset: string | null
+} & ChunkSettings
 
 /** Writes the totals of a document; the caller has fenced the claim. */
 export const setTotals = (db: Queryable, documentId: string, totals: Totals) =>
   db.query(voidStatement`
     update documents set total_pages = ${totals.total_pages}, total_chunks = ${totals.total_chunks},
       chunk_strategy = ${totals.chunk_strategy}, chunk_unit = ${totals.chunk_unit}, chunk_size = ${totals.chunk_size},
-      chunk_overlap = ${totals.chunk_overlap}
+      chunk_overlap = ${totals.chunk_overlap}, search_language = ${totals.search_language},
+      charset = ${totals.charset}
     where id = ${documentId}`)
 
 const settingsRow = sql.type(z.object(chunkRecord))

@@ -26,7 +26,11 @@ export async function writeChunks(
   { chunks, pages, totals }: { chunks: ChunkDraft[]; pages: PageText[]; totals: Totals },
 ): Promise<void> {
   const { services, entity: document, signal } = attempt
-  const owner = { project_id: document.project_id, document_id: document.id }
+  const owner = {
+    project_id: document.project_id,
+    document_id: document.id,
+    search_language: totals.search_language,
+  }
   const options = {
     space: await currentSpace(services),
     textSearchConfig: services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG,

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import type { WordQuery } from '../words/query.ts'
 import type { SourceSelection } from './sources.ts'
 
 /** Maximum number of newest matches that are ranked, which bounds the cost of common words. */
@@ -22,20 +23,19 @@ export type Hit = z.output<typeof Hit>
 
 const hitRow = sql.type(Hit)
 
-/** A word of a query and the share of sampled rows that contain it. */
+/** Weights of words: D as written, C in another form. */
+const WEIGHTS = sql.fragment`'{0.1, 0.05, 0.4, 1}'::float4[]`
+
+/** A word of a query, as a tsquery, and the share of sampled rows that contain it. */
 const Word = z.object({ word: z.string(), share: z.number() })
 export type Word = z.output<typeof Word>
 
 const EveryWordMatch = z.object({ hits: z.array(Hit), words: z.array(Word).nullable() })
 const everyWordRow = sql.type(EveryWordMatch)
 
-/** Maximum number of words of a query among which the rarest are determined. */
-const MAX_SAMPLED_WORDS = 64
-
 /**
- * Returns rows that contain every word of the query as PostgreSQL parses it; none if it has no words. Rows with the
- * exact phrase come first, then by cover density, for long queries by word weights. The lexeme of the project restricts
- * the search of the gin index.
+ * Returns rows that contain every word of the query; none if it has no words. Rows with the exact phrase come first, then
+ * by cover density, for long queries by word weights. The lexeme of the project restricts the search of the gin index.
  *
  * If there are fewer than `minHits` rows, `words` has the share of each word in a hundred sampled rows; null for a
  * query of one word. The share is relative to a hundred even for a smaller sample. Each sampled row is read and
@@ -44,31 +44,36 @@ const MAX_SAMPLED_WORDS = 64
 export function matchEveryWord(
   db: Queryable,
   selection: SourceSelection,
-  { textSearch, query, limit, minHits }: { textSearch: string; query: string; limit: number; minHits: number },
+  { query, limit, minHits }: { query: WordQuery; limit: number; minHits: number },
 ): Promise<z.output<typeof EveryWordMatch>> {
-  const tsquery = sql.fragment`websearch_to_tsquery(${textSearch}::regconfig, ${query})`
+  // A constant for the planner, which estimates from it.
+  const every = sql.fragment`search_query(${query.all})`
   return db.one(everyWordRow`
-    with hits as materialized (
-      select c.id as ref_id, c.container_id,
-        case when c.tsv @@ phraseto_tsquery(${textSearch}::regconfig, ${query}) then 'phrase' else 'all' end as match,
-        case when numnode(${tsquery}) <= ${MAX_COVER_NODES} then ts_rank_cd(c.tsv, ${tsquery}, 1) else ts_rank(c.tsv, ${tsquery}, 1) end::float8
+    with parsed as materialized (
+      select q.every, q.phrase, numnode(q.every) <= ${MAX_COVER_NODES} as is_short, ${hasRequiredWord(sql.fragment`q.every`)} as has_words
+      from (select ${every} as every, search_query(${query.phrase}) as phrase) q
+    ),
+    hits as materialized (
+      select c.id as ref_id, c.container_id, case when c.tsv @@ p.phrase then 'phrase' else 'all' end as match,
+        case when p.is_short then ts_rank_cd(${WEIGHTS}, c.tsv, p.every, 1) else ts_rank(${WEIGHTS}, c.tsv, p.every, 1) end::float8
           as rank
-      from (${newestMatches(selection, tsquery, sql.fragment`c.tsv`)}) c
-      where ${hasRequiredWord(tsquery)}
+      from parsed p cross join (${newestMatches(selection, every, sql.fragment`c.tsv`)}) c
+      where ${hasRequiredWord(every)}
       order by match desc, rank desc, ref_id limit ${limit}
     ),
     words as materialized (
-      select at, word, ('''' || replace(replace(word, '\\', '\\\\'), '''', '''''') || '''')::tsquery as query
-      from unnest(tsvector_to_array(to_tsvector(${textSearch}::regconfig, ${query}))) with ordinality w (word, at)
-      where at <= ${MAX_SAMPLED_WORDS}
+      select min(w.at) as at, w.query
+      from (select at, search_query(forms) as query from unnest(${sql.array(query.words, 'text')}) with ordinality w (forms, at)) w
+      where ${hasRequiredWord(sql.fragment`w.query`)}
+      group by w.query
     ),
     sample as materialized (select strip(c.tsv) as tsv from (${selection.source.sample(selection)}) c),
     shares as (
-      select w.at, w.word, count(s.tsv)::float8 / greatest(100, (select count(*) from sample)) as share
-      from words w left join sample s on s.tsv @@ w.query group by w.at, w.word
+      select w.at, w.query::text as word, count(s.tsv)::float8 / greatest(100, (select count(*) from sample)) as share
+      from words w left join sample s on s.tsv @@ w.query group by w.at, w.query
     )
     select coalesce((select json_agg(h order by h.match desc, h.rank desc, h.ref_id) from hits h), '[]') as hits,
-      case when (select count(*) from hits) < ${minHits} and (select count(*) from words) > 1 and ${hasRequiredWord(tsquery)}
+      case when (select count(*) from hits) < ${minHits} and (select count(*) from words) > 1 and (select has_words from parsed)
         then (select json_agg(s order by s.at) from shares s) end as words`)
 }
 
@@ -88,12 +93,11 @@ export function matchAnyWord(
   { words, limit }: { words: readonly string[]; limit: number },
 ): Promise<readonly Hit[]> {
   const size = sql.fragment`pg_column_size(c.tsv) as size`
-  const queries = words.map(lexeme)
   const matches =
-    queries.length === 1
-      ? sql.fragment`select 1::bigint as word, c.* from (${newestMatches(selection, sql.fragment`${queries[0]}::tsquery`, size)}) c`
+    words.length === 1
+      ? sql.fragment`select 1::bigint as word, c.* from (${newestMatches(selection, sql.fragment`${words[0]}::tsquery`, size)}) c`
       : sql.fragment`
-        select w.word, c.* from unnest(${sql.array(queries, 'text')}) with ordinality w (query, word)
+        select w.word, c.* from unnest(${sql.array([...words], 'text')}) with ordinality w (query, word)
         cross join lateral (${newestMatches(selection, sql.fragment`w.query::tsquery`, size)}) c`
   return db.any(hitRow`
     with found as materialized (${matches}),

@@ -3,6 +3,7 @@ import { AppError, type Problem, raise } from '../../core/api/errors.ts'
 import { kinds } from '../../core/api/kind.ts'
 import type { Context } from '../../core/api/operation.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import { searchLanguageProblem } from '../../identity/search-language.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS } from '../chunks/model.ts'
 import { effectiveSettings } from '../chunks/settings.ts'
 import { findTool } from '../tools.ts'
@@ -29,6 +30,10 @@ export async function checkIngestionRule(
   stored: IngestionRuleRow | null,
 ): Promise<void> {
   checkRuleFields(rule)
+  if (rule.search_language !== stored?.search_language) {
+    const problem = await searchLanguageProblem(db, rule.search_language)
+    if (problem) refuse([problem])
+  }
   const { tool_id, action = null, preset_parameters = null } = rule
   if (tool_id == null) return
   const same = tool_id === stored?.tool_id && action === stored.action

@@ -3,6 +3,7 @@ import { Author } from '../../core/api/authors.ts'
 import { raise } from '../../core/api/errors.ts'
 import { kind } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
+import { SearchLanguage } from '../../identity/search-language.ts'
 import { CHUNK_STRATEGIES, CHUNK_UNITS, chunkFields } from '../chunks/model.ts'
 import { ContentMetadata } from '../metadata.ts'
 import { Directory } from '../paths.ts'
@@ -25,6 +26,7 @@ const IngestionRule = record('IngestionRule', {
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),
   chunk_overlap: z.int().nullable(),
+  search_language: z.string().nullable(),
   metadata: ContentMetadata.nullable(),
 })
 
@@ -80,6 +82,9 @@ const fields = {
   chunk_overlap: uncheckedInteger(0, 99_999)
     .nullable()
     .describe(chunkFields.chunk_overlap.description as string),
+  search_language: SearchLanguage.describe(
+    'Language of the documents for searches by words: a text search configuration of PostgreSQL such as `german`, or `auto` to choose by script. Null for the language of the project.',
+  ),
   metadata: ContentMetadata.nullable().describe('Metadata added to the documents'),
 }
 

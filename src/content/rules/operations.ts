@@ -1,6 +1,7 @@
 import { authorColumn } from '../../core/api/authors.ts'
 import { type Operation, operation } from '../../core/api/operation.ts'
 import { resource } from '../../core/api/resource.ts'
+import { searchLanguageChanged } from '../../identity/search-language.ts'
 import { checkIngestionRule, checkRuleFields } from './check.ts'
 import { isNative, matchRule } from './match.ts'
 import { IngestionRuleInput, IngestionRulePatch, ingestionRuleKind, ResolvedRule, ResolveRuleInput } from './model.ts'
@@ -44,7 +45,10 @@ export const ingestionRuleOperations: Operation[] = [
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
     description: 'A rule with a tool requires `tools:CallTool` on the tool.',
-    check: ({ tx, project, body, allow }) => checkIngestionRule({ db: tx, project_id: project, allow }, body, null),
+    async check({ tx, project, body, allow }) {
+      await checkIngestionRule({ db: tx, project_id: project, allow }, body, null)
+      if (body.search_language != null) searchLanguageChanged(tx, project)
+    },
   }),
   resolveIngestionRule,
   rules.get(),
@@ -55,8 +59,10 @@ export const ingestionRuleOperations: Operation[] = [
     quiet: true,
     raises: [...raises],
     alsoActions: ['tools:CallTool'],
-    check: (next, { tx, stored, allow }) =>
-      checkIngestionRule({ db: tx, project_id: stored.project_id, allow }, next, stored),
+    async check(next, { tx, stored, allow }) {
+      await checkIngestionRule({ db: tx, project_id: stored.project_id, allow }, next, stored)
+      if (next.search_language !== stored.search_language) searchLanguageChanged(tx, stored.project_id)
+    },
     // Includes the columns of ingestion_rules_glob for the message of a conflict.
     write(next, { tx, stored, caller }) {
       const changes = ingestionRuleKind.changes(stored, next)

@@ -25,9 +25,9 @@ export const extractedFacts = (text: string): ExtractedFact[] | null =>
 export const factsOfText = (text: string): ExtractedFact[] | null =>
   parseFacts(findJson(text, value => factList(value) !== null))
 
-/** Returns the facts in the result of a tool, which may be a text; null if it is none of these forms. */
+/** Returns the facts in the result of a tool, which may be a text; none for an empty one, null for one of another form. */
 export const factsOfResult = (result: unknown): ExtractedFact[] | null => {
-  if (result === null || result === undefined) return []
+  if (result == null || (typeof result === 'string' && result.trim() === '')) return []
   return typeof result === 'string' ? factsOfText(result) : parseFacts(result)
 }
 

@@ -4,6 +4,7 @@ import { booleanQuery, integerQuery, timeInput } from '../../core/api/lists.ts'
 import { patchBody, record } from '../../core/api/record.ts'
 import { sql } from '../../core/db/sql.ts'
 import { GuardrailIds } from '../guardrail-ids.ts'
+import { SearchLanguage } from '../search-language.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()
@@ -37,6 +38,9 @@ const settings = {
     .describe(
       'Whether turns are refused on models without prices for input and output tokens; every target of a route must have prices',
     ),
+  search_language: SearchLanguage.describe(
+    'Language of the texts for searches by words: a text search configuration of PostgreSQL such as `german`, or `auto` to choose by script. Null for the language of the deployment. A change rebuilds the words of existing texts.',
+  ),
 }
 
 export const Project = record(
@@ -56,6 +60,7 @@ export const Project = record(
     run_retention_days: settings.run_retention_days,
     trace_content_mode: settings.trace_content_mode,
     require_priced_model: settings.require_priced_model,
+    search_language: settings.search_language,
     content_hold_until: z.iso
       .datetime()
       .nullable()

@@ -10,6 +10,7 @@ import { visibleRows } from '../../core/iam/access.ts'
 import { type Caller, principalRecord } from '../../core/iam/caller.ts'
 import { wakeResumedWork } from '../../core/work/work.ts'
 import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from '../guardrail-ids.ts'
+import { requireSearchLanguage, searchLanguageChanged } from '../search-language.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseRouteInUse } from './default-model-route.ts'
 import { deleteProject, scheduleDelete } from './delete.ts'
@@ -61,8 +62,10 @@ export const projectOperations: Operation[] = [
     gate: 'admin',
     body: ProjectInput,
     async make({ tx, body, audit }) {
+      await requireSearchLanguage(tx, body.search_language)
       const row = await projectKind.insert(tx, body)
       auditCreated(audit, row.id)
+      if (row.search_language !== null) searchLanguageChanged(tx, row.id)
       return row
     },
   }),
@@ -84,6 +87,10 @@ export const projectOperations: Operation[] = [
     async change(next, { stored, tx }) {
       if (stored.default_model_route_id !== null && next.default_model_route_id === null)
         await refuseRouteInUse(tx, stored.id)
+      if (next.search_language !== stored.search_language) {
+        await requireSearchLanguage(tx, next.search_language)
+        searchLanguageChanged(tx, stored.id)
+      }
       return { ...next, guardrail_ids: next.guardrail_ids ?? [] }
     },
     changed: ({ id }, { tx }) => invalidateOnCommit(tx, projectGuardrailsChannel, id),

@@ -1,12 +1,13 @@
 import { z } from 'zod'
 import type { Config } from '../../config.ts'
-import { resolveTextSearchConfig } from '../../content/chunks/store.ts'
 import { adoptSettings, ownsSettings } from '../../content/embeddings/settings-owner.ts'
 import { currentSpace } from '../../content/embeddings/space.ts'
+import { rebuildWords, sendOnLanguageChange, type WordsTable } from '../../content/words/rebuild.ts'
+import { sql } from '../../core/db/sql.ts'
 import { type BackgroundTask, handler, type JobContext, RequeueError, schedule } from '../../core/jobs/handler.ts'
 import { entityMailbox, queueMessage } from '../../core/jobs/queue.ts'
 import { embedMemories } from './embed-memories.ts'
-import { listOtherSpaceMemories, rebuildWords } from './store.ts'
+import { listOtherSpaceMemories } from './store.ts'
 
 /**
  * Embeds memories that could not be embedded when they were written, and rebuilds vectors and search words after a
@@ -22,9 +23,10 @@ export const memoryEmbedQueue = entityMailbox('memory.embed', {
 const EVERY_SECONDS = 600
 /** Memories read, embedded and written per batch. */
 const EMBED_BATCH = 64
-const WORD_BATCH = 500
 /** Maximum duration of a pass, which then sends another message: a handler active for hours would seem stalled. */
 const PASS_MS = 5 * 60_000
+
+const memoryWords: WordsTable = { name: 'memories', own: sql.fragment`null::text` }
 
 export const memoryHandlers = [
   handler(
@@ -32,7 +34,8 @@ export const memoryHandlers = [
     { concurrency: 1, leaseSeconds: (config: Config) => config.INGESTION_LEASE_SECONDS },
     async (_message, context) => {
       const until = performance.now() + PASS_MS
-      if ((await reindexWords(context, until)) && (await embedAll(context, until))) return
+      const words = await rebuildWords(context.services, memoryWords, context, until)
+      if (words === 'done' && (await embedAll(context, until))) return
       await context.services.queues.send([queueMessage(memoryEmbedQueue, {})])
     },
   ),
@@ -51,6 +54,9 @@ export const adoptModelOnStart: BackgroundTask = {
     return undefined
   },
 }
+
+/** Rebuilds the search words of a project when its language changes, without waiting for the schedule. */
+export const rebuildOnLanguageChange = sendOnLanguageChange('rebuild search words of memories', memoryEmbedQueue)
 
 type PassContext = Pick<JobContext, 'services' | 'signal' | 'stopping' | 'log'>
 
@@ -79,19 +85,5 @@ async function embedAll({ services, signal, stopping, log }: PassContext, until:
     if (performance.now() > until) return false
   }
   if (total.memories > 0) log.info(total, 'memories embedded')
-  return true
-}
-
-/** Rebuilds search words of another text search configuration; returns false if the pass ran out of time. */
-async function reindexWords({ services, stopping, log }: PassContext, until: number): Promise<boolean> {
-  const config = await resolveTextSearchConfig(services.pool, services.config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
-  for (let memories = 0; await ownsSettings(services, 'text_search_config', config); ) {
-    const rebuilt = await rebuildWords(services.pool, config, WORD_BATCH)
-    memories += rebuilt
-    if (rebuilt > 0) log.info({ config, memories }, 'search words of memories rebuilt')
-    if (rebuilt < WORD_BATCH) break
-    if (stopping.aborted) throw new RequeueError('the worker stops')
-    if (performance.now() > until) return false
-  }
   return true
 }

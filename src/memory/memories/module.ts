@@ -3,7 +3,7 @@ import { footprints } from '../../control/storage/footprint.ts'
 import { module } from '../../core/api/module.ts'
 import { memoryFootprint } from '../footprint.ts'
 import { expireMemories } from './expire.ts'
-import { adoptModelOnStart, memoryHandlers, memorySchedules } from './handlers.ts'
+import { adoptModelOnStart, memoryHandlers, memorySchedules, rebuildOnLanguageChange } from './handlers.ts'
 import { memoryKind } from './model.ts'
 import { memoryOperations } from './operations.ts'
 import { memorySource } from './search.ts'
@@ -13,7 +13,7 @@ export default module('memories', {
   operations: memoryOperations,
   handlers: memoryHandlers,
   schedules: memorySchedules,
-  background: [adoptModelOnStart],
+  background: [adoptModelOnStart, rebuildOnLanguageChange],
   sweeps: [{ name: 'expired memories', when: '*/5 * * * *', run: expireMemories }],
   extensions: [searchSources.with(memorySource), footprints.with(memoryFootprint)],
 })

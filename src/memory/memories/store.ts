@@ -1,5 +1,4 @@
 import { z } from 'zod'
-import { textSearchConfigExpr } from '../../content/chunks/store.ts'
 import type { Space } from '../../content/embeddings/space.ts'
 import {
   type NewVector,
@@ -10,6 +9,8 @@ import {
   vectorRemoval,
   vectorsOf,
 } from '../../content/vectors/store.ts'
+import { indexText } from '../../content/words/index-text.ts'
+import { wordsLanguageExpr } from '../../content/words/languages.ts'
 import {
   countStatement,
   type Fragment,
@@ -123,14 +124,16 @@ export async function insertMemory(
       trimmed_vectors as (${vectorRemoval(VECTOR_SOURCES.memory, sql.fragment`any(array(select id from trimmed))`)}),`
     : sql.fragment``
   const [inserted, ...evicted] = await db.many(memoryKind.sql`
-    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (${textSearchConfigExpr(textSearchConfig)}),
+    with ${retiring} ${trimming} ${vectors} entry as (${entry}), words as (
+      ${wordsLanguageExpr(sql.fragment`null::text`, sql.fragment`${project_id}`, textSearchConfig)}
+    ),
     made as (
       insert into memories as t (id, project_id, memory_store_id, content, content_hash, source_type, source_id, actor_id,
         tags, metadata, expires_at, embedded, space_id, tsv, tsv_config)
       select ${id}, ${project_id}, ${memory_store_id}, ${content}, decode(${hash}, 'hex'), ${source_type}, ${source_id},
         ${actor_id}, ${jsonb(tags)}, ${metadata === null ? null : JSON.stringify(metadata)}::json,
-        ${expires_at}::timestamptz, ${isEmbedded}, ${space_id}::int, search_tsv(words.config, ${content}, ${project_id}),
-        words.name
+        ${expires_at}::timestamptz, ${isEmbedded}, ${space_id}::int,
+        words_tsv(${indexText(content)}, words.language, words.fallback, ${project_id}), words.tag
       from words
       returning ${memoryKind.columns}
     )
@@ -153,10 +156,11 @@ export function replaceMemoryContent(
   return db.one(memoryKind.sql`
     with ${vectors}
     dropped as (${memoryVectorRemoval(id, newVectors)}),
-    words as (${textSearchConfigExpr(textSearchConfig)})
+    words as (${wordsLanguageExpr(sql.fragment`null::text`, sql.fragment`${project_id}`, textSearchConfig)})
     update memories t set content = ${content}, content_hash = decode(${hash}, 'hex'), embedded = ${isEmbedded},
-      space_id = ${space_id}::int, embed_failures = 0, tsv = search_tsv(words.config, ${content}, t.project_id),
-      tsv_config = words.name, updated_at = now()
+      space_id = ${space_id}::int, embed_failures = 0,
+      tsv = words_tsv(${indexText(content)}, words.language, words.fallback, t.project_id), tsv_config = words.tag,
+      updated_at = now()
     from words where t.id = ${id}
     returning ${memoryKind.columns}`)
 }
@@ -327,41 +331,28 @@ export async function settleEmbedding(
     where t.id = m.id`)
 }
 
-/**
- * Rebuilds the search words of up to `limit` memories of other configurations; returns their number. Index
- * memories_config.
- */
-export const rebuildWords = async (db: Queryable, config: string, limit: number): Promise<number> =>
-  (
-    await db.query(voidStatement`
-      update memories t set tsv = search_tsv(${config}::regconfig, t.content, t.project_id), tsv_config = ${config}
-      from (
-        select id from memories where tsv is not null and (tsv_config < ${config} or tsv_config > ${config})
-        limit ${limit} for update skip locked
-      ) other
-      where t.id = other.id`)
-  ).rowCount
-
 /** Recomputes hashes and search words of locked memories; returns the number of changed ones. */
 export const recomputeDerived = async (
   db: Queryable,
-  memories: readonly Pick<BareMemory, 'id' | 'hash'>[],
+  memories: readonly Pick<BareMemory, 'id' | 'hash' | 'content'>[],
   textSearchConfig: string,
 ): Promise<number> =>
   (
     await db.query(voidStatement`
-      update memories t set content_hash = m.content_hash, tsv = m.tsv, tsv_config = m.name
+      update memories t set content_hash = m.content_hash, tsv = m.tsv, tsv_config = m.tag
       from (
-        select t.id, decode(h.hash, 'hex') as content_hash, search_tsv(words.config, t.content, t.project_id) as tsv,
-          words.name
+        select t.id, decode(h.hash, 'hex') as content_hash,
+          words_tsv(h.words, words.language, words.fallback, t.project_id) as tsv, words.tag
         from memories t
         join ${sql.unnest(
-          memories.map(({ id, hash }) => [id, hash]),
-          ['text', 'text'],
-        )} as h (id, hash) on h.id = t.id
-        cross join (${textSearchConfigExpr(textSearchConfig)}) words
+          memories.map(({ id, hash, content }) => [id, hash, indexText(content)]),
+          ['text', 'text', 'text'],
+        )} as h (id, hash, words) on h.id = t.id
+        cross join lateral (
+          ${wordsLanguageExpr(sql.fragment`null::text`, sql.fragment`t.project_id`, textSearchConfig)}
+        ) words
       ) m
-      where t.id = m.id and (t.content_hash <> m.content_hash or t.tsv is distinct from m.tsv or t.tsv_config <> m.name)`)
+      where t.id = m.id and (t.content_hash <> m.content_hash or t.tsv is distinct from m.tsv or t.tsv_config <> m.tag)`)
   ).rowCount
 
 /** Deletes memories and returns their last rows. */

@@ -99,7 +99,7 @@ async function extractedText(
           signal,
         })
       : type.startsWith('text/')
-        ? await extractText(file.pieces(), file.content_type as string, config)
+        ? await extractText(() => file.pieces(), file.content_type as string, config)
         : null
   const text = extracted?.ok ? extracted.pages.map(page => page.text).join('\n\n') : ''
   return text === '' ? noteOf(part, file) : fenced(part, file, truncateChars(text, MAX_EXTRACTED))
