@@ -114,6 +114,7 @@ describe('steps files of traces', function () {
       'tool_calls',
       'tool_results',
       'usage',
+      'vendor_calls',
     ])
     assert.deepEqual(steps[0].tool_calls[0].args, { Of: 'x', deep: [1, { a: null }] })
     assert.match(steps[0].started_at, /^\d{4}-.*Z$/)
