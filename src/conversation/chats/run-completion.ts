@@ -16,7 +16,7 @@ export const modelOf = ({ provider, route, model }: CompletionTarget): string =>
   provider ? (model ?? provider.default_model) : (route?.route.targets[0].model ?? '')
 
 /**
- * Makes one model call and meters its usage, and that of answers which it did not return. A streamed call that is aborted
+ * Makes one model call and meters its usage, and the usage of answers that it did not return. A streamed call that is aborted
  * after its first text is metered with an estimate.
  * @param onAnswer adds to the statement that writes the usage of an answer
  * @throws errors of the model call; the reason of the signal

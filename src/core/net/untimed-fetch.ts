@@ -2,7 +2,7 @@ import { Agent, type Dispatcher, fetch as undiciFetch } from 'undici'
 
 /**
  * Returns a dispatcher without the limits of the HTTP library, which ends a response after 300 s without a header or a
- * byte: its calls have limits of their own.
+ * byte: its calls have separate limits.
  */
 export const withoutTimeouts = (dispatcher: Dispatcher): Dispatcher =>
   dispatcher.compose(

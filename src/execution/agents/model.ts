@@ -159,7 +159,7 @@ const fields = {
   output_schema: z.unknown().describe('JSON Schema (draft-07 or 2020-12) of final answers; null for text'),
   prompt_caching: z
     .strictObject({
-      enabled: z.boolean().describe('Whether the vendor is asked to cache'),
+      enabled: z.boolean().describe('Whether requests mark what the vendor caches'),
       ttl: z
         .enum(['5m', '1h'])
         .optional()
@@ -167,7 +167,7 @@ const fields = {
     })
     .nullable()
     .describe(
-      'Caching of the tools, the instructions and the messages that requests repeat. Null: enabled for requests with tools where the vendor charges less for cached tokens and has to be asked (Anthropic, and its models on Bedrock). Other vendors cache by themselves.',
+      'Caching of the tools, the instructions and the messages that requests repeat. Null: enabled for requests with tools where the vendor charges less for cached tokens and caches only what requests mark (Anthropic, and its models on Bedrock). Other vendors cache by themselves.',
     ),
   max_context_messages: positive
     .nullable()

@@ -92,7 +92,7 @@ export type ModelRequest = {
   tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
-  /** Whether the vendor is asked to cache prefixes; null where it charges less for them. */
+  /** Whether prefixes are marked for the vendor's cache; null: where it charges less for them. */
   prompt_caching: boolean | null
   /** How long prefixes are cached; default 5 minutes. */
   prompt_cache_ttl?: '5m' | '1h'
@@ -114,7 +114,7 @@ export type ModelRequest = {
   signal: AbortSignal
   /** Effort of the reasoning; the model's default if omitted. */
   reasoning?: 'none' | 'low'
-  /** Whether the vendor is asked to stream its answer; default true. */
+  /** Whether the answer is requested as a stream; default true. */
   stream?: boolean
   /** If set, each text chunk is passed on arrival. */
   onDelta?: (text: string) => void

@@ -206,7 +206,7 @@ function jsonPrefix(line: string): string {
 
 /**
  * Returns the default reply: a call of the forced tool, the smallest value of the requested schema, an empty list where the
- * instructions ask for a list alone, or an echo of the user's text. Contains no templates.
+ * instructions require a list alone, or an echo of the user's text. Contains no templates.
  */
 export function defaultReply(request: DoubleRequest): Reply {
   const forced = forcedTool(request)

@@ -33,7 +33,7 @@ export const isWaiting = ({ handed_back, model_retry_at, abort }: GenerationRow)
 
 /**
  * Returns the wait of a turn after a failed model call, or null if the turn fails: the failure will not pass, the attempts
- * are used up, or the vendor asks for more time than the turn or its caller has.
+ * are used up, or the vendor requires more time than the turn or its caller has.
  */
 export function modelWaitOf(
   { services, generation, data, route }: TurnAttempt,

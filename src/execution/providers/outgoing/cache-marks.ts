@@ -14,7 +14,7 @@ export type CacheMarks = {
 
 /**
  * Returns the marks of a request; null without caching. By default requests with tools are cached where the vendor charges
- * less for it and has to be asked: later steps repeat the earlier ones. Other vendors cache by themselves.
+ * less for it and caches only what requests mark: later steps repeat the earlier ones. Other vendors cache by themselves.
  */
 export function cacheMarks(
   type: ProviderType,
