@@ -26,7 +26,7 @@ export type Cell = {
 /** Returns null if the capability works, `not offered`, or the failure. */
 export type Capability = (cell: Cell) => Promise<string | null>
 
-const NOT_OFFERED = 'not offered'
+export const NOT_OFFERED = 'not offered'
 const OBJECT = { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] }
 /** The image of a result where a vendor takes images. */
 const IMAGES = new RegExp(

@@ -5,7 +5,7 @@ import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
 import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
-import { type Capability, type Cell, capabilities, type Turn } from './capabilities.ts'
+import { type Capability, type Cell, capabilities, NOT_OFFERED, type Turn } from './capabilities.ts'
 import { startToolServer, type ToolServer } from './tool-server.ts'
 
 /**
@@ -14,6 +14,34 @@ import { startToolServer, type ToolServer } from './tool-server.ts'
  */
 const KNOWN = path.join(import.meta.dirname, 'known-refusals.json')
 type Results = Record<string, Record<string, string>>
+
+const ROOT = path.join(import.meta.dirname, '../..')
+const PAGE = path.join(ROOT, 'docs/model-vendors.md')
+/** Part of the page that is written with the list. */
+const SECTION = /(?<=<!-- matrix -->\n)[\s\S]*(?=<!-- end of matrix -->)/
+
+/** Returns the matrix as Markdown: the packages it was tried with, and what is not offered or fails. */
+function matrixText(results: Results): string {
+  const { dependencies } = JSON.parse(readFileSync(path.join(ROOT, 'package.json'), 'utf8'))
+  const packages = Object.entries(dependencies).filter(([name]) => name.startsWith('@ai-sdk/'))
+  const rows = Object.entries(results).map(([name, failures]) => {
+    const absent = Object.keys(failures).filter(each => failures[each] === NOT_OFFERED)
+    const failed = Object.entries(failures).filter(([, failure]) => failure !== NOT_OFFERED)
+    const offered = profiles.map(profile => profile.name).filter(each => !absent.includes(each))
+    const by =
+      absent.length === 0 ? 'all' : absent.length > offered.length ? offered.join(', ') : `all but ${absent.join(', ')}`
+    return `| ${name} | ${by} | ${failed.map(([each, failure]) => `${each}: ${failure}`).join('; ')} |`
+  })
+  const names = profiles.map(({ name }) => `\`${name}\``).join(', ')
+  return [
+    `Providers: ${names}. Packages: ${packages.map(([name, version]) => `${name} ${version}`).join(', ')}.`,
+    '',
+    '| Capability | Works with | Fails with |',
+    '|---|---|---|',
+    ...rows,
+    '',
+  ].join('\n')
+}
 
 /** Writes numbers of calls and IDs alike in each run. */
 const stable = (failure: string): string =>
@@ -68,7 +96,9 @@ describe('providers by capabilities', function () {
   after(async () => {
     await Promise.all(processes.map(({ kill }) => kill('SIGTERM')))
     await Promise.all([app?.close(), simulators?.close(), tools?.close()])
-    if (process.env.RECORD_MATRIX) writeFileSync(KNOWN, `${JSON.stringify(results, null, 2)}\n`)
+    if (!process.env.RECORD_MATRIX) return
+    writeFileSync(KNOWN, `${JSON.stringify(results, null, 2)}\n`)
+    writeFileSync(PAGE, readFileSync(PAGE, 'utf8').replace(SECTION, matrixText(results)))
   })
 
   const turn = async (agent: string, body: object): Promise<Turn> => {
@@ -120,6 +150,11 @@ describe('providers by capabilities', function () {
       results[name] = Object.fromEntries(failures.filter((entry): entry is [string, string] => entry[1] !== null))
       if (!process.env.RECORD_MATRIX) assert.deepEqual(results[name], known[name] ?? {})
     })
+
+  it('is what the page of the vendors says', function () {
+    if (process.env.RECORD_MATRIX) this.skip()
+    assert.equal(SECTION.exec(readFileSync(PAGE, 'utf8'))?.[0], matrixText(known))
+  })
 })
 
 /** Reads the event stream of a turn. */
