@@ -53,6 +53,7 @@ describe('documents of messages', function () {
           version: 1,
           title: null,
           metadata: null,
+          charset: null,
           tags: {},
           chunk_strategy: 'whole',
           chunk_unit: null,

@@ -21,7 +21,7 @@ const OWN_CLOCK: Record<string, string> = {
   'src/core/jobs/takeover.ts': 'the measured clock itself',
   'src/core/process/clock.ts': 'the corrected clock itself',
   'src/core/process/stall-thread.ts': 'the log',
-  'src/execution/providers/failure.ts': 'Retry-After of another host',
+  'src/execution/providers/retry-after.ts': 'Retry-After of another host',
   'src/execution/tools/http.ts': 'Retry-After of another host',
   'src/identity/company-sign-in/provider.ts': 'a token of another host',
   'src/identity/console/mount.ts': 'expiry in the process',

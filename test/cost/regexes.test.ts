@@ -24,6 +24,9 @@ const CALLS: Record<string, string> = {
     'windows of bounded length; content/chunks/split.ts is measured',
   'src/content/files/media-type.ts: `^${TOKEN}/${TOKEN}( *; *${TOKEN}=(${TOKEN}|"[ !#-\\\\[\\\\]-~]*"))*$`':
     'at most 255 characters',
+  'src/content/words/fold.ts: `(?<run>(?:${UNSPACED_LETTER}\\\\p{M}*)+)|[[\\\\p{L}\\\\p{M}\\\\p{N}]--${UNSPACED_LETTER}]+`':
+    'classes of characters without common characters',
+  "src/content/words/fold.ts: `[${Object.keys(LETTERS).join('')}]`": 'one character',
   'src/core/json-schema/validate.ts: text':
     'compiled to a linear automaton where the analysis of the pattern demands it',
   'src/execution/tools/tokens.ts: `${SECRET.source}|${CONTEXT.source}`': 'measured as fillTokens',

@@ -208,8 +208,8 @@ const figures = sql.fragment`
   coalesce(sum(s.cache_write_tokens), 0)::int8 as cache_write_tokens, sum(s.cache_write_cost) as cache_write_cost,
   coalesce(sum(s.output_tokens), 0)::int8 as output_tokens, sum(s.output_cost) as output_cost,
   coalesce(sum(s.reasoning_tokens), 0)::int8 as reasoning_tokens,
-  coalesce(jsonb_agg(jsonb_build_object('component', s.component, 'unit', s.unit, 'quantity', s.quantity, 'cost_usd', s.cost_usd))
-    filter (where s.component <> ''), '[]') as others`
+  coalesce(jsonb_agg(jsonb_build_object('component', s.component, 'unit', s.unit, 'quantity', s.quantity::float8,
+    'cost_usd', s.cost_usd::float8)) filter (where s.component <> ''), '[]') as others`
 
 const UsageGroup = Sums.extend({
   whole: z.boolean(),

@@ -92,8 +92,8 @@ async function rollUpBatch(
           price_id text, quantity numeric, cost_usd numeric)
       group by 1, 2, 3, 4, 5, 6
     ), components as (
-      select row_id, jsonb_agg(jsonb_build_object('component', component, 'quantity', quantity, 'unit', unit,
-        'billable', billable, 'unit_price', unit_price, 'cost_usd', cost_usd, 'price_id', price_id)
+      select row_id, jsonb_agg(jsonb_build_object('component', component, 'quantity', trim_scale(quantity), 'unit', unit,
+        'billable', billable, 'unit_price', trim_scale(unit_price), 'cost_usd', trim_scale(cost_usd), 'price_id', price_id)
         order by place, component, unit, price_id) as components
       from parts group by row_id
     ), sums as (

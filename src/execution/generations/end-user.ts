@@ -13,6 +13,7 @@ export const messageView = endUserView(
     origin: true,
     content: true,
     // Documents are of the team; their texts are in the content.
+    refused: true,
     parts: (parts: { type: string }[] | null) => parts?.filter(({ type }) => type !== 'document') ?? null,
     position: true,
     created_at: true,
@@ -33,7 +34,7 @@ export const turnResultView = endUserView(
     message: message => message && showToEndUser(messageView, message),
     required_action: true,
   },
-  ['conversation_id', 'model', 'trace_id', 'reasoning'],
+  ['conversation_id', 'model', 'trace_id', 'reasoning', 'ignored_params'],
 )
 
 export const turnEventViews = {
