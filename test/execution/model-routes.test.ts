@@ -146,7 +146,7 @@ describe('model routes', () => {
       ['retry_on', { retry_on: [] }],
       ['retry_on', { retry_on: null }],
       ['retry_on', { retry_on: ['timeout', 'timeout'] }],
-      ['retry_on[0]', { retry_on: ['auth'] }],
+      ['retry_on[0]', { retry_on: ['none'] }],
       ['failure_threshold', { failure_threshold: 0 }],
       ['failure_threshold', { failure_threshold: 101 }],
       ['cooldown_seconds', { cooldown_seconds: 0 }],

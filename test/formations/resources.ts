@@ -286,6 +286,7 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { file_delivery: 'download_url' },
       { metadata: { from: 'rule' } },
       { chunk_strategy: 'size', chunk_size: 100, chunk_overlap: 10, chunk_unit: 'tokens' },
+      { search_language: 'german' },
       { enabled: false },
       { tool_id: null, action: null, preset_parameters: null, file_delivery: 'base64', agent_id: ref('Agent2') },
     ],
