@@ -165,7 +165,7 @@ export const capabilities: Record<string, Capability> = {
     return null
   },
 
-  async 'room of two agents'(cell) {
+  async 'conversation of two agents'(cell) {
     const { id } = (await cell.key.post('/conversations', {})).body
     await cell.key.post(`/conversations/${id}/messages`, { message: 'Hello', role: 'user' })
     for (const agent of [await cell.agent(), await cell.agent({})]) {

@@ -26,7 +26,7 @@ const IngestionRule = record('IngestionRule', {
   chunk_unit: z.enum(CHUNK_UNITS).nullable(),
   chunk_size: z.int().nullable(),
   chunk_overlap: z.int().nullable(),
-  search_language: z.string().nullable(),
+  search_language: z.string().nullable().describe('Language of searches by words; null: the language of the project'),
   metadata: ContentMetadata.nullable(),
 })
 
