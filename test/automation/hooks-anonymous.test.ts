@@ -92,6 +92,10 @@ describe('bodies without a bearer credential', function () {
     for (const { answer } of slow) assert.equal((await answer).status, 408)
     known.socket.write('"a"}')
     assert.equal((await known.answer).status, 201)
+    // The next test reads lines.
+    await eventually(() => web.output.some(line => line.includes('/api/v1/actors') && line.includes('"status":201')), {
+      what: 'the line of the request',
+    })
   })
 
   // Before the test that leaves no memory for bodies, which is given back only when its connections have ended.
