@@ -42,6 +42,8 @@ export function retentionSweep(name: string, run: (services: Services, stopping:
   })
   return {
     handler: handler(queue, { concurrency: 1 }, async (_message, { services, stopping }) => {
+      // A message may remain of a worker whose sweep was switched on.
+      if (services.config.CONTENT_RETENTION_SWEEP_DISABLED) return
       await run(services, stopping)
       if (stopping.aborted) throw new RequeueError('the worker is shutting down')
     }),
