@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { parseExactJson } from '../../src/core/api/exact-json.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
@@ -137,7 +138,7 @@ describe('answers of vendors', () => {
     const bound = (path: string) => ({
       tool: { name: 'weather', type: 'http', parameters: weather, execute: { url: `${tools.url}/${path}` } },
     })
-    const SEARCH = { query: 'news', found: 'https://example.org/news' }
+    const SEARCH = { query: 'news', limit: parseExactJson('2512292042121000001'), found: 'https://example.org/news' }
 
     for (const stream of [false, true])
       it(`are kept with the results, go back with the calls of tools, and run nothing here${stream ? ', streamed' : ''}`, async () => {
@@ -154,6 +155,7 @@ describe('answers of vendors', () => {
         assert.equal(tools.received(path).length, 1)
         const types = calls()[1]!.body.messages[1].content.map(({ type }: any) => type)
         assert.deepEqual(types, ['server_tool_use', 'web_search_tool_result', 'text', 'tool_use'])
+        assert.match(JSON.stringify(calls()[1]!.body.messages[1]), /"limit":2512292042121000001\b/)
         const generation = stream ? /"(gen_\w+)"/.exec(reply.body)![1]! : reply.body.id
         const { steps } = await transcript(generation)
         assert.deepEqual(

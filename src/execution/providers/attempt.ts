@@ -14,12 +14,11 @@ import type {
   SharedV4ProviderMetadata,
   SharedV4Warning,
 } from '@ai-sdk/provider'
-import { parseExactJson } from '../../core/api/exact-json.ts'
 import { storableText, storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
-import { withoutMarks } from './exact-arguments.ts'
+import { parseArguments } from './exact-arguments.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure, StreamFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
@@ -473,7 +472,7 @@ function refusalNote(metadata: SharedV4ProviderMetadata | undefined): VendorNote
 function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): ModelAnswer['tool_calls'][number] {
   const call = { id: storableText(toolCallId), tool_name: storableText(toolName) }
   try {
-    return { ...call, args: storableValue(input.trim() === '' ? {} : parseExactJson(withoutMarks(input))) }
+    return { ...call, args: storableValue(parseArguments(input)) }
   } catch {
     return { ...call, args: storableText(input), args_error: 'the arguments are not valid JSON' }
   }

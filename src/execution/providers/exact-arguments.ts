@@ -11,8 +11,11 @@ const MARKED = /"\u{e000}(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\u{e000}"/gu
 
 const mark = ({ digits }: ExactNumber): string => `${MARK}${digits}${MARK}`
 
-/** Returns the JSON of arguments with their numbers. */
-export const withoutMarks = (json: string): string => (json.includes(MARK) ? json.replace(MARKED, '$1') : json)
+/** Returns the arguments in the JSON that a package gives; none for a blank text. Throws a SyntaxError. */
+export function parseArguments(json: string): unknown {
+  if (json.trim() === '') return {}
+  return parseExactJson(json.includes(MARK) ? json.replace(MARKED, '$1') : json)
+}
 
 /** Marks the numbers in arguments: of Google `args`, of Anthropic and Bedrock `input`, next to the name of the tool. */
 function marked(value: unknown): unknown {

@@ -27,8 +27,8 @@ function thinking({ reasoning, redacted }: Answer): object[] {
 
 /** Blocks of the searches that the vendor makes. */
 const searchBlocks = ({ searches }: Answer): object[] =>
-  searches.flatMap(({ id, query, found }) => [
-    { type: 'server_tool_use', id, name: 'web_search', input: { query } },
+  searches.flatMap(({ id, query, limit, found }) => [
+    { type: 'server_tool_use', id, name: 'web_search', input: { query, limit } },
     ...(found === undefined
       ? []
       : [

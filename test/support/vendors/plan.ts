@@ -20,7 +20,7 @@ export type Reply = Pick<
   /** Details of a refusal. */
   refusal?: { category: string; explanation: string }
   /** Web searches that the vendor makes itself before it answers; without a result if it is still to come. */
-  searches?: { query: string; found?: string }[]
+  searches?: { query: string; limit?: unknown; found?: string }[]
   /** Whether the reasoning arrives encrypted. */
   redacted?: boolean
   noise?: readonly Noise[]
@@ -54,7 +54,7 @@ export type Answer = {
   finish: string | null
   commentary: string | null
   refusal: { category: string; explanation: string } | null
-  searches: { id: string; query: string; found?: string }[]
+  searches: { id: string; query: string; limit?: unknown; found?: string }[]
   usage: Usage | null
 }
 
