@@ -11,7 +11,7 @@ import {
   VECTOR_SOURCES,
   vectorInsert,
 } from '../vectors/store.ts'
-import { textSearchConfigExpr, wordsLanguageExpr } from '../words/languages.ts'
+import { wordsLanguageExpr } from '../words/languages.ts'
 import type { ChunkDraft } from './model.ts'
 
 /** Vectors per statement: 5 MB with 1,024 dimensions, which take 40 ms to serialize. */
@@ -164,7 +164,6 @@ const UnembeddedChunk = z.object({
 export type UnembeddedChunk = z.output<typeof UnembeddedChunk>
 
 const unembeddedRow = sql.type(UnembeddedChunk)
-const configRow = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 
 /**
  * Lists chunks of documents after a position; with `missingSpace`, only chunks without vectors of that space. Indexes:
@@ -191,7 +190,3 @@ export const listChunksToEmbed = (
 /** Returns the IDs of chunks that still exist. */
 export const findExistingChunks = async (db: Queryable, ids: readonly string[]): Promise<ReadonlySet<string>> =>
   new Set(await db.anyFirst(idStatement`select id from document_chunks where id = any(${sql.array([...ids], 'text')})`))
-
-/** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
-export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
-  (await db.one(configRow`${textSearchConfigExpr(name)}`)).name

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
-import { type Fragment, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { searchLanguageChannel } from '../../identity/search-language.ts'
@@ -55,6 +55,15 @@ export const textSearchConfigExpr = (name: string) => sql.fragment`
     union all select 'simple', 'simple', 1
   ) f
   order by f.rank limit 1`
+
+const configRow = sql.type(z.object({ config: z.unknown(), name: z.string() }))
+
+/** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
+export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
+  (await db.one(configRow`${textSearchConfigExpr(name)}`)).name
+
+/** Setting of the deployment by which words are built. A worker of an earlier release does not own it. */
+export const wordsSetting = (config: string): string => config + FORMAT
 
 /**
  * Query for the language of the words of a row, the configuration of the deployment as `fallback`, and the tag: the own

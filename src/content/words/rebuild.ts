@@ -4,9 +4,9 @@ import { type BackgroundTask, type JobContext, RequeueError } from '../../core/j
 import { type Queue, queueMessage } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { searchLanguageChannel } from '../../identity/search-language.ts'
-import { findActiveSettings } from '../embeddings/store.ts'
+import { ownsSettings } from '../embeddings/settings-owner.ts'
 import { indexTexts } from './index-text.ts'
-import { distinctTags, isOutdated, textSearchConfigExpr, wordsLanguageExpr } from './languages.ts'
+import { distinctTags, isOutdated, resolveTextSearchConfig, wordsLanguageExpr, wordsSetting } from './languages.ts'
 
 const BATCH = 200
 const REPORT_MS = 10_000
@@ -25,20 +25,12 @@ export const chunkWords: WordsTable = {
   own: sql.fragment`(select d.search_language from documents d where d.id = c.document_id)`,
 }
 
-const configRow = sql.type(z.object({ config: z.unknown(), name: z.string() }))
 const Group = z.object({ tag: z.string(), project_id: z.string(), search_language: z.string().nullable() })
 const groupRow = sql.type(Group)
 const textRow = sql.type(z.object({ id: z.string(), version: z.string(), content: z.string() }))
 
 /** Rows of a project with the same tag. */
 type Group = z.output<typeof Group>
-
-/** Returns the text search configuration of this database for a name, or `simple` if it does not exist. */
-export const resolveTextSearchConfig = async (db: Queryable, name: string): Promise<string> =>
-  (await db.one(configRow`${textSearchConfigExpr(name)}`)).name
-
-/** Setting of the deployment by which words are built. A worker of an earlier release does not own it. */
-export const wordsSetting = (config: string): string => `${config}/2`
 
 /**
  * Returns the groups of rows whose words are of an earlier release or of another language. Indexes document_chunks_words,
@@ -99,8 +91,7 @@ export async function rebuildWords(
   }
   for (const [index, group] of groups.entries()) {
     for (let count = -1; count !== 0; ) {
-      const active = await findActiveSettings(pool)
-      if (active !== null && active.text_search_config !== wordsSetting(fallback)) {
+      if (!(await ownsSettings(services, 'text_search_config', wordsSetting(fallback)))) {
         log.info({ table: table.name, config: fallback, rebuilt }, 'text search configuration changed, rebuild stopped')
         return 'done'
       }

@@ -1,4 +1,5 @@
 import { ExactNumber } from './exact-json.ts'
+
 /** Returns a value as JSON with sorted keys, so that equal values have equal texts. */
 export const canonicalJson = (value: unknown): string => JSON.stringify(sortKeys(value))
 

@@ -11,7 +11,7 @@ export const withoutTimeouts = (dispatcher: Dispatcher): Dispatcher =>
 
 const connections = withoutTimeouts(new Agent({ allowH2: false }))
 
-/** `fetch` without the limits of the HTTP library, for a URL that is no `Request`. */
+/** `fetch` without the limits of the HTTP library, for a URL, not for a `Request`. */
 export const untimedFetch: typeof globalThis.fetch = async (input, init) => {
   const { headers, ...rest } = init ?? {}
   const response = await undiciFetch(String(input), {

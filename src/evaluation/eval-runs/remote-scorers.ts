@@ -1,6 +1,6 @@
 import { embedderOf } from '../../content/embeddings/embedder.ts'
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import type { UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type ErrorCode, raise } from '../../core/api/errors.ts'
 import { isObject, withDoubles } from '../../core/api/exact-json.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
@@ -85,17 +85,12 @@ export async function scoreByModel(
   await checkSpend(services, { project_id, agent_id: run.agent_id, actor_id: null })
   const answer = await callHelper(services, await findScoringModel(services, scorer, project_id), {
     helper: 'eval_judge',
+    key: `eval_judge:${key}`,
     request: { system: null, messages: [{ role: 'user', content: buildPrompt(scorer, item) }], signal },
-    async meter({ usage, model, ai_provider_id, provider, n }) {
+    async meter(usage) {
       addUsage({
-        idempotency_key: `eval_judge:${key}${n === 0 ? '' : `:${n}`}`,
+        ...usage,
         project_id,
-        meter_type: 'llm_tokens',
-        provider,
-        model,
-        source: 'eval_judge',
-        components: tokenComponents(usage),
-        ai_provider_id,
         agent_id: run.agent_id,
         generation_id: item.generation_id,
         trigger_id: run.trigger_id,

@@ -1,8 +1,8 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { type Attribution, recordUsage, tokenComponents } from '../../control/usage/meter.ts'
+import { type Attribution, recordUsage } from '../../control/usage/meter.ts'
 import { raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
-import { callHelper, type HelperModel, type MeteredAnswer } from '../model-routes/helper-call.ts'
+import { callHelper, type HelperModel, type HelperUsage } from '../model-routes/helper-call.ts'
 import { findRoute } from '../model-routes/store.ts'
 import { aiProviderKind } from '../providers/model.ts'
 import type { ModelAnswer } from '../providers/model-messages.ts'
@@ -35,8 +35,9 @@ export async function callAgentModel(services: Services, call: AgentModelCall): 
   await checkSpend(services, { project_id: agent.project_id, agent_id: agent.id, actor_id })
   return callHelper(services, model, {
     helper: call.source,
+    key: `${call.source}:${call.key}`,
     request: { system, messages: [{ role: 'user', content }], max_output_tokens, signal },
-    meter: answer => recordCallUsage(services, call, answer),
+    meter: usage => recordCallUsage(services, call, usage),
   })
 }
 
@@ -63,21 +64,7 @@ async function findModel({ pool }: Services, { agent, model_route_id = null }: A
 
 const recordCallUsage = (
   services: Services,
-  { agent, source, key, actor_id, session_id }: AgentModelCall,
-  { usage, model, ai_provider_id, provider, n }: MeteredAnswer,
+  { agent, actor_id, session_id }: AgentModelCall,
+  usage: HelperUsage,
 ): Promise<unknown> =>
-  recordUsage(services, [
-    {
-      idempotency_key: `${source}:${key}${n === 0 ? '' : `:${n}`}`,
-      project_id: agent.project_id,
-      meter_type: 'llm_tokens',
-      provider,
-      model,
-      source,
-      components: tokenComponents(usage),
-      ai_provider_id,
-      agent_id: agent.id,
-      actor_id,
-      session_id,
-    },
-  ])
+  recordUsage(services, [{ ...usage, project_id: agent.project_id, agent_id: agent.id, actor_id, session_id }])

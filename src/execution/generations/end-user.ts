@@ -12,8 +12,8 @@ export const messageView = endUserView(
     role: true,
     origin: true,
     content: true,
-    // Documents are of the team; their texts are in the content.
     refused: true,
+    // Documents are of the team; their texts are in the content.
     parts: (parts: { type: string }[] | null) => parts?.filter(({ type }) => type !== 'document') ?? null,
     position: true,
     created_at: true,

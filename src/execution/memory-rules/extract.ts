@@ -1,14 +1,14 @@
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { recordUsage, tokenComponents } from '../../control/usage/meter.ts'
+import { recordUsage } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { findAgentVersion } from '../agents/served-version.ts'
 import type { GenerationRow } from '../generations/model.ts'
-import { callHelper, type HelperModel, type MeteredAnswer, unreadableAnswer } from '../model-routes/helper-call.ts'
+import { callHelper, type HelperModel, type HelperUsage, unreadableAnswer } from '../model-routes/helper-call.ts'
 import { findRoute } from '../model-routes/store.ts'
 import { aiProviderKind } from '../providers/model.ts'
-import { type ExtractedFact, extractedFacts } from './facts.ts'
+import { type ExtractedFact, extractedFacts, NO_FACTS } from './facts.ts'
 import type { MemoryRuleRow } from './model.ts'
 
 const INSTRUCTION =
@@ -34,12 +34,13 @@ export async function extractFacts(
   await checkSpend(services, { project_id, agent_id, actor_id })
   const answer = await callHelper(services, model, {
     helper: 'memory_extraction',
+    key: `memory_extraction:${key}`,
     request: {
       system: `${rule.prompt?.trim() || INSTRUCTION}\n\n${ANSWER_FORMAT}`,
       messages: [{ role: 'user', content: transcript }],
       signal,
     },
-    meter: answer => recordExtractionUsage(services, turn, answer, key),
+    meter: usage => recordExtractionUsage(services, turn, usage),
   })
   return requireFacts(extractedFacts(answer.text))
 }
@@ -47,7 +48,7 @@ export async function extractFacts(
 /** Returns the facts of an answer. @throws OUTPUT_SCHEMA_VALIDATION_FAILED for an answer without a list of facts */
 export function requireFacts(facts: ExtractedFact[] | null): ExtractedFact[] {
   if (facts) return facts
-  throw unreadableAnswer('memory_extraction', 'The answer has no list of facts')
+  throw unreadableAnswer('memory_extraction', NO_FACTS)
 }
 
 /**
@@ -87,22 +88,11 @@ async function findTurnAgent(
   return agent?.project_id === project_id ? agent : null
 }
 
-const recordExtractionUsage = (
-  services: Services,
-  turn: GenerationRow,
-  { usage, model, ai_provider_id, provider, n }: MeteredAnswer,
-  key: string,
-): Promise<unknown> =>
+const recordExtractionUsage = (services: Services, turn: GenerationRow, usage: HelperUsage): Promise<unknown> =>
   recordUsage(services, [
     {
-      idempotency_key: `memory_extraction:${key}${n === 0 ? '' : `:${n}`}`,
+      ...usage,
       project_id: turn.project_id,
-      meter_type: 'llm_tokens',
-      provider,
-      model,
-      source: 'memory_extraction',
-      components: tokenComponents(usage),
-      ai_provider_id,
       agent_id: turn.agent_id,
       generation_id: turn.id,
       trace_id: turn.trace_id,

@@ -17,6 +17,9 @@ const MAX_TAGS = 50
 export const ExtractedFact = z.object({ content: z.string(), tags: z.record(z.string(), z.string()) })
 export type ExtractedFact = z.output<typeof ExtractedFact>
 
+/** Message of a failure by an answer without a list of facts. */
+export const NO_FACTS = 'The answer has no list of facts'
+
 /** Returns the facts in the first JSON array of a text, as the built-in extractor formats them; null without an array. */
 export const extractedFacts = (text: string): ExtractedFact[] | null =>
   parseFacts(findJson(text, Array.isArray))?.map(({ content }) => ({ content, tags: {} })) ?? null

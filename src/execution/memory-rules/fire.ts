@@ -12,7 +12,7 @@ import { writeFact } from '../../memory/entries/write.ts'
 import type { TurnOwner } from '../generations/loop/turn-owner.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { factFromTurn } from './fact-provenance.ts'
-import { type ExtractedFact, factsOfText } from './facts.ts'
+import { type ExtractedFact, factsOfText, NO_FACTS } from './facts.ts'
 import { createChainedHandlerTurn, handlerFailure, requestHandlerFacts, timeoutMs } from './handler-turn.ts'
 import { MEMORY_RULE_SOURCE, type MemoryRuleRow, memoryRuleKind } from './model.ts'
 import { handlerRetryDelay, RETRY_MS, settleRuleFiring } from './settle.ts'
@@ -88,7 +88,7 @@ export const handlerTurnOwner: TurnOwner = {
 
 const UNREADABLE: RecordedFailure = {
   code: 'OUTPUT_SCHEMA_VALIDATION_FAILED',
-  message: 'The answer has no list of facts',
+  message: NO_FACTS,
 }
 const UNKNOWN: RecordedFailure = { code: 'GENERATION_FAILED', message: 'Turn failed' }
 

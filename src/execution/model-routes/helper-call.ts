@@ -1,5 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import { Counter } from 'prom-client'
+import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -26,8 +27,11 @@ export type HelperModel =
   | { provider: ProviderRow; model: string; route: null }
   | { provider: null; model: null; route: LoadedRoute }
 
-/** An answer to be metered; `n` counts the answers of one call, from 0. */
-export type MeteredAnswer = UnusedAnswer & { provider: string; n: number }
+/** The usage of an answer, without its attribution. */
+export type HelperUsage = Pick<
+  UsageDraft,
+  'idempotency_key' | 'meter_type' | 'provider' | 'model' | 'ai_provider_id' | 'source' | 'components'
+>
 
 /** Output tokens of a helper, besides its thinking. */
 const OUTPUT_TOKENS = 4096
@@ -40,9 +44,11 @@ const thinking = processSingleton(() => new LRUCache<string, true>({ max: 10_000
 
 type HelperCall = {
   helper: Helper
+  /** Idempotency key of the usage of the first answer; those that follow have a number too. */
+  key: string
   request: Pick<ModelRequest, 'messages' | 'signal'> & { system: string | null; max_output_tokens?: number }
   /** Records the usage of each answer. Its failure does not fail the call. */
-  meter: (answer: MeteredAnswer) => Promise<unknown>
+  meter: (usage: HelperUsage) => Promise<unknown>
 }
 
 /**
@@ -62,9 +68,9 @@ export async function callHelper(services: Services, model: HelperModel, call: H
 async function answerOf(
   services: Services,
   model: HelperModel,
-  { helper, request, meter }: HelperCall,
+  { helper, key, request, meter }: HelperCall,
 ): Promise<ModelAnswer> {
-  const key = model.route ? model.route.route.id : `${model.provider.id} ${model.model}`
+  const thinker = model.route ? model.route.route.id : `${model.provider.id} ${model.model}`
   const billed: UnusedAnswer[] = []
   const attempt = async (thinks: boolean) => {
     const answer = await callModelOf(services, model, {
@@ -82,10 +88,10 @@ async function answerOf(
     return answer
   }
   try {
-    const knownToThink = thinking(services).has(key)
+    const knownToThink = thinking(services).has(thinker)
     let answer = await attempt(knownToThink)
     if (isCutWhileThinking(answer) && !knownToThink) {
-      thinking(services).set(key, true)
+      thinking(services).set(thinker, true)
       answer = await attempt(true)
     }
     return answer.text.trim() === '' ? raiseEmpty(helper, answer) : answer
@@ -93,9 +99,15 @@ async function answerOf(
     const providers = model.route ? model.route.providers : [model.provider]
     for (const [n, { usage, model, ai_provider_id }] of billed.entries()) {
       const provider = providers.find(({ id }) => id === ai_provider_id)?.provider ?? 'unknown'
-      await meter({ usage, model, ai_provider_id, provider, n }).catch(error =>
-        services.log.error({ err: error, helper }, 'usage of a helper not recorded'),
-      )
+      await meter({
+        idempotency_key: n === 0 ? key : `${key}:${n}`,
+        meter_type: 'llm_tokens',
+        provider,
+        model,
+        ai_provider_id,
+        source: helper,
+        components: tokenComponents(usage),
+      }).catch(error => services.log.error({ err: error, helper }, 'usage of a helper not recorded'))
     }
   }
 }

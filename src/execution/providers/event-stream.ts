@@ -4,7 +4,7 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 export class ResponseWatch {
   /** Whether the last event of a stream was received. */
   hasEnded = false
-  /** A response that is no event stream, although one was requested; returned in place of the next response. */
+  /** A whole answer in place of the requested event stream; returned instead of the next response. */
   unstreamed: Response | null = null
   /** Whether an event stream was requested. */
   readonly isStreamed: boolean

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { checkSpend } from '../../../control/quotas/spend.ts'
-import { recordUsage, tokenComponents } from '../../../control/usage/meter.ts'
+import { recordUsage } from '../../../control/usage/meter.ts'
 import { AppError } from '../../../core/api/errors.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import { sql } from '../../../core/db/sql.ts'
@@ -67,27 +67,21 @@ function requestDescription(
     { provider: null, model: null, route },
     {
       helper: 'media_description',
+      key: `media:${generation.id}:${generation.attempt}:${file.filename}`,
       request: {
         system: null,
         messages: [{ role: 'user', content: [{ type: 'text', text: INSTRUCTION }, file] }],
         signal,
       },
-      async meter({ usage, model, ai_provider_id, provider, n }) {
-        await recordUsage(services, [
+      meter: usage =>
+        recordUsage(services, [
           {
             ...attributionOf(generation),
-            idempotency_key: `media:${generation.id}:${generation.attempt}:${file.filename}${n === 0 ? '' : `:${n}`}`,
+            ...usage,
             project_id: generation.project_id,
-            meter_type: 'llm_tokens',
-            provider,
-            model,
-            ai_provider_id,
-            source: 'media_description',
             publisher_project_id: generation.publisher_project_id,
-            components: tokenComponents(usage),
           },
-        ])
-      },
+        ]),
     },
   )
 }

@@ -42,7 +42,7 @@ type PatchLimits = { size: number; work: number }
  * @throws VALIDATION_FAILED for an operation that does not apply or exceeds a limit
  */
 export function applyPatch(document: unknown, operations: readonly PatchOperation[], limits: PatchLimits): unknown {
-  const patch = new Patch(parseExactJson(JSON.stringify(document)), limits)
+  const patch = new Patch(textOf(document), limits)
   for (const [index, operation] of operations.entries()) patch.apply(operation, `patch[${index}]`)
   const problem = storabilityProblem(patch.document)
   return problem ? raiseInvalid(problem) : patch.document
@@ -55,10 +55,11 @@ class Patch {
   #size: number
   #work = 0
 
-  constructor(document: unknown, limits: PatchLimits) {
-    this.document = document
+  /** @param text the document as JSON */
+  constructor(text: string, limits: PatchLimits) {
+    this.document = parseExactJson(text)
     this.#limits = limits
-    this.#size = textOf(document).length
+    this.#size = text.length
   }
 
   apply({ op, path, from, value }: PatchOperation, at: string): void {
