@@ -240,7 +240,7 @@ describe('search by words', () => {
       try {
         await eventually(async () => (await found(early, '退款')).length === 1)
         assert.equal((await early.get('/embeddings/config')).body.reindex.pending_words, 0)
-        assert.ok([...app.logs, ...worker.logs].some(line => line.includes('search words rebuilt')))
+        await eventually(() => [...app.logs, ...worker.logs].some(line => line.includes('search words rebuilt')))
       } finally {
         await worker.close()
       }

@@ -99,7 +99,10 @@ export async function rebuildWords(
       rebuilt += count
       if (stopping.aborted) throw new RequeueError('the worker stops')
       if (performance.now() - reported > REPORT_MS) report(index)
-      if (performance.now() > until) return 'more'
+      if (performance.now() > until) {
+        report(index)
+        return 'more'
+      }
     }
   }
   if (rebuilt > 0) report(groups.length)
