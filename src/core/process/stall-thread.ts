@@ -13,6 +13,8 @@ const { beats, bindings } = workerData as { beats: Int32Array; bindings: Record<
 
 const CHECK_MS = 250
 const PROFILE_MS = 200
+/** A busy machine may run nothing of the main thread during a profile. */
+const MAX_PROFILES = 5
 const SAMPLE_US = 5000
 const MAX_FRAMES = 20
 
@@ -28,9 +30,9 @@ async function inspect(): Promise<typeof UNKNOWN> {
     const evaluated = session.post('Runtime.evaluate', { expression: `globalThis.${CURRENT_WORK}()` })
     await session.post('Profiler.enable')
     await session.post('Profiler.setSamplingInterval', { interval: SAMPLE_US })
-    await session.post('Profiler.start')
-    await sleep(PROFILE_MS)
-    const { profile } = await session.post('Profiler.stop')
+    let profile = await takeProfile(session)
+    for (let taken = 1; taken < MAX_PROFILES && !profile.nodes.some(isOfScript); taken++)
+      profile = await takeProfile(session)
     const current: CurrentWork = JSON.parse((await evaluated).result.value)
     return { ...UNKNOWN, ...current, stack: hottestStack(profile) }
   } catch {
@@ -40,13 +42,24 @@ async function inspect(): Promise<typeof UNKNOWN> {
   }
 }
 
-/** Returns the stack with the most samples, innermost function first. */
+async function takeProfile(session: Session): Promise<Profiler.Profile> {
+  await session.post('Profiler.start')
+  await sleep(PROFILE_MS)
+  const { profile } = await session.post('Profiler.stop')
+  return profile
+}
+
+/** Whether a node is a function of a script, not a part of the engine such as its garbage collector. */
+const isOfScript = ({ callFrame }: Profiler.ProfileNode): boolean => callFrame.url !== ''
+
+/** Returns the stack with the most samples, innermost function first; one of a script if there is any. */
 function hottestStack({ nodes, samples = [] }: Profiler.Profile): string[] {
   const counts = new Map<number, number>()
   for (const id of samples) counts.set(id, (counts.get(id) ?? 0) + 1)
   const byId = new Map(nodes.map(node => [node.id, node]))
   const parents = new Map(nodes.flatMap(({ id, children = [] }) => children.map(child => [child, id] as const)))
-  const [[hottest] = [undefined]] = [...counts].sort((a, b) => b[1] - a[1])
+  const rank = (id: number) => (counts.get(id) ?? 0) + (isOfScript(byId.get(id)!) ? samples.length : 0)
+  const [hottest] = [...counts.keys()].sort((a, b) => rank(b) - rank(a))
   const stack: string[] = []
   for (let id: number | undefined = hottest; id !== undefined && stack.length < MAX_FRAMES; id = parents.get(id)) {
     const { functionName, url, lineNumber } = byId.get(id)!.callFrame
