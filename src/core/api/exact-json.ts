@@ -14,6 +14,11 @@ declare global {
   }
 }
 
+const INTEGER = /^-?\d+$/
+
+/** Longest integer that is exact although its double has the same value: `JSON.stringify` writes it with an exponent. */
+const MAX_INTEGER_CHARS = 40
+
 /** A number with more digits than a double keeps. */
 export class ExactNumber {
   readonly digits: string
@@ -32,13 +37,19 @@ export class ExactNumber {
 
   /** Returns the nearest double; null for an integer that it would change. */
   toNearest(): number | null {
-    return /^-?\d+$/.test(this.digits) ? this.toNumber() : Number(this.digits)
+    return INTEGER.test(this.digits) ? this.toNumber() : Number(this.digits)
   }
 
   /** Returns the double of the same value; null if there is none. */
   toNumber(): number | null {
-    const double = Number(this.digits)
-    return Number.isFinite(double) && decimalOf(String(double)) === decimalOf(this.digits) ? double : null
+    const { digits } = this
+    const double = Number(digits)
+    if (!Number.isFinite(double)) return null
+    const isEqual =
+      digits.length <= MAX_INTEGER_CHARS && INTEGER.test(digits)
+        ? BigInt(digits) === BigInt(double)
+        : decimalOf(String(double)) === decimalOf(digits)
+    return isEqual ? double : null
   }
 }
 
@@ -71,9 +82,6 @@ function withoutTrailingZeros(digits: string): string {
 
 /** Matches every text with a number that a double may write otherwise: of 16 characters, with a last zero, or a large exponent. */
 const UNUSUAL = /(?:^|[[:,\s-])\d(?:[\d.]{15}|\d*\.\d*0(?:[\s,\]}]|$)|[\d.]*[eE][+-]?\d{3})/
-
-/** Longest integer that is exact although its double has the same value: `JSON.stringify` writes it with an exponent. */
-const MAX_INTEGER_CHARS = 40
 
 /** Whether a double is written as its text, or with an exponent and the same value. */
 function isWrittenAlike(text: string, double: number): boolean {
