@@ -202,6 +202,7 @@ describe('end-user tokens', () => {
         'origin',
         'parts',
         'position',
+        'refused',
         'role',
       ])
       expectStatus(await user.patch(path, { name: 'Ours' }), 200)
