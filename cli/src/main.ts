@@ -24,6 +24,9 @@ const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
   version: async () => (await import('./version.ts')).versionCommand,
 }
 
+/** Short words for the first one of commands. */
+const SHORT: Record<string, string> = { providers: 'ai-providers' }
+
 /** Runs a command line that is neither an operator verb nor a completion. Returns the exit code. */
 export async function main(args: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
   exitOnClosedPipe()
@@ -37,7 +40,8 @@ export async function main(args: readonly string[], operatorVerbs: OperatorVerbs
 async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
   const args = moveGlobals(given)
   const isHelp = args[0] === 'help' || args.includes('--help') || args.includes('-h')
-  const rest = args[0] === 'help' ? args.slice(1) : [...args]
+  const [first, ...others] = args[0] === 'help' ? args.slice(1) : args
+  const rest = first === undefined ? [] : [SHORT[first] ?? first, ...others]
   const words = rest.slice(0, firstOption(rest))
   // The commands of the server of the profile, if the profile was synchronized.
   const table = loadCommands(cacheFile(profileOf(rest), 'commands.json'))

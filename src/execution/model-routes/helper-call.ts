@@ -1,12 +1,11 @@
-import { LRUCache } from 'lru-cache'
 import { Counter } from 'prom-client'
 import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callModel } from '../providers/call.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import type { ModelAnswer, ModelRequest, UnusedAnswer } from '../providers/model-messages.ts'
+import { findingsOf } from '../providers/profile.ts'
 import { callRoute, routingRecorder } from './call.ts'
 import type { LoadedRoute } from './store.ts'
 
@@ -38,10 +37,6 @@ const OUTPUT_TOKENS = 4096
 /** Output tokens for the thinking of a model that cannot leave it off. */
 const THINKING_TOKENS = 16_384
 
-const DAY_MS = 86_400_000
-/** Models and routes whose answers were cut while they were thinking. */
-const thinking = processSingleton(() => new LRUCache<string, true>({ max: 10_000, ttl: DAY_MS }))
-
 type HelperCall = {
   helper: Helper
   /** Idempotency key of the usage of the first answer; those that follow have a number too. */
@@ -70,7 +65,12 @@ async function answerOf(
   model: HelperModel,
   { helper, key, request, meter }: HelperCall,
 ): Promise<ModelAnswer> {
-  const thinker = model.route ? model.route.route.id : `${model.provider.id} ${model.model}`
+  const providers = model.route ? model.route.providers : [model.provider]
+  const findings = (id: string, name: string) => {
+    const provider = providers.find(each => each.id === id)
+    return provider && findingsOf(services, provider, name)
+  }
+  const targets = model.route ? model.route.route.targets : [{ ai_provider_id: model.provider.id, model: model.model }]
   const billed: UnusedAnswer[] = []
   const attempt = async (thinks: boolean) => {
     const answer = await callModelOf(services, model, {
@@ -88,15 +88,14 @@ async function answerOf(
     return answer
   }
   try {
-    const knownToThink = thinking(services).has(thinker)
+    const knownToThink = targets.some(({ ai_provider_id, model }) => findings(ai_provider_id, model)?.has('thinks'))
     let answer = await attempt(knownToThink)
     if (isCutWhileThinking(answer) && !knownToThink) {
-      thinking(services).set(thinker, true)
+      findings(answer.ai_provider_id, answer.model)?.add(['thinks'])
       answer = await attempt(true)
     }
     return answer.text.trim() === '' ? raiseEmpty(helper, answer) : answer
   } finally {
-    const providers = model.route ? model.route.providers : [model.provider]
     for (const [n, { usage, model, ai_provider_id }] of billed.entries()) {
       const provider = providers.find(({ id }) => id === ai_provider_id)?.provider ?? 'unknown'
       await meter({

@@ -18,14 +18,9 @@ import type {
   VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
-import {
-  isStreamSetting,
-  type RefusedSetting,
-  refusedSettings,
-  rememberRefusal,
-  withoutRefused,
-} from './outgoing/refused-settings.ts'
+import { isStreamSetting, namedSettings, type RefusedSetting, withoutRefused } from './outgoing/refused-settings.ts'
 import { continuationOf, joinAnswers, MAX_PAUSES } from './paused.ts'
+import { findingsOf, type ModelFindings } from './profile.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -42,6 +37,7 @@ const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
  * `request.onUnused`.
  * @param rule.repeats whether a class of transient failures is retried; default all
  * @param rule.each receives the outcome of each attempt before the next one
+ * @param rule.findings findings about the model, which receive the settings that its refusals name; default the profile of the provider
  */
 export async function attemptModel(
   services: Services,
@@ -52,9 +48,10 @@ export async function attemptModel(
     retries: number
     repeats?: (failed: FailureClass) => boolean
     each?: (outcome: ModelCallOutcome) => Promise<void>
+    findings?: ModelFindings
   },
 ): Promise<ModelCallOutcome> {
-  const { retries, repeats = () => true, each } = rule
+  const { retries, repeats = () => true, each, findings = findingsOf(services, provider, model) } = rule
   const accepted = await acceptedRequest(provider, model, request)
   const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
   const target = { ai_provider_id: provider.id, model }
@@ -71,7 +68,7 @@ export async function attemptModel(
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const asked = paused ? continuationOf(accepted, paused) : accepted
-    const { request: sent, dropped } = withoutRefused(asked, refusedSettings(services, provider.id, model))
+    const { request: sent, dropped } = withoutRefused(asked, findings.refused())
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     const notes = notesOf(dropped)
     if (outcome.ok && notes.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notes]
@@ -110,8 +107,10 @@ export async function attemptModel(
     const { failure } = outcome
     failure.attempts = attempt + 1
     reportUnused(outcome.used)
+    const named = namedSettings(sent, failure, findings.refused())
     // Each refusal names another setting, so that this ends.
-    if (rememberRefusal(services, provider.id, model, sent, failure)) {
+    if (named.length > 0) {
+      findings.add(named)
       services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
       continue
     }
@@ -128,10 +127,17 @@ export async function attemptModel(
   }
 }
 
+/** Message of the note on a setting that is left out because the model refuses it. */
+export const REFUSED_NOTE = 'refused by the model'
+
 const notesOf = (dropped: readonly RefusedSetting[]): VendorNote[] =>
   dropped
     .filter(setting => !isStreamSetting(setting))
-    .map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
+    .map(setting =>
+      setting === 'max_output_tokens'
+        ? { kind: 'setting_changed', setting, message: 'sent as max_completion_tokens' }
+        : { kind: 'setting_left_out', setting, message: REFUSED_NOTE },
+    )
 
 /** Returns a request with texts in place of the files that the model does not take. */
 async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {

@@ -27,6 +27,9 @@ type Dialect = {
   noise?: readonly Noise[]
   /** Whether a stream has whole calls in place of pieces of their arguments. */
   wholeCalls?: boolean
+  /** What an entry of the listing has besides its ID; the name of the dialect as its owner by default. */
+  listed?: object
+  listingHeaders?: Record<string, string>
   /** Place of the usage in a stream: a frame after the end on request (default), the last frame, or a field of Groq. */
   usage?: 'last' | 'x_groq'
 }
@@ -37,6 +40,7 @@ const shortId = (n: number) => String(n).padStart(9, 'a0').slice(-9)
 const dialects = {
   openai: { rules: openaiRules, reasoning: null },
   mistral: {
+    listed: { owned_by: 'mistralai', capabilities: { completion_chat: true }, max_context_length: 131_072 },
     rules: mistralRules,
     error: ({ status, message, type, code }) => ({
       object: 'error',
@@ -52,11 +56,13 @@ const dialects = {
   },
   deepseek: { rules: deepseekRules },
   kimi: {
+    listed: { owned_by: 'moonshot', permission: [] },
     rules: kimiRules,
     error: ({ message, type }) => ({ error: { message, type: type ?? 'invalid_request_error' } }),
     callId: n => `functions.tool:${n}`,
   },
   openrouter: {
+    listed: { canonical_slug: 'model-1', pricing: { prompt: '0' }, top_provider: { context_length: 8192 } },
     rules: openrouterRules,
     error: ({ status, message }) => ({
       error: {
@@ -74,26 +80,33 @@ const dialects = {
     callId: n => `toolu_${String(n).padStart(24, '0')}`,
   },
   litellm: {
+    listed: { owned_by: 'openai' },
+    listingHeaders: { 'x-litellm-version': '1.80.0', 'x-litellm-call-id': 'c' },
     rules: litellmRules,
     error: ({ status, message }) => ({ error: { message, type: null, param: null, code: String(status) } }),
     reasoning: null,
   },
   vllm: {
+    listed: { owned_by: 'vllm', root: 'model-1', parent: null, max_model_len: 8192, permission: [] },
     rules: vllmRules,
     error: ({ status, message }) => ({ error: { message, type: 'BadRequestError', param: null, code: status } }),
     callId: shortId,
   },
   llamacpp: {
+    listed: { owned_by: 'llamacpp', meta: { n_ctx_train: 8192 } },
+    listingHeaders: { server: 'llama.cpp' },
     rules: llamacppRules,
     error: ({ status, message, type }) => ({ error: { code: status, message, type: type ?? 'invalid_request_error' } }),
     callId: n => `llama${String(n).padStart(27, '0')}`,
   },
   lmstudio: {
+    listed: { owned_by: 'organization_owner' },
     rules: lmstudioRules,
     error: ({ message }) => ({ error: message }),
     callId: n => String(100_000_000 + n),
   },
   ollama: {
+    listed: { owned_by: 'library' },
     rules: ollamaRules,
     reasoning: 'reasoning',
     callId: n => `call_${String(n).padStart(8, '0')}`,
@@ -225,7 +238,11 @@ function simulator(name: DialectName): Simulator {
     noise: dialect.noise,
     callId: dialect.callId ?? callIdOfOpenai,
     issue: ({ reasoning, calls }) => (reasoning === null ? [] : calls.map(({ id }) => [id, reasoning])),
-    listing: { object: 'list', data: [{ id: 'model-1', object: 'model', created: 1_790_000_000, owned_by: name }] },
+    listing: {
+      object: 'list',
+      data: [{ id: 'model-1', object: 'model', created: 1_790_000_000, ...(dialect.listed ?? { owned_by: name }) }],
+    },
+    listingHeaders: dialect.listingHeaders,
   }
 }
 
