@@ -216,7 +216,7 @@ describe('checks of providers by capabilities', function () {
     const before = simulators.calls(lane).length
     assert.equal((await check(id, { matrix: true }, checker)).status, 403)
     assert.equal(simulators.calls(lane).length, before)
-    assert.equal((await check(id, {}, checker)).body.checks, null)
+    assert.equal((await check(id, {}, checker)).body.checks, undefined)
     assert.equal((await checker.get(`/ai-providers/${id}/profile`)).status, 403)
     const estimate = (await checker.post(`/ai-providers/${id}/estimate-check`, { matrix: true })).body
     const writer = await narrow(['ai-providers:CheckAiProvider', 'ai-providers:UpdateAiProvider'])

@@ -108,8 +108,8 @@ const CheckResult = z
     model: z.string(),
     latency_ms: z.int().describe('Latency in milliseconds'),
     error: RecordedFailure.nullable(),
-    checks: Matrix.shape.checks.nullable().describe('Results by capability; null unless `matrix` is set'),
-    proposed_dialect: Matrix.shape.proposed_dialect,
+    checks: Matrix.shape.checks.optional().describe('Results by capability, with `matrix`'),
+    proposed_dialect: Matrix.shape.proposed_dialect.optional(),
   })
   .meta({ id: 'AiProviderCheck' })
 
@@ -252,8 +252,7 @@ export const aiProviderOperations: Operation[] = [
       }
       await checkSpend(services, { project_id: resource.project_id, agent_id: null, actor_id: null })
       const error = await checkProviderCall({ services, resource, model, signal: request.closed })
-      const latency_ms = latency()
-      return { ok: error === null, model, latency_ms, error, checks: null, proposed_dialect: null }
+      return { ok: error === null, model, latency_ms: latency(), error }
     },
   }),
   providers.action('estimate-check', {
