@@ -19,6 +19,7 @@ const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
   chat: async () => (await import('./chat.ts')).chatCommand,
   listen: async () => (await import('./listen.ts')).listenCommand,
   'formations deploy': async () => (await import('./deploy.ts')).deployCommand,
+  'prices import': async () => (await import('./import-prices.ts')).importPricesCommand,
   open: async () => (await import('./open.ts')).openCommand,
   completion: async () => (await import('./completion.ts')).completionCommand,
   version: async () => (await import('./version.ts')).versionCommand,

@@ -8,6 +8,7 @@ export const OWN_COMMANDS = {
   chat: 'talk to an agent',
   listen: 'forward events to a local address',
   'formations deploy': 'deploy a template from files',
+  'prices import': 'add the prices of a price book',
   open: 'open the console in the browser',
   completion: 'print a completion script',
   version: 'show the versions of this program and of the service',

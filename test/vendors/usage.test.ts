@@ -47,8 +47,8 @@ const CASES: Record<string, Case> = {
     tier: 'priority',
   },
   'openai responses': {
-    billed: { searches: 2, tier: 'priority', model: 'gpt-5-mini-2025-08-07' },
-    used: { ...PLAIN, web_searches: 2 },
+    billed: { written: 300, written_12h: 100, searches: 2, tier: 'priority', model: 'gpt-5-mini-2025-08-07' },
+    used: { ...PLAIN, input_tokens: 500, cache_write_tokens: 200, cache_write_12h_tokens: 100, web_searches: 2 },
     served: 'gpt-5-mini-2025-08-07',
     tier: 'priority',
   },
@@ -108,6 +108,7 @@ const PRICES: Record<string, number> = {
   cached_audio_tokens: 300,
   cache_write_tokens: 1_250,
   cache_write_1h_tokens: 2_000,
+  cache_write_12h_tokens: 2_500,
   output_tokens: 5_000,
   audio_input_tokens: 3_000,
   audio_output_tokens: 9_000,

@@ -5,6 +5,7 @@ const count = (text: string) => z.int().optional().describe(text)
 
 const PARTS: Record<TokenPart, string> = {
   cache_write_1h_tokens: 'Part of the cache writes that is kept for an hour',
+  cache_write_12h_tokens: 'Part of the cache writes that is kept for twelve hours',
   cached_audio_tokens: 'Audio in the cached input',
   audio_input_tokens: 'Audio in the uncached input',
   image_input_tokens: 'Images in the uncached input',

@@ -52,6 +52,7 @@ const TOKENS = ['input_tokens', 'cached_tokens', 'cache_write_tokens', 'output_t
 /** Tokens that vendors price separately, with the count that includes them. */
 export const TOKEN_PARTS = {
   cache_write_1h_tokens: 'cache_write_tokens',
+  cache_write_12h_tokens: 'cache_write_tokens',
   cached_audio_tokens: 'cached_tokens',
   audio_input_tokens: 'input_tokens',
   image_input_tokens: 'input_tokens',

@@ -88,7 +88,10 @@ function detailsOf(counts: ModelUsage, raw: Json, reported: Reported): UsageDeta
     if (quantity > 0) found[name] = quantity
   }
   parts.cache_write_1h_tokens = hourWrites(raw)
-  take('cache_write_1h_tokens', 'cache_write_tokens')
+  parts.cache_write_12h_tokens = (
+    raw.input_tokens_details ?? raw.prompt_tokens_details
+  )?.cache_write_tokens_details?.ttl_12h_tokens
+  for (const name of ['cache_write_1h_tokens', 'cache_write_12h_tokens'] as const) take(name, 'cache_write_tokens')
   take('cached_audio_tokens', 'cached_tokens')
   for (const name of ['audio_input_tokens', 'image_input_tokens'] as const) take(name, 'input_tokens')
   for (const name of ['audio_output_tokens', 'image_output_tokens'] as const) take(name, 'output_tokens')

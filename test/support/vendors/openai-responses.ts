@@ -88,15 +88,23 @@ function response(answer: Answer, call: Call) {
     tool_choice: call.body.tool_choice ?? 'auto',
     tools: [],
     usage: usage && {
-      input_tokens: usage.input + usage.cached,
-      input_tokens_details: { cached_tokens: usage.cached },
+      input_tokens: usage.input + usage.cached + usage.written,
+      input_tokens_details: {
+        cached_tokens: usage.cached,
+        ...(usage.written > 0 && writes(usage.written, billed.written_12h)),
+      },
       output_tokens: usage.output,
       output_tokens_details: { reasoning_tokens: usage.reasoning },
-      total_tokens: usage.input + usage.cached + usage.output,
+      total_tokens: usage.input + usage.cached + usage.written + usage.output,
       ...(billed.searches !== undefined && isXai(call) && toolUsage(billed.searches)),
     },
   }
 }
+
+const writes = (written: number, long = 0) => ({
+  cache_write_tokens: written,
+  cache_write_tokens_details: { ttl_30m_tokens: written - long, ttl_12h_tokens: long },
+})
 
 type Event = { type: string; [key: string]: unknown }
 

@@ -31,9 +31,10 @@ export type Reply = Pick<
 }
 
 export type Billed = {
-  /** Tokens written to the cache, and those of them for an hour. */
+  /** Tokens written to the cache, and how many of them for an hour or twelve. */
   written?: number
   written_1h?: number
+  written_12h?: number
   /** Tokens of media in the prompt (cached ones included), in its cached part, and in the answer. */
   audio?: { input?: number; cached?: number; output?: number }
   image?: { input?: number; cached?: number; output?: number }
