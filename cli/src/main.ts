@@ -1,7 +1,7 @@
 import { type CommandTable, loadCommands } from './commands.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { catchSignals } from './interrupt.ts'
-import { type OperatorVerbs, OWN_COMMANDS, type OwnName } from './own-commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS, type OwnName, ownBelow } from './own-commands.ts'
 import { GLOBAL } from './parse.ts'
 import { cacheFile, profileOf } from './profiles.ts'
 import { reportError } from './report.ts'
@@ -57,7 +57,7 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   }
   catchSignals()
   if (!command) {
-    if (table.below(words).length === 0) throw unknown(words, table)
+    if (table.below(words).length === 0 && ownBelow(words).length === 0) throw unknown(words, table)
     const { printHelp } = await import('./help.ts')
     await printHelp(words, table, operatorVerbs)
     return EXIT.usage

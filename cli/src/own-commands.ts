@@ -22,5 +22,9 @@ export const OWN_WORDS: Partial<Record<keyof typeof OWN_COMMANDS, readonly strin
 
 export type OwnName = keyof typeof OWN_COMMANDS
 
+/** Returns the commands of this program below some words, with their summaries. */
+export const ownBelow = (words: readonly string[]): [string, string][] =>
+  Object.entries(OWN_COMMANDS).filter(([name]) => name.startsWith(`${words.join(' ')} `))
+
 /** Commands for the deployment, with a summary, which the caller of this program runs. */
 export type OperatorVerbs = Record<string, string>
