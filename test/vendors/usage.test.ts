@@ -235,7 +235,7 @@ describe('usage that vendors report', () => {
         assert.equal(aggregate.cache_write_tokens, billed?.written ?? 0)
       })
 
-  for (const name of ['openai responses', 'openai chat', 'groq', 'custom openai', 'bedrock claude', 'google'])
+  for (const name of ['openai responses', 'openai chat', 'xai', 'groq', 'custom openai', 'bedrock claude', 'google'])
     it(`is an event of unknown quantity if there is none: ${name}`, async () => {
       const { id, model, plan } = await vendor(name)
       await put(id, [price(model, 'input_tokens', 1_000)])
