@@ -1,6 +1,6 @@
 import { LRUCache } from 'lru-cache'
 import { Counter } from 'prom-client'
-import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import { answerUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
@@ -30,7 +30,15 @@ export type HelperModel =
 /** The usage of an answer, without its attribution. */
 export type HelperUsage = Pick<
   UsageDraft,
-  'idempotency_key' | 'meter_type' | 'provider' | 'model' | 'ai_provider_id' | 'source' | 'components'
+  | 'idempotency_key'
+  | 'meter_type'
+  | 'provider'
+  | 'model'
+  | 'served_model'
+  | 'service_tier'
+  | 'ai_provider_id'
+  | 'source'
+  | 'components'
 >
 
 /** Output tokens of a helper, besides its thinking. */
@@ -84,7 +92,7 @@ async function answerOf(
       max_output_tokens: Math.max(OUTPUT_TOKENS, request.max_output_tokens ?? 0) + (thinks ? THINKING_TOKENS : 0),
       onUnused: unused => void billed.push(unused),
     })
-    if (answer.usage) billed.push({ ...answer, usage: answer.usage })
+    billed.push(answer)
     return answer
   }
   try {
@@ -97,7 +105,8 @@ async function answerOf(
     return answer.text.trim() === '' ? raiseEmpty(helper, answer) : answer
   } finally {
     const providers = model.route ? model.route.providers : [model.provider]
-    for (const [n, { usage, model, ai_provider_id }] of billed.entries()) {
+    for (const [n, answer] of billed.entries()) {
+      const { model, ai_provider_id } = answer
       const provider = providers.find(({ id }) => id === ai_provider_id)?.provider ?? 'unknown'
       await meter({
         idempotency_key: n === 0 ? key : `${key}:${n}`,
@@ -106,7 +115,7 @@ async function answerOf(
         model,
         ai_provider_id,
         source: helper,
-        components: tokenComponents(usage),
+        ...answerUsage(answer),
       }).catch(error => services.log.error({ err: error, helper }, 'usage of a helper not recorded'))
     }
   }

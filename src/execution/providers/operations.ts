@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
+import { answerUsage, recordUsageLater } from '../../control/usage/meter.ts'
 import { AppError, RecordedFailure } from '../../core/api/errors.ts'
 import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
@@ -98,18 +98,17 @@ const CheckResult = z
   .meta({ id: 'AiProviderCheck' })
 
 /** Meters the usage of a check like any other call. */
-function recordCheckUsage(services: Context['services'], provider: ProviderRow, { model, usage }: ModelAnswer): void {
-  if (!usage) return
+function recordCheckUsage(services: Context['services'], provider: ProviderRow, answer: ModelAnswer): void {
   recordUsageLater(services, [
     {
       idempotency_key: `completion:check:${randomUUID()}`,
       project_id: provider.project_id,
       meter_type: 'llm_tokens',
       provider: provider.provider,
-      model,
+      model: answer.model,
       ai_provider_id: provider.id,
       source: null,
-      components: tokenComponents(usage),
+      ...answerUsage(answer),
     },
   ])
 }
