@@ -1,3 +1,4 @@
+import { parseExactJson } from '@muster/client'
 import { Connection } from './connection.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
@@ -59,7 +60,7 @@ export async function apiCommand(args: string[]): Promise<number> {
           if (isTerminal()) await write('\n')
           return
         }
-        await printField(await response.json(), settings.field)
+        await printField(parseExactJson(await response.text()), settings.field)
       },
       { signal: interruption, headers },
     )

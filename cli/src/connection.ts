@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import { Client, type OAuthStore, oauth } from '@muster/client'
+import { Client, type OAuthStore, oauth, parseExactJson } from '@muster/client'
 import { EXIT, Failure, UsageError } from './failure.ts'
 import { isId } from './ids.ts'
 import {
@@ -103,6 +103,7 @@ export class Connection {
         token,
         project,
         fetch: this.#fetch,
+        parseJson: parseExactJson,
         maxRetries: printRequest ? 0 : 1,
         ...(timeout ? { timeoutMs: timeout } : {}),
       })

@@ -1,5 +1,6 @@
 import fs from 'node:fs'
 import path from 'node:path'
+import { ExactNumber } from '@muster/client'
 import { UsageError } from './failure.ts'
 import { parseDocument } from './values.ts'
 
@@ -64,7 +65,7 @@ function withFiles(value: unknown, directory: string, root: string): unknown {
   if (typeof value === 'string')
     return value.replace(FILE, (_, name: string) => readBelow(path.resolve(directory, name.trim()), root))
   if (Array.isArray(value)) return value.map(each => withFiles(each, directory, root))
-  if (typeof value !== 'object' || value === null) return value
+  if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return value
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, withFiles(each, directory, root)]))
 }
 

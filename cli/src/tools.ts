@@ -1,5 +1,6 @@
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
+import { ExactNumber, parseExactJson } from '@muster/client'
 import { UsageError } from './failure.ts'
 import { note, visible } from './terminal.ts'
 
@@ -26,7 +27,7 @@ export async function loadTools(file: string): Promise<ToolModule> {
           if (!Object.hasOwn(functions, name) || typeof functions[name] !== 'function')
             return { tool_call_id, output: { error: `no function ${name} is exported` } }
           try {
-            const args = typeof given === 'string' ? JSON.parse(given || '{}') : given
+            const args = withPlainNumbers(typeof given === 'string' ? parseExactJson(given || '{}') : given)
             return { tool_call_id, output: (await functions[name](args)) ?? null }
           } catch (error) {
             return { tool_call_id, output: { error: (error as Error).message } }
@@ -34,4 +35,17 @@ export async function loadTools(file: string): Promise<ToolModule> {
         }),
       ),
   }
+}
+
+/** Returns arguments for a function: instead of an integer that a double would change, the text of its digits. */
+function withPlainNumbers(value: unknown): unknown {
+  if (value instanceof ExactNumber) {
+    const double = Number(value.digits)
+    return !Number.isFinite(double) || (/^-?\d+$/.test(value.digits) && !Number.isSafeInteger(double))
+      ? value.digits
+      : double
+  }
+  if (Array.isArray(value)) return value.map(withPlainNumbers)
+  if (typeof value !== 'object' || value === null) return value
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, withPlainNumbers(each)]))
 }

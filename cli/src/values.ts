@@ -1,4 +1,5 @@
 import { readFile } from 'node:fs/promises'
+import { exactNumber, parseExactJson } from '@muster/client'
 import { type ApiCommand, type CommandField, flagOf } from './commands.ts'
 import { UsageError } from './failure.ts'
 import { readStdin } from './terminal.ts'
@@ -31,17 +32,28 @@ async function readText(text: string): Promise<{ text: string; file?: string }> 
   }
 }
 
+const JSON_NUMBER = /^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?$/
+
 /** Parses JSON, or YAML of a file with such a name. */
 export async function parseDocument(text: string, file?: string): Promise<unknown> {
   if (file && /\.ya?ml$/i.test(file)) {
-    const { parse } = await import('yaml')
+    const yaml = await import('yaml')
     try {
-      return parse(text)
+      const document = yaml.parseDocument(text)
+      const [error] = document.errors
+      if (error) throw error
+      yaml.visit(document, {
+        Scalar(key, node) {
+          if (key !== 'key' && typeof node.value === 'number' && node.source && JSON_NUMBER.test(node.source))
+            node.value = exactNumber(node.source)
+        },
+      })
+      return document.toJS()
     } catch (error) {
       throw new UsageError(`${file}: ${(error as Error).message.trimEnd()}`)
     }
   }
-  return JSON.parse(text)
+  return parseExactJson(text)
 }
 
 async function jsonOf(flag: string, given: string): Promise<unknown> {
@@ -68,7 +80,7 @@ function numberOf(flag: string, types: string[], text: string): unknown {
   const isInteger = types.includes('integer') && !types.includes('number')
   if (text.trim() === '' || !Number.isFinite(value) || (isInteger && !Number.isInteger(value)))
     throw new UsageError(`${flag} must be ${isInteger ? 'an integer' : 'a number'}`)
-  return value
+  return JSON_NUMBER.test(text) ? exactNumber(text) : value
 }
 
 /** Splits `key=value`. */
@@ -161,7 +173,7 @@ export function setPath(target: Args, assignment: string, { isText = false } = {
   }
   let value: unknown = text
   try {
-    if (!isText) value = JSON.parse(text)
+    if (!isText) value = parseExactJson(text)
   } catch {}
   node[keys.at(-1)!] = value
 }

@@ -15,6 +15,11 @@ export type ClientOptions = {
   maxRetries?: number
   /** Used in place of the global `fetch`. */
   fetch?: typeof fetch
+  /**
+   * Parses answers, events and lines of exports. Default `JSON.parse`, which rounds numbers of more digits than a double
+   * keeps; `parseExactJson` keeps them.
+   */
+  parseJson?: (text: string) => unknown
   /** Allows a project key in a browser without a warning. */
   allowKeyInBrowser?: boolean
 }
@@ -52,6 +57,7 @@ export type Outgoing = {
 export type AnswerReader<T> = (response: Response, reading: Reading) => Promise<T>
 export type Reading = {
   signal: AbortSignal
+  parseJson: (text: string) => unknown
   /** Keeps the connection after the reader has returned; call the result to close it. */
   keep: () => () => void
 }
@@ -75,6 +81,7 @@ function runTime(): string {
 export class Client {
   readonly baseUrl: string
   readonly project: string | undefined
+  readonly parseJson: (text: string) => unknown
   readonly #origin: string
   readonly #token: ClientOptions['token']
   readonly #fetch: typeof fetch
@@ -82,12 +89,14 @@ export class Client {
   readonly #maxRetries: number
   readonly #allowKeyInBrowser: boolean
 
-  constructor({ baseUrl, token, project, timeoutMs, maxRetries, fetch, allowKeyInBrowser }: ClientOptions) {
+  constructor(options: ClientOptions) {
+    const { baseUrl, token, project, timeoutMs, maxRetries, fetch, parseJson, allowKeyInBrowser } = options
     const url = new URL(baseUrl)
     if (!/^https?:$/.test(url.protocol) || url.username || url.password || url.search || url.hash)
       throw new TypeError('baseUrl must be an http or https address without credentials, query and fragment')
     this.baseUrl = url.href.replace(/\/$/, '')
     this.project = project
+    this.parseJson = parseJson ?? (text => JSON.parse(text))
     this.#origin = url.origin
     this.#token = token
     this.#fetch = fetch ?? ((...args) => globalThis.fetch(...args))
@@ -173,7 +182,7 @@ export class Client {
       const { status } = response
       const received = { status, headers: response.headers, requestId: response.headers.get('x-request-id') }
       if (!response.ok) throw await refusalOf(response, controller.signal)
-      const data = await read(response, { signal: controller.signal, keep })
+      const data = await read(response, { signal: controller.signal, parseJson: this.parseJson, keep })
       if (!isKept) release()
       return { ...received, data, etag: response.headers.get('etag') }
     } catch (error) {
@@ -231,7 +240,7 @@ function delayBefore(error: unknown, tries: number): number | null {
 async function refusalOf(response: Response, signal: AbortSignal): Promise<Error> {
   const { status, headers } = response
   const text = new TextDecoder().decode(await bytesOf(response.body, { signal }))
-  const fields = isJson(response) ? (parse(text) as { error?: ErrorFields } | undefined)?.error : undefined
+  const fields = isJson(response) ? (parsed(text, JSON.parse) as { error?: ErrorFields } | undefined)?.error : undefined
   if (typeof fields?.code !== 'string')
     return new NoAnswer('broken', `the answer with status ${status} is no error of the service`, status)
   const requestId = headers.get('x-request-id')
@@ -250,9 +259,10 @@ const typeOf = (response: Response): string =>
 
 const isJson = (response: Response): boolean => typeOf(response) === 'application/json'
 
-function parse(text: string): unknown {
+/** Returns what a text holds; undefined if it is no JSON. */
+function parsed(text: string, parse: Reading['parseJson']): unknown {
   try {
-    return JSON.parse(text)
+    return parse(text)
   } catch {
     return undefined
   }
@@ -266,10 +276,10 @@ export function requireType(response: Response, type: string): void {
 }
 
 /** Reads an answer of JSON; nothing if it has no content. */
-export async function readJson<T>(response: Response, { signal }: Reading): Promise<T> {
+export async function readJson<T>(response: Response, { signal, parseJson }: Reading): Promise<T> {
   if (response.status === 204) return undefined as T
   requireType(response, 'application/json')
-  const value = parse(new TextDecoder().decode(await bytesOf(response.body, { signal })))
+  const value = parsed(new TextDecoder().decode(await bytesOf(response.body, { signal })), parseJson)
   if (value === undefined) throw new NoAnswer('broken', 'the answer is no JSON', response.status)
   return value as T
 }

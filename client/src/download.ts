@@ -12,15 +12,17 @@ export class Download<Line = unknown> {
   readonly filename: string | null
   readonly #body: ReadableStream<Uint8Array> | null
   readonly #signal: AbortSignal
+  readonly #parseJson: Reading['parseJson']
   readonly close: () => void
 
-  constructor({ headers, body }: Response, { signal, keep }: Reading) {
+  constructor({ headers, body }: Response, { signal, parseJson, keep }: Reading) {
     const length = headers.get('content-length')
     this.type = headers.get('content-type') ?? ''
     this.size = length === null || headers.has('content-encoding') ? null : Number(length)
     this.filename = filenameIn(headers.get('content-disposition') ?? '')
     this.#body = body
     this.#signal = signal
+    this.#parseJson = parseJson
     this.close = keep()
   }
 
@@ -70,9 +72,9 @@ export class Download<Line = unknown> {
       const lines = (rest + decoder.decode(chunk, { stream: true })).split('\n')
       rest = lines.pop() as string
       if (rest.length > MESSAGE_MAX_BYTES) throw new NoAnswer('too_large', 'a line is larger than 16 MiB')
-      for (const line of lines) if (line) yield JSON.parse(line)
+      for (const line of lines) if (line) yield this.#parseJson(line) as Line
     }
-    if (rest) yield JSON.parse(rest)
+    if (rest) yield this.#parseJson(rest) as Line
   }
 }
 

@@ -114,7 +114,11 @@ export class EventStream<E extends StreamEvent, Result = unknown> implements Asy
           lost = 0
           isFirst = false
           if (id !== null) position = id
-          const received = { event, ...(id === null ? {} : { id }), data: data === DONE ? data : parse(data) } as E
+          const received = {
+            event,
+            ...(id === null ? {} : { id }),
+            data: data === DONE ? data : this.#parse(data),
+          } as E
           if (!events.includes(event)) {
             onUnknown?.({ event, data: received.data })
             continue
@@ -175,6 +179,14 @@ export class EventStream<E extends StreamEvent, Result = unknown> implements Asy
     return resume !== undefined && namesIn(resume).every(name => this.#ids[name] != null)
   }
 
+  #parse(text: string): unknown {
+    try {
+      return this.#client.parseJson(text)
+    } catch {
+      throw new NoAnswer('broken', 'an event of the stream is no JSON')
+    }
+  }
+
   /** Arguments of the path to resume, with the filters of a stream that resumes itself. */
   #pathArgs(resume: string): Args {
     if (this.#route === `GET ${resume}`) return this.#args
@@ -183,14 +195,6 @@ export class EventStream<E extends StreamEvent, Result = unknown> implements Asy
 }
 
 const namesIn = (path = ''): string[] => [...path.matchAll(/\{(\w+)\}/g)].map(match => match[1])
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text)
-  } catch {
-    throw new NoAnswer('broken', 'an event of the stream is no JSON')
-  }
-}
 
 type Deferred<T> = { promise: Promise<T>; resolve: (value: T) => void; reject: (error: unknown) => void }
 

@@ -1,12 +1,12 @@
 import { notifications } from '@mantine/notifications'
-import { Client, MusterError, NoAnswer, OAuthError } from '@muster/client'
+import { Client, MusterError, NoAnswer, OAuthError, parseExactJson } from '@muster/client'
 import { MutationCache, QueryCache, QueryClient } from '@tanstack/react-query'
 import { visible } from './components/untrusted.ts'
 import { accessToken, signOut } from './session/tokens.ts'
 import * as strings from './strings.ts'
 
 /** The client of all requests, with the tokens of the user. */
-export const api = new Client({ baseUrl: location.origin, token: accessToken })
+export const api = new Client({ baseUrl: location.origin, token: accessToken, parseJson: parseExactJson })
 
 /** The client of requests before anybody is signed in. */
 export const anonymous = new Client({ baseUrl: location.origin })

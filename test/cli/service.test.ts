@@ -56,6 +56,28 @@ describe('the command line with the service', function () {
     assert.equal(stdout, await response.text())
   })
 
+  it('keeps the digits of numbers in flags, in files, and in what it prints', async () => {
+    const { id } = await json('datasets', 'create', '--name', 'digits')
+    const metadata = '{"id":2512292042121000001,"price":1.10}'
+    const question = ['--input', '[{"role":"user","content":"hi"}]']
+    const yaml = user.file('item.yaml', 'metadata: { id: 2512292042121000001, price: 1.10 }\n')
+    for (const given of [
+      ['--metadata', metadata],
+      ['--body', `@${yaml}`],
+      ['--set', 'metadata.id=2512292042121000001', '--set', 'metadata.price=1.10'],
+    ]) {
+      const added = await user.run(['datasets', 'items', 'create', id, ...question, ...given])
+      assert.ok(added.stdout.includes(metadata), added.stdout + added.stderr)
+    }
+    const list = ['datasets', 'items', 'list', id, '--all']
+    const printed = async (...options: string[]) => (await user.run([...list, ...options])).stdout.split('\n')
+    assert.equal((await printed('--jsonl')).filter(line => line.includes(metadata)).length, 3)
+    assert.deepEqual(await printed('--field', 'metadata.id'), [...Array(3).fill('2512292042121000001'), ''])
+    assert.match((await user.onTerminal([...list, '--columns', 'metadata.price'])).stdout, /1\.10/)
+    const called = await user.run(['api', 'GET', `/api/v1/datasets/${id}/items`, '--field', 'data[0].metadata.id'])
+    assert.equal(called.stdout, '2512292042121000001\n')
+  })
+
   it('walks all pages, each item once, and stops at a maximum', async () => {
     const { id } = await json('datasets', 'create', '--name', 'many')
     const line = `${JSON.stringify({ input: [{ role: 'user', content: 'x' }] })}\n`

@@ -58,7 +58,7 @@ describe('turns and work on the command line', function () {
 
   it('exits 12 with the calls of client tools and the command that answers, or runs them with --tools', async () => {
     const rules = [
-      { times: 1, reply: { tool_calls: [{ name: 'pick', args: { colour: 'red' } }] } },
+      { times: 1, reply: { tool_calls: [{ name: 'pick', raw: '{"colour":"red","id":2512292042121000001}' }] } },
       { reply: { text: 'picked' } },
     ]
     const binding = { tool_bindings: [{ tool: { name: 'pick', type: 'client', description: 'Picks' } }] }
@@ -66,17 +66,20 @@ describe('turns and work on the command line', function () {
     const paused = await user.run(['agents', 'generate', agentId, ...ask])
     assert.equal(paused.code, 12)
     const [, command] = /Try: muster (agents submit-tool-outputs .*)/.exec(paused.stderr) as RegExpExecArray
-    assert.match(paused.stderr, /pick \{"colour":"red"\}/)
+    assert.match(paused.stderr, /pick \{"colour":"red","id":2512292042121000001\}/)
     const args = [...command.matchAll(/'([^']*)'|(\S+)/g)].map(([, quoted, plain]) => quoted ?? plain)
     const answered = await user.run(args)
     assert.equal(JSON.parse(answered.stdout).output.content, 'picked', answered.stderr)
 
     const { agentId: other, requests } = await app.scripted(rules, binding)
-    const module = user.file('tools.mjs', 'export const pick = ({ colour }) => ({ chosen: colour.toUpperCase() })\n')
+    const module = user.file(
+      'tools.mjs',
+      'export const pick = ({ colour, id }) => ({ chosen: colour.toUpperCase(), id })\n',
+    )
     const ran = await user.run(['agents', 'generate', other, ...ask, '--tools', module, '--stream'])
     assert.deepEqual([ran.code, ran.stdout], [0, 'picked\n'], ran.stderr)
     assert.match(ran.stderr, /→ pick/)
-    assert.match(JSON.stringify((await requests()).at(-1)), /RED/)
+    assert.match(JSON.stringify((await requests()).at(-1)), /RED.*2512292042121000001/)
     assert.equal((await user.run(['agents', 'generate', other, ...ask, '--tools', '/nowhere.mjs'])).code, 2)
   })
 

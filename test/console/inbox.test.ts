@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Request } from 'playwright-core'
+import { ExactNumber, parseExactJson } from '../../src/core/api/exact-json.ts'
 import { voidStatement } from '../../src/core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
@@ -17,6 +18,9 @@ import {
   signIn,
   violations,
 } from './support.ts'
+
+/** A number that a double does not keep. */
+const ORDER = new ExactNumber('2512292042121000001')
 
 const isOfStream = (request: Request): boolean => request.url().includes('/activity/stream')
 
@@ -79,7 +83,12 @@ describe('the inbox of the console', function () {
       payload: text ? { amount: 3, text } : { amount: 3 },
     })
     const turn = await post(`/agents/${suite.app.agentId}/generate?wait=true`, { prompt: 'hi' })
-    const approval = await propose(suite.app, turn.id, { id: null, name: 'pay' }, { amount: 12, to: `Ada${text}` })
+    const approval = await propose(
+      suite.app,
+      turn.id,
+      { id: null, name: 'pay' },
+      { amount: 12, to: `Ada${text}`, order: ORDER },
+    )
     await eventually(async () => (await read(`/orchestration-runs/${run.id}`)).status === 'awaiting_input')
     await eventually(async () => (await read(`/playbook-executions/${execution.id}`)).waiting_on)
     return { run, execution, task, approval, case_id }
@@ -130,12 +139,17 @@ describe('the inbox of the console', function () {
 
     const pay = card('pay')
     await pay.getByRole('button', { name: 'Edit' }).click()
-    await pay.getByLabel('Arguments').fill('{"amount": 7, "to": "Ada"}')
+    const json = pay.getByLabel('Arguments')
+    await json.fill((await json.inputValue()).replace('"amount": 12', '"amount": 7'))
     const difference = pay.getByRole('group', { name: 'Differences' })
     await difference.getByText('amount').waitFor()
     assert.deepEqual(await difference.locator('code').allInnerTexts(), ['12', '7'])
     await pay.getByRole('button', { name: 'Approve edited' }).click()
     await eventually(async () => (await read(`/approvals/${approval.id}`)).status === 'approved')
+    const decided = await fetch(`${suite.app.url}/api/v1/approvals/${approval.id}`, {
+      headers: { authorization: `Bearer ${suite.app.admin.token}` },
+    })
+    assert.deepEqual(parseExactJson(await decided.text()).edited_arguments, { amount: 7, to: 'Ada', order: ORDER })
     await page.getByText('Nothing waits for you').waitFor()
     assert.deepEqual(problems, [])
   })

@@ -1,4 +1,5 @@
 import { Code, Group, Stack, Text } from '@mantine/core'
+import { isObject } from '../json.ts'
 import * as strings from '../strings.ts'
 import { visible } from './text.tsx'
 import { Value } from './value.tsx'
@@ -7,9 +8,6 @@ import { Value } from './value.tsx'
 const SHORT = 160
 
 type Change = { path: string; before: unknown; after: unknown }
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** Returns the parts of a value that differ, by their paths; lists are compared as a whole. */
 function changesBetween(before: unknown, after: unknown, path = ''): Change[] {

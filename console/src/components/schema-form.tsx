@@ -14,9 +14,11 @@ import {
   Textarea,
   TextInput,
 } from '@mantine/core'
+import { parseExactJson } from '@muster/client'
 import { type ReactNode, useState } from 'react'
 import { failureOf } from '../api.ts'
 import type { Choice } from '../choices.ts'
+import { isObject } from '../json.ts'
 import * as strings from '../strings.ts'
 import { FailureAlert } from './states.tsx'
 import { visible } from './text.tsx'
@@ -99,13 +101,10 @@ const localTime = (at: string): string => {
   return new Date(time.getTime() - time.getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
 }
 
-const isObject = (value: unknown): value is Values =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
-
 /** Returns the object of a JSON text; null if it is none. */
 export function parseObject(text: string): Values | null {
   try {
-    const value: unknown = JSON.parse(text)
+    const value: unknown = parseExactJson(text)
     return isObject(value) ? value : null
   } catch {
     return null
@@ -125,7 +124,7 @@ const entryOf = (input: Input, value: unknown): unknown => {
 function enteredOf(input: Input, entry: unknown): unknown {
   if (entry === '' || entry === null || (Array.isArray(entry) && entry.length === 0)) return undefined
   if (input === 'time') return new Date(entry as string).toISOString()
-  return input === 'json' ? JSON.parse(entry as string) : entry
+  return input === 'json' ? parseExactJson(entry as string) : entry
 }
 
 /** Returns the name of a field for people. */

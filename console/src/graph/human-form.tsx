@@ -1,5 +1,5 @@
 import { Text } from '@mantine/core'
-import type { OrchestrationNode, RequiredAction } from '@muster/client'
+import { type OrchestrationNode, parseExactJson, type RequiredAction } from '@muster/client'
 import { submitHumanInput } from '@muster/client/operations'
 import { api } from '../api.ts'
 import { type Stale, useAction } from '../components/actions.tsx'
@@ -32,7 +32,7 @@ function fieldsRead(nodes: OrchestrationNode[], nodeId: string): string[] {
 export function meant(text: unknown): unknown {
   if (typeof text !== 'string') return text
   try {
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch {
     return text
   }

@@ -1,6 +1,6 @@
 import guardrailFields from 'fields:createGuardrail'
 import documentFields from 'fields:createGuardrail.document'
-import type { Guardrail, GuardrailInput } from '@muster/client'
+import { type Guardrail, type GuardrailInput, parseExactJson } from '@muster/client'
 import { createGuardrail, getGuardrail, updateGuardrail } from '@muster/client/operations'
 import { api } from '../api.ts'
 import { useTools } from '../choices.ts'
@@ -26,7 +26,7 @@ const classText = (own: unknown): unknown => (typeof own === 'object' ? JSON.str
 /** An expression of a text, or the text where it is none: the service says what is wrong with it. */
 function classOf(text: unknown): unknown {
   try {
-    return JSON.parse(String(text))
+    return parseExactJson(String(text))
   } catch {
     return String(text).trim()
   }

@@ -1,6 +1,6 @@
 import { Alert, Badge, Button, Card, Group, JsonInput, SimpleGrid, Stack, Text, TextInput } from '@mantine/core'
 import { useDebouncedValue } from '@mantine/hooks'
-import type { Finding, Orchestration, OrchestrationInput } from '@muster/client'
+import { ExactNumber, type Finding, type Orchestration, type OrchestrationInput } from '@muster/client'
 import { createOrchestration, getOrchestration, updateOrchestration } from '@muster/client/operations'
 import { useNavigate } from '@tanstack/react-router'
 import { useMemo, useState } from 'react'
@@ -53,7 +53,8 @@ const LINE = 64
 /** Returns a value as JSON; what is short stays in one line. */
 function textOf(value: unknown, indent = ''): string {
   const line = JSON.stringify(value, null, 1)?.replaceAll(/\n\s*/g, ' ')
-  if (typeof value !== 'object' || value === null || indent.length + line.length <= LINE) return line
+  if (typeof value !== 'object' || value === null || value instanceof ExactNumber) return line
+  if (indent.length + line.length <= LINE) return line
   const inner = `${indent}  `
   const entries = Array.isArray(value)
     ? value.map(entry => textOf(entry, inner))

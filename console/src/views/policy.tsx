@@ -1,6 +1,6 @@
 import { Badge, Group, Stack, Text, TextInput } from '@mantine/core'
 import { notifications } from '@mantine/notifications'
-import type { Policy, PolicyDocument } from '@muster/client'
+import { type Policy, type PolicyDocument, parseExactJson } from '@muster/client'
 import {
   comparePolicyVersions,
   createPolicy,
@@ -47,7 +47,7 @@ async function readPolicy(id: string, signal?: AbortSignal): Promise<Read<Policy
 
 const parsed = (text: string): PolicyDocument | null => {
   try {
-    return JSON.parse(text)
+    return parseExactJson(text)
   } catch {
     return null
   }

@@ -1,10 +1,11 @@
 import searchFields from 'fields:searchKnowledge'
 import { Alert, Badge, Button, Card, Group, Mark, Modal, SimpleGrid, Stack, Text, TextInput } from '@mantine/core'
-import type {
-  KnowledgeDocumentResult,
-  KnowledgeMemoryResult,
-  KnowledgeSearchAnswer,
-  KnowledgeSearchInput,
+import {
+  type KnowledgeDocumentResult,
+  type KnowledgeMemoryResult,
+  type KnowledgeSearchAnswer,
+  type KnowledgeSearchInput,
+  parseExactJson,
 } from '@muster/client'
 import { listDocumentChunks, listMemoryStores, searchKnowledge } from '@muster/client/operations'
 import { IconAdjustments, IconColumns2, IconSearch } from '@tabler/icons-react'
@@ -20,6 +21,7 @@ import { Page } from '../components/page.tsx'
 import { fieldLabel, SchemaForm } from '../components/schema-form.tsx'
 import { Loaded, Notice } from '../components/states.tsx'
 import { visible, When } from '../components/text.tsx'
+import { isObject } from '../json.ts'
 import { usePermissions, useProjectId } from '../projects.ts'
 import * as strings from '../strings.ts'
 import { Chunk } from './document.tsx'
@@ -51,8 +53,8 @@ const DAY_MS = 86_400_000
 
 const settingsOf = (text: string | undefined): Settings => {
   try {
-    const value: unknown = JSON.parse(text ?? '{}')
-    return typeof value === 'object' && value !== null && !Array.isArray(value) ? value : {}
+    const value: unknown = parseExactJson(text ?? '{}')
+    return isObject(value) ? value : {}
   } catch {
     return {}
   }

@@ -4,6 +4,7 @@ import { currentWork } from '../db/tenant-context.ts'
 import { registry } from './metrics.ts'
 import { processSingleton } from './process-singleton.ts'
 import { CURRENT_WORK, type Stall } from './stall-model.ts'
+import { threadEnvironment } from './thread-environment.ts'
 
 /** How often the event loop reports that it runs. With the thread it costs an idle process 1.8 ms of processor time per second. */
 const BEAT_MS = 200
@@ -32,7 +33,7 @@ export const stallWatchdog = processSingleton(
     Object.assign(globalThis, { [CURRENT_WORK]: () => JSON.stringify(currentWork()) })
     const thread = new Worker(new URL('./stall-thread.ts', import.meta.url), {
       name: 'stall watchdog',
-      env: {},
+      env: threadEnvironment(),
       workerData: { beats, bindings: log.bindings() },
       resourceLimits: { maxOldGenerationSizeMb: 32, maxYoungGenerationSizeMb: 4 },
     })

@@ -2,6 +2,7 @@ import { Worker } from 'node:worker_threads'
 import { LRUCache } from 'lru-cache'
 import { type AppError, serviceNotReady } from '../api/errors.ts'
 import type { Logger } from '../process/log.ts'
+import { threadEnvironment } from '../process/thread-environment.ts'
 import type { ThreadAnswer, ThreadRequest } from './worker.ts'
 
 /**
@@ -235,7 +236,7 @@ export class ThreadPool {
   #startThread(): Thread {
     const worker = new Worker(this.#program, {
       name: 'threads',
-      env: {},
+      env: threadEnvironment(),
       resourceLimits: { maxOldGenerationSizeMb: HEAP_MB, maxYoungGenerationSizeMb: 16 },
     })
     const keys = new LRUCache<string, true>({ max: 500 })

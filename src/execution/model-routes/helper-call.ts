@@ -1,5 +1,5 @@
 import { Counter } from 'prom-client'
-import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import { answerUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callModel } from '../providers/call.ts'
@@ -29,7 +29,15 @@ export type HelperModel =
 /** The usage of an answer, without its attribution. */
 export type HelperUsage = Pick<
   UsageDraft,
-  'idempotency_key' | 'meter_type' | 'provider' | 'model' | 'ai_provider_id' | 'source' | 'components'
+  | 'idempotency_key'
+  | 'meter_type'
+  | 'provider'
+  | 'model'
+  | 'served_model'
+  | 'service_tier'
+  | 'ai_provider_id'
+  | 'source'
+  | 'components'
 >
 
 /** Output tokens of a helper, besides its thinking. */
@@ -84,7 +92,7 @@ async function answerOf(
       max_output_tokens: Math.max(OUTPUT_TOKENS, request.max_output_tokens ?? 0) + (thinks ? THINKING_TOKENS : 0),
       onUnused: unused => void billed.push(unused),
     })
-    if (answer.usage) billed.push({ ...answer, usage: answer.usage })
+    billed.push(answer)
     return answer
   }
   try {
@@ -96,7 +104,8 @@ async function answerOf(
     }
     return answer.text.trim() === '' ? raiseEmpty(helper, answer) : answer
   } finally {
-    for (const [n, { usage, model, ai_provider_id }] of billed.entries()) {
+    for (const [n, answer] of billed.entries()) {
+      const { model, ai_provider_id } = answer
       const provider = providers.find(({ id }) => id === ai_provider_id)?.provider ?? 'unknown'
       await meter({
         idempotency_key: n === 0 ? key : `${key}:${n}`,
@@ -105,7 +114,7 @@ async function answerOf(
         model,
         ai_provider_id,
         source: helper,
-        components: tokenComponents(usage),
+        ...answerUsage(answer),
       }).catch(error => services.log.error({ err: error, helper }, 'usage of a helper not recorded'))
     }
   }

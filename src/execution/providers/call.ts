@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { UNREPORTED } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
@@ -15,6 +16,7 @@ import type {
   ModelUsage,
   PromptMessage,
   TextPart,
+  UnusedAnswer,
   VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
@@ -59,7 +61,7 @@ export async function attemptModel(
     if (!(error instanceof AppError)) throw error
     return { ok: false, failure: modelFailure(error, { ...target, ...NOT_BEGUN }) }
   })
-  const reportUnused = (usage: ModelUsage | null | undefined) => usage && request.onUnused?.({ ...target, usage })
+  const reportUnused = (answer: Omit<UnusedAnswer, keyof typeof target>) => request.onUnused?.({ ...answer, ...target })
   let isRepeated = false
   /** Tokens of the malformed answer that the next one replaces. */
   let replaced: ModelUsage | null = null
@@ -81,14 +83,14 @@ export async function attemptModel(
     }
     if (!isRepeated && !paused && isMalformed(provider.provider, outcome)) {
       isRepeated = true
-      replaced = outcome.ok ? outcome.answer.usage : (outcome.used ?? null)
+      replaced = outcome.ok ? (outcome.answer.usage ?? UNREPORTED) : (outcome.used ?? null)
       services.log.info(facts, 'model call is repeated after a malformed answer')
       continue
     }
     if (outcome.ok) {
       if (paused) outcome.answer = joinAnswers(paused, outcome.answer)
       paused = null
-      outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
+      if (replaced) outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
       replaced = null
       const reason = abnormalEnd(outcome.answer)
       const error = reason === null ? null : new Error(`the answer is empty and ended with ${reason}`)
@@ -96,7 +98,7 @@ export async function attemptModel(
         outcome = {
           ok: false,
           failure: modelFailure(error, { ...target, ...NOT_BEGUN, isShown: true }),
-          ...(outcome.answer.usage && { used: outcome.answer.usage }),
+          used: outcome.answer.usage ?? UNREPORTED,
         }
     }
     await each?.(outcome)
@@ -106,7 +108,7 @@ export async function attemptModel(
     }
     const { failure } = outcome
     failure.attempts = attempt + 1
-    reportUnused(outcome.used)
+    if (outcome.used) reportUnused({ usage: outcome.used })
     const named = namedSettings(sent, failure, findings.refused())
     // Each refusal names another setting, so that this ends.
     if (named.length > 0) {
@@ -117,8 +119,8 @@ export async function attemptModel(
     const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) {
-      reportUnused(replaced)
-      reportUnused(paused?.usage)
+      if (replaced) reportUnused({ usage: replaced })
+      if (paused) reportUnused(paused)
       // Another target would repeat the part of the answer that was shown.
       return paused ? { ...outcome, failure: { ...failure, class: null } } : outcome
     }

@@ -1,3 +1,4 @@
+import type { TokenCounts } from '../../control/usage/meter.ts'
 import type { ModelInput } from './model.ts'
 
 /** Failure classes, by what the vendor said. The first three may pass by themselves. */
@@ -125,7 +126,7 @@ export type ModelRequest = {
 }
 
 /** Tokens of an answer that the caller did not get and that may be billed. */
-export type UnusedAnswer = Pick<ModelAnswer, 'model' | 'ai_provider_id'> & { usage: ModelUsage }
+export type UnusedAnswer = Pick<ModelAnswer, 'model' | 'ai_provider_id' | 'usage' | 'served_model' | 'service_tier'>
 
 /** Settings by their names in the OpenAI API. */
 export type VendorSettings = {
@@ -144,13 +145,7 @@ export type VendorSettings = {
 }
 
 /** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */
-export type ModelUsage = {
-  input_tokens: number
-  cached_tokens: number
-  cache_write_tokens: number
-  output_tokens: number
-  reasoning_tokens: number
-}
+export type ModelUsage = TokenCounts
 
 /** A change of a request for its vendor, or the vendor's refusal to answer it. */
 export type VendorNote =
@@ -186,6 +181,9 @@ export type ModelAnswer = {
   usage: ModelUsage | null
   /** Requested model. */
   model: string
+  /** Model and service tier that the vendor names; absent if it names none. */
+  served_model?: string
+  service_tier?: string
   ai_provider_id: string
   /** Absent without any. */
   notes?: VendorNote[]

@@ -145,7 +145,7 @@ async function checkProviderCall(options: {
     }
     const outcome = await attemptModel(services, resource, model, request, { retries: 0 })
     if (outcome.ok) {
-      recordCheckUsage(services, resource, model, outcome.answer.usage)
+      recordCheckUsage(services, resource, model, outcome.answer)
       return null
     }
     const { code, message, meta } = outcome.failure

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { checkSpend } from '../../../control/quotas/spend.ts'
-import { recordUsageLater, tokenComponents, type UsageDraft } from '../../../control/usage/meter.ts'
+import { answerUsage, recordUsageLater, type UsageDraft, type UsedAnswer } from '../../../control/usage/meter.ts'
 import { priceUsage, totalCost } from '../../../control/usage/price-usage.ts'
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
@@ -9,7 +9,7 @@ import { attemptModel, IMMEDIATE_RETRIES, ModelCallError, REFUSED_NOTE, requireM
 import { listModels } from '../listing.ts'
 import type { CheckLine, Dialect, Matrix, ProviderProfile, ProviderRow } from '../model.ts'
 import { modelInputs } from '../model-inputs.ts'
-import type { ModelAnswer, ModelRequest, ModelUsage, VendorNote } from '../model-messages.ts'
+import type { ModelAnswer, ModelRequest, VendorNote } from '../model-messages.ts'
 import { modelClient } from '../models.ts'
 import { cacheMarks } from '../outgoing/cache-marks.ts'
 import { freshFindings, type ModelFindings } from '../profile.ts'
@@ -27,16 +27,11 @@ const MAX_NOTE = 1000
 const HOPELESS = new Set<unknown>(['auth', 'credit', 'not_found'])
 
 /** Meters the usage of a call of a check like any other call. */
-export function recordCheckUsage(
-  services: Services,
-  provider: ProviderRow,
-  model: string,
-  usage: ModelUsage | null,
-): void {
-  if (usage) recordUsageLater(services, [draftOf(provider, model, usage)])
+export function recordCheckUsage(services: Services, provider: ProviderRow, model: string, answer: UsedAnswer): void {
+  recordUsageLater(services, [draftOf(provider, model, answer)])
 }
 
-const draftOf = (provider: ProviderRow, model: string, usage: ModelUsage): UsageDraft => ({
+const draftOf = (provider: ProviderRow, model: string, answer: UsedAnswer): UsageDraft => ({
   idempotency_key: `completion:check:${randomUUID()}`,
   project_id: provider.project_id,
   meter_type: 'llm_tokens',
@@ -44,7 +39,7 @@ const draftOf = (provider: ProviderRow, model: string, usage: ModelUsage): Usage
   model,
   ai_provider_id: provider.id,
   source: null,
-  components: tokenComponents(usage),
+  ...answerUsage(answer),
 })
 
 /** Returns what a check will cost; `cost_usd` is null without a price. */
@@ -53,7 +48,7 @@ export async function estimateCheck(services: Services, provider: ProviderRow, m
   const sum = (name: 'calls' | 'input_tokens' | 'output_tokens') => asked.reduce((total, each) => total + each[name], 0)
   const [calls, input_tokens, output_tokens] = [sum('calls'), sum('input_tokens'), sum('output_tokens')]
   const usage = { input_tokens, output_tokens, cached_tokens: 0, cache_write_tokens: 0, reasoning_tokens: 0 }
-  const cost_usd = totalCost(await priceUsage(services, [draftOf(provider, model, usage)]))
+  const cost_usd = totalCost(await priceUsage(services, [draftOf(provider, model, { usage })]))
   return { model, calls, input_tokens, output_tokens, cost_usd }
 }
 
@@ -194,7 +189,7 @@ class MatrixCheck {
 
   async #ask(fields: Partial<ModelRequest>, findings: ModelFindings, seen: Seen): Promise<ModelAnswer> {
     await this.requireSpend()
-    const record = (usage: ModelUsage | null) => recordCheckUsage(this.#services, this.#provider, this.#model, usage)
+    const record = (answer: UsedAnswer) => recordCheckUsage(this.#services, this.#provider, this.#model, answer)
     const request: ModelRequest = {
       system: null,
       messages: [],
@@ -207,7 +202,7 @@ class MatrixCheck {
       reasoning: 'none',
       timeout_ms: Math.min(CALL_MS, this.#services.config.MODEL_CALL_TIMEOUT_MS),
       signal: this.#signal,
-      onUnused: ({ usage }) => record(usage),
+      onUnused: record,
       ...fields,
     }
     const outcome = await attemptModel(this.#services, this.#provider, this.#model, request, {
@@ -219,7 +214,7 @@ class MatrixCheck {
       },
     })
     const answer = requireModelAnswer(outcome)
-    record(answer.usage)
+    record(answer)
     const isStreamed = request.stream !== false && !findings.has('stream')
     this.#usage.set(isStreamed, (this.#usage.get(isStreamed) ?? true) && answer.usage !== null)
     seen.notes.push(...(answer.notes ?? []).filter(note => !isOwnSetting(note, fields)))
