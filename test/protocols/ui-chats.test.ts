@@ -18,7 +18,10 @@ describe('chats of the AI SDK', function () {
   before(async () => {
     target = await startTarget()
     target.answer = json({ hidden_result: 1 })
-    app = await startSessionApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' }, actions: [...CHAT_ACTIONS, 'traces:GetTrace'] })
+    app = await startSessionApp({
+      env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' },
+      actions: [...CHAT_ACTIONS, 'traces:GetTrace'],
+    })
     agentId = await app.agent({
       instructions: 'hidden instructions',
       tool_bindings: [
@@ -163,10 +166,9 @@ describe('chats of the AI SDK', function () {
 
   it('regenerate an answer: the model reads the chat without the first one', async () => {
     const scripted = await app.scripted([
-      { reply: { text: 'one' } },
-      { reply: { text: 'two' } },
+      { when: { call: 1 }, reply: { text: 'one' } },
+      { when: { call: 2 }, reply: { text: 'two' } },
       { reply: { text: 'three' } },
-      { reply: { text: 'four' } },
     ] as any)
     const { token, actorId } = await endUser(app, {
       agent_ids: [scripted.agentId],
@@ -179,7 +181,7 @@ describe('chats of the AI SDK', function () {
     assert.equal(chat.error, undefined)
     const [last] = (await scripted.requests()).slice(-1)
     const read = last.body.messages.filter(({ role }: any) => role !== 'system').map(({ content }: any) => content)
-    assert.deepEqual(read, ['first', 'one', 'second'])
+    assert.deepEqual(read, ['[Ann]: first', 'one', '[Ann]: second'])
     assert.deepEqual(transcript(chat), ['user: first', 'assistant: one', 'user: second', 'assistant: three'])
     await chat.sendMessage({ text: 'third' })
     assert.equal(chat.error, undefined)
@@ -238,6 +240,19 @@ describe('chats of the AI SDK', function () {
     const [session] = await sessionsOf(actorId)
     const contents = (await app.messages(session)).map(({ content }: any) => content)
     assert.deepEqual([contents[1], contents[3], contents.length], ['mine', 'next', 4])
+  })
+
+  it('continue a session of the API, whose messages are stored once', async () => {
+    const { token, ...api } = await user()
+    const session = (await api.post('/sessions', { agent_id: agentId })).body
+    const sent = said({ text: 'ok' })
+    for (const message of [sent, 'unanswered'])
+      assert.equal((await api.post(`/sessions/${session.id}/messages`, { message })).status, 201)
+    const { messages } = (await requestUi(app, { token, agentId, path: `/${session.id}` })).body
+    const chat = openChat(app, { agentId, token, id: session.id, messages })
+    await chat.sendMessage({ text: said({ text: 'yes' }) })
+    assert.equal(chat.error, undefined)
+    assert.equal((await app.messages(session)).length, 4)
   })
 
   it('refuse a request that adds nothing', async () => {

@@ -15,7 +15,7 @@ const Thread = z.object({
   shared_state: z.boolean(),
   /** The run, if it has begun before; its turn is null if it only stored messages. */
   run: z.object({ generation_id: z.string().nullable(), after_frame: z.int() }).nullable(),
-  /** The requested client ids that stored messages have. */
+  /** The requested ids that stored messages have: of the client, or of their documents. */
   stored_ids: z.array(z.string()),
   /** Whether the session had messages that the client lacks when the run began. */
   lacks_history: z.boolean(),
@@ -82,7 +82,9 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       (select jsonb_build_object('generation_id', run.generation_id, 'after_frame', run.after_frame) from run) as run,
       array(select m.idempotency_key from conversation_messages m
         where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})
-          and m.operator_id is null) as stored_ids,
+          and m.operator_id is null
+        union all select m.document_id from conversation_messages m
+        where m.conversation_id = thread.conversation_id and m.document_id = any(${messageIds})) as stored_ids,
       exists (select 1 from conversation_messages m
         where m.conversation_id = thread.conversation_id and ${messageOrigin} in ('end_user', 'agent', 'operator')
           and m.created_at <= coalesce((select run.created_at from run), 'infinity')
