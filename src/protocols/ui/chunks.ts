@@ -224,7 +224,7 @@ export class TurnChunks {
     return [...this.closePart(), { type: 'reset-step' }]
   }
 
-  /** Shows the text of the last step as it is stored. */
+  /** Shows the stored text of the last step. */
   private reconcile(stored: string | null): Chunk[] {
     if (!stored || this.text?.value === stored) return []
     const isOfOtherStep = !this.text || this.text.step < this.step - 1 || !this.isStepOpen

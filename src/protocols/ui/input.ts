@@ -91,7 +91,7 @@ function decisionOf(part: Part): Resume | null {
 export type Rewind = { message_id: string; replaces_message: boolean }
 
 /**
- * Returns how a request replaces a part of the chat; null for one that continues it. A regenerated answer follows the last
+ * Returns how a request replaces a part of the chat; null if the request continues it. A regenerated answer follows the last
  * message of the user; an edited message is named by the request.
  * @throws VALIDATION_FAILED for a regenerated answer without a message of the user
  */
@@ -171,7 +171,7 @@ function runMessageOf(message: Extract<Message, { role: 'user' }>) {
   }
 }
 
-/** Returns the run of a request: its messages, of which only those of the user are stored. */
+/** Returns the run of a request: its messages, of which only messages of the user are stored. */
 export const runInputOf = (input: ChatInput): RunInput => ({
   threadId: input.id,
   runId: runIdOf(input),

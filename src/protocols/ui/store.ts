@@ -13,7 +13,7 @@ export const findLastTurn = (db: Queryable, sessionId: string) =>
 
 const idRow = sql.type(z.object({ id: z.string() }))
 
-/** Returns the approvals of a session among the given ones that are pending. Primary key. */
+/** Returns the given approvals of a session that are pending. Primary key. */
 export const listPendingApprovals = (
   db: Queryable,
   sessionId: string,
