@@ -158,6 +158,49 @@ describe('the OpenAI mount: histories of clients', () => {
     assert.equal(chat.ignored, 'tools, tool_choice, tools.strict')
   })
 
+  it('have strict tools, which vendors that constrain calls receive if the schema qualifies', async () => {
+    const closed = { ...parameters, required: ['city'], additionalProperties: false }
+    const chatTool = (name: string, schema: Json) => ({
+      type: 'function',
+      function: { name, strict: true, parameters: schema },
+    })
+    const lane = await app.scripted([], { accept_client_tools: true })
+    const route = (await app.key.get(`/agents/${lane.agentId}`)).body.model
+    const strictnessOf = async () =>
+      (await lane.requests()).at(-1)!.body.tools.map((tool: Json) => [tool.function.name, tool.function.strict])
+    const messages = [{ role: 'user', content: 'Hello' }]
+    for (const model of [`${app.providerId}/${route}`, lane.agentId])
+      for (const stream of [false, true]) {
+        const fitting = await app.send('/chat/completions', {
+          model,
+          messages,
+          stream,
+          tools: [chatTool('weather', closed), { type: 'function', function: { name: 'free', parameters } }],
+        })
+        await fitting.text()
+        assert.deepEqual([fitting.status, fitting.headers.get('x-svc-ignored-params')], [200, null])
+        assert.deepEqual(await strictnessOf(), [
+          ['weather', true],
+          ['free', undefined],
+        ])
+        const open = await app.send('/responses', {
+          model,
+          input: 'Hello',
+          stream,
+          tools: [
+            { ...weather, strict: true },
+            { type: 'function', name: 'closed', strict: true, parameters: closed },
+          ],
+        })
+        await open.text()
+        assert.deepEqual([open.status, open.headers.get('x-svc-ignored-params')], [200, 'tools.strict'])
+        assert.deepEqual(await strictnessOf(), [
+          ['weather', undefined],
+          ['closed', true],
+        ])
+      }
+  })
+
   it('may be a prompt of the older completions', async () => {
     const { agentId } = await app.scripted(rules)
     for (const model of [agentId, double()]) {
