@@ -158,6 +158,93 @@ describe('the OpenAI mount: histories of clients', () => {
     assert.equal(chat.ignored, 'tools, tool_choice, tools.strict')
   })
 
+  it('may have every kind of message and item that the vendor takes', async () => {
+    const model = double()
+    const user = { role: 'user', content: 'Hello' }
+    const call = { id: 'call_1', type: 'function', function: { name: 'weather', arguments: '{}' } }
+    const chats: Json[][] = [
+      [
+        user,
+        { role: 'assistant', content: null, function_call: { name: 'weather', arguments: '{}' } },
+        { role: 'function', name: 'weather', content: 'sun' },
+      ],
+      [
+        user,
+        { role: 'assistant', content: null, tool_calls: [call] },
+        { role: 'tool', tool_call_id: 'call_1', content: [{ type: 'text', text: 'sun' }] },
+      ],
+      [user, { role: 'assistant', content: [{ type: 'refusal', refusal: 'no' }] }],
+      [
+        user,
+        { role: 'assistant', content: 'x', refusal: 'no', audio: { id: 'audio_1' }, annotations: [], name: 'helper' },
+      ],
+      [user, { role: 'assistant', content: [{ type: 'text', text: 'x' }], reasoning_content: 'hm' }],
+      [{ role: 'developer', content: [{ type: 'text', text: 'Be kind' }], name: 'dev' }],
+      [{ role: 'user', name: 'ann', content: [{ type: 'input_audio', input_audio: { data: 'AA==', format: 'wav' } }] }],
+    ]
+    const refused: unknown[] = []
+    for (const messages of chats) {
+      const { status, body } = await post('/chat/completions', { model, messages: [...messages, user] })
+      if (status !== 200) refused.push([messages, body])
+    }
+    const functionCall = { type: 'function_call', call_id: 'call_1', name: 'weather', arguments: '{}' }
+    const items: Json[][] = [
+      [
+        functionCall,
+        { type: 'function_call_output', call_id: 'call_1', output: [{ type: 'input_text', text: 'sun' }] },
+      ],
+      [
+        { ...functionCall, id: 'fc_1', status: 'completed' },
+        { type: 'function_call_output', id: 'fco_1', status: 'completed', call_id: 'call_1', output: 'sun' },
+      ],
+      [
+        { type: 'reasoning', id: 'rs_1', summary: [], encrypted_content: 'x' },
+        { role: 'assistant', content: 'x' },
+      ],
+      [
+        {
+          type: 'message',
+          id: 'msg_1',
+          status: 'completed',
+          role: 'assistant',
+          content: [{ type: 'output_text', text: 'x', annotations: [], logprobs: [] }],
+        },
+      ],
+      [{ type: 'message', role: 'assistant', content: [{ type: 'refusal', refusal: 'no' }] }],
+      ...[
+        { type: 'file_search_call', id: 'fs_1', status: 'completed', queries: ['x'], results: null },
+        {
+          type: 'computer_call',
+          id: 'cu_1',
+          call_id: 'c',
+          action: { type: 'wait' },
+          pending_safety_checks: [],
+          status: 'completed',
+        },
+        { type: 'computer_call_output', call_id: 'c', output: { type: 'computer_screenshot', image_url: 'x' } },
+        { type: 'image_generation_call', id: 'ig_1', status: 'completed', result: 'AA==' },
+        { type: 'code_interpreter_call', id: 'ci_1', status: 'completed', code: '1', container_id: 'c', outputs: [] },
+        {
+          type: 'local_shell_call',
+          id: 'ls_1',
+          call_id: 'c',
+          action: { type: 'exec', command: ['ls'] },
+          status: 'completed',
+        },
+        { type: 'shell_call', call_id: 'c', action: { commands: ['ls'] } },
+        { type: 'apply_patch_call', call_id: 'c', operation: { type: 'delete_file', path: 'x' }, status: 'completed' },
+        { type: 'mcp_call', id: 'mcp_1', name: 'x', server_label: 's', arguments: '{}', output: 'y' },
+        { type: 'mcp_approval_request', id: 'ar_1', name: 'x', server_label: 's', arguments: '{}' },
+        { type: 'compaction', id: 'cmp_1', encrypted_content: 'x' },
+      ].map(item => [item]),
+    ]
+    for (const input of items) {
+      const { status, body } = await post('/responses', { model, input: [user, ...input, user] })
+      if (status !== 200) refused.push([input, body])
+    }
+    assert.deepEqual(refused, [])
+  })
+
   it('have strict tools, which vendors that constrain calls receive if the schema qualifies', async () => {
     const closed = { ...parameters, required: ['city'], additionalProperties: false }
     const chatTool = (name: string, schema: Json) => ({
