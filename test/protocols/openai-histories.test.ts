@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import { tool } from '@langchain/core/tools'
+import { createReactAgent } from '@langchain/langgraph/prebuilt'
+import { ChatOpenAI } from '@langchain/openai'
 import type OpenAI from 'openai'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -71,6 +74,43 @@ describe('the OpenAI mount: histories of clients', () => {
       assert.equal((await openai.responses.retrieve(asked.id)).output_text, 'AskingSunny')
       const next = await openai.responses.create({ model, previous_response_id: answered.id, input: 'and now?' })
       assert.equal(next.output_text, 'an answer')
+    })
+
+  for (const useResponsesApi of [false, true])
+    it(`come from LangGraph, with a tool of the client (${useResponsesApi ? 'responses' : 'chat completions'})`, async () => {
+      const { agentId } = await app.scripted(rules, { accept_client_tools: true })
+      const asked: unknown[] = []
+      const weatherTool = tool(
+        args => {
+          asked.push(args)
+          return 'sun'
+        },
+        { name: 'weather', description: 'The weather', schema: parameters as { type: 'object' } },
+      )
+      for (const model of [agentId, double()]) {
+        const llm = new ChatOpenAI({
+          model,
+          apiKey: app.key.token as string,
+          useResponsesApi,
+          configuration: { baseURL: `${app.url}/openai/v1` },
+        })
+        const graph = createReactAgent({ llm, tools: [weatherTool] })
+        const { messages } = await graph.invoke({
+          messages: [{ role: 'user', content: model === agentId ? 'weather' : 'Hello' }],
+        })
+        const answers = messages.filter(message => message.getType() === 'ai')
+        assert.equal(new Set(answers.map(({ id }) => id)).size, answers.length)
+        assert.equal((answers.at(-1)?.text ?? '') !== '', true)
+        if (model !== agentId) continue
+        assert.deepEqual([asked, answers.length, answers[1]?.text], [[{ city: 'Rome' }], 2, 'Sunny'])
+        const streamed: string[] = []
+        for await (const [message] of await graph.stream(
+          { messages: [{ role: 'user', content: 'weather again' }] },
+          { streamMode: 'messages' },
+        ))
+          if (message.getType() === 'ai') streamed.push(message.text)
+        assert.match(streamed.join(''), /Asking.*Sunny/)
+      }
     })
 
   it('have arguments as they were given out, also where these are no JSON', async () => {
