@@ -58,7 +58,7 @@ const NAMES_OF_OTHERS = [
   'users:Login',
 ]
 /** Guides with names and routes of other protocols. */
-const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides/openai']
+const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides/ai-sdk', '/docs/guides/openai']
 
 /** Routes that are no operations. */
 const MOUNTS = /^\/(docs|mcp|oauth)(\/|$)/

@@ -40,7 +40,7 @@ import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { type Reported, reportedUsage, servedBy } from './reported-usage.ts'
-import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction } from './structured.ts'
+import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction, strictTools } from './structured.ts'
 import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
 import { reasoningOf, vendorOptions } from './vendor-settings.ts'
 import { warningNotes } from './warnings.ts'
@@ -152,7 +152,9 @@ async function callSdk(
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
   const profile = outgoingProfile(client.type, client.dialect, model)
-  const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
+  const { request: normalised, restore, notes } = normaliseRequest(request, profile, target)
+  const strict = strictTools(normalised.tools, client.strictOption)
+  const sent = { ...normalised, tools: strict.tools }
   const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
   const options = callOptions(client, sent, { ...profile, marks }, signal)
@@ -174,7 +176,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, { watch, reports })
       })
     : await readAnswer(vendor, options, request, { watch, reports })
-  const all = [...notes, ...(answer.notes ?? [])]
+  const all = [...notes, ...strict.notes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -329,11 +331,17 @@ function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV
   return { type: 'tool', toolName: choice.tool_name }
 }
 
-const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][number]): LanguageModelV4FunctionTool => ({
+const vendorTool = ({
+  name,
+  description,
+  parameters,
+  strict,
+}: ModelRequest['tools'][number]): LanguageModelV4FunctionTool => ({
   type: 'function',
   name,
   description,
   inputSchema: parameters,
+  ...(strict && { strict }),
 })
 
 /**

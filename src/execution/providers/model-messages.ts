@@ -89,7 +89,8 @@ export type ModelRequest = {
   messages: PromptMessage[]
   /** 0 to 2; omitted if null. */
   temperature: number | null
-  tools: { name: string; description: string; parameters: object }[]
+  /** Calls of a strict tool are constrained to its schema, where vendor and schema allow it. */
+  tools: { name: string; description: string; parameters: object; strict?: boolean }[]
   tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
