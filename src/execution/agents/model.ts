@@ -154,7 +154,9 @@ const fields = {
     .record(z.string(), z.record(z.string(), z.unknown()))
     .refine(fitsJson, 'must be at most 64 KiB')
     .nullable()
-    .describe('Vendor options by provider type, passed through. At most 64 KiB.'),
+    .describe(
+      'Vendor options by provider type, in the spelling of the vendor: `{ "anthropic": { "thinking": { "type": "enabled", "budget_tokens": 2048 } } }`. Unknown options and invalid values are refused. At most 64 KiB.',
+    ),
   // Accepts anything: an invalid JSON Schema has a separate error code.
   output_schema: z.unknown().describe('JSON Schema (draft-07 or 2020-12) of final answers; null for text'),
   prompt_caching: z

@@ -33,6 +33,7 @@ import type {
   VendorNote,
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { sentOptions } from './options/provider-options.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
@@ -153,7 +154,12 @@ async function callSdk(
   const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
   const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
-  const options = callOptions(client, sent, { ...profile, marks }, signal)
+  const { options: vendorSpecific, notes: optionNotes } = sentOptions(
+    client.type,
+    client.optionsApi,
+    request.provider_options,
+  )
+  const options = callOptions(client, sent, { ...profile, marks, vendorSpecific }, signal)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle })
   const answer = isStreamed
@@ -163,7 +169,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, watch)
       })
     : await readAnswer(vendor, options, request, watch)
-  const all = [...notes, ...(answer.notes ?? [])]
+  const all = [...notes, ...optionNotes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -248,7 +254,11 @@ async function readParts(
 function callOptions(
   client: ModelClient,
   request: ModelRequest,
-  { userAfterResults, marks }: OutgoingProfile & { marks: CacheMarks | null },
+  {
+    userAfterResults,
+    marks,
+    vendorSpecific,
+  }: OutgoingProfile & { marks: CacheMarks | null; vendorSpecific: Record<string, unknown> },
   signal: AbortSignal,
 ): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
@@ -263,11 +273,10 @@ function callOptions(
       : byInstruction
         ? { type: 'json' as const }
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
-  const typeOptions = request.provider_options?.[client.type]
   const { reasoning, settings: otherSettings } = reasoningOf(request.vendor_settings)
   const options = {
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
-    ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
+    ...vendorSpecific,
     ...vendorOptions(client.type, otherSettings),
   }
   const { messages, changing } = vendorPrompt(request.messages, {

@@ -9,6 +9,7 @@ import { watchedFetch } from './event-stream.ts'
 import { markingFetch } from './exact-arguments.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { Dialect, ProviderRow, ProviderType } from './model.ts'
+import { type OptionApi, optionApisOf } from './options/provider-options.ts'
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -16,6 +17,8 @@ export type ModelClient = {
   model(id: string): LanguageModelV4
   /** Key of provider options in the SDK. */
   optionsKey: string
+  /** API whose options the SDK reads. */
+  optionsApi: OptionApi
   /** Whether the vendor distinguishes constrained decoding from schema guidance. */
   strictOption: boolean
   /** Whether schemas are sent; otherwise they are written into the instructions. */
@@ -79,6 +82,7 @@ async function buildClient(access: Access): Promise<ModelClient> {
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
     type,
+    optionsApi: optionApisOf(type)[0],
     structuredOutputs: settings.structured_outputs,
     dialect: settings.dialect,
     mediaInResults: MEDIA_IN_RESULTS.has(type),
@@ -90,7 +94,7 @@ async function buildClient(access: Access): Promise<ModelClient> {
 }
 
 type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'> &
-  Partial<Pick<ModelClient, 'mediaInResults'>>
+  Partial<Pick<ModelClient, 'mediaInResults' | 'optionsApi'>>
 
 const openaiCompatible = async (access: Access): Promise<ClientParts> => {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -120,6 +124,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
     return {
       model: id => (chat ? vendor.chat(id) : vendor.responses(id)),
       mediaInResults: !chat,
+      optionsApi: chat ? 'openai chat' : 'openai responses',
       optionsKey: 'openai',
       strictOption: true,
     }
@@ -161,6 +166,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
     return {
       model: id => (chat ? vendor.chat(id) : vendor.languageModel(id)),
       mediaInResults: !chat,
+      optionsApi: chat ? 'openai chat' : 'openai responses',
       optionsKey: 'azure',
       strictOption: true,
     }
