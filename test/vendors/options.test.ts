@@ -17,6 +17,7 @@ import { installedOptionSchemas } from '../support/vendors/option-schemas.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { startToolServer, type ToolServer } from './tool-server.ts'
 
 const ROOT = path.join(import.meta.dirname, '../..')
 /** Options of the installed packages. After an update: RECORD_OPTIONS=1 npm test -- test/vendors/options.test.ts */
@@ -70,14 +71,16 @@ const titleOf = (api: OptionApi, types: readonly string[]): string =>
 describe('options of vendors', () => {
   let app: TestApp
   let simulators: Simulators
+  let tools: ToolServer
   let key: Client
   let lanes = 0
 
   before(async () => {
-    simulators = await startSimulators()
+    ;[simulators, tools] = await Promise.all([startSimulators(), startToolServer()])
     app = await startApp({ workers: ['generation'], env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
     const project = await app.projectWith([
       'agents:*',
+      'chats:CreateChatCompletion',
       'ai-providers:CreateAiProvider',
       'formations:*',
       'generations:*',
@@ -86,7 +89,7 @@ describe('options of vendors', () => {
     ])
     key = project.key
   })
-  after(() => Promise.all([app?.close(), simulators?.close()]))
+  after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
   const made = async (at: string, body: object) => {
     const reply = await key.post(at, body)
@@ -95,12 +98,13 @@ describe('options of vendors', () => {
   }
 
   /** An agent whose provider has its own lane at a simulator. */
-  const agentOf = async (profile: string, fields: object = {}, config: object = {}) => {
+  const agentOf = async (profile: string, fields: object = {}, config: object = {}, more: object = {}) => {
     const lane = `ABSK-options-${++lanes}`
     const provider = providerFields(profiles.find(({ name }) => name === profile)!, simulators.url)
     const secret = await made('/secrets', { name: lane, value: lane })
     const { id: ai_provider_id } = await made('/ai-providers', {
       ...provider,
+      ...more,
       config: { ...provider.config, ...config },
       secret_id: secret.id,
     })
@@ -302,6 +306,94 @@ describe('options of vendors', () => {
       'anthropic.speling',
       'anthropic.thinking.depth',
     ])
+  })
+
+  describe('on storage', () => {
+    const called = { reasoning: 'Hm.', tool_calls: [{ name: 'look', args: {} }] }
+    const tool_bindings = () => [{ tool: { name: 'look', type: 'http', execute: { url: `${tools.url}/look` } } }]
+
+    for (const profile of ['openai responses', 'azure'])
+      it(`keep ${profile} from storing turns whose content is not stored, and their reasoning comes back`, async () => {
+        const config = profile === 'azure' ? { model: 'gpt-5-mini' } : {}
+        const agent = await agentOf(profile, { trace_content_mode: 'none', tool_bindings: tool_bindings() }, config)
+        agent.plan([called, called, { text: 'Sun.' }])
+        await agent.generate()
+        const bodies = agent.calls().map(({ body }) => body)
+        assert.deepEqual(
+          bodies.map(({ store, include }) => [store, include]),
+          Array(3).fill([false, ['reasoning.encrypted_content']]),
+        )
+        const kinds = bodies[2]!.input.map(({ type, encrypted_content }: any) => [type, !!encrypted_content])
+        assert.equal(kinds.filter(([type, sealed]: any) => type === 'reasoning' && sealed).length, 2)
+        assert.ok(!kinds.some(([type]: any) => type === 'item_reference'))
+      })
+
+    it('leave the default of the vendor for other turns', async () => {
+      const agent = await agentOf('openai responses')
+      await agent.generate()
+      assert.equal('store' in agent.calls()[0]!.body, false)
+    })
+
+    it('overrule an option of the agent', async () => {
+      const agent = await agentOf('openai chat', {
+        trace_content_mode: 'none',
+        provider_options: { openai: { store: true } },
+      })
+      await agent.generate()
+      assert.equal(agent.calls()[0]!.body.store, false)
+    })
+
+    it('pass `store` of clients of the OpenAI API on, for models and agents', async () => {
+      const agent = await agentOf('openai chat')
+      const bodies: unknown[] = []
+      for (const [model, store] of [
+        [`${agent.ai_provider_id}/gpt-5-mini`, false],
+        [`${agent.ai_provider_id}/gpt-5-mini`, true],
+        [agent.id, false],
+      ] as const) {
+        const reply = await key.post('//openai/v1/chat/completions', {
+          model,
+          store,
+          messages: [{ role: 'user', content: 'Hello' }],
+        })
+        assert.equal(reply.status, 200, JSON.stringify(reply.body))
+        bodies.push(agent.calls().at(-1)!.body.store)
+      }
+      assert.deepEqual(bodies, [false, true, false])
+    })
+  })
+
+  describe('of a deployment of azure', () => {
+    it('are by its model, which the config names', async () => {
+      for (const profile of ['azure', 'azure chat']) {
+        const agent = await agentOf(profile, { temperature: 0.5, max_output_tokens: 99 }, { model: 'gpt-5-mini' })
+        const { ignored_params } = await agent.generate()
+        const { model, temperature, max_output_tokens, max_completion_tokens } = agent.calls()[0]!.body
+        assert.deepEqual([model, temperature], ['prod-gpt-5-mini', undefined])
+        assert.equal(max_output_tokens ?? max_completion_tokens, 99)
+        assert.equal(agent.calls().length, 1)
+        assert.deepEqual(ignored_params, ['temperature'])
+      }
+    })
+
+    it('have a version where the path takes one', async () => {
+      const paths: string[] = []
+      for (const [api, base] of [
+        ['chat', '/azure/openai'],
+        ['chat', '/azure/openai/v1'],
+        ['responses', '/azure/openai/v1'],
+      ] as const) {
+        const config = { api, api_version: '2024-10-21', model: 'gpt-5-mini' }
+        const agent = await agentOf('azure', {}, config, { base_url: `${simulators.url}${base}` })
+        await agent.generate()
+        paths.push(agent.calls()[0]!.path)
+      }
+      assert.deepEqual(paths, [
+        '/azure/openai/deployments/prod-gpt-5-mini/chat/completions?api-version=2024-10-21',
+        '/azure/openai/v1/chat/completions',
+        '/azure/openai/v1/responses',
+      ])
+    })
   })
 
   it('have groups by other names, all of provider types', () => {

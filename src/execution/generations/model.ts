@@ -180,6 +180,8 @@ export type ClientRequest = {
   tools?: ModelRequest['tools']
   /** Only settings in `request_settings` of the agent apply. */
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
+  /** Set if the vendor must not store the answers. */
+  store?: false
   /** Lowers the limit of the agent. */
   max_output_tokens?: number
   /** Whether the stream and the result of the turn contain the reasoning of the model, which is not stored otherwise. */

@@ -41,7 +41,7 @@ import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction } from './structured.ts'
 import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
-import { reasoningOf, vendorOptions } from './vendor-settings.ts'
+import { reasoningOf, storeOption, vendorOptions } from './vendor-settings.ts'
 import { warningNotes } from './warnings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
@@ -278,6 +278,7 @@ function callOptions(
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
     ...vendorSpecific,
     ...vendorOptions(client.type, otherSettings),
+    ...storeOption(client.type, request),
   }
   const { messages, changing } = vendorPrompt(request.messages, {
     mediaInResults: client.mediaInResults,
@@ -376,7 +377,7 @@ function toolResult(
   if (typeof result === 'string') return { ...about, output: { type: 'text', value: result } }
   const items = contentWithMedia(result)
   if (!items) return { ...about, output: { type: 'json', value: (result ?? null) as never } }
-  const value = items.map(item => {
+  const value = items.filter(hasContent).map(item => {
     if (item.type === 'text') return item
     const isTaken = inputs === null || inputs.has(inputOf(item.media_type))
     if (!isTaken) return textPart(mediaNote(item.media_type, item.data_base64))
@@ -390,6 +391,10 @@ function toolResult(
     ? { ...about, output: { type: 'text', value: texts.map(({ text }) => text).join('\n') } }
     : { ...about, output: { type: 'content', value } }
 }
+
+/** Vendors refuse blank blocks of a result. */
+const hasContent = (item: { type: string; text?: string }, _: number, items: readonly object[]): boolean =>
+  items.length === 1 || item.text === undefined || item.text.trim() !== ''
 
 const inputOf = (mediaType: string): ModelInput =>
   mediaType === 'application/pdf' ? 'pdf' : mediaType.startsWith('audio/') ? 'audio' : 'image'

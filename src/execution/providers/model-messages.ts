@@ -105,6 +105,8 @@ export type ModelRequest = {
   vendor_settings?: VendorSettings
   /** Whether the answer must be a JSON object, without a schema. */
   json?: boolean
+  /** Whether the vendor may store the request and its answer, where it stores any; its default if omitted. */
+  store?: boolean
   /** Options by provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
   /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */

@@ -155,16 +155,25 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   },
   async azure(access) {
     const { createAzure } = await import('@ai-sdk/azure')
-    const { settings } = access
-    const vendor = createAzure({
-      ...common(access),
-      baseURL: access.baseUrl ?? undefined,
-      resourceName: settings.resource_name ?? undefined,
-      apiVersion: settings.api_version ?? undefined,
-    })
+    const { settings, baseUrl, fetch } = access
     const chat = settings.api === 'chat'
+    const isDated = settings.api_version !== null && /^\d{4}-/.test(settings.api_version)
+    // Dated versions belong to paths of deployments; the v1 path takes `preview` and the like.
+    const byDeployment = chat && isDated && !/\/v1\/?$/.test(baseUrl ?? '')
+    const model = (id: string) => {
+      const name = settings.model ?? id
+      const vendor = createAzure({
+        ...common(access),
+        fetch: name === id ? fetch : deploymentFetch(fetch, name, id),
+        baseURL: baseUrl ?? undefined,
+        resourceName: settings.resource_name ?? undefined,
+        apiVersion: isDated && !byDeployment ? undefined : (settings.api_version ?? undefined),
+        useDeploymentBasedUrls: byDeployment,
+      })
+      return chat ? vendor.chat(name) : vendor.languageModel(name)
+    }
     return {
-      model: id => (chat ? vendor.chat(id) : vendor.languageModel(id)),
+      model,
       mediaInResults: !chat,
       optionsApi: chat ? 'openai chat' : 'openai responses',
       optionsKey: 'azure',
@@ -203,6 +212,20 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   ollama: openaiCompatible,
   gateway: openaiCompatible,
   custom: openaiCompatible,
+}
+
+/**
+ * Returns a `fetch` that names a deployment in place of its model. The package decides by the model's name which parameters
+ * are sent, and a deployment may have any.
+ */
+function deploymentFetch(fetch: Access['fetch'], model: string, deployment: string): Access['fetch'] {
+  const begin = `{"model":${JSON.stringify(model)},`
+  return (input, init) => {
+    const url = String(input).replace(`/deployments/${model}/`, `/deployments/${encodeURIComponent(deployment)}/`)
+    const { body } = init ?? {}
+    if (typeof body !== 'string' || !body.startsWith(begin)) return fetch(url, init)
+    return fetch(url, { ...init, body: `{"model":${JSON.stringify(deployment)},${body.slice(begin.length)}` })
+  }
 }
 
 function common({ baseUrl, credential, headers, fetch }: Access) {

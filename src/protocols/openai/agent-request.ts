@@ -28,6 +28,7 @@ export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEn
   const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))
   ignored.push(...Object.keys(request.settings).filter(name => !allowed.has(name)))
   client.settings = Object.fromEntries(Object.entries(request.settings).filter(([name]) => allowed.has(name)))
+  if (request.store === false) client.store = false
   if (request.max_output_tokens !== null) client.max_output_tokens = request.max_output_tokens
   const schema = schemaOf(request.format)
   if (schema !== null) {

@@ -280,6 +280,7 @@ export function parseChatRequest(body: unknown): {
     max_output_tokens: parsed.max_completion_tokens ?? parsed.max_tokens ?? null,
     format: formatOf(parsed.response_format),
     stream: parsed.stream ?? false,
+    store: parsed.store ?? null,
     user: userOf(parsed),
     session_key: sessionKeyOf(parsed),
   }

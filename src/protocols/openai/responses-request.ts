@@ -154,6 +154,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
       max_output_tokens: parsed.max_output_tokens ?? null,
       format,
       stream: parsed.stream ?? false,
+      store: parsed.store ?? null,
       user: userOf(parsed),
       session_key: sessionKeyOf(parsed),
     },

@@ -294,6 +294,7 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
     prompt_caching: agent.prompt_caching?.enabled ?? null,
     prompt_cache_ttl: agent.prompt_caching?.ttl,
     provider_options: agent.provider_options,
+    ...((generation.content_mode === 'none' || data.overrides.client?.store === false) && { store: false }),
     signal,
     onUnused: answer => turn.addUnusedAnswer(answer, step),
     // A structured answer is validated as a whole before front ends receive it; clients of the OpenAI API validate it too.
