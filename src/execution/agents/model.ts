@@ -21,13 +21,20 @@ const positive = z.int().min(1).max(2_147_483_647)
 const toolName = z.string().min(1).max(255).describe('Name of the tool as the model sees it')
 const ForcedTool = z.strictObject({ type: z.literal('tool').describe('Always `tool`'), tool_name: toolName })
 
+const AllowedTools = z.strictObject({
+  type: z.literal('allowed_tools').describe('Always `allowed_tools`'),
+  tool_names: z.array(toolName).min(1).max(128).describe('Tools that may be called; the others may not'),
+  mode: z.enum(['auto', 'required']).optional().describe('Whether one of them must be called. Default `auto`.'),
+})
+
 /** How a model may use its tools. */
-const ToolChoice = z.union([z.enum(['auto', 'required']), ForcedTool])
+const ToolChoice = z.union([z.enum(['auto', 'required']), ForcedTool, AllowedTools])
 /** Tool choice of a single step, which may also exclude tools. */
-export const StepToolChoice = z.union([z.enum(['auto', 'required', 'none']), ForcedTool])
+export const StepToolChoice = z.union([z.enum(['auto', 'required', 'none']), ForcedTool, AllowedTools])
 export type ToolChoice = z.output<typeof StepToolChoice>
 
-const choiceText = '`auto` (same as null), `required`, or `{ type: "tool", tool_name }`'
+const choiceText =
+  '`auto` (same as null), `required`, `{ type: "tool", tool_name }`, or `{ type: "allowed_tools", tool_names, mode }`'
 export const toolIds = z.array(z.string().min(1).max(255)).max(128)
 
 export const ToolBinding = z

@@ -286,7 +286,9 @@ function callOptions(
     inputs: request.inputs ?? null,
   })
   if (marks) markMessages(messages, marks, changing)
-  const tools = request.tools.map(vendorTool)
+  const { allowed, offered } = allowedTools(client, request)
+  if (allowed) Object.assign(options, allowed)
+  const tools = offered.map(vendorTool)
   const lastTool = tools.at(-1)
   if (marks && !marks.systemOnly && lastTool) lastTool.providerOptions = marks.mark
   return {
@@ -311,9 +313,24 @@ function callOptions(
   }
 }
 
+/**
+ * Returns the tools that a request offers, and the option that restricts them. Vendors without one get the allowed tools only;
+ * with it all tools stay in the request, which is found in the vendor's cache.
+ */
+function allowedTools(
+  { optionsApi }: Pick<ModelClient, 'optionsApi'>,
+  { tools, tool_choice: choice }: ModelRequest,
+): { allowed?: object; offered: ModelRequest['tools'] } {
+  if (typeof choice !== 'object' || choice?.type !== 'allowed_tools') return { offered: tools }
+  const { tool_names: toolNames, mode = 'auto' } = choice
+  if (optionsApi === 'openai responses') return { allowed: { allowedTools: { toolNames, mode } }, offered: tools }
+  return { offered: tools.filter(({ name }) => toolNames.includes(name)) }
+}
+
 function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV4CallOptions['toolChoice'] {
   if (choice === null) return { type: 'auto' }
   if (typeof choice === 'string') return { type: choice }
+  if (choice.type === 'allowed_tools') return { type: choice.mode ?? 'auto' }
   return { type: 'tool', toolName: choice.tool_name }
 }
 

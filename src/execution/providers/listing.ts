@@ -194,7 +194,7 @@ const inferenceProfiles: Lister = {
     models: entries(body.inferenceProfileSummaries ?? []).flatMap(profile => {
       const { inferenceProfileId: id, inferenceProfileName, status } = profile
       if (typeof id !== 'string') return []
-      // IDs of system profiles are those of their models after a region: `us.anthropic.claude-sonnet-4-6`.
+      // The ID of a system profile is the ID of its model after a region: `us.anthropic.claude-sonnet-4-6`.
       const vendor = profile.type === 'SYSTEM_DEFINED' ? text(id.split('.')[1]) : null
       const isActive = status === undefined || status === 'ACTIVE'
       const inference_types = ['inference_profile']

@@ -83,13 +83,16 @@ export type PromptMessage =
       changes?: true
     }
 
+/** Choice among some of the tools: the others are not called. */
+export type AllowedTools = { type: 'allowed_tools'; tool_names: string[]; mode?: 'auto' | 'required' }
+
 export type ModelRequest = {
   system: string | null
   messages: PromptMessage[]
   /** 0 to 2; omitted if null. */
   temperature: number | null
   tools: { name: string; description: string; parameters: object }[]
-  tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
+  tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | AllowedTools | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
   /** Whether prefixes are marked for the vendor's cache; null: where it charges less for them. */

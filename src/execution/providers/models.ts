@@ -158,7 +158,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
     const { settings, baseUrl, fetch } = access
     const chat = settings.api === 'chat'
     const isDated = settings.api_version !== null && /^\d{4}-/.test(settings.api_version)
-    // Dated versions belong to paths of deployments; the v1 path takes `preview` and the like.
+    // Dated versions belong to paths of deployments; the v1 path takes `v1`, `preview` and `latest`.
     const byDeployment = chat && isDated && !/\/v1\/?$/.test(baseUrl ?? '')
     const model = (id: string) => {
       const name = settings.model ?? id
