@@ -13,7 +13,9 @@ import type { Services } from '../../core/process/services.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { modelRouteKind } from '../model-routes/model.ts'
-import { providerOptionProblems } from '../providers/options/provider-options.ts'
+import { aiProviderKind } from '../providers/model.ts'
+import { optionApiOf, providerOptionProblems } from '../providers/options/provider-options.ts'
+import { vendorToolProblems } from '../providers/options/vendor-tools.ts'
 import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import type { ContextPolicy } from './context-policy.ts'
@@ -83,6 +85,7 @@ export async function checkConfig(
   if (describer != null && describer !== stored.media?.describe_model_route_id)
     await requireAll(tx, modelRouteKind, projectId, [describer])
   checkProviderOptions(body, stored)
+  if (body.vendor_tools || body.ai_provider_id) await checkVendorTools(tx, projectId, next)
   if (body.context_policy) await checkContextPolicy(tx, projectId, body.context_policy)
   if (body.avatar_file_id != null && body.avatar_file_id !== stored.avatar_file_id)
     await checkAvatar(context, projectId, body.avatar_file_id)
@@ -107,6 +110,18 @@ function checkProviderOptions(
 ): void {
   if (options == null || isDeepStrictEqual(options, stored.provider_options)) return
   const problems = providerOptionProblems(options)
+  if (problems.length > 0) raiseInvalid(problems)
+}
+
+/** @throws VALIDATION_FAILED for tools that the agent's provider does not have; targets of routes leave them out */
+async function checkVendorTools(
+  tx: Queryable,
+  projectId: string,
+  { vendor_tools, ai_provider_id }: Partial<Pick<AgentRow, 'vendor_tools' | 'ai_provider_id'>>,
+): Promise<void> {
+  if (!vendor_tools || !ai_provider_id) return
+  const provider = await aiProviderKind.reference(tx, ai_provider_id, projectId)
+  const problems = provider ? vendorToolProblems(optionApiOf(provider), provider.provider, vendor_tools) : []
   if (problems.length > 0) raiseInvalid(problems)
 }
 

@@ -7,6 +7,7 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import type { VendorSettings } from '../providers/model-messages.ts'
+import { VendorTools } from '../providers/options/vendor-tools.ts'
 import { BoundTool } from '../tools/model.ts'
 import { A2aFace } from './a2a-face.ts'
 import { ContextPolicy } from './context-policy.ts'
@@ -164,6 +165,9 @@ const fields = {
     .describe(
       'Vendor options by provider type, in the spelling of the vendor: `{ "anthropic": { "thinking": { "type": "enabled", "budget_tokens": 2048 } } }`. Unknown options and invalid values are refused. At most 64 KiB.',
     ),
+  vendor_tools: VendorTools.nullable().describe(
+    'Tools that the vendor of the model runs itself: `web_search` and `code_execution`, for vendors that have them. Null for none.',
+  ),
   // Accepts anything: an invalid JSON Schema has a separate error code.
   output_schema: z.unknown().describe('JSON Schema (draft-07 or 2020-12) of final answers; null for text'),
   prompt_caching: z

@@ -16,6 +16,7 @@ import type {
 } from '@ai-sdk/provider'
 import { storableText, storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
+import { annotationsOf } from './annotations.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { parseArguments } from './exact-arguments.ts'
@@ -34,6 +35,7 @@ import type {
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
 import { sentOptions } from './options/provider-options.ts'
+import { type SentVendorTool, sentVendorTools } from './options/vendor-tools.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
@@ -159,7 +161,8 @@ async function callSdk(
     client.optionsApi,
     request.provider_options,
   )
-  const options = callOptions(client, sent, { ...profile, marks, vendorSpecific }, signal)
+  const hosted = sentVendorTools(client.optionsApi, request.vendor_tools, new Set(sent.tools.map(({ name }) => name)))
+  const options = callOptions(client, sent, { ...profile, marks, vendorSpecific, hosted: hosted.tools }, signal)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle })
   const answer = isStreamed
@@ -169,7 +172,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, watch)
       })
     : await readAnswer(vendor, options, request, watch)
-  const all = [...notes, ...optionNotes, ...(answer.notes ?? [])]
+  const all = [...notes, ...optionNotes, ...hosted.notes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -258,7 +261,8 @@ function callOptions(
     userAfterResults,
     marks,
     vendorSpecific,
-  }: OutgoingProfile & { marks: CacheMarks | null; vendorSpecific: Record<string, unknown> },
+    hosted,
+  }: OutgoingProfile & { marks: CacheMarks | null; vendorSpecific: Record<string, unknown>; hosted: SentVendorTool[] },
   signal: AbortSignal,
 ): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
@@ -298,7 +302,7 @@ function callOptions(
         : []),
       ...messages,
     ],
-    ...(tools.length > 0 && { tools, toolChoice: vendorToolChoice(request) }),
+    ...(tools.length + hosted.length > 0 && { tools: [...tools, ...hosted], toolChoice: vendorToolChoice(request) }),
     responseFormat,
     temperature: request.temperature ?? undefined,
     maxOutputTokens: request.max_output_tokens ?? undefined,
@@ -476,6 +480,7 @@ function rawAnswer(
   const isEmpty = text === '' && calls.length === 0
   if (isEmpty && finishReason.raw === undefined) throw new Error('the response is empty')
   const vendor_parts = vendorParts(content)
+  const annotations = annotationsOf(content)
   return {
     text: storableText(text),
     ...((paused || isKept(vendor_parts)) && { vendor_parts }),
@@ -485,6 +490,7 @@ function rawAnswer(
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
     usage: modelUsage(usage),
     ...(notes.length > 0 && { notes }),
+    ...(annotations.length > 0 && { annotations }),
     ...(reasoning && { reasoning: storableText(reasoning) }),
   }
 }

@@ -1,4 +1,5 @@
 import type { ModelInput } from './model.ts'
+import type { VendorTools } from './options/vendor-tools.ts'
 
 /** Failure classes, by what the vendor said. The first three may pass by themselves. */
 export const FAILURE_CLASSES = [
@@ -110,6 +111,8 @@ export type ModelRequest = {
   json?: boolean
   /** Whether the vendor may store the request and its answer, where it stores any; its default if omitted. */
   store?: boolean
+  /** Tools that the vendor runs itself. */
+  vendor_tools?: VendorTools | null
   /** Options by provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
   /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */
@@ -171,6 +174,16 @@ export type VendorNote =
 export const isRefused = ({ notes }: { notes?: readonly VendorNote[] | null }): boolean =>
   notes?.some(({ kind }) => kind === 'refused') === true
 
+/** A web page that a part of a text cites; positions are in UTF-16 code units. */
+export type Annotation = {
+  type: 'url_citation'
+  url: string
+  title: string | null
+  cited_text: string | null
+  start_index: number
+  end_index: number
+}
+
 export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
@@ -192,6 +205,8 @@ export type ModelAnswer = {
   /** Requested model. */
   model: string
   ai_provider_id: string
+  /** Pages that the text cites; absent without any. */
+  annotations?: Annotation[]
   /** Absent without any. */
   notes?: VendorNote[]
 }

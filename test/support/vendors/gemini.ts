@@ -47,6 +47,15 @@ const usageOf = ({ usage }: Answer) =>
     totalTokenCount: usage.input + usage.cached + usage.output,
   }
 
+const groundingOf = ({ searches, text }: Answer) => ({
+  webSearchQueries: searches.map(({ query }) => query),
+  groundingChunks: searches.map(({ query, found }) => ({ web: { uri: found, title: query } })),
+  groundingSupports: searches.map((_, index) => ({
+    segment: { startIndex: 0, endIndex: text.length, text },
+    groundingChunkIndices: [index],
+  })),
+})
+
 const chunk = (answer: Answer, model: string, parts: object[], last: boolean) => {
   const usageMetadata = usageOf(answer)
   return {
@@ -54,6 +63,7 @@ const chunk = (answer: Answer, model: string, parts: object[], last: boolean) =>
       {
         ...(parts.length > 0 && { content: { parts, role: 'model' } }),
         ...(last && { finishReason: answer.finish ?? 'STOP' }),
+        ...(last && answer.searches.length > 0 && { groundingMetadata: groundingOf(answer) }),
         index: 0,
       },
     ],

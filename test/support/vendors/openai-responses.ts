@@ -7,8 +7,15 @@ import { type Failure, requestId, type Simulator } from './simulator.ts'
 
 type Item = { type: string; id: string; [key: string]: unknown }
 
+const citationsOf = (text: string, searches: Answer['searches']): object[] =>
+  searches.flatMap(({ query, found, cited }) =>
+    cited === undefined
+      ? []
+      : [{ type: 'url_citation', url: found, title: query, start_index: 0, end_index: text.length }],
+  )
+
 /** The items of an answer: reasoning, text, calls. */
-function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: Call): Item[] {
+function itemsOf({ id, reasoning, commentary, text, calls, searches }: Answer, { body }: Call): Item[] {
   const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
   const thought: Item | null =
     reasoning === null
@@ -26,10 +33,16 @@ function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: C
     status: 'completed',
     role: 'assistant',
     ...(commentary !== null && { phase }),
-    content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
+    content: [{ type: 'output_text', text, annotations: citationsOf(text, searches), logprobs: [] }],
   })
   return [
     ...(thought ? [thought] : []),
+    ...searches.map(({ query }, index) => ({
+      type: 'web_search_call',
+      id: `ws_${id}${index}`,
+      status: 'completed',
+      action: { type: 'search', query },
+    })),
     ...(commentary === null ? [] : [message(`msg_${id}c`, commentary, 'commentary')]),
     ...(text === '' && calls.length > 0 ? [] : [message(`msg_${id}`, text, 'final_answer')]),
     ...calls.map(
@@ -91,6 +104,11 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
       { type: 'response.reasoning_summary_part.done', ...summary, part },
     ]
   }
+  if (item.type === 'web_search_call')
+    return ['in_progress', 'searching', 'completed'].map(state => ({
+      type: `response.web_search_call.${state}`,
+      ...at,
+    }))
   if (item.type === 'function_call') {
     const args = String(item.arguments)
     return [
@@ -98,11 +116,17 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
       { type: 'response.function_call_arguments.done', ...at, name: item.name, arguments: args },
     ]
   }
-  const part = (item.content as { text: string }[])[0]!
+  const part = (item.content as { text: string; annotations: object[] }[])[0]!
   const content = { ...at, content_index: 0 }
   return [
-    { type: 'response.content_part.added', ...content, part: { ...part, text: '' } },
+    { type: 'response.content_part.added', ...content, part: { ...part, text: '', annotations: [] } },
     ...chunks.map(delta => ({ type: 'response.output_text.delta', ...content, delta, logprobs: [] })),
+    ...part.annotations.map((annotation, annotation_index) => ({
+      type: 'response.output_text.annotation.added',
+      ...content,
+      annotation_index,
+      annotation,
+    })),
     { type: 'response.output_text.done', ...content, text: part.text, logprobs: [] },
     { type: 'response.content_part.done', ...content, part },
   ]

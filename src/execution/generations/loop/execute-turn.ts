@@ -304,6 +304,7 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
     prompt_caching: agent.prompt_caching?.enabled ?? null,
     prompt_cache_ttl: agent.prompt_caching?.ttl,
     provider_options: agent.provider_options,
+    vendor_tools: agent.vendor_tools,
     ...((generation.content_mode === 'none' || data.overrides.client?.store === false) && { store: false }),
     signal,
     onUnused: answer => turn.addUnusedAnswer(answer, step),

@@ -148,9 +148,9 @@ export function claimParts(claim: {
 const ownedRouteRow = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
 
 const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment): Fragment => sql.fragment`
-  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, started_at, completed_at)
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, annotations, started_at, completed_at)
   select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
-    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${jsonb(step.vendor_parts ?? null)}, ${jsonb(step.notes ?? null)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${jsonb(step.vendor_parts ?? null)}, ${jsonb(step.notes ?? null)}, ${jsonb(step.annotations ?? null)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
   where ${guard}`
 
 /**

@@ -1,6 +1,6 @@
 import type { Problem } from '../../../core/api/errors.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
-import { PROVIDER_TYPES, type ProviderType } from '../model.ts'
+import { PROVIDER_TYPES, type ProviderRow, type ProviderType } from '../model.ts'
 import type { VendorNote } from '../model-messages.ts'
 import { nameDistance, type OptionProblem, type OptionSchema, plainName, readOption, suggestion } from './schema.ts'
 import installed from './vendor-options.json' with { type: 'json' }
@@ -28,6 +28,17 @@ const APIS: Record<ProviderType, readonly OptionApi[]> = {
 
 /** Returns the APIs of a provider type, the default first. */
 export const optionApisOf = (type: ProviderType): readonly OptionApi[] => APIS[type]
+
+/** Returns the API of a stored provider. */
+export function optionApiOf({
+  provider,
+  base_url,
+  config,
+}: Pick<ProviderRow, 'provider' | 'base_url' | 'config'>): OptionApi {
+  const [first, chat] = APIS[provider]
+  const api = config?.api ?? (provider === 'openai' && base_url !== null ? 'chat' : 'responses')
+  return chat && api === 'chat' ? chat : first
+}
 
 /** Fields of Converse requests, which the package passes on. */
 const CONVERSE: Record<string, OptionSchema> = {
