@@ -9,8 +9,8 @@ const MAX_TEXT = 500
 
 /**
  * Returns the web pages that the text of an answer cites, in its order. Positions are those that the vendor states, else those
- * of the whole text block. Pages that a search found and no text cites are among them only where the vendor does not tell
- * them apart.
+ * of the whole text block. Pages that a search found and no text cites are included only if the vendor does not distinguish
+ * them.
  */
 export function annotationsOf(content: readonly LanguageModelV4Content[]): Annotation[] {
   const isCited = content.some(part => part.type === 'text' && part.citations?.length)
