@@ -152,6 +152,7 @@ describe('conversations', () => {
         parts: null,
         metadata: { lang: 'en' },
         refused: false,
+        annotations: null,
       })
       assert.deepEqual((await app.key.get(`/conversations/${id}/messages`)).body.data, [stored.body])
       assert.equal((await app.key.get(`/conversations/${id}`)).body.message_count, 1)

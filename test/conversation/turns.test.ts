@@ -159,6 +159,7 @@ describe('turns of a conversation', function () {
           content: 'echo: hello',
           metadata: null,
           refused: false,
+          annotations: null,
           origin: 'agent',
           parts: null,
           created_at: null,

@@ -99,6 +99,7 @@ describe('agents', () => {
       top_p: null,
       seed: null,
       provider_options: null,
+      vendor_tools: null,
       output_schema: null,
       prompt_caching: null,
       max_context_messages: null,

@@ -667,7 +667,13 @@ describe('model calls', () => {
 
   describe('for a list of models', () => {
     const models = async (id: string, query = '') => key.get(`/ai-providers/${id}/models${query}`)
-    const NOTHING = { input_modalities: null, output_modalities: null, lifecycle: null, inference_types: null }
+    const NOTHING = {
+      input_modalities: null,
+      output_modalities: null,
+      lifecycle: null,
+      inference_types: null,
+      callable: null,
+    }
 
     it('keep the order of the vendor and page it', async () => {
       const id = await provider({ provider: 'custom', base_url: `${vendors.url}/custom/v1` })
@@ -717,7 +723,35 @@ describe('model calls', () => {
       )
     })
 
-    it('read the foundation models of bedrock with a signed request', async () => {
+    const NO_DETAILS = { display_name: null, streaming: null, ...NOTHING }
+    const PROFILES = [
+      ['us.maker.model-v2:0', 'US Model 2', 'maker'],
+      ['abcd1234', 'ours', null],
+    ] as const
+
+    it('of azure are those of its v1 API', async () => {
+      const secret_id = await secret('azure-listing')
+      for (const path of ['/azure/openai', '/azure/openai/v1/']) {
+        const listed = await models(await provider({ provider: 'azure', secret_id, base_url: `${vendors.url}${path}` }))
+        assert.deepEqual(listed.body.data.map(({ id }: any) => id).sort(), ['model-a', 'model-b'])
+        assert.equal(vendors.last().path, '/azure/openai/v1/models')
+        assert.equal(vendors.last().headers['api-key'], 'azure-listing')
+      }
+    })
+
+    it('of bedrock lack the inference profiles if the credential may not list them', async () => {
+      const pair = JSON.stringify({ accessKeyId: 'AKIDEXAMPLE', secretAccessKey: 'iam-secret-value' })
+      const id = await provider({ provider: 'bedrock', secret_id: await secret(pair) })
+      vendors.next('/inference-profiles', { status: 403, body: { message: 'not authorized' } })
+      assert.deepEqual(
+        (await models(id)).body.data.map(({ id }: any) => id),
+        ['maker.model-v1:0', 'maker.model-v2:0'],
+      )
+      vendors.next('/inference-profiles', { status: 500, body: { message: 'broken' } })
+      assert.equal((await models(id)).body.error.code, 'MODEL_LISTING_FAILED')
+    })
+
+    it('read the foundation models and inference profiles of bedrock with signed requests', async () => {
       const pair = JSON.stringify({ accessKeyId: 'AKIDEXAMPLE', secretAccessKey: 'iam-secret-value' })
       const listed = await models(await provider({ provider: 'bedrock', secret_id: await secret(pair) }))
       assert.deepEqual(listed.body.data, [
@@ -730,14 +764,31 @@ describe('model calls', () => {
           streaming: true,
           lifecycle: 'legacy',
           inference_types: ['on_demand'],
+          callable: true,
         },
+        {
+          ...NO_DETAILS,
+          id: 'maker.model-v2:0',
+          vendor: 'Maker',
+          streaming: null,
+          inference_types: ['inference_profile'],
+          callable: false,
+        },
+        ...PROFILES.map(([id, display_name, vendor]) => ({
+          ...NO_DETAILS,
+          id,
+          display_name,
+          vendor,
+          inference_types: ['inference_profile'],
+          callable: true,
+        })),
       ])
       assert.match(vendors.last().headers.authorization ?? '', /Credential=AKIDEXAMPLE\/\d{8}\/us-east-1\/bedrock\//)
     })
 
-    it('are not supported by azure, ollama and vertex in express mode', async () => {
+    it('are not supported by ollama and vertex in express mode', async () => {
       const secret_id = await secret('express-key')
-      for (const fields of [{ provider: 'azure' }, { provider: 'ollama' }, { provider: 'vertex', secret_id }]) {
+      for (const fields of [{ provider: 'ollama' }, { provider: 'vertex', secret_id }]) {
         const listed = await models(await provider(fields))
         assert.equal(listed.status, 400)
         assert.equal(listed.body.error.code, 'MODEL_LISTING_UNSUPPORTED')

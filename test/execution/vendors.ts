@@ -67,6 +67,7 @@ function usual({ path, body, headers }: VendorRequest): VendorReply {
   if (path.startsWith('/google')) return google(path, body)
   if (path.includes('/converse')) return bedrock(body)
   if (path.endsWith('/foundation-models')) return { body: FOUNDATION_MODELS }
+  if (path.includes('/inference-profiles')) return { body: inferenceProfiles(path) }
   if (path.endsWith('/models')) return { body: { object: 'list', data: MODELS } }
   if (path.includes('/responses')) return responses(body)
   return chat(path, body)
@@ -300,6 +301,31 @@ function aws(path: string, headers: IncomingMessage['headers']): VendorReply {
   return path.endsWith('/security-credentials/') ? { headers: text, body: 'role' } : { body: keys('INSTANCE') }
 }
 
+/** Two pages. */
+const inferenceProfiles = (path: string) =>
+  path.includes('nextToken=')
+    ? {
+        inferenceProfileSummaries: [
+          {
+            inferenceProfileId: 'abcd1234',
+            inferenceProfileName: 'ours',
+            type: 'APPLICATION',
+            status: 'ACTIVE',
+          },
+        ],
+      }
+    : {
+        inferenceProfileSummaries: [
+          {
+            inferenceProfileId: 'us.maker.model-v2:0',
+            inferenceProfileName: 'US Model 2',
+            type: 'SYSTEM_DEFINED',
+            status: 'ACTIVE',
+          },
+        ],
+        nextToken: 'more',
+      }
+
 const FOUNDATION_MODELS = {
   modelSummaries: [
     {
@@ -312,6 +338,11 @@ const FOUNDATION_MODELS = {
       responseStreamingSupported: true,
       inferenceTypesSupported: ['ON_DEMAND'],
       modelLifecycle: { status: 'LEGACY' },
+    },
+    {
+      modelId: 'maker.model-v2:0',
+      providerName: 'Maker',
+      inferenceTypesSupported: ['INFERENCE_PROFILE'],
     },
   ],
 }

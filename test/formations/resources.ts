@@ -161,6 +161,7 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
       { boundary_policy: statement('actors:ListActors') },
       { guardrail_ids: [ref('Guardrail')] },
       { ai_provider_id: null, model: null, model_route_id: ref('Route') },
+      { vendor_tools: [{ type: 'web_search' }] },
     ],
     drift: { instructions: 'drifted' },
   },

@@ -33,6 +33,8 @@ const IMAGES = new RegExp(
   `("bytes":"|data:image/png;base64,|"type":"base64"[^{}]*"data":"|"inlineData":{[^{}]*"data":")${PIXELS.replaceAll('+', '\\+')}`,
   'g',
 )
+/** A document without pages. */
+const PDF = Buffer.from('%PDF-1.4\n%%EOF').toString('base64')
 const PARIS = { name: '*', args: { city: 'Paris' } }
 
 const httpTool = (cell: Cell, fields: object = {}, path = cell.toolPath()) => ({
@@ -292,6 +294,25 @@ export const capabilities: Record<string, Capability> = {
     return (
       failure ?? (JSON.stringify(cell.calls()[0]!.body).includes(PIXELS) ? null : 'the image does not reach the model')
     )
+  },
+
+  async 'document alone in a message'(cell) {
+    if (cell.profile.provider === 'xai' || cell.profile.provider === 'groq') return NOT_OFFERED
+    const file = { filename: `${cell.toolPath()}pdf`, content_type: 'application/pdf', content: PDF }
+    const { id: file_id } = (await cell.key.post('/files/upload/base64', file)).body
+    const agent = await cell.agent({ media: { accept: ['application/pdf'] } })
+    cell.plan({ text: 'fine' })
+    const messages = [{ role: 'user', content: [{ type: 'file', file_id }] }]
+    const failure = says(await cell.turn(agent, { messages }), 'fine')
+    return (
+      failure ?? (JSON.stringify(cell.calls()[0]!.body).includes(PDF) ? null : 'the document does not reach the model')
+    )
+  },
+
+  async 'blank result of a tool'(cell) {
+    const agent = await cell.agent({ tool_bindings: [httpTool(cell, {}, `blank-${cell.toolPath()}`)] })
+    cell.plan([{ tool_calls: [PARIS] }, { text: 'fine' }])
+    return says(await cell.turn(agent, { prompt: 'Weather?' }), 'fine')
   },
 
   async 'image in a result'(cell) {

@@ -22,7 +22,7 @@ const methods: Record<string, unknown> = {
   'tools/call': { content: [{ type: 'image', data: PIXELS, mimeType: 'image/png' }] },
 }
 
-/** Starts a server of tools: http tools that return `sun` or the body as received, and an MCP server at `/mcp`. */
+/** Starts a server of tools: http tools that return `sun`, the body as received, or a blank text, and an MCP server at `/mcp`. */
 export async function startToolServer(): Promise<ToolServer> {
   const seen: { path: string; body: string }[] = []
   const server = createServer((request, response) => {
@@ -35,7 +35,8 @@ export async function startToolServer(): Promise<ToolServer> {
       seen.push({ path, body })
       const json = (status: number, text: string) =>
         response.writeHead(status, { 'content-type': 'application/json' }).end(text)
-      if (!path.startsWith('/mcp')) return json(200, path.startsWith('/echo') ? body : '{"weather":"sun"}')
+      if (!path.startsWith('/mcp'))
+        return json(200, path.startsWith('/echo') ? body : path.startsWith('/blank') ? '""' : '{"weather":"sun"}')
       const { id, method } = body === '' ? {} : JSON.parse(body)
       if (request.method !== 'POST') return response.writeHead(405).end()
       if (id === undefined) return response.writeHead(202).end()

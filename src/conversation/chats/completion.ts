@@ -72,7 +72,17 @@ function toolsOf({ tools = [], tool_choice }: CompletionBody): Pick<ModelRequest
   const names = new Set(tools.map(tool => tool.function.name))
   if (names.size < tools.length)
     raiseInvalid({ code: 'INVALID_VALUE', path: 'tools', message: 'must have unique names' })
-  const forced = typeof tool_choice === 'object' ? tool_choice.function.name : null
+  const choice = typeof tool_choice === 'object' ? tool_choice : null
+  const forced = choice?.type === 'function' ? choice.function.name : null
+  const allowed = choice?.type === 'allowed_tools' ? choice.allowed_tools : null
+  const tool_names = (allowed?.tools ?? []).map(tool => tool.function.name)
+  const missing = tool_names.findIndex(name => !names.has(name))
+  if (missing >= 0)
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: `tool_choice.allowed_tools.tools[${missing}].function.name`,
+      message: 'is not one of the tools',
+    })
   if (forced !== null && !names.has(forced))
     raiseInvalid({ code: 'INVALID_VALUE', path: 'tool_choice.function.name', message: 'is not one of the tools' })
   if (tool_choice === 'required' && tools.length === 0)
@@ -87,9 +97,11 @@ function toolsOf({ tools = [], tool_choice }: CompletionBody): Pick<ModelRequest
     tool_choice:
       forced !== null
         ? { type: 'tool', tool_name: forced }
-        : tools.length > 0 && typeof tool_choice === 'string'
-          ? tool_choice
-          : null,
+        : allowed
+          ? { type: 'allowed_tools', tool_names, mode: allowed.mode }
+          : tools.length > 0 && typeof tool_choice === 'string'
+            ? tool_choice
+            : null,
   }
 }
 

@@ -76,6 +76,24 @@ const ToolChoice = z.union([
     type: z.literal('function').describe('Type of the choice'),
     function: z.strictObject({ name: id.describe('Name of the tool') }).describe('Tool that the model must call'),
   }),
+  z.strictObject({
+    type: z.literal('allowed_tools').describe('Type of the choice'),
+    allowed_tools: z
+      .strictObject({
+        mode: z.enum(['auto', 'required']).describe('Whether one of them must be called'),
+        tools: z
+          .array(
+            z.strictObject({
+              type: z.literal('function').describe('Type of the tool'),
+              function: z.strictObject({ name: id.describe('Name of the tool') }).describe('Allowed tool'),
+            }),
+          )
+          .min(1)
+          .max(128)
+          .describe('Tools that may be called'),
+      })
+      .describe('Choice among some of the tools'),
+  }),
 ])
 
 const ResponseFormat = z.discriminatedUnion('type', [

@@ -34,6 +34,7 @@ export async function runCompletion(
   const unused: UnusedAnswer[] = []
   const counted: ModelRequest = {
     ...request,
+    ...(target.project?.trace_content_mode === 'none' && { store: false }),
     onUnused: answer => void unused.push(answer),
     ...(onDelta && {
       onDelta(text) {

@@ -8,6 +8,7 @@ import { ToolContextInput } from '../../core/api/tool-context.ts'
 import { eventSource } from '../../core/db/events.ts'
 import { sql } from '../../core/db/sql.ts'
 import { KnowledgeOverlay } from '../../execution/agents/knowledge.ts'
+import { Annotations } from '../../execution/generations/model.ts'
 import { ActorName } from '../actors/model.ts'
 import { MessageParts, MessageText, PartsInput } from './parts-model.ts'
 
@@ -65,6 +66,7 @@ export const ConversationMessage = z
     parts: MessageParts,
     metadata: MetadataBag.nullable().describe('Metadata, included in the prompt of the model'),
     refused: Refused,
+    annotations: Annotations.nullable(),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'ConversationMessage' })

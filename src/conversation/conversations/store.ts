@@ -13,6 +13,7 @@ import { pageResult } from '../../core/api/lists.ts'
 import type { Context, Page } from '../../core/api/operation.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import type { Tx } from '../../core/db/writer.ts'
+import type { Annotation } from '../../execution/providers/model-messages.ts'
 import { deletedSummaryCte } from '../summaries/store.ts'
 import { recordDeletedCtes } from './deleted-messages.ts'
 import { addSessionFrame, SESSION_CHANNEL } from './frames.ts'
@@ -35,7 +36,8 @@ export const isRefusedMessage = sql.fragment`coalesce(m.history = '[]', false)`
 
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, ${messageOrigin} as origin, m.actor_id, m.agent_id, m.generation_id,
-  m.position, x.content, ${messageParts} as parts, m.metadata, ${isRefusedMessage} as refused, m.created_at`
+  m.position, x.content, ${messageParts} as parts, m.metadata, ${isRefusedMessage} as refused,
+  (select g.output -> 'annotations' from generations g where g.id = m.generation_id) as annotations, m.created_at`
 const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}`
 
 /** Locks a conversation; writes of its messages and turns require this lock. */
@@ -75,6 +77,8 @@ export type MessageDraft = MessageSource & {
   metadata?: Record<string, unknown> | null
   /** Messages of a reply, which later turns read in place of its text: tool calls, or none of a refused answer. */
   history?: readonly object[] | null
+  /** Pages that the reply cites, which its generation has. */
+  annotations?: readonly Annotation[] | null
   /** Position at which to insert the message; default and maximum: the end. */
   position?: number
   idempotency_key?: string
@@ -235,7 +239,7 @@ const insertMessage = (
   return tx.one(messageRow`
     with ${sql.join(parts, sql.fragment`, `)}
     select document_id, conversation_id, role, origin, actor_id, agent_id, generation_id, position, null as content,
-      parts, metadata, ${isRefusedMessage} as refused, created_at
+      parts, metadata, ${isRefusedMessage} as refused, ${jsonb(draft.annotations ?? null)} as annotations, created_at
     from added m`)
 }
 

@@ -5,6 +5,7 @@ import { TagInput } from '../../core/api/tags.ts'
 import { ToolContextInput } from '../../core/api/tool-context.ts'
 import type { PrincipalRecord } from '../../core/iam/caller.ts'
 import { KnowledgeOverlay, SessionKnowledge } from '../../execution/agents/knowledge.ts'
+import { Annotations } from '../../execution/generations/model.ts'
 import { ToolOutputs } from '../../execution/generations/request/tool-outputs.ts'
 import { ActorName } from '../actors/model.ts'
 import {
@@ -150,6 +151,7 @@ export const SessionMessage = z
     generation_id: z.string().nullable(),
     author_name: z.string().nullable().describe('Display name of the user who wrote an operator message'),
     refused: Refused,
+    annotations: Annotations.nullable(),
     created_at: z.iso.datetime(),
   })
   .meta({ id: 'SessionMessage' })

@@ -148,7 +148,7 @@ export const listOpenSessions = (db: Queryable, agentId: string, actorId: string
 
 /** Columns of messages in session routes, from m (messages), x (texts) and g (generations). */
 export const messageColumns = sql.fragment`m.role, ${messageOrigin} as origin, x.content, ${messageParts} as parts, m.document_id, m.position, g.output ->> 'model' as model,
-  m.actor_id, m.generation_id, u.display_name as author_name, ${isRefusedMessage} as refused, m.created_at`
+  m.actor_id, m.generation_id, u.display_name as author_name, ${isRefusedMessage} as refused, g.output -> 'annotations' as annotations, m.created_at`
 export const messageTables = sql.fragment`conversation_messages m ${messageTextJoin}
   left join generations g on g.id = m.generation_id left join users u on u.id = m.operator_id`
 

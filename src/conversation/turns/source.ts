@@ -124,6 +124,7 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           agent_id,
           generation_id,
           history: outcome.history,
+          annotations: outcome.annotations,
           position: reply_position,
           bytes_per_token: outcome.context?.bytes_per_token,
           extraCtes: [

@@ -82,6 +82,9 @@ export function checkToolSettings(settings: ToolSettings, bindings: AgentConfig[
   if (unbound !== undefined)
     raise('TOOL_NOT_FOUND', { message: `Tool ${unbound} is not bound to the agent`, meta: { id: unbound } })
   const { tool_choice, stop_conditions } = settings
-  const forces = tool_choice === 'required' || (typeof tool_choice === 'object' && tool_choice !== null)
+  const forces =
+    typeof tool_choice === 'object' && tool_choice !== null
+      ? tool_choice.type === 'tool' || tool_choice.mode === 'required'
+      : tool_choice === 'required'
   if (forces && !stop_conditions?.some(({ type }) => type === 'has_tool_call')) raise('FORCED_TOOL_CHOICE_CANNOT_STOP')
 }

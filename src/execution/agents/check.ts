@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util'
 import type { z } from 'zod'
 import { essenceOf } from '../../content/files/media-type.ts'
 import { fileKind } from '../../content/files/model.ts'
@@ -12,6 +13,9 @@ import type { Services } from '../../core/process/services.ts'
 import { policyDocumentProblems } from '../../identity/policies/model.ts'
 import { lockDefaultRoute } from '../../identity/projects/default-model-route.ts'
 import { modelRouteKind } from '../model-routes/model.ts'
+import { aiProviderKind } from '../providers/model.ts'
+import { optionApiOf, providerOptionProblems } from '../providers/options/provider-options.ts'
+import { vendorToolProblems } from '../providers/options/vendor-tools.ts'
 import { parameterSchemas } from '../tools/check-definition.ts'
 import { checkBindings, checkToolSettings, uniqueBindings } from './bindings.ts'
 import type { ContextPolicy } from './context-policy.ts'
@@ -80,6 +84,8 @@ export async function checkConfig(
   const describer = body.media?.describe_model_route_id
   if (describer != null && describer !== stored.media?.describe_model_route_id)
     await requireAll(tx, modelRouteKind, projectId, [describer])
+  checkProviderOptions(body, stored)
+  if (body.vendor_tools || body.ai_provider_id) await checkVendorTools(tx, projectId, next)
   if (body.context_policy) await checkContextPolicy(tx, projectId, body.context_policy)
   if (body.avatar_file_id != null && body.avatar_file_id !== stored.avatar_file_id)
     await checkAvatar(context, projectId, body.avatar_file_id)
@@ -95,6 +101,28 @@ export async function checkConfig(
       message: 'must be none: the project does not store content',
     })
   if (body.output_schema != null) await checkOutputSchema(services, projectId, body.output_schema)
+}
+
+/** Refuses options that no vendor reads. Options stored before they were checked stay. */
+function checkProviderOptions(
+  { provider_options: options }: Partial<Pick<AgentRow, 'provider_options'>>,
+  stored: Partial<AgentRow> = {},
+): void {
+  if (options == null || isDeepStrictEqual(options, stored.provider_options)) return
+  const problems = providerOptionProblems(options)
+  if (problems.length > 0) raiseInvalid(problems)
+}
+
+/** @throws VALIDATION_FAILED for tools that the agent's provider does not have; targets of routes leave them out */
+async function checkVendorTools(
+  tx: Queryable,
+  projectId: string,
+  { vendor_tools, ai_provider_id }: Partial<Pick<AgentRow, 'vendor_tools' | 'ai_provider_id'>>,
+): Promise<void> {
+  if (!vendor_tools || !ai_provider_id) return
+  const provider = await aiProviderKind.reference(tx, ai_provider_id, projectId)
+  const problems = provider ? vendorToolProblems(optionApiOf(provider), provider.provider, vendor_tools) : []
+  if (problems.length > 0) raiseInvalid(problems)
 }
 
 /** @throws VALIDATION_FAILED for a summary that takes more than half of the context, MODEL_ROUTE_NOT_FOUND */
@@ -169,6 +197,7 @@ export async function validateConfig(
   checkBindingFields(body)
   checkToolSettings(body, body.tool_bindings ?? null)
   if (body.boundary_policy) policyDocumentProblems(body.boundary_policy, 'boundary_policy')
+  checkProviderOptions(body)
   if (body.output_schema) await checkOutputSchema(services, project, body.output_schema)
 }
 

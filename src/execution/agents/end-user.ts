@@ -39,6 +39,7 @@ const agentView = endUserView(
     'top_p',
     'seed',
     'provider_options',
+    'vendor_tools',
     'output_schema',
     'prompt_caching',
     'max_context_messages',

@@ -7,6 +7,7 @@ import { type Queryable, sql } from '../../core/db/sql.ts'
 import { expectedVersion, versionLabel } from '../../core/versions/version.ts'
 import { GuardrailIds } from '../../identity/guardrail-ids.ts'
 import type { VendorSettings } from '../providers/model-messages.ts'
+import { VendorTools } from '../providers/options/vendor-tools.ts'
 import { BoundTool } from '../tools/model.ts'
 import { A2aFace } from './a2a-face.ts'
 import { ContextPolicy } from './context-policy.ts'
@@ -21,13 +22,20 @@ const positive = z.int().min(1).max(2_147_483_647)
 const toolName = z.string().min(1).max(255).describe('Name of the tool as the model sees it')
 const ForcedTool = z.strictObject({ type: z.literal('tool').describe('Always `tool`'), tool_name: toolName })
 
+const AllowedTools = z.strictObject({
+  type: z.literal('allowed_tools').describe('Always `allowed_tools`'),
+  tool_names: z.array(toolName).min(1).max(128).describe('Tools that may be called; the others may not'),
+  mode: z.enum(['auto', 'required']).optional().describe('Whether one of them must be called. Default `auto`.'),
+})
+
 /** How a model may use its tools. */
-const ToolChoice = z.union([z.enum(['auto', 'required']), ForcedTool])
+const ToolChoice = z.union([z.enum(['auto', 'required']), ForcedTool, AllowedTools])
 /** Tool choice of a single step, which may also exclude tools. */
-export const StepToolChoice = z.union([z.enum(['auto', 'required', 'none']), ForcedTool])
+export const StepToolChoice = z.union([z.enum(['auto', 'required', 'none']), ForcedTool, AllowedTools])
 export type ToolChoice = z.output<typeof StepToolChoice>
 
-const choiceText = '`auto` (same as null), `required`, or `{ type: "tool", tool_name }`'
+const choiceText =
+  '`auto` (same as null), `required`, `{ type: "tool", tool_name }`, or `{ type: "allowed_tools", tool_names, mode }`'
 export const toolIds = z.array(z.string().min(1).max(255)).max(128)
 
 export const ToolBinding = z
@@ -154,7 +162,12 @@ const fields = {
     .record(z.string(), z.record(z.string(), z.unknown()))
     .refine(fitsJson, 'must be at most 64 KiB')
     .nullable()
-    .describe('Vendor options by provider type, passed through. At most 64 KiB.'),
+    .describe(
+      'Vendor options by provider type, in the spelling of the vendor: `{ "anthropic": { "thinking": { "type": "enabled", "budget_tokens": 2048 } } }`. Unknown options and invalid values are refused. At most 64 KiB.',
+    ),
+  vendor_tools: VendorTools.nullable().describe(
+    'Tools that the vendor of the model runs itself: `web_search` and `code_execution`, for vendors that have them. Null for none.',
+  ),
   // Accepts anything: an invalid JSON Schema has a separate error code.
   output_schema: z.unknown().describe('JSON Schema (draft-07 or 2020-12) of final answers; null for text'),
   prompt_caching: z

@@ -1,12 +1,13 @@
 import type { Problem } from '../../core/api/errors.ts'
 import { resourceType } from '../../core/api/resource-type.ts'
+import { providerOptionProblems } from '../providers/options/provider-options.ts'
 import { AGENT_DEFAULTS, agentKind, type ToolBinding } from './model.ts'
 
 /** Agents of templates reference their tools, which are separate resources. */
 export const agentType = resourceType(agentKind, {
   defaults: AGENT_DEFAULTS,
-  check: ({ tool_bindings }) =>
-    ((tool_bindings ?? []) as ToolBinding[]).flatMap(({ tool }, index): Problem[] =>
+  check: ({ tool_bindings, provider_options }) => [
+    ...((tool_bindings ?? []) as ToolBinding[]).flatMap(({ tool }, index): Problem[] =>
       tool === undefined
         ? []
         : [
@@ -17,4 +18,6 @@ export const agentType = resourceType(agentKind, {
             },
           ],
     ),
+    ...providerOptionProblems((provider_options ?? {}) as Record<string, unknown>),
+  ],
 })

@@ -10,7 +10,14 @@ import { sealedColumn } from '../../core/secrets/sealed.ts'
 import type { SessionKnowledge } from '../agents/knowledge.ts'
 import type { StepRule, StopCondition, ToolChoice } from '../agents/model.ts'
 import { RoutingRecord } from '../model-routes/model.ts'
-import type { ModelMessage, ModelRequest, VendorNote, VendorPart, VendorSettings } from '../providers/model-messages.ts'
+import type {
+  Annotation,
+  ModelMessage,
+  ModelRequest,
+  VendorNote,
+  VendorPart,
+  VendorSettings,
+} from '../providers/model-messages.ts'
 
 export const GENERATION_STATUSES = ['pending', 'in_progress', 'requires_action', 'completed', 'failed'] as const
 
@@ -87,11 +94,26 @@ export const GenerationListed = record('GenerationListed', {
   last_activity_at: time.nullable(),
 })
 
+/** Pages that a text cites. */
+export const Annotations = z
+  .array(
+    z.object({
+      type: z.literal('url_citation'),
+      url: z.string(),
+      title: z.string().nullable(),
+      cited_text: z.string().nullable().describe('Text of the page, if the vendor gives it'),
+      start_index: z.int().describe('Position of the citing text in the content'),
+      end_index: z.int().describe('Position of its end'),
+    }),
+  )
+  .describe('Web pages that the content cites')
+
 export const Output = z.object({
   model: z.string(),
   content: z.string(),
   finish_reason: z.string(),
   object: z.unknown(),
+  annotations: Annotations.optional(),
 })
 
 export const Generation = GenerationListed.extend({
@@ -145,6 +167,7 @@ export const JournalStepRow = z.object({
   /** The parts that are calls of the vendor and their results; only in transcripts, which have no other parts. */
   vendor_calls: z.array(z.custom<VendorPart>()).nullish(),
   notes: z.array(z.custom<VendorNote>()).nullish(),
+  annotations: z.array(z.custom<Annotation>()).nullish(),
   started_at: z.string(),
   completed_at: z.string(),
 })
@@ -182,6 +205,8 @@ export type ClientRequest = {
   tools?: ModelRequest['tools']
   /** Only settings in `request_settings` of the agent apply. */
   settings?: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings
+  /** Set if the vendor must not store the answers. */
+  store?: false
   /** Lowers the limit of the agent. */
   max_output_tokens?: number
   /** Whether the stream and the result of the turn contain the reasoning of the model, which is not stored otherwise. */

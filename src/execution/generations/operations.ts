@@ -15,6 +15,7 @@ import { canReachMemory } from '../../memory/reach.ts'
 import { generationAccess } from './end-user.ts'
 import { dryRun, purgeGeneration, purgeTraces } from './erase/purge.ts'
 import {
+  Annotations,
   GENERATION_STATUSES,
   Generation,
   GenerationListed,
@@ -86,6 +87,7 @@ const TranscriptStep = z.object({
     .nullable()
     .optional()
     .describe('Calls that the vendor made itself, and their results. Null if there were none.'),
+  annotations: Annotations.nullable().optional(),
   started_at: z.string(),
   completed_at: z.string(),
 })

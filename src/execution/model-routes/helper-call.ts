@@ -89,6 +89,7 @@ async function answerOf(
       output_schema: null,
       prompt_caching: false,
       reasoning: 'none',
+      store: false,
       max_output_tokens: Math.max(OUTPUT_TOKENS, request.max_output_tokens ?? 0) + (thinks ? THINKING_TOKENS : 0),
       onUnused: unused => void billed.push(unused),
     })

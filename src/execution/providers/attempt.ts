@@ -16,6 +16,7 @@ import type {
 } from '@ai-sdk/provider'
 import { storableText, storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
+import { annotationsOf } from './annotations.ts'
 import { BodyReader } from './body-facts.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
@@ -34,6 +35,8 @@ import type {
   VendorNote,
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { sentOptions } from './options/provider-options.ts'
+import { type SentVendorTool, sentVendorTools } from './options/vendor-tools.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
@@ -42,7 +45,7 @@ import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { type Reported, reportedUsage, servedBy } from './reported-usage.ts'
 import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction, strictTools } from './structured.ts'
 import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
-import { reasoningOf, vendorOptions } from './vendor-settings.ts'
+import { reasoningOf, storeOption, vendorOptions } from './vendor-settings.ts'
 import { warningNotes } from './warnings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
@@ -157,7 +160,13 @@ async function callSdk(
   const sent = { ...normalised, tools: strict.tools }
   const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
-  const options = callOptions(client, sent, { ...profile, marks }, signal)
+  const { options: vendorSpecific, notes: optionNotes } = sentOptions(
+    client.type,
+    client.optionsApi,
+    request.provider_options,
+  )
+  const hosted = sentVendorTools(client.optionsApi, request.vendor_tools, new Set(sent.tools.map(({ name }) => name)))
+  const options = callOptions(client, sent, { ...profile, marks, vendorSpecific, hosted: hosted.tools }, signal)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle, body: BodyReader.of(client.type) })
   const reports = (end: ReportedEnd): Reported => ({
@@ -176,7 +185,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, { watch, reports })
       })
     : await readAnswer(vendor, options, request, { watch, reports })
-  const all = [...notes, ...strict.notes, ...(answer.notes ?? [])]
+  const all = [...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -272,7 +281,12 @@ async function readParts(
 function callOptions(
   client: ModelClient,
   request: ModelRequest,
-  { userAfterResults, marks }: OutgoingProfile & { marks: CacheMarks | null },
+  {
+    userAfterResults,
+    marks,
+    vendorSpecific,
+    hosted,
+  }: OutgoingProfile & { marks: CacheMarks | null; vendorSpecific: Record<string, unknown>; hosted: SentVendorTool[] },
   signal: AbortSignal,
 ): LanguageModelV4CallOptions {
   const { output_schema: schema, system } = request
@@ -287,12 +301,12 @@ function callOptions(
       : byInstruction
         ? { type: 'json' as const }
         : { type: 'json' as const, schema: schema as object, name: 'answer' }
-  const typeOptions = request.provider_options?.[client.type]
   const { reasoning, settings: otherSettings } = reasoningOf(request.vendor_settings)
   const options = {
     ...(schema !== null && !byInstruction && client.strictOption && { strictJsonSchema: fitsStrictMode(schema) }),
-    ...(typeof typeOptions === 'object' && typeOptions !== null ? typeOptions : {}),
+    ...vendorSpecific,
     ...vendorOptions(client.type, otherSettings),
+    ...storeOption(client.type, request),
   }
   const { messages, changing } = vendorPrompt(request.messages, {
     mediaInResults: client.mediaInResults,
@@ -300,7 +314,9 @@ function callOptions(
     inputs: request.inputs ?? null,
   })
   if (marks) markMessages(messages, marks, changing)
-  const tools = request.tools.map(vendorTool)
+  const { allowed, offered } = allowedTools(client, request)
+  if (allowed) Object.assign(options, allowed)
+  const tools = offered.map(vendorTool)
   const lastTool = tools.at(-1)
   if (marks && !marks.systemOnly && lastTool) lastTool.providerOptions = marks.mark
   return {
@@ -310,7 +326,7 @@ function callOptions(
         : []),
       ...messages,
     ],
-    ...(tools.length > 0 && { tools, toolChoice: vendorToolChoice(request) }),
+    ...(tools.length + hosted.length > 0 && { tools: [...tools, ...hosted], toolChoice: vendorToolChoice(request) }),
     responseFormat,
     temperature: request.temperature ?? undefined,
     maxOutputTokens: request.max_output_tokens ?? undefined,
@@ -325,9 +341,24 @@ function callOptions(
   }
 }
 
+/**
+ * Returns the tools that a request offers, and the option that restricts them. Vendors without one get the allowed tools only;
+ * with it all tools stay in the request, which is found in the vendor's cache.
+ */
+function allowedTools(
+  { optionsApi }: Pick<ModelClient, 'optionsApi'>,
+  { tools, tool_choice: choice }: ModelRequest,
+): { allowed?: object; offered: ModelRequest['tools'] } {
+  if (typeof choice !== 'object' || choice?.type !== 'allowed_tools') return { offered: tools }
+  const { tool_names: toolNames, mode = 'auto' } = choice
+  if (optionsApi === 'openai responses') return { allowed: { allowedTools: { toolNames, mode } }, offered: tools }
+  return { offered: tools.filter(({ name }) => toolNames.includes(name)) }
+}
+
 function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV4CallOptions['toolChoice'] {
   if (choice === null) return { type: 'auto' }
   if (typeof choice === 'string') return { type: choice }
+  if (choice.type === 'allowed_tools') return { type: choice.mode ?? 'auto' }
   return { type: 'tool', toolName: choice.tool_name }
 }
 
@@ -397,7 +428,7 @@ function toolResult(
   if (typeof result === 'string') return { ...about, output: { type: 'text', value: result } }
   const items = contentWithMedia(result)
   if (!items) return { ...about, output: { type: 'json', value: (result ?? null) as never } }
-  const value = items.map(item => {
+  const value = items.filter(hasContent).map(item => {
     if (item.type === 'text') return item
     const isTaken = inputs === null || inputs.has(inputOf(item.media_type))
     if (!isTaken) return textPart(mediaNote(item.media_type, item.data_base64))
@@ -411,6 +442,10 @@ function toolResult(
     ? { ...about, output: { type: 'text', value: texts.map(({ text }) => text).join('\n') } }
     : { ...about, output: { type: 'content', value } }
 }
+
+/** Vendors refuse blank blocks of a result. */
+const hasContent = (item: { type: string; text?: string }, _: number, items: readonly object[]): boolean =>
+  items.length === 1 || item.text === undefined || item.text.trim() !== ''
 
 const inputOf = (mediaType: string): ModelInput =>
   mediaType === 'application/pdf' ? 'pdf' : mediaType.startsWith('audio/') ? 'audio' : 'image'
@@ -476,6 +511,7 @@ function rawAnswer(
   const isEmpty = text === '' && calls.length === 0
   if (isEmpty && finishReason.raw === undefined) throw new Error('the response is empty')
   const vendor_parts = vendorParts(content)
+  const annotations = annotationsOf(content)
   return {
     text: storableText(text),
     ...((paused || isKept(vendor_parts)) && { vendor_parts }),
@@ -486,6 +522,7 @@ function rawAnswer(
     usage: reportedUsage(reported),
     ...servedBy(reported),
     ...(notes.length > 0 && { notes }),
+    ...(annotations.length > 0 && { annotations }),
     ...(reasoning && { reasoning: storableText(reasoning) }),
   }
 }

@@ -34,6 +34,8 @@ export type Settings = {
   project: string | null
   resource_name: string | null
   api_version: string | null
+  /** Model of the deployments, for type azure. */
+  model: string | null
   region: string | null
   location: string | null
   api_key: string | null
@@ -53,6 +55,7 @@ const KNOWN_KEYS = {
   project: 'string',
   resource_name: 'string',
   api_version: 'string',
+  model: 'string',
   region: 'string',
   location: 'string',
   api_key: 'string',
@@ -357,6 +360,7 @@ export function providerSettings(row: ProviderRow, credentials: Credentials): Se
     project: text('project'),
     resource_name: text('resource_name'),
     api_version: text('api_version'),
+    model: text('model'),
     region: text('region'),
     location: text('location'),
     api_key: text('api_key'),

@@ -18,6 +18,8 @@ type Lister = {
   headers(access: Access, url: string): Promise<Record<string, string>> | Record<string, string>
   /** Returns the models in a response and the cursor of the next page. */
   read(body: Record<string, unknown>): { models: ListedModel[]; next: string | null }
+  /** Whether a credential without permission for this list gets the others. */
+  optional?: true
 }
 
 type JsonFields = Record<string, unknown>
@@ -30,6 +32,7 @@ const NO_DETAILS: Omit<ListedModel, 'id'> = {
   streaming: null,
   lifecycle: null,
   inference_types: null,
+  callable: null,
 }
 
 const text = (value: unknown): string | null => (typeof value === 'string' && value !== '' ? value : null)
@@ -136,14 +139,27 @@ const LIFECYCLES: Record<string, ListedModel['lifecycle']> = {
   deprecated: 'deprecated',
 }
 
+const azure: Lister = {
+  url: ({ baseUrl, settings }) => {
+    const base = baseUrl ?? `https://${settings.resource_name}.openai.azure.com/openai`
+    return `${base.replace(/\/+$/, '').replace(/\/v1$/, '')}/v1/models`
+  },
+  headers: access => ({ 'api-key': key(access) }),
+  read: openai.read,
+}
+
+// The operator's override of the endpoint, named as by AWS.
+const bedrockUrl = (access: Access): string =>
+  process.env.AWS_ENDPOINT_URL_BEDROCK ?? `https://bedrock.${regionOf(access)}.${awsDomain(regionOf(access))}`
+
+const bedrockHeaders: Lister['headers'] = (access, url) =>
+  access.credential.kind === 'aws'
+    ? signedGet(url, access.credential.keys, regionOf(access))
+    : { authorization: `Bearer ${key(access)}` }
+
 const bedrock: Lister = {
-  // The operator's override of the endpoint, named as by AWS.
-  url: access =>
-    `${process.env.AWS_ENDPOINT_URL_BEDROCK ?? `https://bedrock.${regionOf(access)}.${awsDomain(regionOf(access))}`}/foundation-models`,
-  headers: (access, url) =>
-    access.credential.kind === 'aws'
-      ? signedGet(url, access.credential.keys, regionOf(access))
-      : { authorization: `Bearer ${key(access)}` },
+  url: access => `${bedrockUrl(access)}/foundation-models`,
+  headers: bedrockHeaders,
   read: body => ({
     models: entries(body.modelSummaries).flatMap(summary =>
       typeof summary.modelId === 'string'
@@ -159,6 +175,7 @@ const bedrock: Lister = {
               lifecycle:
                 LIFECYCLES[String((summary.modelLifecycle as JsonFields | null)?.status).toLowerCase()] ?? null,
               inference_types: lowerCaseList(summary.inferenceTypesSupported),
+              callable: lowerCaseList(summary.inferenceTypesSupported)?.includes('on_demand') ?? null,
             },
           ]
         : [],
@@ -167,18 +184,41 @@ const bedrock: Lister = {
   }),
 }
 
+/** Profiles, by whose IDs models are called that cannot be called on demand. */
+const inferenceProfiles: Lister = {
+  optional: true,
+  url: (access, cursor) =>
+    withQuery(`${bedrockUrl(access)}/inference-profiles`, { maxResults: '1000', nextToken: cursor }),
+  headers: bedrockHeaders,
+  read: body => ({
+    models: entries(body.inferenceProfileSummaries ?? []).flatMap(profile => {
+      const { inferenceProfileId: id, inferenceProfileName, status } = profile
+      if (typeof id !== 'string') return []
+      // The ID of a system profile is the ID of its model after a region: `us.anthropic.claude-sonnet-4-6`.
+      const vendor = profile.type === 'SYSTEM_DEFINED' ? text(id.split('.')[1]) : null
+      const isActive = status === undefined || status === 'ACTIVE'
+      const inference_types = ['inference_profile']
+      return [
+        { ...NO_DETAILS, id, display_name: text(inferenceProfileName), vendor, inference_types, callable: isActive },
+      ]
+    }),
+    next: text(body.nextToken),
+  }),
+}
+
 const awsDomain = (region: string): string => (region.startsWith('cn-') ? 'amazonaws.com.cn' : 'amazonaws.com')
 
-const listers: Partial<Record<ProviderType, Lister>> = {
-  openai,
-  groq: openai,
-  xai: openai,
-  gateway: openai,
-  custom: openai,
-  anthropic,
-  google,
-  vertex,
-  bedrock,
+const listers: Partial<Record<ProviderType, readonly Lister[]>> = {
+  openai: [openai],
+  groq: [openai],
+  xai: [openai],
+  gateway: [openai],
+  custom: [openai],
+  azure: [azure],
+  anthropic: [anthropic],
+  google: [google],
+  vertex: [vertex],
+  bedrock: [bedrock, inferenceProfiles],
 }
 
 /**
@@ -187,24 +227,43 @@ const listers: Partial<Record<ProviderType, Lister>> = {
  *   failure
  */
 export async function listModels(services: Services, row: ProviderRow, closed: AbortSignal): Promise<ListedModel[]> {
-  const lister = listers[row.provider]
-  if (!lister) raise('MODEL_LISTING_UNSUPPORTED', { message: `Providers of type ${row.provider} cannot list models` })
+  const lists = listers[row.provider]
+  if (!lists) raise('MODEL_LISTING_UNSUPPORTED', { message: `Providers of type ${row.provider} cannot list models` })
   const access = await resolveAccess(services, row)
   if (row.provider === 'vertex' && access.credential.kind === 'key')
     raise('MODEL_LISTING_UNSUPPORTED', { message: 'Vertex providers with an API key cannot list models' })
   const signal = AbortSignal.any([AbortSignal.timeout(services.config.MODEL_LISTING_TIMEOUT_MS), closed])
   const models: ListedModel[] = []
-  let cursor: string | null = null
-  do {
-    const page: ReturnType<Lister['read']> = await readPage(access, lister, cursor, signal)
-    models.push(...page.models)
-    // Stops at a vendor that repeats a page.
-    cursor = page.models.length > 0 && page.next !== cursor ? page.next : null
-  } while (cursor !== null && models.length < MAX_MODELS)
+  for (const lister of lists) models.push(...(await readList(access, lister, MAX_MODELS - models.length, signal)))
   return models.slice(0, MAX_MODELS)
 }
 
-async function readPage(access: Access, lister: Lister, cursor: string | null, signal: AbortSignal) {
+/** Reads the pages of a list, until it has at least `limit` models. */
+async function readList(
+  access: Access,
+  lister: Lister,
+  limit: number,
+  signal: AbortSignal,
+): Promise<readonly ListedModel[]> {
+  const models: ListedModel[] = []
+  let cursor: string | null = null
+  do {
+    const page = await readPage(access, lister, cursor, signal)
+    if (page === null) break
+    models.push(...page.models)
+    // Stops at a vendor that repeats a page.
+    cursor = page.models.length > 0 && page.next !== cursor ? page.next : null
+  } while (cursor !== null && models.length < limit)
+  return models
+}
+
+/** Returns a page of a list; null if the credential lacks the permission for a list that is optional. */
+async function readPage(
+  access: Access,
+  lister: Lister,
+  cursor: string | null,
+  signal: AbortSignal,
+): Promise<ReturnType<Lister['read']> | null> {
   const raiseFailure = (message: string, status: number | null): never =>
     raise('MODEL_LISTING_FAILED', {
       message: truncateChars(maskSecrets(message, access.secrets, 4 * TEXT_LENGTH), TEXT_LENGTH),
@@ -217,6 +276,7 @@ async function readPage(access: Access, lister: Lister, cursor: string | null, s
     const response = await access.fetch(url, { headers, signal, redirect: 'manual' })
     status = response.status
     const body = await response.text()
+    if (lister.optional && (status === 403 || status === 404)) return null
     if (!response.ok) return raiseFailure(body || `The vendor responded with ${status}`, status)
     return lister.read(JSON.parse(body) as Record<string, unknown>)
   } catch (error) {

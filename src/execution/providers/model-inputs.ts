@@ -43,8 +43,10 @@ export function modelInputs(
   const declared = (config?.models as Record<string, { input?: ModelInput[] }> | null | undefined)?.[model]?.input
   if (declared) return new Set(declared)
   if (!NAMED.has(provider)) return null
+  // A deployment of azure has any name; the config names its model.
+  const named = provider === 'azure' && typeof config?.model === 'string' ? config.model : model
   // `anthropic/claude-…` of gateways, `us.anthropic.claude-…` of bedrock.
-  const name = model
+  const name = named
     .toLowerCase()
     .replace(/^.*[/]/, '')
     .replace(/^([a-z]{2}\.)?(anthropic|meta)\./, '')

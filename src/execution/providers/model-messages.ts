@@ -1,5 +1,6 @@
 import type { TokenCounts } from '../../control/usage/meter.ts'
 import type { ModelInput } from './model.ts'
+import type { VendorTools } from './options/vendor-tools.ts'
 
 /** Failure classes, by what the vendor said. The first three may pass by themselves. */
 export const FAILURE_CLASSES = [
@@ -84,6 +85,9 @@ export type PromptMessage =
       changes?: true
     }
 
+/** Choice among some of the tools: the others are not called. */
+export type AllowedTools = { type: 'allowed_tools'; tool_names: string[]; mode?: 'auto' | 'required' }
+
 export type ModelRequest = {
   system: string | null
   messages: PromptMessage[]
@@ -91,7 +95,7 @@ export type ModelRequest = {
   temperature: number | null
   /** Calls of a strict tool are constrained to its schema, where vendor and schema allow it. */
   tools: { name: string; description: string; parameters: object; strict?: boolean }[]
-  tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
+  tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | AllowedTools | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
   /** Whether prefixes are marked for the vendor's cache; null: where it charges less for them. */
@@ -107,6 +111,10 @@ export type ModelRequest = {
   vendor_settings?: VendorSettings
   /** Whether the answer must be a JSON object, without a schema. */
   json?: boolean
+  /** Whether the vendor may store the request and its answer, where it stores any; its default if omitted. */
+  store?: boolean
+  /** Tools that the vendor runs itself. */
+  vendor_tools?: VendorTools | null
   /** Options by provider type, passed through: `{ anthropic: {...} }`. */
   provider_options?: Record<string, unknown> | null
   /** Timeout of one attempt; default MODEL_CALL_TIMEOUT_MS. */
@@ -162,6 +170,16 @@ export type VendorNote =
 export const isRefused = ({ notes }: { notes?: readonly VendorNote[] | null }): boolean =>
   notes?.some(({ kind }) => kind === 'refused') === true
 
+/** A web page that a part of a text cites; positions are in UTF-16 code units. */
+export type Annotation = {
+  type: 'url_citation'
+  url: string
+  title: string | null
+  cited_text: string | null
+  start_index: number
+  end_index: number
+}
+
 export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
@@ -186,6 +204,8 @@ export type ModelAnswer = {
   served_model?: string
   service_tier?: string
   ai_provider_id: string
+  /** Pages that the text cites; absent without any. */
+  annotations?: Annotation[]
   /** Absent without any. */
   notes?: VendorNote[]
 }

@@ -85,6 +85,12 @@ export const ProviderModel = z
     streaming: z.boolean().nullable().describe('Whether streaming is supported'),
     lifecycle: z.enum(['active', 'legacy', 'deprecated']).nullable().describe('Lifecycle stage at the vendor'),
     inference_types: z.array(z.string()).nullable().describe('Inference types that the vendor offers'),
+    callable: z
+      .boolean()
+      .nullable()
+      .describe(
+        'Whether calls may name the ID; false if the vendor serves the model by an inference profile. Null if unknown.',
+      ),
   })
   .meta({ id: 'ProviderModel' })
 

@@ -9,6 +9,7 @@ import { watchedFetch } from './event-stream.ts'
 import { markingFetch } from './exact-arguments.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import type { Dialect, ProviderRow, ProviderType } from './model.ts'
+import { type OptionApi, optionApisOf } from './options/provider-options.ts'
 
 /** Models of a vendor for one credential. */
 export type ModelClient = {
@@ -16,6 +17,8 @@ export type ModelClient = {
   model(id: string): LanguageModelV4
   /** Key of provider options in the SDK. */
   optionsKey: string
+  /** API whose options the SDK reads. */
+  optionsApi: OptionApi
   /** Whether the vendor distinguishes constrained decoding from schema guidance, of answers and of calls. */
   strictOption: boolean
   /** Whether schemas are sent; otherwise they are written into the instructions. */
@@ -79,6 +82,7 @@ async function buildClient(access: Access): Promise<ModelClient> {
   const models = new LRUCache<string, LanguageModelV4>({ max: MAX_MODELS, memoMethod: model })
   return {
     type,
+    optionsApi: optionApisOf(type)[0],
     structuredOutputs: settings.structured_outputs,
     dialect: settings.dialect,
     mediaInResults: MEDIA_IN_RESULTS.has(type),
@@ -90,7 +94,7 @@ async function buildClient(access: Access): Promise<ModelClient> {
 }
 
 type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'> &
-  Partial<Pick<ModelClient, 'mediaInResults'>>
+  Partial<Pick<ModelClient, 'mediaInResults' | 'optionsApi'>>
 
 const openaiCompatible = async (access: Access): Promise<ClientParts> => {
   const { createOpenAICompatible } = await import('@ai-sdk/openai-compatible')
@@ -120,6 +124,7 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
     return {
       model: id => (chat ? vendor.chat(id) : vendor.responses(id)),
       mediaInResults: !chat,
+      optionsApi: chat ? 'openai chat' : 'openai responses',
       optionsKey: 'openai',
       strictOption: true,
     }
@@ -150,17 +155,27 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   },
   async azure(access) {
     const { createAzure } = await import('@ai-sdk/azure')
-    const { settings } = access
-    const vendor = createAzure({
-      ...common(access),
-      baseURL: access.baseUrl ?? undefined,
-      resourceName: settings.resource_name ?? undefined,
-      apiVersion: settings.api_version ?? undefined,
-    })
+    const { settings, baseUrl, fetch } = access
     const chat = settings.api === 'chat'
+    const isDated = settings.api_version !== null && /^\d{4}-/.test(settings.api_version)
+    // Dated versions belong to paths of deployments; the v1 path takes `v1`, `preview` and `latest`.
+    const byDeployment = chat && isDated && !/\/v1\/?$/.test(baseUrl ?? '')
+    const model = (id: string) => {
+      const name = settings.model ?? id
+      const vendor = createAzure({
+        ...common(access),
+        fetch: name === id ? fetch : deploymentFetch(fetch, name, id),
+        baseURL: baseUrl ?? undefined,
+        resourceName: settings.resource_name ?? undefined,
+        apiVersion: isDated && !byDeployment ? undefined : (settings.api_version ?? undefined),
+        useDeploymentBasedUrls: byDeployment,
+      })
+      return chat ? vendor.chat(name) : vendor.languageModel(name)
+    }
     return {
-      model: id => (chat ? vendor.chat(id) : vendor.languageModel(id)),
+      model,
       mediaInResults: !chat,
+      optionsApi: chat ? 'openai chat' : 'openai responses',
       optionsKey: 'azure',
       strictOption: true,
     }
@@ -197,6 +212,20 @@ const builders: Record<ProviderType, (access: Access) => Promise<ClientParts>> =
   ollama: openaiCompatible,
   gateway: openaiCompatible,
   custom: openaiCompatible,
+}
+
+/**
+ * Returns a `fetch` that names a deployment in place of its model. The package decides by the model's name which parameters
+ * are sent, and a deployment may have any.
+ */
+function deploymentFetch(fetch: Access['fetch'], model: string, deployment: string): Access['fetch'] {
+  const begin = `{"model":${JSON.stringify(model)},`
+  return (input, init) => {
+    const url = String(input).replace(`/deployments/${model}/`, `/deployments/${encodeURIComponent(deployment)}/`)
+    const { body } = init ?? {}
+    if (typeof body !== 'string' || !body.startsWith(begin)) return fetch(url, init)
+    return fetch(url, { ...init, body: `{"model":${JSON.stringify(deployment)},${body.slice(begin.length)}` })
+  }
 }
 
 function common({ baseUrl, credential, headers, fetch }: Access) {

@@ -140,6 +140,7 @@ async function checkProviderCall(options: {
       tool_choice: null,
       output_schema: null,
       prompt_caching: false,
+      store: false,
       max_output_tokens: client.smallestAnswer,
       signal,
     }

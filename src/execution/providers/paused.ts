@@ -22,8 +22,15 @@ export function joinAnswers(first: ModelAnswer, rest: ModelAnswer): ModelAnswer 
   const known = new Set(notes.map(note => JSON.stringify(note)))
   const all = [...notes, ...(rest.notes ?? []).filter(note => !known.has(JSON.stringify(note)))]
   const reasoning = [first.reasoning, rest.reasoning].filter(Boolean).join('\n\n')
+  const moved = (rest.annotations ?? []).map(each => ({
+    ...each,
+    start_index: each.start_index + first.text.length,
+    end_index: each.end_index + first.text.length,
+  }))
+  const annotations = [...(first.annotations ?? []), ...moved]
   return {
     ...rest,
+    ...(annotations.length > 0 && { annotations }),
     text: first.text + rest.text,
     vendor_parts: [...partsOf(first), ...partsOf(rest)],
     usage: sumUsage(first.usage, rest.usage),

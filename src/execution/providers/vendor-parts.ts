@@ -1,4 +1,4 @@
-import type { LanguageModelV4Content, LanguageModelV4StreamPart } from '@ai-sdk/provider'
+import type { LanguageModelV4Content, LanguageModelV4StreamPart, LanguageModelV4Text } from '@ai-sdk/provider'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
 import { parseArguments } from './exact-arguments.ts'
 import type { VendorPart } from './model-messages.ts'
@@ -12,14 +12,15 @@ export class ContentReader {
   readonly #open = new Map<string, number>()
 
   read(part: LanguageModelV4StreamPart): void {
-    if (part.type === 'tool-call' || (part.type === 'tool-result' && !part.preliminary)) {
+    if (part.type === 'tool-call' || part.type === 'source' || (part.type === 'tool-result' && !part.preliminary)) {
       this.#parts.push(part)
       return
     }
     const [kind, event] = part.type.split('-')
     if (kind !== 'text' && kind !== 'reasoning') return
-    const { id, delta, providerMetadata } = part as { id: string } & Partial<Record<'delta', string>> &
-      Pick<Block, 'providerMetadata'>
+    const { id, delta, providerMetadata, citations } = part as { id: string } & Partial<Record<'delta', string>> &
+      Pick<Block, 'providerMetadata'> &
+      Pick<LanguageModelV4Text, 'citations'>
     const key = `${kind} ${id}`
     let at = this.#open.get(key)
     if (at === undefined || event === 'start') {
@@ -29,6 +30,7 @@ export class ContentReader {
     }
     if (delta !== undefined) this.#texts[at].push(delta)
     if (providerMetadata !== undefined) (this.#parts[at] as Block).providerMetadata = providerMetadata
+    if (citations !== undefined) (this.#parts[at] as LanguageModelV4Text).citations = citations
   }
 
   parts(): LanguageModelV4Content[] {

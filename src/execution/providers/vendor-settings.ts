@@ -1,5 +1,5 @@
 import type { ProviderType } from './model.ts'
-import type { VendorSettings } from './model-messages.ts'
+import type { ModelRequest, VendorSettings } from './model-messages.ts'
 
 /** Options of a provider type by setting: the name of its option in the SDK. */
 type OptionNames = Partial<Record<keyof VendorSettings, string>>
@@ -55,6 +55,13 @@ export function reasoningOf(settings: VendorSettings = {}): {
   const reasoning = EFFORTS.find(effort => effort === reasoning_effort)
   return { reasoning, settings: reasoning ? others : settings }
 }
+
+/** Types whose vendors store answers. */
+const STORING = new Set<ProviderType>(['openai', 'azure', 'xai'])
+
+/** Returns the SDK option of whether the vendor may store an answer. */
+export const storeOption = (type: ProviderType, { store }: Pick<ModelRequest, 'store'>): { store?: boolean } =>
+  store !== undefined && STORING.has(type) ? { store } : {}
 
 /** Returns the SDK options of settings that a provider type supports; penalties are arguments of the call. */
 export function vendorOptions(type: ProviderType, settings: VendorSettings = {}): Record<string, unknown> {

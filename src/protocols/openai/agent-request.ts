@@ -19,15 +19,19 @@ export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEn
   }
   if (!agent.accept_client_tools) ignored.push(...request.tool_fields)
   else if (request.tools.length > 0) {
-    client.tools = request.tools
+    const choice = request.tool_choice
+    const allowed = typeof choice === 'object' && choice?.type === 'allowed_tools' ? choice : null
+    // The tools of the agent are not the client's to choose from.
+    client.tools = allowed ? request.tools.filter(({ name }) => allowed.tool_names.includes(name)) : request.tools
     // A forced choice in every step would never end the turn.
-    if (request.tool_choice !== null && !isEndUser)
-      overrides.step_rules = [{ step: 1, tool_choice: request.tool_choice }]
+    if (choice !== null && !isEndUser)
+      overrides.step_rules = [{ step: 1, tool_choice: allowed ? (allowed.mode ?? 'auto') : choice }]
     if (isEndUser) ignored.push(...request.tool_fields.filter(isChoice))
   }
   const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))
   ignored.push(...Object.keys(request.settings).filter(name => !allowed.has(name)))
   client.settings = Object.fromEntries(Object.entries(request.settings).filter(([name]) => allowed.has(name)))
+  if (request.store === false) client.store = false
   if (request.max_output_tokens !== null) client.max_output_tokens = request.max_output_tokens
   const schema = schemaOf(request.format)
   if (schema !== null) {

@@ -14,7 +14,27 @@ export const fingerprintOf = (version: number | null, visible: Visibility): stri
   visible.version && version !== null ? `v${version}` : null
 
 /** The parts of an answer that its format needs. */
-type ChatAnswer = Pick<ModelAnswer, 'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model'>
+type ChatAnswer = Pick<
+  ModelAnswer,
+  'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model' | 'annotations'
+> & { texts?: readonly string[] }
+
+/** Returns the pages that an answer cites; positions are those in the whole text. */
+function annotationFields({ annotations, text, texts }: ChatAnswer): { annotations?: object[] } {
+  if (!annotations?.length) return {}
+  const offset = texts ? text.length - (texts.at(-1) ?? '').length : 0
+  return {
+    annotations: annotations.map(({ type, url, title, start_index, end_index }) => ({
+      type,
+      url_citation: {
+        url,
+        title: title ?? url,
+        start_index: start_index + offset,
+        end_index: end_index + offset,
+      },
+    })),
+  }
+}
 
 const REASONS: Record<string, string> = {
   length: 'length',
@@ -54,6 +74,7 @@ export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Vi
           refusal: null,
           ...(visible.reasoning && answer.reasoning && { reasoning_content: answer.reasoning }),
           ...(called && { tool_calls }),
+          ...annotationFields(answer),
         },
         logprobs: null,
         finish_reason: finishReasonOf(answer),
@@ -105,7 +126,7 @@ export function chatChunks(
       model = answer.model
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
-      yield deltaChunk({}, finishReasonOf(answer))
+      yield deltaChunk(annotationFields(answer), finishReasonOf(answer))
       if (options.include_usage) yield chunk([], { usage: shownUsage(answer.usage, visible) })
       yield 'data: [DONE]\n\n'
     },

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
-import type { ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
+import type { AllowedTools, ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
 import { fitsStrictMode, STRICT_TOOLS } from '../../execution/providers/structured.ts'
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
@@ -52,7 +52,7 @@ const FunctionTool = z.object({
 })
 /** A kind of tool, or of choice, other than a function: it is ignored. */
 export const OtherKind = z.object({
-  type: z.string().refine(type => type !== 'function', 'must have the fields of a function'),
+  type: z.string().refine(type => type !== 'function' && type !== 'allowed_tools', 'must have the fields of its type'),
 })
 const Tool = z.discriminatedUnion('type', [
   z.object({ type: z.literal('function'), function: FunctionTool }),
@@ -61,6 +61,15 @@ const Tool = z.discriminatedUnion('type', [
 
 const Choice = z.union([
   z.enum(['none', 'auto', 'required']),
+  z.object({
+    type: z.literal('allowed_tools'),
+    allowed_tools: z.object({
+      mode: z.enum(['auto', 'required']),
+      tools: z
+        .array(z.union([z.object({ type: z.literal('function'), function: z.object({ name }) }), OtherKind]))
+        .max(128),
+    }),
+  }),
   z.object({ type: z.literal('function'), function: z.object({ name }) }),
   OtherKind,
 ])
@@ -183,9 +192,19 @@ const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => ('fu
 /** Returns the names of tools, choices and settings of tools that are ignored. */
 const ignoredTools = ({ tools, functions, tool_choice }: Body): string[] => [
   ...(tools?.some(tool => !('function' in tool)) ? ['tools'] : []),
-  ...(typeof tool_choice === 'object' && tool_choice && !('function' in tool_choice) ? ['tool_choice'] : []),
+  ...(typeof tool_choice === 'object' && tool_choice && !isKnownChoice(tool_choice) ? ['tool_choice'] : []),
   ...ignoredStrictness([...functionsOf(tools), ...(functions ?? [])]),
 ]
+
+const isKnownChoice = (choice: object): boolean => 'function' in choice || 'allowed_tools' in choice
+
+/** Returns the functions among the tools that a choice allows; null if it is of another kind. */
+function allowedBy(choice: Body['tool_choice']): AllowedTools | null {
+  if (typeof choice !== 'object' || choice === null || !('allowed_tools' in choice)) return null
+  const { mode, tools } = choice.allowed_tools
+  const tool_names = tools.flatMap(tool => ('function' in tool ? tool.function.name : []))
+  return { type: 'allowed_tools', mode, tool_names }
+}
 
 function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 'tool_fields'> {
   const { tools, functions, tool_choice, function_call } = body
@@ -203,21 +222,28 @@ function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 
           : null),
       (isOldForm ? (typeof function_call === 'string' ? function_call : null) : null) ??
         (typeof tool_choice === 'string' ? tool_choice : null),
+      isOldForm ? null : allowedBy(tool_choice),
     ),
   }
 }
 
-/** Returns the choice of a tool by name or by mode. @throws VALIDATION_FAILED for duplicate tools and an unknown name */
+/** Returns the choice of a tool by name, by mode or among some. @throws VALIDATION_FAILED for duplicate tools and unknown names */
 export function checkedChoice(
   tools: ModelRequest['tools'],
   forced: string | null,
   mode: 'none' | 'auto' | 'required' | null,
+  allowed: AllowedTools | null,
 ): ModelRequest['tool_choice'] {
   const names = new Set(tools.map(tool => tool.name))
   const invalid = (path: string, message: string) => raiseInvalid({ code: 'INVALID_VALUE', path, message })
   if (names.size < tools.length) invalid('tools', 'must have unique names')
   if (forced !== null && !names.has(forced)) invalid('tool_choice', 'must name one of the tools')
   if (mode === 'required' && tools.length === 0) invalid('tool_choice', 'requires tools')
+  if (allowed) {
+    if (tools.length === 0) return null
+    if (allowed.tool_names.some(each => !names.has(each))) invalid('tool_choice', 'must name tools of the request')
+    return allowed.tool_names.length > 0 ? allowed : 'none'
+  }
   if (forced !== null) return { type: 'tool', tool_name: forced }
   return tools.length > 0 ? mode : null
 }
@@ -286,6 +312,7 @@ export function parseChatRequest(body: unknown): {
     max_output_tokens: parsed.max_completion_tokens ?? parsed.max_tokens ?? null,
     format: formatOf(parsed.response_format),
     stream: parsed.stream ?? false,
+    store: parsed.store ?? null,
     user: userOf(parsed),
     session_key: sessionKeyOf(parsed),
   }

@@ -14,6 +14,8 @@ export type ClientChatRequest = {
   max_output_tokens: number | null
   format: OutputFormat
   stream: boolean
+  /** Whether the vendor may store the answer; null if the body does not say. */
+  store: boolean | null
   /** The end user as the body names it. */
   user: string | null
   /** The conversation as the body names it. */

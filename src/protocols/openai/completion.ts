@@ -79,6 +79,7 @@ async function createCompletion(context: Context<Record<string, never>, Completi
       stop: stop ?? null,
       max_output_tokens: request.max_output_tokens,
       vendor_settings,
+      store: request.store ?? undefined,
     },
   })
   // Continues after a disconnect, because the call is billed.

@@ -1,7 +1,7 @@
 import { countsOf, type UsageSums } from '../../control/usage/totals.ts'
 import { argumentsOf } from '../../conversation/chats/openai-format.ts'
 import { eventMessage } from '../../core/api/event-stream.ts'
-import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
+import type { Annotation, ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
 import { shownUsage, type Visibility } from './chat-format.ts'
 
 /**
@@ -34,12 +34,28 @@ export function parseItemId(id: string): { generation_id: string; step?: number;
 
 type ToolCall = ModelAnswer['tool_calls'][number]
 
-export const messageItem = (suffix: string, step: number, text: string, status = 'completed') => ({
+/** Returns the pages that a text cites in the format of the API. */
+const annotationItems = (annotations: readonly Annotation[] = []): object[] =>
+  annotations.map(({ type, url, title, start_index, end_index }) => ({
+    type,
+    url,
+    title: title ?? url,
+    start_index,
+    end_index,
+  }))
+
+export const messageItem = (
+  suffix: string,
+  step: number,
+  text: string,
+  status = 'completed',
+  annotations?: readonly Annotation[],
+) => ({
   id: messageId(suffix, step),
   type: 'message',
   status,
   role: 'assistant',
-  content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
+  content: [{ type: 'output_text', text, annotations: annotationItems(annotations), logprobs: [] }],
 })
 
 const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
@@ -178,7 +194,9 @@ export const statusOf = (finish_reason: string | null): 'completed' | 'incomplet
   finish_reason === 'length' ? 'incomplete' : 'completed'
 
 /** The end of an answer, with its texts by step. */
-type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & { texts: readonly string[] }
+type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage' | 'annotations'> & {
+  texts: readonly string[]
+}
 
 /**
  * Returns the items of an answer; the last text of an incomplete answer is incomplete.
@@ -186,8 +204,10 @@ type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'> & {
  */
 export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number): object[] => [
   ...answer.texts.flatMap((text, index) => {
-    const status = index === answer.texts.length - 1 ? statusOf(answer.finish_reason) : 'completed'
-    return text === '' ? [] : messageItem(suffix, afterStep + index + 1, text, status)
+    const isLast = index === answer.texts.length - 1
+    const status = isLast ? statusOf(answer.finish_reason) : 'completed'
+    const annotations = isLast ? answer.annotations : undefined
+    return text === '' ? [] : messageItem(suffix, afterStep + index + 1, text, status, annotations)
   }),
   ...answer.tool_calls.map(call => callItem(suffix, call)),
 ]
@@ -236,13 +256,17 @@ export function responseEvents(
       event('response.content_part.added', { ...at(), part: part('') })
     )
   }
-  const closeText = (status = 'completed'): string => {
+  const closeText = (status = 'completed', annotations?: readonly Annotation[]): string => {
     if (!isOpen) return ''
     isOpen = false
-    const item = messageItem(suffix, step, text, status)
+    const item = messageItem(suffix, step, text, status, annotations)
+    const added = item.content[0].annotations.map((annotation, annotation_index) =>
+      event('response.output_text.annotation.added', { ...at(), annotation_index, annotation }),
+    )
     const events =
+      added.join('') +
       event('response.output_text.done', { ...at(), text, logprobs: [] }) +
-      event('response.content_part.done', { ...at(), part: part(text) }) +
+      event('response.content_part.done', { ...at(), part: item.content[0] }) +
       event('response.output_item.done', { output_index: output.length, item })
     output.push(item)
     text = ''
@@ -272,9 +296,9 @@ export function responseEvents(
       yield* chunks(closeText(statusOf(finishReason)))
       step++
     },
-    *end(answer: Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage'>): Generator<string> {
+    *end(answer: Omit<AnswerEnd, 'texts'>): Generator<string> {
       const status = statusOf(answer.finish_reason)
-      yield* chunks(opening(), closeText(status), ...answer.tool_calls.map(callEvents))
+      yield* chunks(opening(), closeText(status, answer.annotations), ...answer.tool_calls.map(callEvents))
       const response = responseObject(head, { status, output, usage: answer.usage, completed_at }, visible)
       yield* chunks(event(`response.${status}`, { response }, true))
     },

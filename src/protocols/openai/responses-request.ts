@@ -1,6 +1,7 @@
 import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
+import type { AllowedTools } from '../../execution/providers/model-messages.ts'
 import {
   argumentsOfInput,
   checkedChoice,
@@ -86,13 +87,19 @@ const Format = z.discriminatedUnion('type', [
   }),
 ])
 
+const Allowed = z.object({
+  type: z.literal('allowed_tools'),
+  mode: z.enum(['auto', 'required']),
+  tools: z.array(z.union([z.object({ type: z.literal('function'), name }), OtherKind])).max(128),
+})
+
 const ResponseRequest = z.object({
   model: z.string().min(1).max(512),
   input: z.union([z.string().min(1).max(262_144), z.array(Item).min(1).max(500)]),
   instructions: z.string().max(262_144).nullish(),
   tools: z.array(Tool).max(128).nullish(),
   tool_choice: z
-    .union([z.enum(['none', 'auto', 'required']), z.object({ type: z.literal('function'), name }), OtherKind])
+    .union([z.enum(['none', 'auto', 'required']), z.object({ type: z.literal('function'), name }), Allowed, OtherKind])
     .nullish(),
   text: z.object({ format: Format.nullish(), verbosity: z.string().max(64).nullish() }).nullish(),
   reasoning: z.object({ effort: z.string().max(64).nullish() }).nullish(),
@@ -120,6 +127,12 @@ export type ParsedResponse = {
   echo: ReturnType<typeof requestEcho>
 }
 
+const allowedBy = ({ mode, tools }: z.output<typeof Allowed>): AllowedTools => ({
+  type: 'allowed_tools',
+  mode,
+  tool_names: tools.flatMap(tool => ('name' in tool ? tool.name : [])),
+})
+
 /** @throws VALIDATION_FAILED */
 export function parseResponseRequest(body: unknown): ParsedResponse {
   const parsed = parse(ResponseRequest, body ?? {})
@@ -146,6 +159,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
         tools,
         isChoice && 'name' in choice ? choice.name : null,
         typeof choice === 'string' ? choice : null,
+        isChoice && 'mode' in choice ? allowedBy(choice) : null,
       ),
       settings: {
         ...settingsOf(parsed, settingFields),
@@ -155,6 +169,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
       max_output_tokens: parsed.max_output_tokens ?? null,
       format,
       stream: parsed.stream ?? false,
+      store: parsed.store ?? null,
       user: userOf(parsed),
       session_key: sessionKeyOf(parsed),
     },
@@ -167,7 +182,9 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
       ...unknownFields(body, ResponseRequest.shape),
       ...((parsed.tools ?? []).some(tool => !('name' in tool)) ? ['tools'] : []),
       ...ignoredStrictness((parsed.tools ?? []).flatMap(tool => ('name' in tool ? tool : []))),
-      ...(choice && (tools.length === 0 || (isChoice && !('name' in choice))) ? ['tool_choice'] : []),
+      ...(choice && (tools.length === 0 || (isChoice && !('name' in choice || 'mode' in choice)))
+        ? ['tool_choice']
+        : []),
       ...ignoredItems(parsed.input),
     ],
     echo: requestEcho(parsed),

@@ -258,7 +258,13 @@ function present(session: OpenAiSession, id: string, { generation, steps }: Stor
   const finish_reason = (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason']
   const items = outputItems(
     suffix,
-    { texts: steps.slice(afterStep).map(({ text }) => text ?? ''), tool_calls: calls, finish_reason, usage: null },
+    {
+      texts: steps.slice(afterStep).map(({ text }) => text ?? ''),
+      tool_calls: calls,
+      finish_reason,
+      usage: null,
+      annotations: output?.annotations,
+    },
     afterStep,
   )
   const shown =

@@ -5,14 +5,21 @@ import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow } from '../../execution/generations/model.ts'
 import type { TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import { raiseFailure, raiseRecorded } from '../../execution/generations/request/wait-for-turn.ts'
-import type { ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { Annotation, ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
 import { UnrepeatableTurnError } from './error-body.ts'
 import { readStoredSteps } from './stored-steps.ts'
 
 /** The result of an agent's turn, as its last frame contains it. */
 export type TurnResult = {
   agent_version: number | null
-  output?: { content: string; finish_reason: string; response_messages?: ModelMessage[] } | null
+  output?: {
+    content: string
+    finish_reason: string
+    annotations?: Annotation[]
+    response_messages?: ModelMessage[]
+  } | null
+  /** Message of a turn that began in a session. */
+  message?: { annotations: Annotation[] | null }
   /** Text of a turn that began in a session, which has no output. */
   content?: string | null
   required_action: { tool_calls?: { id: string; tool_name: string; args: unknown }[] } | null
@@ -25,6 +32,7 @@ export type TurnResult = {
 export type TurnAnswer = Omit<ModelAnswer, 'ai_provider_id'> & {
   generation_id: string
   agent_version: number | null
+  /** The last one has the annotations. */
   texts: string[]
   /** Steps of the turn before the request. */
   afterStep: number
@@ -47,7 +55,7 @@ export const textsOfResult = ({ output, content }: TurnResult): string[] =>
 export const answerOfResult = (
   generation_id: string,
   model: string,
-  { agent_version, output, required_action, usage, reasoning, ignored_params }: TurnResult,
+  { agent_version, output, message, required_action, usage, reasoning, ignored_params }: TurnResult,
   texts: string[],
   afterStep: number,
 ): TurnAnswer => ({
@@ -62,6 +70,7 @@ export const answerOfResult = (
   tool_calls: (required_action?.tool_calls ?? []).map(({ id, tool_name, args }) => ({ id, tool_name, args })),
   finish_reason: (output?.finish_reason ?? 'stop') as ModelAnswer['finish_reason'],
   usage: usage && countsOf(usage),
+  annotations: output?.annotations ?? message?.annotations ?? undefined,
 })
 
 /**

@@ -246,6 +246,39 @@ export const anthropicRules: readonly Rule[] = [
     }),
   },
   {
+    name: 'hosted tool name',
+    source: '1',
+    date: '2026-11',
+    message: "tools.{i}.{type}.name: Input should be '{expected}'",
+    breach: first(function* ({ body }) {
+      for (const [i, { type = '', name }] of (body.tools ?? []).entries()) {
+        const expected = /^(web_search|code_execution)_\d{8}$/.exec(type)?.[1]
+        if (expected && name !== expected) yield { i, type, expected }
+      }
+    }),
+  },
+  {
+    name: 'hosted tool of a beta',
+    source: '1',
+    date: '2026-11',
+    message: "tools.{i}: Input tag '{type}' found using 'type' does not match any of the expected tags",
+    breach: first(function* ({ body, headers }) {
+      const betas = String(headers['anthropic-beta'] ?? '')
+      for (const [i, { type = '' }] of (body.tools ?? []).entries())
+        if (/^code_execution_/.test(type) && !betas.includes('code-execution')) yield { i, type }
+    }),
+  },
+  {
+    name: 'domains of a search',
+    source: 'S',
+    date: '2026-11',
+    message: 'tools.{i}.web_search_20250305: Only one of allowed_domains or blocked_domains can be specified',
+    breach: first(function* ({ body }) {
+      for (const [i, tool] of (body.tools ?? []).entries())
+        if (tool.allowed_domains?.length && tool.blocked_domains?.length) yield { i }
+    }),
+  },
+  {
     name: 'tool names unique',
     source: '?',
     date: '2026-11',

@@ -42,6 +42,22 @@ const searchBlocks = ({ searches }: Answer): object[] =>
         ]),
   ])
 
+/** Citations of the text of an answer. */
+const citationsOf = ({ searches }: Answer): object[] =>
+  searches.flatMap(({ query, found, cited }) =>
+    cited === undefined
+      ? []
+      : [
+          {
+            type: 'web_search_result_location',
+            url: found,
+            title: query,
+            encrypted_index: seal(cited),
+            cited_text: cited,
+          },
+        ],
+  )
+
 const stopDetails = ({ refusal }: Answer) => (refusal ? { stop_details: { type: 'refusal', ...refusal } } : {})
 
 const stopReason = ({ finish, calls }: Answer) => finish ?? (calls.length > 0 ? 'tool_use' : 'end_turn')
@@ -65,6 +81,7 @@ const usage = ({ usage, billed }: Answer) => ({
 
 function message(answer: Answer, model: string) {
   const calls = answer.calls.map(({ id, name, args }) => ({ type: 'tool_use', id, name, input: parsedArgs(args) }))
+  const cited = citationsOf(answer)
   return {
     id: `msg_${answer.id}`,
     type: 'message',
@@ -73,7 +90,7 @@ function message(answer: Answer, model: string) {
     content: [
       ...thinking(answer),
       ...searchBlocks(answer),
-      ...(answer.text ? [{ type: 'text', text: answer.text }] : []),
+      ...(answer.text ? [{ type: 'text', text: answer.text, ...(cited.length > 0 && { citations: cited }) }] : []),
       ...calls,
     ],
     stop_reason: stopReason(answer),
@@ -116,7 +133,9 @@ function contentFrames(answer: Answer): Frame[] {
           ]
         : [block, []],
     )
-  if (chunks.length > 0) parts.push([{ type: 'text', text: '' }, chunks.map(text => ({ type: 'text_delta', text }))])
+  const cited = citationsOf(answer).map(citation => ({ type: 'citations_delta', citation }))
+  if (chunks.length > 0)
+    parts.push([{ type: 'text', text: '' }, [...chunks.map(text => ({ type: 'text_delta', text })), ...cited]])
   for (const { id, name, args } of calls)
     parts.push([
       { type: 'tool_use', id, name, input: {} },

@@ -154,6 +154,18 @@ export const bedrockRules: readonly Rule[] = [
     }),
   },
   {
+    name: 'blank result',
+    source: '1',
+    date: '2026-04',
+    message:
+      'The text field in the ContentBlock object at messages.{i}.content.{j}.toolResult.content.{k} is blank. Add text to the text field, and try again.',
+    breach: first(function* (call) {
+      for (const { block, i, j } of blocks(call))
+        for (const [k, { text }] of content(block.toolResult).entries())
+          if (typeof text === 'string' && text.trim() === '') yield { i, j, k }
+    }),
+  },
+  {
     name: 'document alone',
     source: '1',
     date: '2026-04',

@@ -24,7 +24,32 @@ export const declarationsOf = ({ body }: Pick<Call, 'body'>): { i: number; name:
 const turnStart = (call: Call): number =>
   contents(call).findLastIndex(content => content.role === 'user' && resultsOf(content).length === 0)
 
+const hasHostedTools = ({ body }: Call): boolean =>
+  [body.tools ?? []].flat().some((tool: object) => 'googleSearch' in tool || 'codeExecution' in tool)
+
 export const geminiRules: readonly Rule[] = [
+  {
+    name: 'hosted tools beside functions',
+    source: 'S',
+    date: '2025-12',
+    message: 'Tool use with function calling is unsupported',
+    breach: call =>
+      !/gemini-3/.test(call.model) && hasHostedTools(call) && declarationsOf(call).length > 0 ? {} : null,
+  },
+  {
+    name: 'hosted tools beside functions, combined',
+    source: '1',
+    date: '2026-06',
+    message:
+      'Please enable tool_config.include_server_side_tool_invocations to use Built-in tools with Function calling.',
+    breach: call =>
+      /gemini-3/.test(call.model) &&
+      hasHostedTools(call) &&
+      declarationsOf(call).length > 0 &&
+      call.body.toolConfig?.includeServerSideToolInvocations !== true
+        ? {}
+        : null,
+  },
   {
     name: 'no contents',
     source: '?',

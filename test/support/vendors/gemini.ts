@@ -66,11 +66,18 @@ const usageOf = ({ usage, ...answer }: Answer) =>
     ...(answer.billed.tier && { serviceTier: answer.billed.tier }),
   }
 
-/** The queries of a search with Google, which it names without their number. */
-const grounding = ({ billed: { searches = 0 } }: Answer) =>
-  searches > 0
-    ? { groundingMetadata: { webSearchQueries: Array.from({ length: searches }, (_, n) => `query ${n}`) } }
-    : {}
+/** The queries of searches, with the pages that were found if the answer has them. */
+const groundingOf = ({ searches, billed, text }: Answer) => ({
+  webSearchQueries: [
+    ...searches.map(({ query }) => query),
+    ...Array.from({ length: billed.searches ?? 0 }, (_, n) => `query ${n}`),
+  ],
+  groundingChunks: searches.map(({ query, found }) => ({ web: { uri: found, title: query } })),
+  groundingSupports: searches.map((_, index) => ({
+    segment: { startIndex: 0, endIndex: text.length, text },
+    groundingChunkIndices: [index],
+  })),
+})
 
 const chunk = (answer: Answer, model: string, parts: object[], last: boolean) => {
   const usageMetadata = usageOf(answer)
@@ -79,7 +86,8 @@ const chunk = (answer: Answer, model: string, parts: object[], last: boolean) =>
       {
         ...(parts.length > 0 && { content: { parts, role: 'model' } }),
         ...(last && { finishReason: answer.finish ?? 'STOP' }),
-        ...(last && grounding(answer)),
+        ...(last &&
+          answer.searches.length + (answer.billed.searches ?? 0) > 0 && { groundingMetadata: groundingOf(answer) }),
         index: 0,
       },
     ],

@@ -257,7 +257,9 @@ function simulator(name: DialectName): Simulator {
     name,
     rules: dialect.rules,
     read: (path, body) =>
-      path.endsWith('/chat/completions') ? { model: String(body.model), stream: body.stream === true } : null,
+      path.split('?')[0]!.endsWith('/chat/completions')
+        ? { model: String(body.model), stream: body.stream === true }
+        : null,
     demand: body => ({
       tools: functionsOf({ body }),
       forced: body.tool_choice === 'required' || (body.tool_choice?.function?.name ?? false),

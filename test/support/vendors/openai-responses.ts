@@ -25,8 +25,15 @@ const searchItems = (id: string, searches: number): Item[] =>
         { type: 'open_page', url: 'https://example.com/' },
       ].map((action, n) => ({ type: 'web_search_call', id: `ws_${id}${n}`, status: 'completed', action }))
 
+const citationsOf = (text: string, searches: Answer['searches']): object[] =>
+  searches.flatMap(({ query, found, cited }) =>
+    cited === undefined
+      ? []
+      : [{ type: 'url_citation', url: found, title: query, start_index: 0, end_index: text.length }],
+  )
+
 /** The items of an answer: reasoning, searches, text, calls. */
-function itemsOf({ id, reasoning, commentary, text, calls, billed }: Answer, call: Call): Item[] {
+function itemsOf({ id, reasoning, commentary, text, calls, searches, billed }: Answer, call: Call): Item[] {
   const { body } = call
   const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
   const thought: Item | null =
@@ -45,11 +52,17 @@ function itemsOf({ id, reasoning, commentary, text, calls, billed }: Answer, cal
     status: 'completed',
     role: 'assistant',
     ...(commentary !== null && { phase }),
-    content: [{ type: 'output_text', text, annotations: [], logprobs: [] }],
+    content: [{ type: 'output_text', text, annotations: citationsOf(text, searches), logprobs: [] }],
   })
   return [
     ...(thought ? [thought] : []),
     ...(isXai(call) ? [] : searchItems(id, billed.searches ?? 0)),
+    ...searches.map(({ query }, index) => ({
+      type: 'web_search_call',
+      id: `ws_${id}${index}`,
+      status: 'completed',
+      action: { type: 'search', query },
+    })),
     ...(commentary === null ? [] : [message(`msg_${id}c`, commentary, 'commentary')]),
     ...(text === '' && calls.length > 0 ? [] : [message(`msg_${id}`, text, 'final_answer')]),
     ...calls.map(
@@ -121,6 +134,11 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
       { type: 'response.reasoning_summary_part.done', ...summary, part },
     ]
   }
+  if (item.type === 'web_search_call')
+    return ['in_progress', 'searching', 'completed'].map(state => ({
+      type: `response.web_search_call.${state}`,
+      ...at,
+    }))
   if (item.type === 'function_call') {
     const args = String(item.arguments)
     return [
@@ -129,11 +147,17 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
     ]
   }
   if (item.type === 'web_search_call') return []
-  const part = (item.content as { text: string }[])[0]!
+  const part = (item.content as { text: string; annotations: object[] }[])[0]!
   const content = { ...at, content_index: 0 }
   return [
-    { type: 'response.content_part.added', ...content, part: { ...part, text: '' } },
+    { type: 'response.content_part.added', ...content, part: { ...part, text: '', annotations: [] } },
     ...chunks.map(delta => ({ type: 'response.output_text.delta', ...content, delta, logprobs: [] })),
+    ...part.annotations.map((annotation, annotation_index) => ({
+      type: 'response.output_text.annotation.added',
+      ...content,
+      annotation_index,
+      annotation,
+    })),
     { type: 'response.output_text.done', ...content, text: part.text, logprobs: [] },
     { type: 'response.content_part.done', ...content, part },
   ]

@@ -19,8 +19,11 @@ export type Reply = Pick<
   commentary?: string
   /** Details of a refusal. */
   refusal?: { category: string; explanation: string }
-  /** Web searches that the vendor makes itself before it answers; without a result if it is still to come. */
-  searches?: { query: string; limit?: unknown; found?: string }[]
+  /**
+   * Web searches that the vendor makes itself before it answers; without a result if it is still to come. The text of the answer
+   * cites what is `cited`.
+   */
+  searches?: { query: string; limit?: unknown; found?: string; cited?: string }[]
   /** Whether the reasoning arrives encrypted. */
   redacted?: boolean
   /** What the vendor bills besides the tokens of `usage`, or as parts of them, and how it served the answer. */
@@ -71,7 +74,7 @@ export type Answer = {
   finish: string | null
   commentary: string | null
   refusal: { category: string; explanation: string } | null
-  searches: { id: string; query: string; limit?: unknown; found?: string }[]
+  searches: { id: string; query: string; limit?: unknown; found?: string; cited?: string }[]
   usage: Usage | null
   billed: Billed
 }

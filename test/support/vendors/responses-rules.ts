@@ -150,6 +150,28 @@ export const responsesRules: readonly Rule[] = [
     }),
   },
   {
+    name: 'hosted tools without reasoning',
+    source: 'S',
+    date: '2026-05',
+    message: "The following tools cannot be used with reasoning.effort 'minimal': {type}.",
+    error: { param: 'tools' },
+    breach: first(function* ({ body }) {
+      for (const { type } of body.tools ?? [])
+        if (body.reasoning?.effort === 'minimal' && /^(web_search|code_interpreter)$/.test(type)) yield { type }
+    }),
+  },
+  {
+    name: 'container',
+    source: 'S',
+    date: '2026-05',
+    message: "Missing required parameter: 'tools[{i}].container'.",
+    error: { code: 'missing_required_parameter', param: 'tools[{i}].container' },
+    breach: first(function* ({ body }) {
+      for (const [i, { type, container }] of (body.tools ?? []).entries())
+        if (type === 'code_interpreter' && !container) yield { i }
+    }),
+  },
+  {
     name: 'tool name',
     source: 'S',
     date: '2026-11',

@@ -36,6 +36,7 @@ export function openStepOf(
     ...(answer.served_model && { served_model: answer.served_model }),
     ...(answer.service_tier && { service_tier: answer.service_tier }),
     ...(answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
+    ...(answer.annotations && { annotations: answer.annotations }),
     ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,
   }
@@ -76,4 +77,6 @@ export const settledStep = (
 
 /** Returns the journalled form of a step: in content mode `none` without content. */
 export const storedStep = (step: JournalStepRow, mode: GenerationRow['content_mode']): JournalStepRow =>
-  mode === 'full' ? step : { ...step, text: null, tool_calls: [], tool_results: [], vendor_parts: null }
+  mode === 'full'
+    ? step
+    : { ...step, text: null, tool_calls: [], tool_results: [], vendor_parts: null, annotations: null }

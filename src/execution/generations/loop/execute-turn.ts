@@ -233,7 +233,6 @@ function offeredTools(
   { tool_choice }: StepSettings,
 ): Pick<ModelRequest, 'tools' | 'tool_choice'> {
   if (tools.size === 0) return { tools: [], tool_choice: null }
-  const unknown = typeof tool_choice === 'object' && tool_choice !== null && !tools.has(tool_choice.tool_name)
   return {
     tools: [...tools.values()].map(({ name, description, schema, strict }) => ({
       name,
@@ -241,8 +240,19 @@ function offeredTools(
       parameters: schema,
       ...(strict && { strict }),
     })),
-    tool_choice: unknown ? 'auto' : tool_choice,
+    tool_choice: availableChoice(tools, tool_choice),
   }
+}
+
+/** Returns a choice among available tools. If no allowed tool is available, no tool may be called. */
+function availableChoice(
+  tools: ReadonlyMap<string, TurnTool>,
+  choice: StepSettings['tool_choice'],
+): StepSettings['tool_choice'] {
+  if (typeof choice !== 'object' || choice === null) return choice
+  if (choice.type === 'tool') return tools.has(choice.tool_name) ? choice : 'auto'
+  const tool_names = choice.tool_names.filter(name => tools.has(name))
+  return tool_names.length > 0 ? { ...choice, tool_names } : 'none'
 }
 
 /** Requests a step. If the model takes no context as long, messages without a summary are omitted after all. */
@@ -299,6 +309,8 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
     prompt_caching: agent.prompt_caching?.enabled ?? null,
     prompt_cache_ttl: agent.prompt_caching?.ttl,
     provider_options: agent.provider_options,
+    vendor_tools: agent.vendor_tools,
+    ...((generation.content_mode === 'none' || data.overrides.client?.store === false) && { store: false }),
     signal,
     onUnused: answer => turn.addUnusedAnswer(answer, step),
     // A structured answer is validated as a whole before front ends receive it; clients of the OpenAI API validate it too.

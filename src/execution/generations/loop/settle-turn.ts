@@ -57,7 +57,14 @@ export async function completeTurn(
   const read = await readAnswer(turn, text, step, stop, signal)
   if ('failure' in read) return settleTurn(turn, failedEnd(read.failure), step, events)
   const finish_reason = step.finish_reason as string
-  const output = { model: step.model as string, content: text, finish_reason, object: read.object }
+  const { annotations } = step
+  const output = {
+    model: step.model as string,
+    content: text,
+    finish_reason,
+    object: read.object,
+    ...(annotations && annotations.length > 0 && { annotations }),
+  }
   return settleTurn(
     turn,
     { status: 'completed', stop_reason: stop ?? finish_reason, error: null, output },
@@ -173,6 +180,7 @@ async function settleTurn(
     history: laterHistory(generation, steps),
     partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
     model: end.output?.model ?? null,
+    annotations: end.output?.annotations ?? null,
     object: end.output?.object ?? null,
     error: end.error,
     ignored_params: ignoredSettings(steps),

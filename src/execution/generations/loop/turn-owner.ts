@@ -6,7 +6,7 @@ import { extensionPoint } from '../../../core/declarations.ts'
 import type { Logger } from '../../../core/process/log.ts'
 import type { Services } from '../../../core/process/services.ts'
 import type { SessionKnowledge } from '../../agents/knowledge.ts'
-import type { ModelMessage } from '../../providers/model-messages.ts'
+import type { Annotation, ModelMessage } from '../../providers/model-messages.ts'
 import type { GenerationRow, PromptContext } from '../model.ts'
 
 export type TurnOutcome = {
@@ -22,6 +22,8 @@ export type TurnOutcome = {
   /** Text streamed by the step in progress when the turn was aborted. */
   partial: string | null
   model: string | null
+  /** Pages that the content cites. */
+  annotations: readonly Annotation[] | null
   /** The structured answer; null without an output schema. */
   object: unknown
   error: RecordedFailure | null

@@ -3,7 +3,7 @@ import { UsageTotals } from '../../../control/usage/totals.ts'
 import { ignoredSettings } from '../../providers/ignored-params.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import { phasedParts } from '../../providers/vendor-parts.ts'
-import type { GenerationRow, JournalStepRow, OpenStep } from '../model.ts'
+import { Annotations, type GenerationRow, type JournalStepRow, type OpenStep } from '../model.ts'
 
 /** Response to a request that does not wait for the turn. */
 export const AcceptedTurn = z
@@ -29,6 +29,7 @@ export const GenerateResult = z
         content: z.string(),
         finish_reason: z.string(),
         object: z.unknown(),
+        annotations: Annotations.optional(),
         response_messages: z.array(z.record(z.string(), z.unknown())).describe('Messages of the turn'),
       })
       .nullable(),

@@ -8,6 +8,11 @@ export const ACKNOWLEDGEMENT = 'OK.'
 /** Follows a history that ends with the assistant. */
 const CONTINUATION: PromptMessage = { role: 'user', content: 'Continue.' }
 
+/** Text of a message of documents alone. */
+const DOCUMENT_TEXT = 'See the attached document.'
+/** Text of a result without any. */
+const BLANK_RESULT = '(no output)'
+
 const NO_RESULT = { code: 'TOOL_CALL_FAILED', message: 'The call has no result' }
 
 type Pending = Map<string, ToolCallPart>
@@ -18,18 +23,20 @@ type Pending = Map<string, ToolCallPart>
  */
 export function shapeMessages(
   messages: readonly PromptMessage[],
-  { assistantFirst, assistantLast, alternates, userAfterResults }: OutgoingProfile,
+  { assistantFirst, assistantLast, alternates, userAfterResults, needsTexts }: OutgoingProfile,
 ): PromptMessage[] {
   const shaped: PromptMessage[] = []
   let pending: Pending = new Map()
   for (const message of messages) {
     if (message.role === 'tool') {
       const results = message.content.filter(({ tool_call_id }) => pending.delete(tool_call_id))
-      if (results.length > 0) shaped.push({ role: 'tool', content: results })
+      const content = needsTexts ? results.map(withText) : results
+      if (content.length > 0) shaped.push({ role: 'tool', content })
       continue
     }
-    const content = withoutBlanks(message)
-    if (content === null) continue
+    const spoken = withoutBlanks(message)
+    if (spoken === null) continue
+    const content = needsTexts ? withDocumentText(spoken) : spoken
     if (isPaused(content) && !assistantLast && shaped.at(-1)?.role === 'assistant') shaped.push(CONTINUATION)
     shaped.push(...missingResults(pending))
     if (!userAfterResults && content.role === 'user' && shaped.at(-1)?.role === 'tool')
@@ -59,6 +66,20 @@ function withoutBlanks(message: Spoken): Spoken | null {
   if (content.length === 0) return null
   return content.length === message.content.length ? message : ({ ...message, content } as Spoken)
 }
+
+/** Adds a text to a message of documents alone. */
+function withDocumentText(message: Spoken): Spoken {
+  if (message.role !== 'user' || typeof message.content === 'string') return message
+  const { content } = message
+  const hasDocument = content.some(part => part.type === 'attachment' && !part.media_type.startsWith('image/'))
+  return hasDocument && content.every(({ type }) => type !== 'text')
+    ? { ...message, content: [{ type: 'text', text: DOCUMENT_TEXT }, ...content] }
+    : message
+}
+
+/** Gives a blank result a text. */
+const withText = (part: ToolResultPart): ToolResultPart =>
+  !part.error && typeof part.result === 'string' && isBlank(part.result) ? { ...part, result: BLANK_RESULT } : part
 
 /** Joins consecutive messages of the user, and consecutive texts of the assistant. */
 function joinNeighbours(messages: readonly PromptMessage[]): PromptMessage[] {

@@ -68,6 +68,11 @@ function choiceOf(
 ): ModelRequest['tool_choice'] {
   if (tools.length === 0) return null
   if (typeof tool_choice !== 'object' || tool_choice === null) return tool_choice
+  if (tool_choice.type === 'allowed_tools') {
+    const tool_names = tool_choice.tool_names.map(name => names.outgoing(name))
+    const known = tool_names.filter(each => tools.some(({ name }) => name === each))
+    return known.length > 0 ? { ...tool_choice, tool_names: known } : 'none'
+  }
   const tool_name = names.outgoing(tool_choice.tool_name)
   return tools.some(({ name }) => name === tool_name) ? { type: 'tool', tool_name } : 'auto'
 }

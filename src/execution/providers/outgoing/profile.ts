@@ -10,6 +10,8 @@ export type OutgoingProfile = {
   alternates: boolean
   /** Whether results may be followed by a message of the user. */
   userAfterResults: boolean
+  /** Whether a message with a document must have a text, and a result must not be blank. */
+  needsTexts: boolean
   /** Whether a message with calls must have reasoning. */
   callsNeedReasoning: boolean
   /** Ids of tool calls that are accepted unchanged. */
@@ -34,6 +36,7 @@ const OPENAI: OutgoingProfile = {
   assistantLast: true,
   alternates: false,
   userAfterResults: true,
+  needsTexts: false,
   callsNeedReasoning: false,
   callIds: /^[\x21-\x7e]{1,40}$/,
   callIdLength: 32,
@@ -63,7 +66,7 @@ const GOOGLE: OutgoingProfile = {
 
 const TYPES: Partial<Record<ProviderType, OutgoingProfile>> = {
   anthropic: ANTHROPIC,
-  bedrock: ANTHROPIC,
+  bedrock: { ...ANTHROPIC, needsTexts: true },
   google: GOOGLE,
   vertex: GOOGLE,
 }
