@@ -74,7 +74,10 @@ describe('the schema of an action of a platform tool', () => {
         name => !left.includes(name) && !name.startsWith('tags['),
       )
       const flat = fields.filter(({ field }) => !left.includes(field))
-      assert.deepEqual(schema.properties, Object.fromEntries(flat.map(({ name, schema }) => [name, schema])))
+      const { map } = flatten(declared.get(id)) ?? {}
+      const shown = [...flat, ...(map ? [map] : [])].map(({ name, schema }) => [name, schema])
+      assert.deepEqual(schema.properties, Object.fromEntries(shown))
+      assert.equal(schema.additionalProperties, false, id)
       const missing = names.filter(name => !Object.hasOwn(schema.properties, name))
       assert.deepEqual(missing, [], `${id} shows no ${missing}`)
       for (const name of names)
@@ -97,7 +100,7 @@ describe('the schema of an action of a platform tool', () => {
     })
     const { data } = (await project.key.get(`/tools/${tool.body.id}/actions`)).body
     const ajv = new Ajv2020({ strict: false, validateFormats: false })
-    const calls = { 'replace-actor-tags': { team: 'desk' }, 'update-actor': { name: 'Ada L.' } }
+    const calls = { 'replace-actor-tags': { tags: { team: 'desk' } }, 'update-actor': { name: 'Ada L.' } }
     for (const [action, fields] of Object.entries(calls)) {
       const input = { actor_id: actor.id, ...fields }
       const { input_schema } = data.find(({ name }: any) => name === action)
