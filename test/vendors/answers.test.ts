@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { parseExactJson } from '../../src/core/api/exact-json.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Recorded, type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -29,6 +29,7 @@ describe('answers of vendors', () => {
       'chats:*',
       'conversations:*',
       'generations:*',
+      'memories:*',
       'model-routes:*',
       'secrets:*',
       'sessions:*',
@@ -114,6 +115,35 @@ describe('answers of vendors', () => {
       assert.equal((await asks(await agentOf(second.id))).content, 'No.')
       assert.match(second.sent(), /Break in/)
       assert.doesNotMatch(second.sent(), /I cannot/)
+    })
+
+    it('are no source of facts, nor of the title of their session, which the next answer has', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent_id = await agentOf(id, { auto_title: true })
+      const memory_store_id = (await made('/memory-stores', { name: id })).id
+      const rule = await made('/memory-rules', {
+        on: 'generations.completed',
+        memory_store_id,
+        source_agent_ids: [agent_id],
+      })
+      const session = await made('/sessions', { agent_id, auto_generate: true })
+      const say = async (message: string) =>
+        (await made(`/sessions/${session.id}/messages?wait=true`, { message })).reply
+      plan(REFUSAL)
+      assert.equal((await say('Break in')).message.refused, true)
+      const asked = calls().length
+      plan(({ body }) => ({
+        text: /Write a title/.test(JSON.stringify(body.system)) ? 'A title' : '["Ada likes tea"]',
+      }))
+      const { generation_id } = await say('I like tea')
+      const named = await eventually(async () => {
+        const { name } = (await key.get(`/sessions/${session.id}`)).body
+        const { extraction } = (await key.get(`/generations/${generation_id}`)).body
+        return name !== null && extraction?.[rule.id] && name
+      })
+      assert.equal(named, 'A title')
+      assert.deepEqual([asked, calls().length], [1, 3])
+      for (const { body } of calls()) assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
     })
 
     it('are left out of later replies of a chat', async () => {
