@@ -163,6 +163,70 @@ describe('answers of vendors', () => {
     })
   })
 
+  describe('with calls of another model in the same turn', () => {
+    const weather = (path: string) => ({
+      tool: { name: 'weather', type: 'http', execute: { url: `${tools.url}/${path}` } },
+    })
+    const CALL = { tool_calls: [{ name: 'weather', args: {} }] }
+
+    it('are requested without thinking that requires reasoning before each call', async () => {
+      const [first, second] = [await vendor('custom kimi'), await vendor('anthropic')]
+      const route = await made('/model-routes', {
+        name: 'thinkers',
+        targets: [
+          { ai_provider_id: first.id, model: 'kimi-k2.6' },
+          { ai_provider_id: second.id, model: 'claude-sonnet-4-5' },
+        ],
+      })
+      const { id } = await made('/agents', {
+        name: 'agent',
+        model_route_id: route.id,
+        tool_bindings: [weather('two-models')],
+        provider_options: { anthropic: { thinking: { type: 'enabled', budgetTokens: 2048 } } },
+      })
+      first.plan([{ reasoning: 'I look.', ...CALL }, { error: { status: 503 } }])
+      second.plan([CALL, { text: 'Sun.' }])
+      const reply = await made(`/agents/${id}/generate?wait=true`, { prompt: 'Weather?' })
+      assert.equal(reply.output?.content, 'Sun.', JSON.stringify(reply.error))
+      assert.deepEqual(
+        second.calls().map(({ body }) => body.thinking?.type),
+        ['disabled', 'disabled'],
+      )
+      assert.deepEqual(reply.ignored_params, ['thinking'])
+      second.plan({ reasoning: 'Hm.', text: 'Fine.' })
+      first.plan({ error: { status: 503 } })
+      await made(`/agents/${id}/generate?wait=true`, { prompt: 'And now?' })
+      assert.equal(second.calls()[0]!.body.thinking.type, 'enabled')
+    })
+
+    it('are requested without an effort that means such thinking, for a history of a client', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      plan({ text: 'Sun.' })
+      const call = { id: 'call_1', type: 'function', function: { name: 'weather', arguments: '{}' } }
+      for (const [model, thinking] of [
+        ['claude-sonnet-4-5', 'disabled'],
+        ['claude-sonnet-4-6', 'adaptive'],
+      ]) {
+        const reply = await fetch(`${app.url}/openai/v1/chat/completions`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+          body: JSON.stringify({
+            model: `${id}/${model}`,
+            reasoning_effort: 'low',
+            messages: [
+              { role: 'user', content: 'Weather?' },
+              { role: 'assistant', content: null, tool_calls: [call] },
+              { role: 'tool', tool_call_id: 'call_1', content: 'sun' },
+            ],
+            tools: [{ type: 'function', function: { name: 'weather', parameters: { type: 'object' } } }],
+          }),
+        })
+        assert.equal(reply.status, 200, await reply.text())
+        assert.equal(calls().at(-1)!.body.thinking?.type, thinking, model)
+      }
+    })
+  })
+
   describe('with calls that the vendor makes', () => {
     const weather = { type: 'object', properties: { city: { type: 'string' } } }
     const bound = (path: string) => ({

@@ -18,7 +18,7 @@ import { storableText, storableValue, truncateChars } from '../../core/api/stora
 import type { Services } from '../../core/process/services.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
-import { parseArguments } from './exact-arguments.ts'
+import { parseModelArguments } from './exact-arguments.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure, StreamFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
@@ -34,6 +34,7 @@ import type {
 } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
+import { withoutManualThinking } from './outgoing/manual-thinking.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
@@ -153,7 +154,8 @@ async function callSdk(
   const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
   const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
-  const options = callOptions(client, sent, { ...profile, marks }, signal)
+  const asked = callOptions(client, sent, { ...profile, marks }, signal)
+  const { options, notes: thinkingNotes } = withoutManualThinking(client.type, model, asked)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle })
   const answer = isStreamed
@@ -163,7 +165,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, watch)
       })
     : await readAnswer(vendor, options, request, watch)
-  const all = [...notes, ...(answer.notes ?? [])]
+  const all = [...notes, ...thinkingNotes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -472,7 +474,7 @@ function refusalNote(metadata: SharedV4ProviderMetadata | undefined): VendorNote
 function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): ModelAnswer['tool_calls'][number] {
   const call = { id: storableText(toolCallId), tool_name: storableText(toolName) }
   try {
-    return { ...call, args: storableValue(parseArguments(input)) }
+    return { ...call, args: storableValue(parseModelArguments(input)) }
   } catch {
     return { ...call, args: storableText(input), args_error: 'the arguments are not valid JSON' }
   }
