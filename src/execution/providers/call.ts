@@ -41,7 +41,8 @@ const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
  * an abort is thrown as the reason of the caller's signal. Answers that are not returned are reported to
  * `request.onUnused`.
  * @param rule.repeats whether a class of transient failures is retried; default all
- * @param rule.each receives the outcome of each attempt before the next one
+ * @param rule.each receives the outcome of each attempt before the next one, except of malformed and paused answers, which are
+ *   continued by the next one
  */
 export async function attemptModel(
   services: Services,

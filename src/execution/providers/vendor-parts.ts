@@ -1,6 +1,6 @@
 import type { LanguageModelV4Content, LanguageModelV4StreamPart } from '@ai-sdk/provider'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
-import { parseArguments } from './exact-arguments.ts'
+import { parseModelArguments } from './exact-arguments.ts'
 import type { VendorPart } from './model-messages.ts'
 
 type Block = Extract<LanguageModelV4Content, { type: 'text' | 'reasoning' }>
@@ -100,7 +100,7 @@ const nameOf = ({ toolCallId, toolName }: { toolCallId: string; toolName: string
 
 function parsedInput(input: string): unknown {
   try {
-    return parseArguments(input)
+    return parseModelArguments(input)
   } catch {
     return input
   }
