@@ -39,7 +39,7 @@ export class ContentReader {
 }
 
 /** Returns the ID of the vendor's message that a text is part of: a vendor with such IDs may give several messages. */
-export const messageIdOf = ({ providerMetadata }: Pick<Block, 'providerMetadata'>): string | undefined =>
+const messageIdOf = ({ providerMetadata }: Pick<Block, 'providerMetadata'>): string | undefined =>
   Object.values(providerMetadata ?? {}).flatMap(({ itemId }) => (typeof itemId === 'string' ? itemId : []))[0]
 
 /** Finds the texts before which another message of the vendor has ended; a blank line separates them. */
