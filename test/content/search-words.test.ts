@@ -42,6 +42,14 @@ describe('words of a text', () => {
     for (const [word, form] of Object.entries(forms)) assert.equal(foldWord(word), form)
     for (const word of ['plain', '退款', '번역', 'ไทย', 'हिन्दी']) assert.equal(foldWord(word), null)
   })
+  it('are all indexed, however long a text without spaces is', () => {
+    const sentence = '我们支持七天内无理由退款，'
+    const indexed = indexText(sentence.repeat(1000)).split(' ')
+    for (let at = 0; at < sentence.length - 2; at++) {
+      const pair = sentence.slice(at, at + 2)
+      assert.equal(indexed.filter(word => word === pair).length, 1000, pair)
+    }
+  })
   it('cost time linear in the text', () => {
     for (const part of ['a-\n', 'é ', 'ﷺ', '-', 'a.b', '退', 'ก็', 'x-'.repeat(5)]) {
       const time = (count: number) => {

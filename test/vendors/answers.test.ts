@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { parseExactJson } from '../../src/core/api/exact-json.ts'
-import { type Client, startApp, type TestApp } from '../support/app.ts'
+import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Recorded, type Simulators, startSimulators } from '../support/vendors/server.ts'
@@ -29,6 +29,7 @@ describe('answers of vendors', () => {
       'chats:*',
       'conversations:*',
       'generations:*',
+      'memories:*',
       'model-routes:*',
       'secrets:*',
       'sessions:*',
@@ -116,6 +117,35 @@ describe('answers of vendors', () => {
       assert.doesNotMatch(second.sent(), /I cannot/)
     })
 
+    it('are no source of facts, nor of the title of their session, which the next answer has', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent_id = await agentOf(id, { auto_title: true })
+      const memory_store_id = (await made('/memory-stores', { name: id })).id
+      const rule = await made('/memory-rules', {
+        on: 'generations.completed',
+        memory_store_id,
+        source_agent_ids: [agent_id],
+      })
+      const session = await made('/sessions', { agent_id, auto_generate: true })
+      const say = async (message: string) =>
+        (await made(`/sessions/${session.id}/messages?wait=true`, { message })).reply
+      plan(REFUSAL)
+      assert.equal((await say('Break in')).message.refused, true)
+      const asked = calls().length
+      plan(({ body }) => ({
+        text: /Write a title/.test(JSON.stringify(body.system)) ? 'A title' : '["Ada likes tea"]',
+      }))
+      const { generation_id } = await say('I like tea')
+      const named = await eventually(async () => {
+        const { name } = (await key.get(`/sessions/${session.id}`)).body
+        const { extraction } = (await key.get(`/generations/${generation_id}`)).body
+        return name !== null && extraction?.[rule.id] && name
+      })
+      assert.equal(named, 'A title')
+      assert.deepEqual([asked, calls().length], [1, 3])
+      for (const { body } of calls()) assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
+    })
+
     it('are left out of later replies of a chat', async () => {
       const { id, plan, sent } = await vendor('anthropic')
       const chat = await made('/chats', { ai_provider_id: id })
@@ -130,6 +160,70 @@ describe('answers of vendors', () => {
       plan({ text: 'Fine.' })
       assert.equal((await say('And now?')).content, 'Fine.')
       assert.doesNotMatch(sent(), /Break in|I cannot/)
+    })
+  })
+
+  describe('with calls of another model in the same turn', () => {
+    const weather = (path: string) => ({
+      tool: { name: 'weather', type: 'http', execute: { url: `${tools.url}/${path}` } },
+    })
+    const CALL = { tool_calls: [{ name: 'weather', args: {} }] }
+
+    it('are requested without thinking that requires reasoning before each call', async () => {
+      const [first, second] = [await vendor('custom kimi'), await vendor('anthropic')]
+      const route = await made('/model-routes', {
+        name: 'thinkers',
+        targets: [
+          { ai_provider_id: first.id, model: 'kimi-k2.6' },
+          { ai_provider_id: second.id, model: 'claude-sonnet-4-5' },
+        ],
+      })
+      const { id } = await made('/agents', {
+        name: 'agent',
+        model_route_id: route.id,
+        tool_bindings: [weather('two-models')],
+        provider_options: { anthropic: { thinking: { type: 'enabled', budgetTokens: 2048 } } },
+      })
+      first.plan([{ reasoning: 'I look.', ...CALL }, { error: { status: 503 } }])
+      second.plan([CALL, { text: 'Sun.' }])
+      const reply = await made(`/agents/${id}/generate?wait=true`, { prompt: 'Weather?' })
+      assert.equal(reply.output?.content, 'Sun.', JSON.stringify(reply.error))
+      assert.deepEqual(
+        second.calls().map(({ body }) => body.thinking?.type),
+        ['disabled', 'disabled'],
+      )
+      assert.deepEqual(reply.ignored_params, ['thinking'])
+      second.plan({ reasoning: 'Hm.', text: 'Fine.' })
+      first.plan({ error: { status: 503 } })
+      await made(`/agents/${id}/generate?wait=true`, { prompt: 'And now?' })
+      assert.equal(second.calls()[0]!.body.thinking.type, 'enabled')
+    })
+
+    it('are requested without an effort that means such thinking, for a history of a client', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      plan({ text: 'Sun.' })
+      const call = { id: 'call_1', type: 'function', function: { name: 'weather', arguments: '{}' } }
+      for (const [model, thinking] of [
+        ['claude-sonnet-4-5', 'disabled'],
+        ['claude-sonnet-4-6', 'adaptive'],
+      ]) {
+        const reply = await fetch(`${app.url}/openai/v1/chat/completions`, {
+          method: 'POST',
+          headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+          body: JSON.stringify({
+            model: `${id}/${model}`,
+            reasoning_effort: 'low',
+            messages: [
+              { role: 'user', content: 'Weather?' },
+              { role: 'assistant', content: null, tool_calls: [call] },
+              { role: 'tool', tool_call_id: 'call_1', content: 'sun' },
+            ],
+            tools: [{ type: 'function', function: { name: 'weather', parameters: { type: 'object' } } }],
+          }),
+        })
+        assert.equal(reply.status, 200, await reply.text())
+        assert.equal(calls().at(-1)!.body.thinking?.type, thinking, model)
+      }
     })
   })
 

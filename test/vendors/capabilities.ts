@@ -69,13 +69,20 @@ const history =
     return says(await cell.turn(agent, { messages }), 'fine')
   }
 
-/** A tool with a schema or name is offered, or left out with a note, and does not fail the turn. */
+/** The number of tools that a request offers, in the format of any vendor. */
+const toolsOf = ({ body }: Recorded): number =>
+  [body.toolConfig?.tools ?? body.tools ?? []].flat().flatMap(tool => tool.functionDeclarations ?? [tool]).length
+
+/** A tool with a schema or name is offered next to another one. */
 const tool =
   (fields: object): Capability =>
   async cell => {
     const agent = await cell.agent({ tool_bindings: [httpTool(cell), httpTool(cell, { name: 'odd', ...fields })] })
     cell.plan({ text: 'fine' })
-    return says(await cell.turn(agent, { prompt: 'Hello' }), 'fine')
+    const failure = says(await cell.turn(agent, { prompt: 'Hello' }), 'fine')
+    if (failure) return failure
+    const offered = toolsOf(cell.calls()[0]!)
+    return offered === 2 ? null : `${offered} of 2 tools are offered`
   }
 
 const schema = (properties: object, more: object = {}) => tool({ parameters: { type: 'object', properties, ...more } })
@@ -102,15 +109,17 @@ const value = (name: string, fields: object) => ({
   additionalProperties: false,
 })
 
-/** A call of an abnormal answer must not be made. */
+/** A call of an abnormal answer must not be made; the turn has this number of steps. */
 const notCalled =
-  (finish: (profile: Profile) => string, args: object): Capability =>
+  (finish: (profile: Profile) => string, args: object, steps: number): Capability =>
   async cell => {
     const path = cell.toolPath()
     const agent = await cell.agent({ tool_bindings: [httpTool(cell, {}, path)], max_steps: 2 })
     cell.plan([{ tool_calls: [{ name: '*', ...args }], finish: finish(cell.profile) }, { text: 'done' }])
     await cell.turn(agent, { prompt: 'Weather of Paris?', stream: true })
-    return cell.tools.received(path).length === 0 ? null : 'the call is made'
+    if (cell.tools.received(path).length > 0) return 'the call is made'
+    const statuses = cell.calls().map(({ status }) => status)
+    return statuses.join() === Array(steps).fill(200).join() ? null : `the calls of the model are ${statuses}`
   }
 
 /** A stream with lines without meaning. */
@@ -230,11 +239,12 @@ export const capabilities: Record<string, Capability> = {
   async 'stream without its end'(cell) {
     cell.plan({ text: 'one two three four five six', cut: { after: 5 } })
     const { error, text } = await cell.turn(await cell.agent(), { prompt: 'Hello', stream: true })
+    if (cell.calls().some(({ status }) => status !== 200)) return 'the request is refused'
     return error ? null : `completed: ${JSON.stringify(text)}`
   },
 
-  'call cut by the limit': notCalled(({ finish }) => finish.cut, { args: { city: 'Par' } }),
-  'call of a refused answer': notCalled(({ finish }) => finish.refused, { args: { city: 'Paris' } }),
+  'call cut by the limit': notCalled(({ finish }) => finish.cut, { args: { city: 'Par' } }, 2),
+  'call of a refused answer': notCalled(({ finish }) => finish.refused, { args: { city: 'Paris' } }, 1),
 
   async 'malformed call'(cell) {
     const { malformed } = cell.profile

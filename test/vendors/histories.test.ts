@@ -8,6 +8,7 @@ import { startApp, type TestApp } from '../support/app.ts'
 import { random } from '../support/random.ts'
 import { laneOf, type Profile, profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { PIXELS } from './tool-server.ts'
 
 const HISTORIES = 25
 
@@ -20,7 +21,11 @@ const NAMES = ['look_up', '2nd.tool', 'gone']
 
 type Draw = (below: number) => number
 
-/** Returns a history as it may be stored: any roles in any order, blanks, calls and results in any state. */
+/** What another model answered with, and would require back. */
+const FOREIGN = { ai_provider_id: 'aip_other', model: 'other' }
+const IMAGE = { type: 'image', mimeType: 'image/png', data: PIXELS }
+
+/** Returns a history as it may be stored: any roles in any order, blanks, media, other models, calls and results in any state. */
 function history(draw: Draw): PromptMessage[] {
   const one = <T>(of: readonly T[]): T => of[draw(of.length)]
   const text = () => ({ type: 'text' as const, text: one(TEXTS) })
@@ -33,6 +38,10 @@ function history(draw: Draw): PromptMessage[] {
     }))
   return Array.from({ length: 1 + draw(12) }, (): PromptMessage[] => {
     const kind = draw(4)
+    if (kind === 0 && draw(4) === 0) {
+      const file = { type: 'attachment' as const, filename: 'a.png', media_type: 'image/png', data_base64: PIXELS }
+      return [{ role: 'user', content: [text(), file] }]
+    }
     if (kind === 0) return [{ role: 'user', content: draw(2) === 0 ? one(TEXTS) : [text(), text()] }]
     if (kind === 1) return [{ role: 'assistant', content: draw(2) === 0 ? one(TEXTS) : [text()] }]
     const made = calls(1 + draw(3))
@@ -41,10 +50,22 @@ function history(draw: Draw): PromptMessage[] {
       type: 'tool_result' as const,
       tool_call_id,
       tool_name,
-      result: one<unknown>(['', 'found', { a: 1 }, null]),
+      result: one<unknown>(['', 'found', { a: 1 }, null, [{ type: 'text', text: 'See' }, IMAGE]]),
       error: draw(4) === 0 ? { code: 'TOOL_CALL_FAILED', message: 'no' } : null,
     }))
-    const assistant: PromptMessage = { role: 'assistant', content: [...(draw(2) === 0 ? [text()] : []), ...made] }
+    const metadata = { other: { signature: 'of another model' } }
+    const vendor = {
+      ...FOREIGN,
+      parts: [
+        { type: 'reasoning' as const, text: 'Hm.', metadata },
+        ...made.map((_, position) => ({ type: 'tool_call' as const, position, metadata })),
+      ],
+    }
+    const assistant: PromptMessage = {
+      role: 'assistant',
+      content: [...(draw(2) === 0 ? [text()] : []), ...made],
+      ...(draw(2) === 0 && { vendor }),
+    }
     return results.length === 0 ? [assistant] : [assistant, { role: 'tool', content: results }]
   }).flat()
 }

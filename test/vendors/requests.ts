@@ -47,6 +47,7 @@ const anthropic: Requests = {
     'result unexpected': body => void (body.messages[2].content[0].tool_use_id = 'other'),
     'call id': body =>
       void (body.messages[1].content[0].id = body.messages[2].content[0].tool_use_id = 'functions.f:0'),
+    'call ids unique': body => void body.messages.push(...body.messages.slice(1)),
     'tool name': body => void (body.tools[0].name = 'my tool'),
     'tool names unique': body => void body.tools.push(body.tools[0]),
     'schema type': body => void (body.tools[0].input_schema = { properties: {} }),

@@ -105,12 +105,14 @@ function* slicesOf(text: string): Generator<string> {
   }
 }
 
-/** Ends a slice after a space, if it has one near its end, and never within a surrogate pair. */
+/** Characters between words: spaces, and the punctuation of scripts without spaces, whose pairs of letters a slice would part. */
+const BETWEEN_WORDS = /[\s\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]/
+
+/** Ends a slice between words, if it has such a place near its end, and never within a surrogate pair. */
 function endOfSlice(text: string, start: number): number {
   const end = start + SLICE
   if (end >= text.length) return text.length
-  const space = Math.max(text.lastIndexOf(' ', end), text.lastIndexOf('\n', end))
-  if (space > end - 1000) return space + 1
+  for (let at = end; at > end - 1000; at--) if (BETWEEN_WORDS.test(text[at])) return at + 1
   const code = text.charCodeAt(end)
   return code >= 0xdc00 && code <= 0xdfff ? end - 1 : end
 }

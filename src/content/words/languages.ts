@@ -15,7 +15,7 @@ const OWN = '/own'
 /** Followed by the configuration for scripts of many languages. */
 const AUTO = 'auto:'
 
-export type WordsTag = {
+type WordsTag = {
   language: string
   /** Whether the row has words of an earlier release. */
   isEarlier: boolean
@@ -23,7 +23,7 @@ export type WordsTag = {
   isOwn: boolean
 }
 
-export function parseTag(tag: string): WordsTag {
+function parseTag(tag: string): WordsTag {
   const isOwn = tag.endsWith(FORMAT + OWN)
   const name = isOwn ? tag.slice(0, -OWN.length) : tag
   if (!name.endsWith(FORMAT)) return { language: tag, isEarlier: true, isOwn: false }
@@ -45,7 +45,7 @@ export const configOf = (language: string, script: string | null): string =>
   language.startsWith(AUTO) ? (script ?? language.slice(AUTO.length)) : language
 
 /** Query for a text search configuration by name, resolved like in PostgreSQL; `simple` if it does not exist. */
-export const textSearchConfigExpr = (name: string) => sql.fragment`
+const textSearchConfigExpr = (name: string) => sql.fragment`
   select f.config, f.name
   from (
     select t.oid::regconfig as config, ${name} as name, 0 as rank

@@ -33,10 +33,11 @@ const MAX_WORDS = 64
 
 /** A word at a position relative to the start of its term. */
 type Operand = { text: string; at: number; isPrefix: boolean; isPair: boolean }
-/** `compounds`: positions of words that may be written as one. */
 type Term = {
   operands: Operand[]
+  /** Positions that the words take. */
   length: number
+  /** The words written as one, if they are a compound. */
   compound: string | null
   isExcluded: boolean
   /** Whether the term follows `or`. */

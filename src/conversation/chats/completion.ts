@@ -177,7 +177,7 @@ function convertMessage(
       type: 'tool_call' as const,
       tool_call_id: id,
       tool_name: name,
-      args: parseArguments(text),
+      args: parseClientArguments(text),
     }
   })
   const textParts = content ? [{ type: 'text' as const, text: content as string }] : []
@@ -185,7 +185,7 @@ function convertMessage(
 }
 
 /** Returns the arguments of a call; as the text that the model gave if they are no JSON object. */
-export function parseArguments(text: string): unknown {
+export function parseClientArguments(text: string): unknown {
   try {
     const value = storableValue(parseExactJson(text === '' ? '{}' : text))
     if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value

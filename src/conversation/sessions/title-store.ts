@@ -1,10 +1,11 @@
 import { z } from 'zod'
 import type { RecordedFailure } from '../../core/api/errors.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { isRefusedMessage } from '../conversations/store.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 
-/** Requests a name after the first reply of a session. Returns false after later replies and for a repeated request. */
+/** Requests a name after the first reply of a session that the vendor did not refuse. Returns false after later replies and for a repeated request. */
 export const insertTitleWork = async (
   tx: Queryable,
   item: { conversation_id: string; id: string; generation_id: string; agent_id: string; agent_version: number },
@@ -16,7 +17,7 @@ export const insertTitleWork = async (
       where not exists (
         select from conversation_messages m join generations g on g.id = m.generation_id
         where m.conversation_id = ${item.conversation_id} and m.role = 'assistant' and g.id <> ${item.generation_id}
-          and g.status = 'completed')
+          and g.status = 'completed' and not ${isRefusedMessage})
       on conflict (conversation_id) do nothing`)
   ).rowCount === 1
 

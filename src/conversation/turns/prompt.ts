@@ -58,7 +58,8 @@ function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: s
   return parts.filter(part => part.trim() !== '')
 }
 
-const isRefused = ({ history }: SeenMessage): boolean => Array.isArray(history) && history.length === 0
+/** Whether a message is an answer that the vendor refused: its history is empty. */
+const isRefusedAnswer = ({ history }: SeenMessage): boolean => Array.isArray(history) && history.length === 0
 
 /**
  * Returns the messages without refused answers and, where the user has written since, the messages that these answered: a
@@ -69,7 +70,7 @@ function withoutRefused(messages: readonly SeenMessage[]): SeenMessage[] {
   let leftOut = false
   let isFollowed = false
   for (const message of messages.toReversed()) {
-    if (isRefused(message)) {
+    if (isRefusedAnswer(message)) {
       leftOut = isFollowed
       continue
     }

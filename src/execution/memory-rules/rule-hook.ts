@@ -42,9 +42,9 @@ function matchingRules(
 }
 
 /** Inserts the firings of a completed turn and their wake-ups in the transaction that settles it. */
-export const ruleTurnHook: TurnCompletionHook = async (services, generation) => {
-  // No content, no facts.
-  if (generation.content_mode === 'none') return null
+export const ruleTurnHook: TurnCompletionHook = async (services, generation, { isRefused }) => {
+  // Without content there are no facts, and a vendor that refused the turn refuses their extraction too.
+  if (generation.content_mode === 'none' || isRefused) return null
   const rules = matchingRules(await enabledRuleCache(services).get(generation.project_id), generation)
   if (rules.length === 0) return null
   const { id: generation_id, project_id } = generation

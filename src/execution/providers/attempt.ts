@@ -20,7 +20,7 @@ import { annotationsOf } from './annotations.ts'
 import { BodyReader } from './body-facts.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
-import { parseArguments } from './exact-arguments.ts'
+import { parseModelArguments } from './exact-arguments.ts'
 import { AnswerLimitError, type ModelFailure, modelFailure, StreamFailure, type TimeLimit } from './failure.ts'
 import { countModelCall } from './metrics.ts'
 import type { ModelInput, ProviderRow } from './model.ts'
@@ -38,6 +38,7 @@ import type { ModelClient } from './models.ts'
 import { sentOptions } from './options/provider-options.ts'
 import { type SentVendorTool, sentVendorTools } from './options/vendor-tools.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
+import { withoutManualThinking } from './outgoing/manual-thinking.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
@@ -166,7 +167,11 @@ async function callSdk(
     request.provider_options,
   )
   const hosted = sentVendorTools(client.optionsApi, request.vendor_tools, new Set(sent.tools.map(({ name }) => name)))
-  const options = callOptions(client, sent, { ...profile, marks, vendorSpecific, hosted: hosted.tools }, signal)
+  const { options, notes: thinkingNotes } = withoutManualThinking(
+    client.type,
+    model,
+    callOptions(client, sent, { ...profile, marks, vendorSpecific, hosted: hosted.tools }, signal),
+  )
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle, body: BodyReader.of(client.type) })
   const reports = (end: ReportedEnd): Reported => ({
@@ -185,7 +190,8 @@ async function callSdk(
         return readAnswer(vendor, options, request, { watch, reports })
       })
     : await readAnswer(vendor, options, request, { watch, reports })
-  const all = [...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...(answer.notes ?? [])]
+  const sentNotes = [...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...thinkingNotes]
+  const all = [...sentNotes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -541,7 +547,7 @@ function refusalNote(metadata: SharedV4ProviderMetadata | undefined): VendorNote
 function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): ModelAnswer['tool_calls'][number] {
   const call = { id: storableText(toolCallId), tool_name: storableText(toolName) }
   try {
-    return { ...call, args: storableValue(parseArguments(input)) }
+    return { ...call, args: storableValue(parseModelArguments(input)) }
   } catch {
     return { ...call, args: storableText(input), args_error: 'the arguments are not valid JSON' }
   }

@@ -38,7 +38,8 @@ const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
  * an abort is thrown as the reason of the caller's signal. Answers that are not returned are reported to
  * `request.onUnused`.
  * @param rule.repeats whether a class of transient failures is retried; default all
- * @param rule.each receives the outcome of each attempt before the next one
+ * @param rule.each receives the outcome of each attempt before the next one, except of malformed and paused answers, which are
+ *   continued by the next one
  * @param rule.findings findings about the model, which receive the settings that its refusals name; default the profile of the provider
  */
 export async function attemptModel(

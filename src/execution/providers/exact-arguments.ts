@@ -12,7 +12,7 @@ const MARKED = /"\u{e000}(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\u{e000}"/gu
 const mark = ({ digits }: ExactNumber): string => `${MARK}${digits}${MARK}`
 
 /** Returns the arguments in the JSON that a package gives; none for a blank text. Throws a SyntaxError. */
-export function parseArguments(json: string): unknown {
+export function parseModelArguments(json: string): unknown {
   if (json.trim() === '') return {}
   return parseExactJson(json.includes(MARK) ? json.replace(MARKED, '$1') : json)
 }

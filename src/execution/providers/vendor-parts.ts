@@ -1,6 +1,6 @@
 import type { LanguageModelV4Content, LanguageModelV4StreamPart, LanguageModelV4Text } from '@ai-sdk/provider'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
-import { parseArguments } from './exact-arguments.ts'
+import { parseModelArguments } from './exact-arguments.ts'
 import type { VendorPart } from './model-messages.ts'
 
 type Block = Extract<LanguageModelV4Content, { type: 'text' | 'reasoning' }>
@@ -41,7 +41,7 @@ export class ContentReader {
 }
 
 /** Returns the ID of the vendor's message that a text is part of: a vendor with such IDs may give several messages. */
-export const messageIdOf = ({ providerMetadata }: Pick<Block, 'providerMetadata'>): string | undefined =>
+const messageIdOf = ({ providerMetadata }: Pick<Block, 'providerMetadata'>): string | undefined =>
   Object.values(providerMetadata ?? {}).flatMap(({ itemId }) => (typeof itemId === 'string' ? itemId : []))[0]
 
 /** Finds the texts before which another message of the vendor has ended; a blank line separates them. */
@@ -102,7 +102,7 @@ const nameOf = ({ toolCallId, toolName }: { toolCallId: string; toolName: string
 
 function parsedInput(input: string): unknown {
   try {
-    return parseArguments(input)
+    return parseModelArguments(input)
   } catch {
     return input
   }

@@ -1,4 +1,4 @@
-import { parseArguments } from '../../conversation/chats/completion.ts'
+import { parseClientArguments } from '../../conversation/chats/completion.ts'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
 import type { ModelMessage } from '../../execution/providers/model-messages.ts'
@@ -41,7 +41,7 @@ export class HistoryBuilder {
     if (text === '' && calls.length === 0) return
     const parts = calls.map(call => {
       this.open.set(call.id, call.name)
-      const args = parseArguments(call.arguments)
+      const args = parseClientArguments(call.arguments)
       return { type: 'tool_call' as const, tool_call_id: call.id, tool_name: call.name, args }
     })
     this.messages.push({

@@ -237,6 +237,20 @@ export const anthropicRules: readonly Rule[] = [
     }),
   },
   {
+    name: 'call ids unique',
+    source: 'S',
+    date: '2026-03',
+    message: 'messages.{i}.content.{j}: `tool_use` ids must be unique',
+    breach: first(function* (call) {
+      const seen = new Set<string>()
+      for (const { block, i, j } of allBlocks(call)) {
+        if (block.type !== 'tool_use') continue
+        if (seen.has(block.id)) yield { i, j }
+        seen.add(block.id)
+      }
+    }),
+  },
+  {
     name: 'tool name',
     source: 'S',
     date: '2026-11',

@@ -22,7 +22,7 @@ import { callTools, openTools } from '../tools/turn-tools.ts'
 import { clientInstructionMessages, modelSettings } from './client-request.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
-import { isWaiting, ModelWait, modelWaitOf, waitForModel } from './model-wait.ts'
+import { ModelWait, modelWaitOf, mustWaitForModel, waitForModel } from './model-wait.ts'
 import { pauseTurn } from './pause-turn.ts'
 import { prepareTurn } from './prepare-turn.ts'
 import { knowledgeMessages, recallKnowledge } from './recall.ts'
@@ -63,7 +63,7 @@ export async function executeTurn(
   const { status } = loaded.generation
   if (status !== 'pending' && status !== 'in_progress') return 'settled'
   if (status === 'pending' && loaded.paused) return 'deferred'
-  if (isWaiting(loaded.generation)) return 'waiting'
+  if (mustWaitForModel(loaded.generation)) return 'waiting'
   const source = context.source ?? ownedTurn(loaded.generation)
   return withTriggerChain(triggerChainOf(loaded.generation.authority), () =>
     runAttempt(new TurnAttempt(services, loaded, { ...context, source })),
@@ -182,8 +182,9 @@ async function waitOrStop(turn: TurnAttempt, wait: ModelWait): Promise<TurnExit>
 }
 
 /**
- * Calls the model of a step. After a failure that may pass, the turn is requeued, if it may wait. The turn is requeued instead of waiting for a host that does not answer, until it has waited
- * for as long as an attempt may take: then it waits, and fails by that limit.
+ * Calls the model of a step. After a failure that may pass, the turn is requeued if it may wait. It is also requeued instead of
+ * waiting for a host that does not answer, until it has waited for as long as an attempt may take: then it waits, and fails
+ * by that limit.
  */
 async function callInTurn(turn: TurnAttempt, call: () => Promise<ModelAnswer>): Promise<ModelAnswer> {
   const isPatient = idleMs(turn) < turn.services.config.GENERATION_MAX_SECONDS * 1000

@@ -27,8 +27,8 @@ export class ModelWait extends Error {
   }
 }
 
-/** Whether a turn waits for its model; an abort ends the wait. */
-export const isWaiting = ({ handed_back, model_retry_at, abort }: GenerationRow): boolean =>
+/** Whether a turn must still wait for its model, so that a worker leaves it; an abort ends the wait. */
+export const mustWaitForModel = ({ handed_back, model_retry_at, abort }: GenerationRow): boolean =>
   handed_back && model_retry_at !== null && abort === null && new Date(model_retry_at) > systemClock.now()
 
 /**

@@ -173,11 +173,12 @@ async function settleTurn(
   }
   const after = storedForm(settled, now)
   const stored = step ? storedStep(step, generation.content_mode) : null
+  const isRefusedTurn = steps.some(isRefused)
   const outcome = () => ({
     status: end.status,
     content: end.output?.content ?? null,
     texts: steps.map(({ text }) => text ?? ''),
-    history: laterHistory(generation, steps),
+    history: isRefusedTurn ? [] : laterHistory(generation, steps),
     partial: turn.partial === '' ? null : turn.partial.toWellFormed(),
     model: end.output?.model ?? null,
     annotations: end.output?.annotations ?? null,
@@ -186,9 +187,12 @@ async function settleTurn(
     ignored_params: ignoredSettings(steps),
     notes: data?.notes ?? {},
     context: end.status === 'completed' ? contextOf(turn, answered) : null,
-    names_session: end.status === 'completed' && agent.auto_title && mayStoreDerived(turn),
+    names_session: end.status === 'completed' && agent.auto_title && !isRefusedTurn && mayStoreDerived(turn),
   })
-  const emitHooks = await retryWhileUnavailable(() => completionHooksFor(services, settled), context)
+  const emitHooks = await retryWhileUnavailable(
+    () => completionHooksFor(services, settled, { isRefused: isRefusedTurn }),
+    context,
+  )
   const memory = await retryWhileUnavailable(() => loadTurnMemoryIfWritten(services.pool, generation, steps), context)
   await commitAttempt(turn, {
     after,
@@ -217,9 +221,8 @@ function withoutMarks(message: ModelMessage): ModelMessage {
   return shown
 }
 
-/** Returns the messages that later turns read in place of the text of a turn; null for the text, none after a refusal. */
+/** Returns the messages that later turns read in place of the text of a turn; null for the text. */
 function laterHistory({ content_mode }: GenerationRow, steps: readonly JournalStepRow[]): ModelMessage[] | null {
-  if (steps.some(isRefused)) return []
   const isMoreThanText = steps.some(
     ({ tool_calls, vendor_parts }) => tool_calls.length > 0 || phasedParts(vendor_parts),
   )

@@ -41,18 +41,24 @@ export function emitSettled(outbox: Outbox, after: GenerationRow, memory: TurnMe
 /**
  * Prepares writes of a module for a turn that completes. Called before the settle transaction, in which the result is
  * called; null, without a round trip, if there is nothing to write.
+ * @param turn.isRefused whether the vendor refused to answer: it would refuse every other request with the content too
  */
 export type TurnCompletionHook = (
   services: Services,
   generation: GenerationRow,
+  turn: { isRefused: boolean },
 ) => Promise<((outbox: Outbox) => void) | null>
 
 export const turnCompletionHooks = extensionPoint<TurnCompletionHook>('turn completion hooks')
 
 /** Returns a function that emits the end of a turn with the writes of completion hooks. */
-export async function completionHooksFor(services: Services, generation: GenerationRow): Promise<typeof emitSettled> {
+export async function completionHooksFor(
+  services: Services,
+  generation: GenerationRow,
+  turn: { isRefused: boolean },
+): Promise<typeof emitSettled> {
   if (generation.status !== 'completed') return emitSettled
-  const hooks = await Promise.all(turnCompletionHooks.all().map(prepare => prepare(services, generation)))
+  const hooks = await Promise.all(turnCompletionHooks.all().map(prepare => prepare(services, generation, turn)))
   return (outbox, after, memory) => {
     emitSettled(outbox, after, memory)
     for (const addWrites of hooks) addWrites?.(outbox)

@@ -101,9 +101,9 @@ export async function abortTurn(
   const generation = await generationKind.find(tx, generationId, true)
   if (!generation || generation.status === 'completed' || generation.status === 'failed') return 'terminal'
   const stop_reason = options.stop_reason ?? 'error'
-  // No worker has a turn that waits for its model.
-  const isWaiting = generation.handed_back && generation.model_retry_at !== null
-  if (generation.status === 'in_progress' && !isWaiting && !options.force) {
+  // No worker has a turn that was requeued to wait for its model, whether or not the wait is over.
+  const hasNoWorker = generation.handed_back && generation.model_retry_at !== null
+  if (generation.status === 'in_progress' && !hasNoWorker && !options.force) {
     await requestAbort(tx, generationId, { ...failure, stop_reason })
     tx.notify(ABORT_CHANNEL, generationId)
     return 'requested'

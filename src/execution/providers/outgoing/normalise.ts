@@ -13,6 +13,7 @@ import { shapeMessages } from './messages.ts'
 import { hashText, NameMap, similarName } from './names.ts'
 import type { OutgoingProfile } from './profile.ts'
 import { type SentSchema, sentSchema, UnsendableSchemaError } from './tool-schemas.ts'
+import { withUniqueCalls } from './unique-calls.ts'
 
 export type Outgoing = {
   request: ModelRequest
@@ -44,7 +45,7 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
   })
   for (const [name, sent] of names.changed())
     notes.push({ kind: 'tool_renamed', tool_name: name, message: `sent as ${sent}` })
-  const messages = shapeMessages(request.messages, profile)
+  const messages = shapeMessages(withUniqueCalls(request.messages), profile)
     .map(message => renamed(message, ids, names))
     .map(message => forTarget(message, target))
     .map(message => (profile.callsNeedReasoning ? withReasoning(message, target) : message))

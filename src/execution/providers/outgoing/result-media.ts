@@ -1,5 +1,5 @@
 /** Content of a tool's result as a model may receive it: texts and media. */
-export type ResultItem = { type: 'text'; text: string } | { type: 'media'; media_type: string; data_base64: string }
+type ResultItem = { type: 'text'; text: string } | { type: 'media'; media_type: string; data_base64: string }
 
 const MAX_ITEMS = 100
 /** Media that vendors take in results. */
