@@ -106,6 +106,18 @@ describe('numbers with more digits than a double keeps', () => {
     assert.deepEqual(await found(`{"id":{"in":[${NEXT}]}}`), [files[1]])
   })
 
+  it('are no objects', async () => {
+    const schema = await send('POST', '/metadata-schemas', '{"name":"number","schema":1.10}')
+    assert.equal(schema.status, 400, schema.text)
+    const agent = await calling('bare', '1.10', {
+      tool_bindings: [{ tool: { name: 'lookup', type: 'http', execute: { url: app.target.url } } }],
+    })
+    const requests = app.target.requests.length
+    const turn = await send('POST', `/agents/${agent}/generate?wait=true`, '{"prompt":"go"}')
+    assert.equal(turn.status, 200, turn.text)
+    assert.equal(app.target.requests.length, requests)
+  })
+
   it('are refused where they cannot be kept, by the name of their field', async () => {
     for (const number of ['1e400', '-1e400', '1e-400', '12345678901234567890e2', '9'.repeat(1001)]) {
       const { status, body } = await send('POST', '/actors', `{"name":"a","metadata":{"deep":[${number}]}}`)
