@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { ExactNumber, parseExactJson } from '../../src/core/api/exact-json.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { evaluateBriefly } from '../../src/core/expressions/evaluate.ts'
 import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
 import { client as doubleOf } from '../local/double/client.ts'
 import { randomOf } from '../support/fuzz.ts'
@@ -104,6 +105,21 @@ describe('numbers with more digits than a double keeps', () => {
     assert.deepEqual(await found(`{"id":${ID}}`), [files[0]])
     assert.deepEqual(await found(`{"id":{"gt":${ID}}}`), [files[1]])
     assert.deepEqual(await found(`{"id":{"in":[${NEXT}]}}`), [files[1]])
+  })
+
+  it('are compared with limits', () => {
+    const data = parseExactJson(`{"id":${ID},"next":${NEXT},"price":1000.00000000000000001}`)
+    const holds = (operator: string, ...operands: unknown[]) => evaluateBriefly({ [operator]: operands }, data)
+    assert.equal(holds('>', { var: 'id' }, 1000), true)
+    assert.equal(holds('<', 1, { var: 'id' }, 9e99), true)
+    assert.equal(holds('<=', { var: 'id' }, { var: 'id' }), true)
+    assert.equal(holds('<', { var: 'price' }, 1001), true)
+    for (const [left, right] of [
+      ['id', 'next'],
+      ['next', 'id'],
+    ])
+      assert.throws(() => holds('>', { var: left }, { var: right }), /calculates with/)
+    assert.throws(() => holds('>', { var: 'price' }, 1000), /calculates with/)
   })
 
   it('are no objects', async () => {
