@@ -1,6 +1,6 @@
 type Headers = Record<string, string | undefined>
 
-/** Longest time that is taken from a vendor: clients are told it. */
+/** Longest time that is taken from a vendor. Clients receive it in Retry-After. */
 const MAX_MS = 30 * 86_400_000
 
 /**
