@@ -1,5 +1,5 @@
 import { AppError, errorBody } from '../core/api/errors.ts'
-import { parseExactJson } from '../core/api/exact-json.ts'
+import { isObject, parseExactJson } from '../core/api/exact-json.ts'
 import type { Operation, OperationResult } from '../core/api/operation.ts'
 import { truncateBytes } from '../core/api/storable-text.ts'
 import { type McpClientSession, refuseOverHttp } from './session.ts'
@@ -44,9 +44,7 @@ const isJson = ({ contentType }: OperationResult): boolean => contentType?.start
 
 /** Before 2026, structured content had to be an object. */
 const structuredContentOf = ({ modern }: McpClientSession, value: unknown): { structuredContent?: unknown } =>
-  value !== undefined && (modern || (typeof value === 'object' && value !== null && !Array.isArray(value)))
-    ? { structuredContent: value }
-    : {}
+  value !== undefined && (modern || isObject(value)) ? { structuredContent: value } : {}
 
 async function textOf({ method }: Operation, { status, body, text, stream }: OperationResult): Promise<string> {
   if (!stream) {

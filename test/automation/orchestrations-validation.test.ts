@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
 import { validateGraph } from '../../src/automation/orchestrations/validate.ts'
+import { ExactNumber } from '../../src/core/api/exact-json.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { refused } from '../execution/tool-target.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
@@ -206,6 +207,7 @@ describe('validation of orchestrations', () => {
       [{ ...loop, item_variable: '__proto__' }, 'NODE_FIELD_INVALID nodes[0].item_variable'],
       [{ ...loop, context_keys: 'all' }, 'NODE_FIELD_INVALID nodes[0].context_keys'],
       [{ ...poll, max_iterations: 1001 }, 'NODE_FIELD_INVALID nodes[0].max_iterations'],
+      [{ ...poll, max_iterations: new ExactNumber('1001.0') }, 'NODE_FIELD_INVALID nodes[0].max_iterations'],
       [{ ...poll, fail_on_timeout: 'yes' }, 'NODE_FIELD_INVALID nodes[0].fail_on_timeout'],
       [{ ...human, options: ['a', 7] }, 'NODE_FIELD_INVALID nodes[0].options[1]'],
       [{ ...human, expires_in: 0 }, 'NODE_FIELD_INVALID nodes[0].expires_in'],

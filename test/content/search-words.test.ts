@@ -1,7 +1,10 @@
 import { strict as assert } from 'node:assert'
+import { adoptSettings } from '../../src/content/embeddings/settings-owner.ts'
 import { foldWord, normalizeText, wordsOf } from '../../src/content/words/fold.ts'
 import { indexText } from '../../src/content/words/index-text.ts'
+import { chunkWords, rebuildWords } from '../../src/content/words/rebuild.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { RequeueError } from '../../src/core/jobs/handler.ts'
 import { toolKind } from '../../src/execution/tools/model.ts'
 import { LANGUAGES, labelledSet, recallOfSet, searchLanguageOf } from '../bench/languages.ts'
 import { state } from '../memory/support.ts'
@@ -225,6 +228,54 @@ describe('search by words', () => {
       refuses(refused, 400, 'VALIDATION_FAILED', 'INVALID_VALUE')
       assert.equal(refused.body.error.meta.problems[0].path, 'search_language')
     })
+  })
+
+  it('rebuilds the words of projects in turn, and none again after a language was changed back', async () => {
+    const own = await startApp({ workers: [] })
+    const { pool } = own.services
+    const setLanguage = (id: string, search_language: string) => own.admin.patch(`/projects/${id}`, { search_language })
+    const tagsOf = async (id: string) => [
+      ...(await pool.anyFirst(sql.unsafe`select distinct tsv_config from document_chunks where project_id = ${id}`)),
+    ]
+    /** Rebuilds some batches. */
+    const rebuild = async (batches: number, services = own.services) => {
+      let rest = batches
+      const stopping = {
+        get aborted() {
+          return --rest === 0
+        },
+      } as AbortSignal
+      const context = { stopping, log: own.services.log }
+      await rebuildWords(services, chunkWords, context, Number.POSITIVE_INFINITY).catch(error => {
+        if (!(error instanceof RequeueError)) throw error
+      })
+      return rest
+    }
+    try {
+      await adoptSettings(own.services)
+      const [large, small] = [await own.project(), await own.project()]
+      for (const { key } of [large, small]) await write(key, 'Die Fristen')
+      await pool.query(sql.unsafe`
+        insert into document_chunks select (jsonb_populate_record(c, jsonb_build_object('id', c.id || n, 'chunk_index', n))).*
+        from document_chunks c, generate_series(1, 450) n where c.project_id = ${large.id}`)
+      for (const { id } of [large, small]) assert.equal((await setLanguage(id, 'german')).status, 200)
+      await rebuild(2)
+      assert.deepEqual(await tagsOf(small.id), ['german/2'])
+      assert.equal((await tagsOf(large.id)).length, 2)
+      await rebuild(1000)
+      assert.deepEqual(await tagsOf(large.id), ['german/2'])
+
+      // The language is changed back after the outdated projects were read.
+      assert.equal((await setLanguage(large.id, 'french')).status, 200)
+      const any: typeof pool.any = async query => {
+        const rows = await pool.any(query)
+        await setLanguage(large.id, 'german')
+        return rows
+      }
+      assert.ok((await rebuild(10, { ...own.services, pool: { ...pool, any } })) > 7)
+    } finally {
+      await own.close()
+    }
   })
 
   it('finds texts that an earlier release indexed as it did, and rebuilds their words', async () => {

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { ExactNumber, parseExactJson } from '../../src/core/api/exact-json.ts'
 import { sql } from '../../src/core/db/sql.ts'
+import { evaluateBriefly } from '../../src/core/expressions/evaluate.ts'
 import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
 import { client as doubleOf } from '../local/double/client.ts'
 import { randomOf } from '../support/fuzz.ts'
@@ -104,6 +105,33 @@ describe('numbers with more digits than a double keeps', () => {
     assert.deepEqual(await found(`{"id":${ID}}`), [files[0]])
     assert.deepEqual(await found(`{"id":{"gt":${ID}}}`), [files[1]])
     assert.deepEqual(await found(`{"id":{"in":[${NEXT}]}}`), [files[1]])
+  })
+
+  it('are compared with limits', () => {
+    const data = parseExactJson(`{"id":${ID},"next":${NEXT},"price":1000.00000000000000001}`)
+    const holds = (operator: string, ...operands: unknown[]) => evaluateBriefly({ [operator]: operands }, data)
+    assert.equal(holds('>', { var: 'id' }, 1000), true)
+    assert.equal(holds('<', 1, { var: 'id' }, 9e99), true)
+    assert.equal(holds('<=', { var: 'id' }, { var: 'id' }), true)
+    assert.equal(holds('<', { var: 'price' }, 1001), true)
+    for (const [left, right] of [
+      ['id', 'next'],
+      ['next', 'id'],
+    ])
+      assert.throws(() => holds('>', { var: left }, { var: right }), /calculates with/)
+    assert.throws(() => holds('>', { var: 'price' }, 1000), /calculates with/)
+  })
+
+  it('are no objects', async () => {
+    const schema = await send('POST', '/metadata-schemas', '{"name":"number","schema":1.10}')
+    assert.equal(schema.status, 400, schema.text)
+    const agent = await calling('bare', '1.10', {
+      tool_bindings: [{ tool: { name: 'lookup', type: 'http', execute: { url: app.target.url } } }],
+    })
+    const requests = app.target.requests.length
+    const turn = await send('POST', `/agents/${agent}/generate?wait=true`, '{"prompt":"go"}')
+    assert.equal(turn.status, 200, turn.text)
+    assert.equal(app.target.requests.length, requests)
   })
 
   it('are refused where they cannot be kept, by the name of their field', async () => {

@@ -72,6 +72,12 @@ describe('decisions', () => {
       assert.deepEqual([event.event, event.data], ['decisions.completed', decision])
     })
 
+    it('have a score whose number the model writes with a fraction of zero', async () => {
+      const { decider: id } = await answering('decimal', { text: '{"urgent":true,"team":"support","anger":2.0}' })
+      const { answers } = await decided(app.key, id, 'Where is my money?')
+      assert.deepEqual(answers[2], { type: 'score', name: 'anger', score: 2 })
+    })
+
     it('are asked for by one message with the questions and the input, and by their schema in place of its own', async () => {
       const own = { type: 'object', properties: { other: { type: 'string' } } }
       const { decider: id } = await answering('asked', { text: GOOD }, { output_schema: own, instructions: 'Be fair.' })

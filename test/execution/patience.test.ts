@@ -308,6 +308,8 @@ describe('patience with a vendor', function () {
       ],
       [{ 'x-ratelimit-remaining': '0', 'x-ratelimit-reset': String(now + 4000) }, null, 4000],
       [{ 'retry-after': 'soon' }, '{"retryDelay":"soon"}', null],
+      [{ 'retry-after': '9'.repeat(400) }, null, 30 * 86_400_000],
+      [{ 'retry-after-ms': '1e300' }, null, 30 * 86_400_000],
     ]
     for (const [headers, body, expected] of cases) assert.equal(retryAfter(headers, body, now), expected)
   })

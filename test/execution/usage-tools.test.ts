@@ -122,6 +122,17 @@ describe('usage of tools', () => {
     )
   })
 
+  it('is priced by a quantity as its tool writes it', async () => {
+    const { id } = await tool({ name: 'decimal-tool' })
+    await put([perPage(id)])
+    target.answer = (_request, response) =>
+      response.writeHead(200, { 'content-type': 'application/json' }).end('{"pages":2.50}')
+    assert.equal((await app.key.post(`/tools/${id}/call`, { input: {} })).status, 200)
+    const [{ components }] = await usesOf(id)
+    const pages = components.find(({ component }: any) => component === 'pages')
+    assert.deepEqual([pages?.quantity, pages?.cost_usd], [2.5, 0.625])
+  })
+
   it('of a turn is written with the outcomes of its calls', async () => {
     const { id } = await tool({ name: 'turn-tool' })
     const agent = await app.agent({ tool_bindings: [{ tool_id: id }] })

@@ -23,6 +23,10 @@ function* calls(count: number): Generator<string> {
   for (let index = 0; index < count; index++) yield call(index, `c${index}`, '{}')
 }
 
+function* texts(count: number): Generator<string> {
+  for (let sent = 0; sent < count; sent++) yield frame({ content: 'x'.repeat(1024 * 1024) })
+}
+
 /** Processor time that an answer up to its limits may take on a busy machine. */
 const MOST_MS = 15_000
 
@@ -65,12 +69,13 @@ describe('an answer in many parts', () => {
   for (const [name, parts, most] of [
     ['200,000 pieces of arguments', () => deltas(200_000), 200_000],
     ['5,000 calls', () => calls(5000), 5000],
+    ['40 MB of text', () => texts(40), 40],
   ] as const)
     it(`fails the turn with an error: ${name}`, async () => {
       answer = parts
       const { text, used } = await generate()
       assert.match(text, /AI_PROVIDER_ERROR/)
-      assert.match(text, /the answer has more than [\d]+ (tool calls|pieces of arguments)/)
+      assert.match(text, /the answer has more than [\d]+ (tool calls|pieces of arguments|characters)/)
       assert.ok(used < MOST_MS, `${used} ms`)
       assert.ok(sent <= most)
     })

@@ -34,7 +34,7 @@ function history(draw: Draw): PromptMessage[] {
       type: 'tool_call' as const,
       tool_call_id: `${one(IDS)}${at}`,
       tool_name: one(NAMES),
-      args: one<unknown>([{}, { 'odd key!': 1 }, { list: [1, 'a'] }]),
+      args: one<unknown>([{}, { 'odd key!': 1 }, { list: [1, 'a'] }, '{"list":["a', '5', 7, [1], null]),
     }))
   return Array.from({ length: 1 + draw(12) }, (): PromptMessage[] => {
     const kind = draw(4)

@@ -214,6 +214,7 @@ const gemini: Requests = {
     'no contents': body => void (body.contents = []),
     role: body => void (body.contents[0].role = 'assistant'),
     'empty content': body => void (body.contents[0].parts = []),
+    arguments: body => void (body.contents[1].parts[0].functionCall.args = '{"city":"Par'),
     'call after user': body => void body.contents.shift(),
     'result after call': body => void body.contents.splice(1, 1),
     'number of results': body => void body.contents[2].parts.push(body.contents[2].parts[0]),

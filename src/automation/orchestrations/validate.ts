@@ -147,7 +147,7 @@ function checkNode(node: Node, at: string, events: ReadonlySet<string>, found: F
       `${at}.duration`,
       'is required if until is not set, and cannot be combined with it',
     )
-  if (type === 'poll' && typeof node.max_iterations === 'number' && node.max_iterations > 1000)
+  if (type === 'poll' && Number(node.max_iterations ?? 0) > 1000)
     found.problem('NODE_FIELD_INVALID', `${at}.max_iterations`, 'must be at most 1000 for nodes of type poll')
   if (type === 'loop' && typeof node.item_variable === 'string' && isReservedName(node.item_variable))
     found.problem('NODE_FIELD_INVALID', `${at}.item_variable`, 'cannot be read by expressions')

@@ -33,7 +33,8 @@ type PassContext = Pick<JobContext, 'signal' | 'stopping' | 'log'>
 /** Runs one reindex pass and enqueues another if work remains. Throws RequeueError when the worker stops. */
 export async function reindexDocuments(services: Services, context: PassContext): Promise<void> {
   const until = performance.now() + PASS_MS
-  const words = await rebuildWords(services, chunkWords, context, until)
+  // Words of a project that changes its language again and again must not keep the others from their vectors.
+  const words = await rebuildWords(services, chunkWords, context, until - PASS_MS / 2)
   const space = await currentSpace(services)
   const vectors = space ? await reindexVectors(services, space, context, until) : 'done'
   if (words === 'more' || vectors === 'more') await services.queues.send([queueMessage(reindexQueue, {})])

@@ -5,6 +5,7 @@ import { createBrotliDecompress, createGunzip, createInflate } from 'node:zlib'
 import type { Request, Response } from 'express'
 import multer from 'multer'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import type { StreamedBody, StreamedRequest } from '../../core/api/operation.ts'
 import { parseJson } from '../../core/http/body.ts'
 import { raiseTooLarge, type StagedUpload, storageBackends } from '../storage/backends.ts'
@@ -248,7 +249,7 @@ export async function receiveJson(request: StreamedRequest, destination: UploadT
         content = await staging.stage(bytes, { filename: null, type: null })
       }
       const body = json.value() ?? {}
-      if (typeof body !== 'object' || Array.isArray(body)) throw malformed('must be a JSON object')
+      if (!isObject(body)) throw malformed('must be a JSON object')
       const fields: Record<string, unknown> = { ...body }
       if (content && fields.content !== '') refuseDuplicate()
       if (content) fields.content = content

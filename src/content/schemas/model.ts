@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { raise } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
+import { isObject, parseExactJson } from '../../core/api/exact-json.ts'
 import { kind, type Values } from '../../core/api/kind.ts'
 import { createBody, patchBody, projectField, record } from '../../core/api/record.ts'
 import { MAX_SCHEMA_BYTES } from '../../core/json-schema/model.ts'
@@ -26,8 +26,7 @@ const SchemaInput = z
       return z.NEVER
     }
     if (schema === undefined) return refuse('is required', 'REQUIRED')
-    if (typeof schema !== 'object' || schema === null || Array.isArray(schema))
-      return refuse('must be a JSON Schema object')
+    if (!isObject(schema)) return refuse('must be a JSON Schema object')
     const text = JSON.stringify(schema)
     return Buffer.byteLength(text) > MAX_SCHEMA_BYTES ? refuse('must be at most 64 KiB') : text
   })

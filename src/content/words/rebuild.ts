@@ -70,8 +70,8 @@ export async function countOutdatedChunks(services: Services, visible: Fragment)
 }
 
 /**
- * Rebuilds outdated words of a table, project by project, unless a worker with another setting started later. Progress is
- * in the tags of the rows, so that a pass may end anywhere. Throws RequeueError when the worker stops.
+ * Rebuilds outdated words of a table, a batch of each project in turn, unless a worker with another setting started later.
+ * Progress is in the tags of the rows, so that a pass may end anywhere. Throws RequeueError when the worker stops.
  */
 export async function rebuildWords(
   services: Services,
@@ -82,34 +82,39 @@ export async function rebuildWords(
   const { pool, config } = services
   const fallback = await resolveTextSearchConfig(pool, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
   const groups = await outdatedGroups(pool, table, fallback)
+  const pending = new Set(groups)
   let rebuilt = 0
   let reported = performance.now()
-  const report = (projects: number) => {
+  const report = () => {
     reported = performance.now()
-    const progress = { rebuilt, projects, of_projects: groups.length }
+    const progress = { rebuilt, projects: groups.length - pending.size, of_projects: groups.length }
     log.info({ table: table.name, config: fallback, ...progress }, 'search words rebuilt')
   }
-  for (const [index, group] of groups.entries()) {
-    for (let count = -1; count !== 0; ) {
+  while (pending.size > 0) {
+    for (const group of pending) {
       if (!(await ownsSettings(services, 'text_search_config', wordsSetting(fallback)))) {
         log.info({ table: table.name, config: fallback, rebuilt }, 'text search configuration changed, rebuild stopped')
         return 'done'
       }
-      count = await rebuildBatch(pool, table, group, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+      const count = await rebuildBatch(pool, table, group, config.KNOWLEDGE_TEXT_SEARCH_CONFIG)
+      if (count === 0) pending.delete(group)
       rebuilt += count
       if (stopping.aborted) throw new RequeueError('the worker stops')
-      if (performance.now() - reported > REPORT_MS) report(index)
+      if (performance.now() - reported > REPORT_MS) report()
       if (performance.now() > until) {
-        report(index)
+        report()
         return 'more'
       }
     }
   }
-  if (rebuilt > 0) report(groups.length)
+  if (rebuilt > 0) report()
   return 'done'
 }
 
-/** Rebuilds the words of some rows of a group, except locked and concurrently changed ones; returns their number. */
+/**
+ * Rebuilds the words of some rows of a group, except locked and concurrently changed ones; returns their number. A language that
+ * was changed back meanwhile is the group's own: its rows would be rebuilt without end.
+ */
 async function rebuildBatch(db: Queryable, table: WordsTable, group: Group, deployment: string): Promise<number> {
   const name = sql.identifier([table.name])
   const texts = await db.any(textRow`
@@ -134,7 +139,7 @@ async function rebuildBatch(db: Queryable, table: WordsTable, group: Group, depl
       where c.xmin::text = r.version
       for update of c skip locked
     ) n
-    where c.id = n.id`)
+    where c.id = n.id and n.tag <> ${group.tag}`)
   return rowCount
 }
 

@@ -1,5 +1,6 @@
 import { Big } from 'big.js'
 import { AppError, serviceNotReady } from '../../core/api/errors.ts'
+import { withDoubles } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
@@ -332,7 +333,7 @@ async function evaluateQuantity(
 ): Promise<number | null | 'busy'> {
   if (quantity === null) return 1
   try {
-    const value = await evaluate(services, project_id, quantity, call, { spent, waitMs })
+    const value = withDoubles(await evaluate(services, project_id, quantity, call, { spent, waitMs }))
     return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER ? value : null
   } catch (error) {
     if (error instanceof ExpressionError) return null

@@ -1,5 +1,5 @@
 import { type Problem, raise, raiseInvalid, recordedFailure } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
+import { isObject, parseExactJson } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import { type Context, type OperationResult, result } from '../../core/api/operation.ts'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
@@ -188,7 +188,7 @@ function convertMessage(
 export function parseClientArguments(text: string): unknown {
   try {
     const value = storableValue(parseExactJson(text === '' ? '{}' : text))
-    if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value
+    if (isObject(value)) return value
   } catch {}
   return storableText(text)
 }

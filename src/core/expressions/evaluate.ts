@@ -287,14 +287,19 @@ class Evaluation {
     return this.number(first) === this.number(second)
   }
 
-  /** Whether each of two or three operands compares to the next one by `compare`. */
+  /**
+   * Whether each of two or three operands compares to the next one by `compare`. Numbers are compared by their doubles, which
+   * have the same order unless they are equal: a rule with a limit must not fail for a number beyond it.
+   */
   isOrdered(args: readonly unknown[], data: Data, compare: (left: any, right: any) => boolean): boolean {
     const values = this.values(args.slice(0, 3), data)
     if (values.length < 2) values.push(null)
     this.expect(values.every(isNumber) || values.every(isText), 'compares with a value that is missing')
-    const operands = values.map(value => this.primitive(value))
+    const operands = values.map(value => (value instanceof ExactNumber ? Number(value.digits) : this.primitive(value)))
     return operands.slice(1).every((right, index) => {
       const left = operands[index]
+      if (left === right && !isEqualPrimitive(values[index], values[index + 1]))
+        for (const value of values) this.primitive(value)
       if (typeof left === 'string' && typeof right === 'string') this.spend(Math.min(left.length, right.length))
       return compare(left, right)
     })

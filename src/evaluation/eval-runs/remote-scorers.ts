@@ -2,7 +2,7 @@ import { embedderOf } from '../../content/embeddings/embedder.ts'
 import { checkSpend } from '../../control/quotas/spend.ts'
 import type { UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, type ErrorCode, raise } from '../../core/api/errors.ts'
-import { isObject, withDoubles } from '../../core/api/exact-json.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { truncateChars } from '../../core/api/storable-text.ts'
 import type { Tx } from '../../core/db/writer.ts'
 import { evaluate } from '../../core/expressions/evaluation.ts'
@@ -155,7 +155,7 @@ export async function scoreByTool(
   const response = await callTool(services, tool, call)
   const verdict = typeof response === 'string' ? parseEmbeddedObject(response) : response
   if (!isObject(verdict)) throw scoringError('Tool did not return an object with a score')
-  const score = requireScore(withDoubles(verdict.score))
+  const score = requireScore(verdict.score)
   const { pass_threshold } = scorer
   if (verdict.passed !== undefined && typeof verdict.passed !== 'boolean')
     throw scoringError('Tool returned passed that is neither true nor false')

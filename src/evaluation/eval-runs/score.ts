@@ -1,5 +1,5 @@
 import { AppError } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
+import { isObject, withDoubles } from '../../core/api/exact-json.ts'
 import { containsText } from '../../core/api/storable-text.ts'
 import {
   ExpressionError,
@@ -51,7 +51,8 @@ export const scoreVerdict = (scorer: Scorer, passed: boolean): Score => buildSco
  * Returns a value as a score.
  * @throws EVAL_SCORING_FAILED for anything except a number from 0 to 1
  */
-export function requireScore(value: unknown): number {
+export function requireScore(given: unknown): number {
+  const value = withDoubles(given)
   if (typeof value === 'number' && value >= 0 && value <= 1) return value
   throw scoringError(`Score is not a number from 0 to 1: ${String(JSON.stringify(value) ?? value).slice(0, 100)}`)
 }

@@ -1,3 +1,4 @@
+import { withDoubles } from '../../core/api/exact-json.ts'
 import type { ModelMessage } from '../providers/model-messages.ts'
 import { shownInput } from './input.ts'
 import type { DecisionAnswer, Question } from './questions.ts'
@@ -50,5 +51,5 @@ export const agentAnswers = (questions: readonly Question[], object: Record<stri
     const value = object[name]
     if (type === 'predicate') return { type, name, probability: value === true ? 1 : 0 }
     if (type === 'choice') return { type, name, choice: value as string }
-    return { type, name, score: value as number }
+    return { type, name, score: withDoubles(value) as number }
   })

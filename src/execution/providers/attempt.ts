@@ -129,6 +129,8 @@ export async function attemptCall(
 const MAX_CALLS = 256
 const MAX_ARGUMENT_PIECES = 50_000
 const MAX_PIECES = 250_000
+/** Characters of a streamed answer: several times what any model writes. An answer that pauses has ten times as many. */
+const MAX_CHARACTERS = 4 * 1024 * 1024
 
 /** @throws AnswerLimitError for an answer with more parts than allowed */
 function limitAnswer(count: number, max: number, what: string): void {
@@ -247,6 +249,7 @@ async function readParts(
     if ('delta' in part) {
       limitAnswer(++pieces, MAX_PIECES, 'pieces')
       progress.characters += part.delta.length
+      limitAnswer(progress.characters, MAX_CHARACTERS, 'characters')
     }
     content.read(part)
     if (part.type === 'text-delta') {

@@ -51,19 +51,21 @@ const current = new AsyncLocalStorage<ResponseWatch>()
 /** Error of a call whose response is no event stream, although one was requested. The response is in the watch. */
 export class UnstreamedError extends Error {}
 
-/** The last events of the formats of OpenAI. In a text of the model, the quotes would be escaped. */
-const LAST_EVENT = /^data: ?\[DONE\]|"type": ?"response\.(?:completed|incomplete|failed)"/m
+/** The last events of the formats of OpenAI. In a text of the model, line ends and quotes would be escaped. */
+const LAST_EVENT = /[\r\n]data: ?\[DONE\]|"type": ?"response\.(?:completed|incomplete|failed)"/
 /** Characters of a chunk in which the start of a last event may be. */
 const OVERLAP = 40
 /** Events without data, by which servers keep connections; the packages fail to parse them. */
 const BLANK_EVENT = /^data: *\r?\n/gm
 /** The start of a line that may become a blank event. */
 const MAYBE_BLANK = /^d(?:a(?:t(?:a(?:: *\r?)?)?)?)?$/
+/** Longest start of a line that is held: it is read again with each chunk. */
+const MAX_HELD = 256
 
 /** Passes an event stream on, without blank events, and notes its last event. */
 class EventStreamFilter {
   readonly #watch: ResponseWatch
-  #tail = ''
+  #tail = '\n'
   #held = ''
   #isAtLineStart = true
 
@@ -76,11 +78,11 @@ class EventStreamFilter {
     const text = this.#held + Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength).toString('latin1')
     const seen = this.#tail + text
     this.#watch.hasEnded ||= LAST_EVENT.test(seen)
-    this.#tail = seen.slice(-OVERLAP)
     const lastLine = text.slice(text.lastIndexOf('\n') + 1)
     const isLineStart = this.#isAtLineStart || lastLine.length < text.length
-    const held = isLineStart && MAYBE_BLANK.test(lastLine) ? lastLine : ''
+    const held = isLineStart && lastLine.length <= MAX_HELD && MAYBE_BLANK.test(lastLine) ? lastLine : ''
     const body = text.slice(0, text.length - held.length)
+    this.#tail = seen.slice(0, seen.length - held.length).slice(-OVERLAP)
     const start = this.#isAtLineStart ? 0 : body.indexOf('\n') + 1
     const passed =
       start === 0 && !this.#isAtLineStart ? body : body.slice(0, start) + body.slice(start).replace(BLANK_EVENT, '')

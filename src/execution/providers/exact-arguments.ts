@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto'
 import { ExactNumber, hasUnusualNumbers, isObject, parseExactJson, withDoubles } from '../../core/api/exact-json.ts'
 
 /**
@@ -5,16 +6,23 @@ import { ExactNumber, hasUnusualNumbers, isObject, parseExactJson, withDoubles }
  * doubles. In responses they become marked texts, and after the package they become numbers again.
  */
 
-/** Private-use character around the digits. */
-const MARK = '\u{e000}'
-const MARKED = /"\u{e000}(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\u{e000}"/gu
+/** Precedes the digits. Random, so that no text of a model or a user is taken for a number. */
+const MARK = `\u{e000}${randomBytes(12).toString('base64url')}:`
 
-const mark = ({ digits }: ExactNumber): string => `${MARK}${digits}${MARK}`
+const mark = ({ digits }: ExactNumber): string => MARK + digits
+
+/** Returns a JSON value with numbers in place of marked texts. */
+export function unmarked(value: unknown): unknown {
+  if (typeof value === 'string') return value.startsWith(MARK) ? new ExactNumber(value.slice(MARK.length)) : value
+  if (Array.isArray(value)) return value.map(unmarked)
+  return isObject(value) ? Object.fromEntries(Object.entries(value).map(([key, each]) => [key, unmarked(each)])) : value
+}
 
 /** Returns the arguments in the JSON that a package gives; none for a blank text. Throws a SyntaxError. */
 export function parseModelArguments(json: string): unknown {
   if (json.trim() === '') return {}
-  return parseExactJson(json.includes(MARK) ? json.replace(MARKED, '$1') : json)
+  const parsed = parseExactJson(json)
+  return json.includes(MARK) ? unmarked(parsed) : parsed
 }
 
 /** Marks the numbers in arguments: of Google `args`, of Anthropic and Bedrock `input`, next to the name of the tool. */
@@ -44,19 +52,24 @@ const DATA = /^data: ?/
 
 /** Marks the numbers in the events of a stream, each of which has its data in one line. */
 function markedLines(): TransformStream<string, string> {
-  let rest = ''
+  /** Pieces of a line that has not ended, joined once: a line may arrive in thousands. */
+  let rest: string[] = []
   const convert = (line: string): string => {
     const [prefix] = DATA.exec(line) ?? []
     return prefix === undefined ? line : prefix + markedJson(line.slice(prefix.length))
   }
   return new TransformStream({
     transform(chunk, controller) {
-      const lines = (rest + chunk).split('\n')
-      rest = lines.pop() as string
-      if (lines.length > 0) controller.enqueue(lines.map(line => `${convert(line)}\n`).join(''))
+      const end = chunk.lastIndexOf('\n') + 1
+      if (end > 0) {
+        const lines = [...rest, chunk.slice(0, end - 1)].join('').split('\n')
+        controller.enqueue(lines.map(line => `${convert(line)}\n`).join(''))
+        rest = []
+      }
+      if (end < chunk.length) rest.push(chunk.slice(end))
     },
     flush(controller) {
-      if (rest !== '') controller.enqueue(convert(rest))
+      if (rest.length > 0) controller.enqueue(convert(rest.join('')))
     },
   })
 }

@@ -1,10 +1,18 @@
 type Headers = Record<string, string | undefined>
 
+/** Longest time that is taken from a vendor. Clients receive it in Retry-After. */
+const MAX_MS = 30 * 86_400_000
+
 /**
  * Returns the time after which a vendor accepts a repeat, in milliseconds: of Retry-After, of the `retryDelay` of Google,
  * else until the exhausted limits are reset. Null if the vendor said nothing.
  */
 export function retryAfter(headers: Headers, body: string | null, now = Date.now()): number | null {
+  const ms = statedDelay(headers, body, now)
+  return ms === null ? null : Math.min(ms, MAX_MS)
+}
+
+function statedDelay(headers: Headers, body: string | null, now: number): number | null {
   const ms = Number(headers['retry-after-ms'] ?? Number.NaN)
   if (Number.isFinite(ms) && ms >= 0) return ms
   return retryAfterHeader(headers['retry-after'], now) ?? googleDelay(body) ?? resetDelay(headers, now)

@@ -1,6 +1,6 @@
 import type { LanguageModelV4Content, LanguageModelV4StreamPart, LanguageModelV4Text } from '@ai-sdk/provider'
 import { storableText, storableValue } from '../../core/api/storable-text.ts'
-import { parseModelArguments } from './exact-arguments.ts'
+import { parseModelArguments, unmarked } from './exact-arguments.ts'
 import type { VendorPart } from './model-messages.ts'
 
 type Block = Extract<LanguageModelV4Content, { type: 'text' | 'reasoning' }>
@@ -90,7 +90,7 @@ export function vendorParts(content: readonly LanguageModelV4Content[]): VendorP
       return [{ type: 'vendor_call', ...nameOf(part), input, ...more }]
     }
     if (part.type !== 'tool-result') return []
-    const result = storableValue(part.result)
+    const result = storableValue(unmarked(part.result))
     return [{ type: 'vendor_result', ...nameOf(part), result, is_error: part.isError === true, ...more }]
   })
 }

@@ -2,6 +2,7 @@ import { Readable } from 'node:stream'
 import { z } from 'zod'
 import { type AppError, raise } from '../../core/api/errors.ts'
 import { dataMessage } from '../../core/api/event-stream.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { parse, storabilityProblem } from '../../core/api/validate.ts'
 import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
@@ -164,8 +165,7 @@ async function serveRest(request: A2aRequest, name: string, inPath: Record<strin
   await respond(request, binding, async () => {
     exchange.noted.rpc_method = name
     const body = req.method === 'POST' ? ((await readBody(request)) ?? {}) : req.query
-    if (typeof body !== 'object' || body === null || Array.isArray(body))
-      refuse('INVALID_PARAMS', 'The body must be a JSON object')
+    if (!isObject(body)) refuse('INVALID_PARAMS', 'The body must be a JSON object')
     return execute(request, methods[name], { ...(body as object), ...inPath }, binding)
   })
 }

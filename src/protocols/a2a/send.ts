@@ -2,6 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { subscribeRun } from '../../automation/runs/engine/run-notifications.ts'
 import { runKind } from '../../automation/runs/model.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import { newId } from '../../core/api/ids.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
 import { generationKind } from '../../execution/generations/model.ts'
@@ -162,7 +163,7 @@ async function startRun(request: A2aRequest, message: Message, key: MessageKey):
   const { pool } = request.services
   const text = textOf(message)
   const data = dataOf(message) ?? {}
-  if (typeof data !== 'object' || data === null || Array.isArray(data))
+  if (!isObject(data))
     return refuse('INVALID_PARAMS', 'The data of the message must be an object, the input of the run')
   const body = { orchestration_id: request.target.id, input: { ...data, ...(text !== '' && { message: text }) } }
   const idempotencyKey = `a2a:run:${key.message.toString('hex')}`

@@ -151,6 +151,21 @@ export const geminiRules: readonly Rule[] = [
     }),
   },
   {
+    name: 'arguments',
+    source: '1',
+    date: '2026-11',
+    message:
+      "Invalid value at 'contents[{i}].parts[0].function_call.args' (type.googleapis.com/google.protobuf.Struct), {args}",
+    breach: first(function* (call) {
+      for (const [i, content] of contents(call).entries())
+        for (const {
+          functionCall: { args },
+        } of callsOf(content))
+          if (args !== undefined && (typeof args !== 'object' || args === null || Array.isArray(args)))
+            yield { i, args: JSON.stringify(args) }
+    }),
+  },
+  {
     name: 'thought signature',
     source: '1',
     date: '2025-12',

@@ -1,4 +1,5 @@
 import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
+import { isObject } from '../../../core/api/exact-json.ts'
 import { storableValue } from '../../../core/api/storable-text.ts'
 import { isDatabaseError, isTransient } from '../../../core/db/database-errors.ts'
 import type { Caller } from '../../../core/iam/caller.ts'
@@ -50,12 +51,12 @@ export async function decideCall(input: CallDecisionInput, position: number): Pr
   const tool = tools.get(tool_name)
   if (started.has(position) && !tool?.repeatable) return { outcome: UNKNOWN, evaluated: true }
   if (!tool) return { outcome: failedCall('TOOL_NOT_FOUND', `Tool ${tool_name} not found`) }
-  if (args_error !== undefined || typeof args !== 'object' || args === null || Array.isArray(args)) {
+  if (args_error !== undefined || !isObject(args)) {
     const message = args_error ?? 'the arguments must be a JSON object'
     const problems = [{ code: 'INVALID_TYPE', path: 'input', message }]
     return { outcome: failedCall('VALIDATION_FAILED', message, { problems }) }
   }
-  const { toolArgs, justification } = splitJustification(args as Record<string, unknown>, tool)
+  const { toolArgs, justification } = splitJustification(args, tool)
   try {
     await checkArguments(input, tool, toolArgs)
     const allowed: CallDecision = { allowed: { position, tool, args: toolArgs } }
@@ -97,8 +98,7 @@ async function checkArguments(
 }
 
 const stringOrNull = (value: unknown): string | null => (typeof value === 'string' ? value : null)
-const objectOrNull = (value: unknown): Record<string, unknown> | null =>
-  typeof value === 'object' && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null
+const objectOrNull = (value: unknown): Record<string, unknown> | null => (isObject(value) ? value : null)
 
 /** Evaluates the guardrails for a call: a verdict other than `execute` becomes the call's result. */
 async function evaluateGuardrails(

@@ -1,3 +1,4 @@
+import { isObject } from '../../../core/api/exact-json.ts'
 import type { JsonObject } from '../../../core/api/flatten.ts'
 import type {
   ModelAnswer,
@@ -116,9 +117,13 @@ function renamed(message: PromptMessage, ids: NameMap, names: NameMap): PromptMe
         ? part
         : {
             ...part,
+            ...(part.type === 'tool_call' && { args: objectOf(part.args) }),
             tool_call_id: ids.outgoing(part.tool_call_id),
             tool_name: names.outgoing(part.tool_name),
           },
     ),
   } as PromptMessage
 }
+
+/** Returns the arguments of a call as an object, which vendors require: those that a model wrote may be another value. */
+const objectOf = (args: unknown): object => (isObject(args) ? args : args == null ? {} : { invalid_arguments: args })
