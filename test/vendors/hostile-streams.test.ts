@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { ExactNumber } from '../../src/core/api/exact-json.ts'
 import { ResponseWatch, watchedFetch } from '../../src/execution/providers/event-stream.ts'
-import { markingFetch, parseArguments } from '../../src/execution/providers/exact-arguments.ts'
+import { markingFetch, parseModelArguments } from '../../src/execution/providers/exact-arguments.ts'
 import { processorMs } from '../support/event-loop.ts'
 
 const ID = '2512292042121000001'
@@ -17,7 +17,7 @@ const streaming =
 const textOf = async (fetched: typeof fetch): Promise<string> => (await fetched('http://vendor.example')).text()
 
 const watched = async (pieces: Iterable<string>) => {
-  const watch = new ResponseWatch({ isStreamed: true, idle: { ms: 60_000, onIdle() {} } })
+  const watch = new ResponseWatch({ isStreamed: true, body: null, idle: { ms: 60_000, onIdle() {} } })
   const text = await watch.run(() => textOf(watchedFetch(streaming(pieces))))
   return { text, hasEnded: watch.hasEnded }
 }
@@ -50,6 +50,6 @@ describe('streams of hostile vendors', () => {
     const input = { id: new ExactNumber(ID), text: '\u{e000}12\u{e000}', ['\u{e000}1\u{e000}']: '\u{e000}007\u{e000}' }
     const text = await textOf(markingFetch(streaming([`data: ${JSON.stringify({ name: 'a', input })}\n\n`])))
     const { input: parsed } = JSON.parse(text.slice('data: '.length))
-    assert.equal(JSON.stringify(parseArguments(JSON.stringify(parsed))), JSON.stringify(input))
+    assert.equal(JSON.stringify(parseModelArguments(JSON.stringify(parsed))), JSON.stringify(input))
   })
 })
