@@ -49,6 +49,12 @@ const anthropic: Requests = {
       void (body.messages[1].content[0].id = body.messages[2].content[0].tool_use_id = 'functions.f:0'),
     'call ids unique': body => void body.messages.push(...body.messages.slice(1)),
     'tool name': body => void (body.tools[0].name = 'my tool'),
+    'hosted tool name': body => void body.tools.push({ type: 'web_search_20250305', name: 'search' }),
+    'hosted tool of a beta': body => void body.tools.push({ type: 'code_execution_20250825', name: 'code_execution' }),
+    'domains of a search': body => {
+      const lists = { allowed_domains: ['a.com'], blocked_domains: ['b.com'] }
+      body.tools.push({ type: 'web_search_20250305', name: 'web_search', ...lists })
+    },
     'tool names unique': body => void body.tools.push(body.tools[0]),
     'schema type': body => void (body.tools[0].input_schema = { properties: {} }),
     'schema union at the top': body => void (body.tools[0].input_schema.anyOf = [{ required: ['city'] }]),
@@ -182,6 +188,11 @@ const responses: Requests = {
     'fewest output tokens': body => void (body.max_output_tokens = 1),
     'call id': body => void (body.input[1].call_id = body.input[2].call_id = LONG),
     'item id': body => void (body.input[1].id = 'call_1'),
+    'hosted tools without reasoning': body => {
+      body.tools.push({ type: 'web_search' })
+      body.reasoning = { effort: 'minimal' }
+    },
+    container: body => void body.tools.push({ type: 'code_interpreter' }),
     'tool name': body => void (body.tools[0].name = 'my.tool'),
     'schema type': body => void (body.tools[0].parameters = { properties: {} }),
     'schema union at the top': body => void (body.tools[0].parameters.oneOf = []),
@@ -205,12 +216,20 @@ const geminiBody = () => ({
   ] as any[],
 })
 const geminiPath = '/google/v1beta/models/gemini-3-pro:generateContent'
+const GEMINI_2 = geminiPath.replace('gemini-3-pro', 'gemini-2.5-pro')
 const said = { role: 'model', parts: [{ text: 'Sunny' }] }
 
 const gemini: Requests = {
   path: geminiPath,
   fits: geminiBody(),
   breaks: {
+    'hosted tools beside functions': body => {
+      body.tools = [...[body.tools].flat(), { googleSearch: {} }]
+      return GEMINI_2
+    },
+    'hosted tools beside functions, combined': body => {
+      body.tools = [...[body.tools].flat(), { googleSearch: {} }]
+    },
     'no contents': body => void (body.contents = []),
     role: body => void (body.contents[0].role = 'assistant'),
     'empty content': body => void (body.contents[0].parts = []),
@@ -261,6 +280,9 @@ const bedrock: Requests = {
     'result unexpected': body => void body.messages[2].content.push(body.messages[2].content[0]),
     'empty failed result': body => {
       Object.assign(body.messages[2].content[0].toolResult, { content: [], status: 'error' })
+    },
+    'blank result': body => {
+      body.messages[2].content[0].toolResult.content = [{ text: ' ' }]
     },
     'document alone': body => {
       body.messages[0].content = [{ document: { name: 'a', format: 'pdf', source: { bytes: '' } } }]

@@ -1,6 +1,6 @@
 import type { TokenCounts } from '../../control/usage/meter.ts'
 import type { ModelInput } from './model.ts'
-import type { VendorTools } from './options/vendor-tools.ts'
+import type { VendorTools } from './options/vendor-tool-settings.ts'
 
 /** Failure classes, by what the vendor said. The first three may pass by themselves. */
 export const FAILURE_CLASSES = [
