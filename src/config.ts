@@ -243,6 +243,7 @@ const settings = {
     "Comma-separated headers with a client's ID of its chat, after HEADER_PREFIX + `Session-Key`.",
   ),
   AGUI_MOUNT: setting('protocols', flag, 'true', 'Whether /ag-ui is served; otherwise 404.'),
+  UI_MOUNT: setting('protocols', flag, 'true', 'Whether /ui/v1 is served; otherwise 404.'),
   A2A_MOUNT: setting('protocols', flag, 'false', 'Whether /a2a is served; otherwise 404.'),
 
   MCP_ENABLED: setting('mcp', flag, 'true', 'Whether /mcp is served; otherwise 404.'),

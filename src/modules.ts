@@ -61,6 +61,7 @@ import planned from './planned/module.ts'
 import a2a from './protocols/a2a/module.ts'
 import agUi from './protocols/ag-ui/module.ts'
 import openai from './protocols/openai/module.ts'
+import ui from './protocols/ui/module.ts'
 
 /** All modules of a process, in the order of the areas, which is also the order of the API. */
 export const modules: readonly Module[] = [
@@ -123,6 +124,7 @@ export const modules: readonly Module[] = [
   formations,
   mcp,
   agUi,
+  ui,
   a2a,
   openai,
   planned,

@@ -128,7 +128,7 @@ export function optionNames(command: ApiCommand): string[] {
     ...(canFollow(command) ? ['follow'] : []),
     ...(command.dryRun && command.dryRun !== 'dry_run' ? ['dry-run'] : []),
     ...(fields.some(each => each.secret) ? ['allow-argv'] : []),
-    ...(needsConfirmation(command) ? ['yes'] : []),
+    ...(needsConfirmation(command) || mayCost(command) ? ['yes'] : []),
   ]
 }
 
@@ -164,3 +164,6 @@ const canFollow = ({ words, method }: ApiCommand): boolean =>
   method === 'GET' && (words.at(-1) === 'get' || (words[0] === 'activity' && words[1] === 'list'))
 
 export const needsConfirmation = ({ words }: ApiCommand): boolean => /^(delete|purge|rotate)\b/.test(words.at(-1)!)
+
+/** Whether a command may make calls whose cost is shown and confirmed before. */
+export const mayCost = ({ id }: ApiCommand): boolean => id === 'checkAiProvider'

@@ -1,5 +1,5 @@
 import { type ApiCommand, type CommandTable, flagOf, hasJsonBody, isTurn, needsConfirmation } from './commands.ts'
-import { type OperatorVerbs, OWN_COMMANDS } from './own-commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS, ownBelow } from './own-commands.ts'
 import { parserOf } from './parse.ts'
 import { printLine, visible } from './terminal.ts'
 
@@ -28,7 +28,7 @@ export async function printHelp(
     if (command) await print(commandHelp(command))
     else {
       const below = table.below(words)
-      if (below.length === 0) return false
+      if (below.length === 0 && ownBelow(words).length === 0) return false
       await print(groupHelp(words, below, operatorVerbs))
     }
   }
@@ -72,13 +72,10 @@ function groupHelp(words: readonly string[], below: readonly ApiCommand[], opera
     [...each.words, ...each.fields.filter(field => field.in === 'path').map(field => `<${field.name}>`)].join(' '),
     each.summary,
   ])
-  const own = Object.entries(OWN_COMMANDS).flatMap(([verb, summary]): [string, string][] =>
-    verb.startsWith(`${name} `) ? [[verb, summary]] : [],
-  )
   const operator = Object.entries(operatorVerbs).filter(([verb]) => verb.startsWith(`${name} `))
   return [
     `Usage: muster ${name} <verb> [arguments]\n`,
-    columns([...rows, ...own]),
+    columns([...rows, ...ownBelow(words)]),
     ...(operator.length > 0 ? ['\nOperate this deployment:', columns(operator)] : []),
     `\nmuster ${name} <verb> --help describes a verb.`,
   ].join('\n')

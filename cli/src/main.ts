@@ -1,7 +1,7 @@
 import { type CommandTable, loadCommands } from './commands.ts'
 import { EXIT, UsageError } from './failure.ts'
 import { catchSignals } from './interrupt.ts'
-import { type OperatorVerbs, OWN_COMMANDS, type OwnName } from './own-commands.ts'
+import { type OperatorVerbs, OWN_COMMANDS, type OwnName, ownBelow } from './own-commands.ts'
 import { GLOBAL } from './parse.ts'
 import { cacheFile, profileOf } from './profiles.ts'
 import { reportError } from './report.ts'
@@ -19,10 +19,14 @@ const OWN: Record<OwnName, () => Promise<OwnCommand>> = {
   chat: async () => (await import('./chat.ts')).chatCommand,
   listen: async () => (await import('./listen.ts')).listenCommand,
   'formations deploy': async () => (await import('./deploy.ts')).deployCommand,
+  'prices import': async () => (await import('./import-prices.ts')).importPricesCommand,
   open: async () => (await import('./open.ts')).openCommand,
   completion: async () => (await import('./completion.ts')).completionCommand,
   version: async () => (await import('./version.ts')).versionCommand,
 }
+
+/** Short words for the first one of commands. */
+const SHORT: Record<string, string> = { providers: 'ai-providers' }
 
 /** Runs a command line that is neither an operator verb nor a completion. Returns the exit code. */
 export async function main(args: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
@@ -37,7 +41,8 @@ export async function main(args: readonly string[], operatorVerbs: OperatorVerbs
 async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs): Promise<number> {
   const args = moveGlobals(given)
   const isHelp = args[0] === 'help' || args.includes('--help') || args.includes('-h')
-  const rest = args[0] === 'help' ? args.slice(1) : [...args]
+  const [first, ...others] = args[0] === 'help' ? args.slice(1) : args
+  const rest = first === undefined ? [] : [SHORT[first] ?? first, ...others]
   const words = rest.slice(0, firstOption(rest))
   // The commands of the server of the profile, if the profile was synchronized.
   const table = loadCommands(cacheFile(profileOf(rest), 'commands.json'))
@@ -56,7 +61,7 @@ async function dispatch(given: readonly string[], operatorVerbs: OperatorVerbs):
   }
   catchSignals()
   if (!command) {
-    if (table.below(words).length === 0) throw unknown(words, table)
+    if (table.below(words).length === 0 && ownBelow(words).length === 0) throw unknown(words, table)
     const { printHelp } = await import('./help.ts')
     await printHelp(words, table, operatorVerbs)
     return EXIT.usage

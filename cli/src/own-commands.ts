@@ -8,6 +8,7 @@ export const OWN_COMMANDS = {
   chat: 'talk to an agent',
   listen: 'forward events to a local address',
   'formations deploy': 'deploy a template from files',
+  'prices import': 'add the prices of a price book',
   open: 'open the console in the browser',
   completion: 'print a completion script',
   version: 'show the versions of this program and of the service',
@@ -20,6 +21,10 @@ export const OWN_WORDS: Partial<Record<keyof typeof OWN_COMMANDS, readonly strin
 }
 
 export type OwnName = keyof typeof OWN_COMMANDS
+
+/** Returns the commands of this program below some words, with their summaries. */
+export const ownBelow = (words: readonly string[]): [string, string][] =>
+  Object.entries(OWN_COMMANDS).filter(([name]) => name.startsWith(`${words.join(' ')} `))
 
 /** Commands for the deployment, with a summary, which the caller of this program runs. */
 export type OperatorVerbs = Record<string, string>

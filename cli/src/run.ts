@@ -9,6 +9,7 @@ import {
   hasJsonBody,
   isDownload,
   isTurn,
+  mayCost,
   needsConfirmation,
   takesProject,
   writesText,
@@ -64,7 +65,14 @@ export async function runCommand(table: CommandTable, command: ApiCommand, rest:
       return await dryRun(caller, command, args, settings)
     const run = (own: Args, print: OutputSettings) => execute({ caller, command, args: own, options, settings: print })
     const repeated = Object.entries(parsed.path).find(([, value]) => value === '-')
-    if (!options.printRequest) await confirm(command, parsed, repeated !== undefined)
+    if (!options.printRequest) {
+      await confirm(command, parsed, repeated !== undefined)
+      if (mayCost(command) && args.matrix) {
+        if (repeated && !options.yes)
+          throw new UsageError('checks of several providers need a confirmation', 'Add --yes.')
+        if (!repeated) await confirmCost(caller, command, args, options.yes)
+      }
+    }
     if (!repeated) return await run(args, settings)
     return await repeat(table, { command, args, parsed, settings, name: repeated[0] }, connection)
   } catch (error) {
@@ -174,15 +182,31 @@ async function confirm(command: ApiCommand, { path: inPath, options }: Parsed, u
   if (!/^y(es)?$/i.test(answer.trim())) throw new Failure('nothing was changed')
 }
 
+/** Shows what a command will cost, and requires a confirmation. */
+async function confirmCost(caller: Caller, command: ApiCommand, args: Args, isConfirmed: boolean): Promise<void> {
+  const { calls, input_tokens, output_tokens, cost_usd, model } = await checkOf(caller, command, args)
+  const cost = cost_usd === null ? 'without a price' : `about $${cost_usd}`
+  const text = `${calls} calls of ${visible(model)}, about ${input_tokens} input and ${output_tokens} output tokens, ${cost}`
+  if (isConfirmed) return note(text)
+  if (!canAsk()) throw new UsageError(`${text}: needs a confirmation`, 'Add --yes.')
+  const answer = await ask(`${text}. Continue? [y/N] `)
+  if (!/^y(es)?$/i.test(answer.trim())) throw new Failure('no call was made')
+}
+
 /** Runs the check of a command instead of the command. */
 async function dryRun(caller: Caller, command: ApiCommand, args: Args, settings: OutputSettings): Promise<number> {
+  const answer = await checkOf(caller, command, args)
+  await printAnswer(answer, caller.connection.body, settings)
+  return (answer as { valid?: boolean })?.valid === false ? EXIT.invalid : EXIT.done
+}
+
+/** Returns the answer of the check of a command. */
+async function checkOf(caller: Caller, command: ApiCommand, args: Args): Promise<any> {
   const check = caller.commandById(command.dryRun!)
   const known = Object.fromEntries(
     Object.entries(args).filter(([name]) => check.fields.some(each => each.name === name)),
   )
-  const answer = await caller.call(check, known, { signal: interruption })
-  await printAnswer(answer, caller.connection.body, settings)
-  return (answer as { valid?: boolean })?.valid === false ? EXIT.invalid : EXIT.done
+  return caller.call(check, known, { signal: interruption })
 }
 
 type Execution = {

@@ -341,6 +341,7 @@ describe('a command line without a service', function () {
     assert.match(secrets.stdout, /secrets create/)
     assert.match(secrets.stdout, /Operate this deployment:\n {2}secrets verify/)
     assert.match((await user.run(['help', 'agents', 'create'])).stdout, /--instructions/)
+    assert.match((await user.run(['prices', '--help'])).stdout, /prices import/)
     const described = Object.keys(OWN_COMMANDS).map(words => user.run([...words.split(' '), '--help']))
     for (const { stdout } of await Promise.all(described)) assert.match(stdout, /^Usage:/)
   })

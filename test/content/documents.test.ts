@@ -56,6 +56,7 @@ describe('documents', () => {
         chunk_size: null,
         chunk_overlap: null,
         chunk_count: 1,
+        embedding: null,
         error: null,
       })
       const read = await project.key.get(`/documents/${id}`)

@@ -5,9 +5,12 @@ import { queueMessage } from '../../src/core/jobs/queue.ts'
 import { type Clock, manualClock } from '../../src/core/process/clock.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
+import { testEnvironment } from '../support/environment.ts'
+import { muster } from '../support/hosts.ts'
 
 const DIMENSIONS = 32
 const HOUR = 3_600_000
+const EMBEDDER = { EMBEDDING_PROVIDER: 'openai', EMBEDDING_MODEL: 'm', EMBEDDING_DIMENSIONS: String(DIMENSIONS) }
 
 const waits = async (app: TestApp, id: string) =>
   (await app.services.pool.one(sql.unsafe`
@@ -32,12 +35,10 @@ describe('vectors that are missing', () => {
   before(async () => {
     server = await startEmbeddingServer(DIMENSIONS)
     app = await startApp({
-      workers: ['ingestion'],
+      workers: ['delivery', 'ingestion'],
       clock,
       env: {
-        EMBEDDING_PROVIDER: 'openai',
-        EMBEDDING_MODEL: 'm',
-        EMBEDDING_DIMENSIONS: String(DIMENSIONS),
+        ...EMBEDDER,
         EMBEDDING_BASE_URL: server.url,
         EMBEDDING_INLINE_TIMEOUT_MS: '1500',
         EMBEDDING_TIMEOUT_MS: '5000',
@@ -122,19 +123,75 @@ describe('vectors that are missing', () => {
   it('are asked for only where they are missing', async () => {
     server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
     const id = await create('aaaabbbbcccc', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
-    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 1, waiting: true })
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 2, waiting: true })
     server.behave = () => ({})
     server.calls.length = 0
     await sweep()
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 3, waiting: false })
     assert.deepEqual(
       server.calls.flatMap(call => call.texts),
-      ['aaaa', 'bbbb'],
+      ['bbbb'],
     )
   })
 
+  const exceptions = async (): Promise<{ status: string; documents: number; document_id: string }[]> =>
+    (await key.get('/exceptions?kind=embedding_partial')).body.data.map(
+      ({ status, detail }: { status: string; detail: { documents: number; document_id: string } }) => ({
+        status,
+        ...detail,
+      }),
+    )
+  const embeddingOf = async (id: string) => (await key.get(`/documents/${id}`)).body.embedding
+
+  it('of texts that the model refuses are not asked for again, and are reported until they are there', async () => {
+    const refusing: EmbeddingServer['behave'] = call =>
+      call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {}
+    server.behave = refusing
+    const id = await create('aaaabbbbcccc', { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
+    const whole = await create('whole')
+    await sweep()
+    assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 2, waiting: false })
+    const { status, embedding } = (await key.get(`/documents/${id}`)).body
+    assert.deepEqual([status, embedding, await embeddingOf(whole)], ['ready', 'partial', null])
+    assert.deepEqual(
+      (await key.get('/documents?embedding=partial')).body.data.map((each: { id: string }) => each.id),
+      [id],
+    )
+    await eventually(async () => (await exceptions()).length === 1)
+    assert.deepEqual(await exceptions(), [{ status: 'open', documents: 1, document_id: id }])
+    const reprocess = () =>
+      muster(['reprocess', 'embeddings', '--missing', '--json'], {
+        ...testEnvironment(app.databaseUrl),
+        ...EMBEDDER,
+        EMBEDDING_BASE_URL: server.url,
+      })
+    assert.equal(JSON.parse((await reprocess()).stdout).failed_chunks, 1)
+    assert.equal(await embeddingOf(id), 'partial')
+    assert.deepEqual(
+      (await exceptions()).map(({ status: each }: { status: string }) => each),
+      ['open'],
+    )
+    server.behave = () => ({})
+    assert.equal(JSON.parse((await reprocess()).stdout).embedded_chunks, 1)
+    assert.equal(await embeddingOf(id), null)
+    assert.deepEqual(
+      (await exceptions()).map(({ status: each }: { status: string }) => each),
+      ['resolved'],
+    )
+  })
+
+  it('of refused texts do not take those of others with them', async () => {
+    server.behave = call => (call.texts.some(text => text.startsWith('b')) ? { status: 400 } : {})
+    const texts = Array.from({ length: 40 }, (_, n) =>
+      n === 7 || n === 30 ? 'bbbb' : `a${String(n).padStart(3, '0')}`,
+    )
+    const id = await create(texts.join(''), { chunk_strategy: 'size', chunk_size: 4, chunk_overlap: 0 })
+    assert.equal((await waits(app, id)).embedded_chunks, 38)
+    assert.ok(server.calls.length <= 30, `${server.calls.length} calls`)
+  })
+
   it('are tried for again until a day has passed', async () => {
-    server.behave = call => (call.texts.includes('poison') ? { status: 400 } : {})
+    server.behave = call => (call.texts.includes('poison') ? { status: 503 } : {})
     const id = await create('poison')
     clock.advance(23 * HOUR)
     await sweep()
@@ -144,7 +201,12 @@ describe('vectors that are missing', () => {
     await sweep()
     assert.deepEqual({ ...(await waits(app, id)) }, { embedded_chunks: 0, waiting: false })
     assert.deepEqual(server.calls, [])
-    assert.equal((await key.get(`/documents/${id}`)).body.status, 'ready')
+    const { status, embedding } = (await key.get(`/documents/${id}`)).body
+    assert.deepEqual([status, embedding], ['ready', 'partial'])
+    await eventually(async () => (await exceptions()).some(each => each.status === 'open' && each.document_id === id))
+    // New text is a new beginning.
+    await key.patch(`/documents/${id}`, { content: 'cured' })
+    assert.equal(await embeddingOf(id), null)
   })
 
   it('of a text with nothing to embed are not waited for', async () => {

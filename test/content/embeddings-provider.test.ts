@@ -427,17 +427,17 @@ describe('the embedding provider', () => {
       assert.deepEqual(await usageSettled(app, id), [])
     })
 
-    it('that fail are halved once, so that one bad text costs a half at most', async () => {
+    it('that are refused are halved until the bad text is alone', async () => {
       const app = await start()
       server.behave = call => (call.texts.includes('bad') ? { status: 400 } : {})
       const vectors = await embedderOf(app.services).embed(['a', 'b', 'c', 'd', 'e', 'bad', 'g', 'h'], options())
       assert.deepEqual(
         vectors.map(vector => vector !== null),
-        [true, true, true, true, false, false, false, false],
+        [true, true, true, true, true, false, true, true],
       )
       assert.deepEqual(
         server.calls.map(call => call.texts.length),
-        [8, 4, 4],
+        [8, 4, 4, 2, 1, 1, 2],
       )
     })
 

@@ -62,6 +62,7 @@ describe('ingestion', () => {
         chunk_size: null,
         chunk_overlap: null,
         chunk_count: 0,
+        embedding: null,
         error: null,
       })
       const done = await settledStatus(key, id)

@@ -168,6 +168,59 @@ describe('prices', () => {
     assert.equal(event.tokens, 1)
   })
 
+  it('of parts of tokens are those of the whole where there are none', async () => {
+    const price = (component: string, unit_price: number) => row({ model, component, unit_price })
+    ok(await own([price('input_tokens', 1e-6), price('cache_write_tokens', 2e-6), price('output_tokens', 4e-6)]))
+    const component = (name: string) => ({ component: name, quantity: 1000, unit: 'token', billable: true })
+    const parts = ['cache_write_1h_tokens', 'cached_audio_tokens', 'image_input_tokens', 'audio_output_tokens']
+    const event = await used({ components: parts.map(component) })
+    const priced = new Map(event.components.map(({ component, unit_price }: any) => [component, unit_price]))
+    assert.deepEqual(
+      parts.map(name => priced.get(name)),
+      [2e-6, 1e-6, 1e-6, 4e-6],
+    )
+    // Cache writes do not count, nor does what is no token.
+    assert.equal(Number(event.tokens), 3000)
+  })
+
+  it('of a tier precede others, and of the largest size that a prompt exceeds, in a narrower scope first', async () => {
+    const price = (unit_price: number, more: object = {}) => row({ model, unit_price, ...more })
+    ok(await global([price(9e-6, { tier: 'priority', above_tokens: 100 })]))
+    const ended = ok(
+      await own([
+        price(1e-6),
+        price(2e-6, { above_tokens: 100 }),
+        price(3e-6, { above_tokens: 500 }),
+        price(4e-6, { tier: 'priority' }),
+      ]),
+    )
+    const priceOf = async (service_tier: string | null, prompt_tokens: number) => {
+      const components = [{ component: 'input_tokens', quantity: 1, unit: 'token', billable: true, prompt_tokens }]
+      return Number((await used({ service_tier, components })).components[0].unit_price)
+    }
+    assert.equal(await priceOf(null, 100), 1e-6)
+    assert.equal(await priceOf('flex', 101), 2e-6)
+    assert.equal(await priceOf(null, 501), 3e-6)
+    assert.equal(await priceOf('priority', 501), 4e-6)
+    const path = `/projects/${project.id}/prices/${ended[3].id}?end=true`
+    assert.equal((await project.key.delete(path)).status, 204)
+    await eventually(async () => (await priceOf('priority', 501)) === 3e-6)
+    assert.equal(await priceOf('priority', 50), 1e-6)
+  })
+
+  it('of a tier or a size of prompts are apart from others, but not backdated where these are in force', async () => {
+    ok(await own([row({ model }), row({ model, tier: 'flex' }), row({ model, above_tokens: 200_000 })]))
+    refused(await own([row({ model, tier: 'priority' })]))
+    refused(await own([row({ model, above_tokens: 300_000 })]))
+    ok(await own([row({ model, tier: 'priority', effective_from: FUTURE })]))
+    refused(await own([row({ model, above_tokens: 0 })]))
+    ok(await own([row({ model, component: 'web_searches', unit: 'search', tier: 'priority' })]))
+    ok(await own([row({ model, component: 'web_searches', unit: 'search' })]))
+    const tool = `srn:${project.id}:tool:tool_1`
+    const [problem] = refused(await own([row({ model, resource: tool, tier: 'priority' })])).problems
+    assert.equal(problem.path, 'prices[0].tier')
+  })
+
   it('in another unit do not apply, and nothing priced is no cost', async () => {
     ok(await own([row({ model, unit: 'character' })]))
     assert.deepEqual(

@@ -251,7 +251,14 @@ describe('end users on several web processes', () => {
         headers: { origin, 'access-control-request-method': 'POST', 'access-control-request-headers': headers },
       })
     app.statements.length = 0
-    for (const path of ['/api/v1/sessions', '/mcp', '/oauth/token', '/openai/v1/chat/completions', '/ag-ui/agent_x']) {
+    for (const path of [
+      '/api/v1/sessions',
+      '/mcp',
+      '/oauth/token',
+      '/openai/v1/chat/completions',
+      '/ag-ui/agent_x',
+      '/ui/v1/chat/agent_x',
+    ]) {
       const answer = await preflight('https://evil.example', path, 'authorization, x-stainless-lang')
       assert.deepEqual([path, answer.status], [path, 204])
       assert.equal(answer.headers.get('access-control-allow-headers'), 'authorization,x-stainless-lang')

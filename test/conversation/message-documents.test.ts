@@ -60,6 +60,7 @@ describe('documents of messages', function () {
           chunk_size: null,
           chunk_overlap: null,
           chunk_count: 0,
+          embedding: null,
           error: null,
           content: text,
           created_at: 0,

@@ -159,6 +159,10 @@ describe('open streams over several web processes', function () {
         runId: text,
         messages: [{ id: text, role: 'user', content: text }],
       }),
+      [`/ui/v1/chat/${app.agentId}`]: text => ({
+        id: session.id,
+        messages: [{ id: text, role: 'user', parts: [{ type: 'text', text }] }],
+      }),
       '/openai/v1/responses': text => ({
         model: app.agentId,
         stream: true,

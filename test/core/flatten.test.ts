@@ -71,15 +71,25 @@ describe('the flat form of a call', () => {
     assert.equal(document.properties.statement.type, 'array')
   })
 
-  it('leaves open what is open: a tag whose key is a parameter of the path is prefixed, however often', () => {
+  it('has a body of any names as one property, and refuses names beside it', () => {
     const of = operations.get('replaceActorTags')
-    assert.deepEqual(flatSchema(flatten(of) as never).additionalProperties, { type: 'string', maxLength: 256 })
-    const flat = { actor_id: 'actor_1', team: 'a', body_actor_id: 'b', body_body_actor_id: 'c', body_other: 'd' }
-    assert.deepEqual(unflatten(of, flat), {
+    const schema: any = flatSchema(flatten(of) as never)
+    assert.deepEqual(schema.properties.tags, {
+      type: 'object',
+      additionalProperties: { type: 'string', maxLength: 256 },
+    })
+    assert.deepEqual([schema.required, schema.additionalProperties], [['actor_id', 'tags'], false])
+    const tags = { team: 'a', actor_id: 'b', tags: 'c' }
+    assert.deepEqual(unflatten(of, { actor_id: 'actor_1', tags }), {
       params: { actor_id: 'actor_1' },
       query: {},
-      body: { team: 'a', actor_id: 'b', body_actor_id: 'c', body_other: 'd' },
+      body: tags,
     })
+    for (const wrong of [{}, { tags: null }, { tags: ['x'] }, { tags: {}, team: 'a' }])
+      assert.throws(
+        () => unflatten(of, { actor_id: 'actor_1', ...wrong }),
+        (error: any) => error.code === 'VALIDATION_FAILED',
+      )
   })
 
   it('refuses what is missing in the path and what it does not know, all of it by its path', () => {
@@ -112,7 +122,7 @@ describe('the flat form of a call', () => {
       if (!call) continue
       const fields = [...call.fields.values()]
       const flat = Object.fromEntries(fields.map(({ name }) => [name, `of ${name}`]))
-      const { params, query, body } = unflatten(of, flat)
+      const { params, query, body } = unflatten(of, { ...flat, ...(call.map && { [call.map.name]: {} }) })
       const parts: Record<string, any> = { path: params, query, body: body ?? {} }
       for (const { name, field, in: part } of fields) assert.equal(parts[part][field], `of ${name}`, `${of.id} ${name}`)
       const count = Object.values(parts).reduce((sum, each) => sum + Object.keys(each).length, 0)

@@ -93,6 +93,10 @@ describe('a path or query that cannot be stored or decoded', () => {
   const mounted = [
     ['get', '/ag-ui/{}'],
     ['post', '/ag-ui/{}'],
+    ['post', '/ui/v1/chat/{}'],
+    ['get', '/ui/v1/chat/{}/{}'],
+    ['get', '/ui/v1/chat/{}/{}/stream'],
+    ['post', '/ui/v1/chat/{}/{}/stop'],
     ['post', '/a2a/{}'],
     ['get', '/a2a/{}/tasks/{}'],
     ['get', '/a2a/{}/.well-known/agent-card.json'],

@@ -69,6 +69,7 @@ describe('quotas of tokens and money that are spent', () => {
   it('refuse the try of a provider, which calls no vendor', async () => {
     await spent('tokens')
     await refused(check())
+    await refused(app.key.post(`/ai-providers/${app.providerId}/check`, { matrix: true }))
     // The usage of before is all there is.
     assert.equal((await passes(app.key.get('/usage/events'))).total, 1)
     await app.admin.patch(`/quotas/${quotas[0]}`, { mode: 'monitor' })

@@ -537,6 +537,21 @@ export const resourcesOf = (name: string, projectId: string): Record<string, Cas
     properties: { provider: 'custom', model: 'now', component: 'input_tokens', unit: 'token', unit_price: 1 },
     changes: [{ unit_price: 2 }],
   },
+  PriceOfTier: {
+    type: 'project_price',
+    properties: {
+      provider: 'custom',
+      model: 'tiered',
+      component: 'input_tokens',
+      unit: 'token',
+      unit_price: 1,
+      tier: 'priority',
+      above_tokens: 200_000,
+      effective_from: '2050-01-01',
+    },
+    changes: [{ unit_price: 2 }],
+    replaced: [{ tier: 'flex' }, { above_tokens: 100_000 }],
+  },
   PriceOfTool: {
     type: 'project_price',
     properties: {

@@ -70,6 +70,8 @@ describe('operations as tools', () => {
         if (part === 'body' || queryText(field, value).length > 0) args[name] = value
       }
     }
+    const { map } = flatten(operation) ?? {}
+    if (map) args[map.name] = { team: 'a', ...(random.chance(0.5) && { actor_id: 'b' }) }
     return args
   }
 
@@ -78,7 +80,8 @@ describe('operations as tools', () => {
     asked = null
     let path = operation.path
     const query: string[] = []
-    const body: Json = {}
+    const { map } = flatten(operation) ?? {}
+    const body: Json = map ? args[map.name] : {}
     for (const { name, in: part, field } of flatten(operation)?.fields.values() ?? []) {
       if (!Object.hasOwn(args, name)) continue
       if (part === 'path') path = path.replace(`{${field}}`, encodeURIComponent(args[name]))

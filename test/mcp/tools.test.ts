@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict'
 import { operations } from '../../src/core/api/operation.ts'
+import { operationTools } from '../../src/mcp/registry.ts'
+import { fixedTools } from '../../src/mcp/tools.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { MODERN, tools, wire } from './support.ts'
@@ -65,6 +67,7 @@ describe('tools of /mcp', () => {
         assert.doesNotMatch(JSON.stringify(inputSchema), /"\$ref"/, name)
         assert.ok(!('stream' in inputSchema.properties), name)
         assert.ok(!inputSchema.required?.includes('project_id'), name)
+        assert.equal(inputSchema.additionalProperties, false, name)
       }
     } finally {
       await web.stop()
@@ -159,6 +162,38 @@ describe('tools of /mcp', () => {
     assert.equal((await unbound('get-project', {})).structuredContent.error.code, 'VALIDATION_FAILED')
     assert.equal((await unbound('create-actor', { name: 'A' })).structuredContent.error.code, 'VALIDATION_FAILED')
     assert.equal((await unbound('create-actor', { name: 'A', project_id: project.id })).structuredContent.name, 'A')
+  })
+
+  it('refuses an argument that a tool does not have by its name, of every tool', async () => {
+    const accepted: string[] = []
+    const names = [...operationTools(), ...fixedTools()].map(({ name }) => name)
+    assert.ok(names.length > 400)
+    for (let at = 0; at < names.length; at += 16)
+      await Promise.all(
+        names.slice(at, at + 16).map(async name => {
+          const { isError, structuredContent } = await call(name, { no_such_argument: 'x' })
+          const problems = structuredContent?.error?.meta?.problems ?? []
+          if (!isError || !problems.some(({ path }: any) => path === 'no_such_argument')) accepted.push(name)
+        }),
+      )
+    assert.deepEqual(accepted, [])
+  })
+
+  it('takes tags as one argument, of the project of a bound key as well', async () => {
+    const { id } = (await call('create-actor', { name: 'A' })).structuredContent
+    const tags = { cost_center: 'x', actor_id: 'y' }
+    await call('merge-actor-tags', { actor_id: id, tags })
+    assert.deepEqual((await project.key.get(`/actors/${id}/tags`)).body, tags)
+    await call('merge-actor-tags', { actor_id: id, tags: { cost_center: null } })
+    assert.deepEqual((await project.key.get(`/actors/${id}/tags`)).body, { actor_id: 'y' })
+    const loose = (await call('replace-actor-tags', { actor_id: id, cost_center: 'z' })).structuredContent
+    assert.deepEqual(
+      loose.error.meta.problems.map(({ path }: any) => path),
+      ['tags', 'cost_center'],
+    )
+    await call('replace-project-tags', { tags: { team: 'a' } })
+    assert.deepEqual((await app.admin.get(`/projects/${project.id}/tags`)).body, { team: 'a' })
+    await call('replace-project-tags', { tags: {} })
   })
 
   it('reports invalid arguments to the model', async () => {

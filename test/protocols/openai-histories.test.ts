@@ -1,4 +1,7 @@
 import assert from 'node:assert/strict'
+import { tool } from '@langchain/core/tools'
+import { createReactAgent } from '@langchain/langgraph/prebuilt'
+import { ChatOpenAI } from '@langchain/openai'
 import type OpenAI from 'openai'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
@@ -71,6 +74,43 @@ describe('the OpenAI mount: histories of clients', () => {
       assert.equal((await openai.responses.retrieve(asked.id)).output_text, 'AskingSunny')
       const next = await openai.responses.create({ model, previous_response_id: answered.id, input: 'and now?' })
       assert.equal(next.output_text, 'an answer')
+    })
+
+  for (const useResponsesApi of [false, true])
+    it(`come from LangGraph, with a tool of the client (${useResponsesApi ? 'responses' : 'chat completions'})`, async () => {
+      const { agentId } = await app.scripted(rules, { accept_client_tools: true })
+      const asked: unknown[] = []
+      const weatherTool = tool(
+        args => {
+          asked.push(args)
+          return 'sun'
+        },
+        { name: 'weather', description: 'The weather', schema: parameters as { type: 'object' } },
+      )
+      for (const model of [agentId, double()]) {
+        const llm = new ChatOpenAI({
+          model,
+          apiKey: app.key.token as string,
+          useResponsesApi,
+          configuration: { baseURL: `${app.url}/openai/v1` },
+        })
+        const graph = createReactAgent({ llm, tools: [weatherTool] })
+        const { messages } = await graph.invoke({
+          messages: [{ role: 'user', content: model === agentId ? 'weather' : 'Hello' }],
+        })
+        const answers = messages.filter(message => message.getType() === 'ai')
+        assert.equal(new Set(answers.map(({ id }) => id)).size, answers.length)
+        assert.equal((answers.at(-1)?.text ?? '') !== '', true)
+        if (model !== agentId) continue
+        assert.deepEqual([asked, answers.length, answers[1]?.text], [[{ city: 'Rome' }], 2, 'Sunny'])
+        const streamed: string[] = []
+        for await (const [message] of await graph.stream(
+          { messages: [{ role: 'user', content: 'weather again' }] },
+          { streamMode: 'messages' },
+        ))
+          if (message.getType() === 'ai') streamed.push(message.text)
+        assert.match(streamed.join(''), /Asking.*Sunny/)
+      }
     })
 
   it('have arguments as they were given out, also where these are no JSON', async () => {
@@ -156,6 +196,136 @@ describe('the OpenAI mount: histories of clients', () => {
     })
     assert.equal(chat.status, 200, JSON.stringify(chat.body))
     assert.equal(chat.ignored, 'tools, tool_choice, tools.strict')
+  })
+
+  it('may have every kind of message and item that the vendor takes', async () => {
+    const model = double()
+    const user = { role: 'user', content: 'Hello' }
+    const call = { id: 'call_1', type: 'function', function: { name: 'weather', arguments: '{}' } }
+    const chats: Json[][] = [
+      [
+        user,
+        { role: 'assistant', content: null, function_call: { name: 'weather', arguments: '{}' } },
+        { role: 'function', name: 'weather', content: 'sun' },
+      ],
+      [
+        user,
+        { role: 'assistant', content: null, tool_calls: [call] },
+        { role: 'tool', tool_call_id: 'call_1', content: [{ type: 'text', text: 'sun' }] },
+      ],
+      [user, { role: 'assistant', content: [{ type: 'refusal', refusal: 'no' }] }],
+      [
+        user,
+        { role: 'assistant', content: 'x', refusal: 'no', audio: { id: 'audio_1' }, annotations: [], name: 'helper' },
+      ],
+      [user, { role: 'assistant', content: [{ type: 'text', text: 'x' }], reasoning_content: 'hm' }],
+      [{ role: 'developer', content: [{ type: 'text', text: 'Be kind' }], name: 'dev' }],
+      [{ role: 'user', name: 'ann', content: [{ type: 'input_audio', input_audio: { data: 'AA==', format: 'wav' } }] }],
+    ]
+    const refused: unknown[] = []
+    for (const messages of chats) {
+      const { status, body } = await post('/chat/completions', { model, messages: [...messages, user] })
+      if (status !== 200) refused.push([messages, body])
+    }
+    const functionCall = { type: 'function_call', call_id: 'call_1', name: 'weather', arguments: '{}' }
+    const items: Json[][] = [
+      [
+        functionCall,
+        { type: 'function_call_output', call_id: 'call_1', output: [{ type: 'input_text', text: 'sun' }] },
+      ],
+      [
+        { ...functionCall, id: 'fc_1', status: 'completed' },
+        { type: 'function_call_output', id: 'fco_1', status: 'completed', call_id: 'call_1', output: 'sun' },
+      ],
+      [
+        { type: 'reasoning', id: 'rs_1', summary: [], encrypted_content: 'x' },
+        { role: 'assistant', content: 'x' },
+      ],
+      [
+        {
+          type: 'message',
+          id: 'msg_1',
+          status: 'completed',
+          role: 'assistant',
+          content: [{ type: 'output_text', text: 'x', annotations: [], logprobs: [] }],
+        },
+      ],
+      [{ type: 'message', role: 'assistant', content: [{ type: 'refusal', refusal: 'no' }] }],
+      ...[
+        { type: 'file_search_call', id: 'fs_1', status: 'completed', queries: ['x'], results: null },
+        {
+          type: 'computer_call',
+          id: 'cu_1',
+          call_id: 'c',
+          action: { type: 'wait' },
+          pending_safety_checks: [],
+          status: 'completed',
+        },
+        { type: 'computer_call_output', call_id: 'c', output: { type: 'computer_screenshot', image_url: 'x' } },
+        { type: 'image_generation_call', id: 'ig_1', status: 'completed', result: 'AA==' },
+        { type: 'code_interpreter_call', id: 'ci_1', status: 'completed', code: '1', container_id: 'c', outputs: [] },
+        {
+          type: 'local_shell_call',
+          id: 'ls_1',
+          call_id: 'c',
+          action: { type: 'exec', command: ['ls'] },
+          status: 'completed',
+        },
+        { type: 'shell_call', call_id: 'c', action: { commands: ['ls'] } },
+        { type: 'apply_patch_call', call_id: 'c', operation: { type: 'delete_file', path: 'x' }, status: 'completed' },
+        { type: 'mcp_call', id: 'mcp_1', name: 'x', server_label: 's', arguments: '{}', output: 'y' },
+        { type: 'mcp_approval_request', id: 'ar_1', name: 'x', server_label: 's', arguments: '{}' },
+        { type: 'compaction', id: 'cmp_1', encrypted_content: 'x' },
+      ].map(item => [item]),
+    ]
+    for (const input of items) {
+      const { status, body } = await post('/responses', { model, input: [user, ...input, user] })
+      if (status !== 200) refused.push([input, body])
+    }
+    assert.deepEqual(refused, [])
+  })
+
+  it('have strict tools, which vendors that constrain calls receive if the schema qualifies', async () => {
+    const closed = { ...parameters, required: ['city'], additionalProperties: false }
+    const chatTool = (name: string, schema: Json) => ({
+      type: 'function',
+      function: { name, strict: true, parameters: schema },
+    })
+    const lane = await app.scripted([], { accept_client_tools: true })
+    const route = (await app.key.get(`/agents/${lane.agentId}`)).body.model
+    const strictnessOf = async () =>
+      (await lane.requests()).at(-1)!.body.tools.map((tool: Json) => [tool.function.name, tool.function.strict])
+    const messages = [{ role: 'user', content: 'Hello' }]
+    for (const model of [`${app.providerId}/${route}`, lane.agentId])
+      for (const stream of [false, true]) {
+        const fitting = await app.send('/chat/completions', {
+          model,
+          messages,
+          stream,
+          tools: [chatTool('weather', closed), { type: 'function', function: { name: 'free', parameters } }],
+        })
+        await fitting.text()
+        assert.deepEqual([fitting.status, fitting.headers.get('x-svc-ignored-params')], [200, null])
+        assert.deepEqual(await strictnessOf(), [
+          ['weather', true],
+          ['free', undefined],
+        ])
+        const open = await app.send('/responses', {
+          model,
+          input: 'Hello',
+          stream,
+          tools: [
+            { ...weather, strict: true },
+            { type: 'function', name: 'closed', strict: true, parameters: closed },
+          ],
+        })
+        await open.text()
+        assert.deepEqual([open.status, open.headers.get('x-svc-ignored-params')], [200, 'tools.strict'])
+        assert.deepEqual(await strictnessOf(), [
+          ['weather', undefined],
+          ['closed', true],
+        ])
+      }
   })
 
   it('may be a prompt of the older completions', async () => {

@@ -13,6 +13,8 @@ const requests: [string, (target: Target) => Sent][] = [
   ['an upload token', ({ project }) => uploadToken(project)],
   ['the capabilities of AG-UI', ({ agent }) => ({ path: `/ag-ui/${agent}` })],
   ['a run of AG-UI', ({ agent }) => ({ path: `/ag-ui/${agent}`, body: agUiRun() })],
+  ['a chat of the AI SDK', ({ agent }) => ({ path: `/ui/v1/chat/${agent}`, body: uiChat() })],
+  ['the messages of a chat of the AI SDK', ({ agent }) => ({ path: `/ui/v1/chat/${agent}/x` })],
   ['JSON-RPC of A2A', ({ agent }) => a2a({ path: `/a2a/${agent}`, body: rpc('ListTasks', {}) })],
   ['HTTP+JSON of A2A', ({ agent }) => a2a({ path: `/a2a/${agent}/tasks?pageSize=1` })],
   ['an unknown method of A2A', ({ agent }) => a2a({ path: `/a2a/${agent}`, body: rpc('Nothing', {}) })],
@@ -40,6 +42,10 @@ const openai = (project: string, sent: Sent): Sent => ({ ...sent, headers: { 'X-
 const completion = (model: string): Sent => ({
   path: '/openai/v1/chat/completions',
   body: { model, messages: [{ role: 'user', content: 'hello' }], stream: false },
+})
+const uiChat = () => ({
+  id: crypto.randomUUID(),
+  messages: [{ id: crypto.randomUUID(), role: 'user', parts: [{ type: 'text', text: 'hello' }] }],
 })
 const agUiRun = () => ({
   threadId: crypto.randomUUID(),

@@ -58,7 +58,7 @@ const NAMES_OF_OTHERS = [
   'users:Login',
 ]
 /** Guides with names and routes of other protocols. */
-const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides/openai']
+const PROTOCOL_GUIDES = ['/docs/guides/a2a', '/docs/guides/ag-ui', '/docs/guides/ai-sdk', '/docs/guides/openai']
 
 /** Routes that are no operations. */
 const MOUNTS = /^\/(docs|mcp|oauth)(\/|$)/
@@ -248,7 +248,7 @@ describe('the documentation', function () {
     const programs = new Set([
       'help',
       ...program().commands.map(each => each.name()),
-      ...Object.keys(OWN_COMMANDS),
+      ...Object.keys(OWN_COMMANDS).map(name => name.split(' ')[0]),
       ...table.commands.map(({ words }) => words[0]),
     ])
     const pattern = (route: string) => route.replace(/\{\w+\}/g, '{}')

@@ -70,8 +70,28 @@ function history(draw: Draw): PromptMessage[] {
   }).flat()
 }
 
+/** Vendors that constrain calls to a schema. */
+const STRICT_VENDORS: readonly ProviderType[] = ['openai', 'azure', 'groq', 'custom', 'ollama', 'gateway']
+
+/** The first one cannot be strict. */
 const TOOLS: ModelRequest['tools'] = [
-  { name: 'look_up', description: 'Looks up', parameters: { type: 'object', properties: { 'odd key!': {} } } },
+  {
+    name: 'look_up',
+    description: 'Looks up',
+    parameters: { type: 'object', properties: { 'odd key!': {} } },
+    strict: true,
+  },
+  {
+    name: 'strict_one',
+    description: 'Strict',
+    parameters: {
+      type: 'object',
+      properties: { city: { type: 'string', description: 'City' } },
+      required: ['city'],
+      additionalProperties: false,
+    },
+    strict: true,
+  },
   {
     name: '2nd.tool',
     description: 'Another',
@@ -116,6 +136,9 @@ describe('any stored history', function () {
         const outcome = await attemptModel(app.services, row, profile.model, request, { retries: 0 })
         const refusal = outcome.ok ? null : outcome.failure.message
         assert.equal(refusal, null, `seed ${seed}: ${JSON.stringify(messages)}`)
+        const notes = (outcome.ok && outcome.answer.notes) || []
+        const loose = notes.filter(note => 'setting' in note && note.setting === 'tools.strict')
+        assert.equal(loose.length, STRICT_VENDORS.includes(row.provider) ? 1 : 2)
       }
     })
 })

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
+import type { VendorNote } from '../../src/execution/providers/model-messages.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
 import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'
@@ -9,8 +10,9 @@ import { type Capability, type Cell, capabilities, NOT_OFFERED, type Turn } from
 import { startToolServer, type ToolServer } from './tool-server.ts'
 
 /**
- * Cells that do not work, by capability and profile, with the refusal or failure. A cell that works, or fails otherwise,
- * fails the test until the list is written again: RECORD_MATRIX=1 npm test -- test/vendors/matrix.test.ts
+ * Cells that do not work as requested, by capability and profile: not offered, `degraded: ` with the notes of the steps, or the
+ * refusal or failure. A cell with another result fails the test until the list is written again:
+ * RECORD_MATRIX=1 npm test -- test/vendors/matrix.test.ts
  */
 const KNOWN = path.join(import.meta.dirname, 'known-refusals.json')
 type Results = Record<string, Record<string, string>>
@@ -20,24 +22,31 @@ const PAGE = path.join(ROOT, 'docs/model-vendors.md')
 /** Part of the page that is written with the list. */
 const SECTION = /(?<=<!-- matrix -->\n)[\s\S]*(?=<!-- end of matrix -->)/
 
-/** Returns the matrix as Markdown: the packages it was tried with, and what is not offered or fails. */
+const DEGRADED = 'degraded: '
+
+/** Returns the matrix as Markdown: the packages it was tried with, and what is not offered, degraded or fails. */
 function matrixText(results: Results): string {
   const { dependencies } = JSON.parse(readFileSync(path.join(ROOT, 'package.json'), 'utf8'))
   const packages = Object.entries(dependencies).filter(([name]) => name.startsWith('@ai-sdk/'))
   const rows = Object.entries(results).map(([name, failures]) => {
     const absent = Object.keys(failures).filter(each => failures[each] === NOT_OFFERED)
-    const failed = Object.entries(failures).filter(([, failure]) => failure !== NOT_OFFERED)
+    const degraded = Object.entries(failures).filter(([, failure]) => failure.startsWith(DEGRADED))
+    const failed = Object.entries(failures).filter(
+      ([, failure]) => failure !== NOT_OFFERED && !failure.startsWith(DEGRADED),
+    )
+    const byNotes = Object.entries(Object.groupBy(degraded, ([, note]) => note.slice(DEGRADED.length)))
+    const notes = byNotes.map(([note, cells]) => `${cells!.map(([each]) => each).join(', ')}: ${note}`)
     const offered = profiles.map(profile => profile.name).filter(each => !absent.includes(each))
     const by =
       absent.length === 0 ? 'all' : absent.length > offered.length ? offered.join(', ') : `all but ${absent.join(', ')}`
-    return `| ${name} | ${by} | ${failed.map(([each, failure]) => `${each}: ${failure}`).join('; ')} |`
+    return `| ${name} | ${by} | ${notes.join('<br>')} | ${failed.map(([each, failure]) => `${each}: ${failure}`).join('; ')} |`
   })
   const names = profiles.map(({ name }) => `\`${name}\``).join(', ')
   return [
     `Providers: ${names}. Packages: ${packages.map(([name, version]) => `${name} ${version}`).join(', ')}.`,
     '',
-    '| Capability | Works with | Fails with |',
-    '|---|---|---|',
+    '| Capability | Offered by | Degraded with | Fails with |',
+    '|---|---|---|---|',
     ...rows,
     '',
   ].join('\n')
@@ -80,6 +89,7 @@ describe('providers by capabilities', function () {
       'secrets:*',
       'sessions:*',
       'tools:*',
+      'traces:*',
     ])
     key = client(processes[0]!.url, project.key.token)
     await Promise.all(
@@ -101,7 +111,7 @@ describe('providers by capabilities', function () {
     writeFileSync(PAGE, readFileSync(PAGE, 'utf8').replace(SECTION, matrixText(results)))
   })
 
-  const turn = async (agent: string, body: object): Promise<Turn> => {
+  const turn = async (key: Client, agent: string, body: object): Promise<Turn> => {
     const reply = await key.post(`/agents/${agent}/generate?wait=true`, body)
     if (typeof reply.body === 'string') return streamed(reply.body)
     const { error } = reply.body
@@ -115,7 +125,7 @@ describe('providers by capabilities', function () {
     return made.body.id
   }
 
-  const cellOf = (profile: Profile): Cell => {
+  const cellOf = (profile: Profile, key: Client): Cell => {
     const lane = laneOf(profile)
     const ai_provider_id = providers.get(profile)!
     return {
@@ -126,17 +136,40 @@ describe('providers by capabilities', function () {
       plan: plan => simulators.plan(lane, plan),
       calls: () => simulators.calls(lane),
       agent: fields => (fields ? agentOf({ ai_provider_id, ...fields }) : plainAgents.get(profile)!),
-      turn,
+      turn: (agent, body) => turn(key, agent, body),
       toolPath: () => `tool-${++paths}.`,
     }
+  }
+
+  /** Returns the notes of the steps of turns, each once. */
+  const notesOf = async (turns: ReadonlySet<string>): Promise<string[]> => {
+    const replies = await Promise.all([...turns].map(id => key.get(`/generations/${id}/transcript`)))
+    for (const { status, body } of replies) assert.equal(status, 200, JSON.stringify(body))
+    const notes: VendorNote[] = replies.flatMap(({ body }) =>
+      (body.steps ?? []).flatMap((step: any) => step.notes ?? []),
+    )
+    const texts = notes.map(({ kind, message, ...about }) => `${[kind, ...Object.values(about)].join(' ')}: ${message}`)
+    return [...new Set(texts)].sort()
   }
 
   /** Runs a capability on a profile. A refusal of the vendor explains a failure better than the error of the turn. */
   const run = async (capability: Capability, profile: Profile): Promise<string | null> => {
     const lane = laneOf(profile)
     const from = simulators.requests.length
-    const failure = await capability(cellOf(profile)).catch(error => String(error.message))
-    if (failure === null) return null
+    const turns = new Set<string>()
+    const recording: Client = {
+      ...key,
+      async post(...args) {
+        const reply = await key.post(...args)
+        for (const [id] of JSON.stringify(reply.body ?? null).matchAll(/\bgen_[0-9a-z]{26}\b/g)) turns.add(id)
+        return reply
+      },
+    }
+    const failure = await capability(cellOf(profile, recording)).catch(error => String(error.message))
+    if (failure === null) {
+      const notes = await notesOf(turns)
+      return notes.length > 0 ? stable(DEGRADED + notes.join('; ')) : null
+    }
     const calls = simulators.requests.slice(from).filter(request => request.lane === lane)
     const refused = calls.flatMap(({ refusals }) => refusals.filter(({ source }) => source !== '?'))
     return stable(refused[0]?.message ?? failure)

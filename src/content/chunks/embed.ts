@@ -50,6 +50,8 @@ function embeddingInputs({ content, context }: Pick<ChunkDraft, 'content' | 'con
 }
 
 export type ChunkVectors = Pick<EmbeddedChunk, 'vectors' | 'failed'> & {
+  /** Whether it failed because the model refuses the text permanently. */
+  refused: boolean
   /** Whether all texts failed for reasons other than their content: the provider is unavailable. */
   down: boolean
 }
@@ -80,26 +82,34 @@ export async function textVectors(
   options: VectorOptions & Pick<EmbedOptions, 'project_id' | 'purpose'>,
 ): Promise<ChunkVectors[]> {
   const embedder = embedderOf(services)
-  if (!embedder.configured) return texts.map(() => ({ vectors: [], failed: false, down: false }))
+  if (!embedder.configured) return texts.map(() => ({ vectors: [], failed: false, refused: false, down: false }))
   const inputs = texts.map(text => embeddingInputs(text, services.config.EMBEDDING_MAX_INPUT_CHARS))
   let embedded: (Float32Array | null)[]
+  const refusedInputs = new Set<number>()
+  let at = 0
+  /** Indexes of the windows of each text. */
+  const ranges = inputs.map(({ length }) => Array.from({ length }, () => at++))
+  const isRefused = ranges.map(range => () => range.some(index => refusedInputs.has(index)))
   try {
-    embedded = await embedder.embed(inputs.flat(), options)
+    embedded = await embedder.embed(inputs.flat(), { ...options, onRefused: index => void refusedInputs.add(index) })
   } catch (error) {
     options.signal?.throwIfAborted()
     if (error instanceof AppError && error.code === 'QUOTA_EXCEEDED') throw error
     // Provider failures are already logged.
     if (!(error instanceof AppError)) services.log.error({ err: error, ref: options.purpose.ref }, 'embedding failed')
     const down = !isTextRejection(error)
-    return inputs.map(windows => ({ vectors: [], failed: windows.length > 0, down: down && windows.length > 0 }))
+    return inputs.map((windows, index) => ({
+      vectors: [],
+      failed: windows.length > 0,
+      refused: isRefused[index](),
+      down: down && windows.length > 0,
+    }))
   }
-  let at = 0
-  return inputs.map(windows => {
-    const windowVectors = embedded.slice(at, at + windows.length)
-    at += windows.length
-    if (windowVectors.includes(null)) return { vectors: [], failed: true, down: false }
+  return ranges.map((range, index) => {
+    const windowVectors = range.map(each => embedded[each])
+    if (windowVectors.includes(null)) return { vectors: [], failed: true, refused: isRefused[index](), down: false }
     const vectors = (windowVectors as Float32Array[]).filter(vector => !isZero(vector))
-    return { vectors, failed: false, down: false }
+    return { vectors, failed: false, refused: false, down: false }
   })
 }
 

@@ -10,6 +10,8 @@ import { Filename, WritablePath } from '../paths.ts'
 
 export const DOCUMENT_STATUSES = ['pending', 'processing', 'ready', 'failed', 'withdrawn'] as const
 
+export const EMBEDDINGS = ['partial'] as const
+
 /** A document without its text, as in lists and events. */
 export const Document = record(
   'Document',
@@ -30,6 +32,12 @@ export const Document = record(
     metadata: z.record(z.string(), z.unknown()).nullable(),
     ...chunkRecord,
     chunk_count: z.int().describe('Number of stored chunks'),
+    embedding: z
+      .enum(EMBEDDINGS)
+      .nullable()
+      .describe(
+        '`partial` - the embedding model refused some of the texts, or did not answer for a day; searches by meaning do not find them. Null otherwise.',
+      ),
     error: RecordedFailure.nullable().describe('Error of a failed ingestion'),
   },
   { tags: true },

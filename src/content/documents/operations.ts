@@ -30,6 +30,7 @@ import {
   DocumentWithContent,
   documentAuthor,
   documentKind,
+  EMBEDDINGS,
   VersionPrecondition,
 } from './model.ts'
 import { findDocumentByPath, findDocumentText, findDocumentWithText } from './store.ts'
@@ -310,13 +311,14 @@ const withdrawDocument = itemOperation(documentKind, {
 
 export const documentOperations: Operation[] = [
   createDocument,
-  // Indexes: documents_project for the order; documents_path, documents_tags and documents_metadata for the filters.
+  // Indexes: documents_project for the order; documents_path, documents_tags, documents_metadata and documents_embedding for the filters.
   documents.list({
     filters: {
       path_prefix: columnFilter(Directory.optional().describe('Documents at or below this directory'), path =>
         atOrBelow(sql.fragment`t.path`, path),
       ),
       status: oneOf('status', DOCUMENT_STATUSES),
+      embedding: oneOf('embedding', EMBEDDINGS),
       include_withdrawn: columnFilter(
         booleanQuery.optional().describe('Whether to include withdrawn documents. Default false.'),
         () => null,

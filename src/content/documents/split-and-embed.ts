@@ -62,12 +62,13 @@ export async function splitAndEmbed(
 export function chunkCounts(
   services: Services,
   { chunks }: SplitText,
-): Pick<DocumentRow, 'chunk_count' | 'total_chunks' | 'embedded_chunks' | 'embed_since'> {
+): Pick<DocumentRow, 'chunk_count' | 'total_chunks' | 'embedded_chunks' | 'embed_since' | 'embedding'> {
   return {
     chunk_count: chunks.length,
     total_chunks: chunks.length,
     embedded_chunks: chunks.filter(({ vectors }) => vectors.length > 0).length,
     embed_since: chunks.some(({ failed }) => failed) ? services.clock.now().toISOString() : null,
+    embedding: null,
   }
 }
 

@@ -174,7 +174,7 @@ const documentUpdate = (row: DocumentRow, space_id: number | null): Fragment => 
         chunk_strategy = ${row.chunk_strategy}, chunk_unit = ${row.chunk_unit}, chunk_size = ${row.chunk_size},
         chunk_overlap = ${row.chunk_overlap}, chunk_count = ${row.chunk_count}, embedded_chunks = ${row.embedded_chunks},
         total_chunks = ${row.total_chunks}, total_pages = ${row.total_pages}, error = ${jsonb(row.error)},
-        embed_since = ${row.embed_since}::timestamptz, search_language = ${row.search_language},
+        embed_since = ${row.embed_since}::timestamptz, embedding = ${row.embedding}, search_language = ${row.search_language},
         charset = ${row.charset},
         space_id = coalesce(${space_id}::int, space_id), updated_at = now()
       where id = ${row.id} returning *)`

@@ -80,6 +80,7 @@ export async function withdrawDocument(
     embedded_chunks: 0,
     error: null,
     embed_since: null,
+    embedding: null,
   }
   const after = await updateDocument(tx, withdrawn, { tombstone: true, created_by })
   tx.emit(documentKind, 'withdrawn', after)

@@ -29,6 +29,9 @@ const BATCH_CHARACTERS = 200_000
 const WINDOW_MS = 4
 const DIMENSIONS_LOG_MS = 60_000
 
+/** Most halvings of a batch to find the texts that the model refuses; a few refused texts of 64 need fewer. */
+const MAX_HALVINGS = 24
+
 /** Failures that a single text may have caused; some servers return 500 for a text that is too long for the model. */
 const TEXT_FAILURES = new Set<CallFailure['class']>(['server', 'refused', 'unreadable'])
 
@@ -73,7 +76,7 @@ export function createBatchedEmbed(
     client: EmbeddingModelRef,
     batch: Text[],
     attempts: number,
-    halved = false,
+    halvings = { refused: MAX_HALVINGS, others: 1 },
   ): Promise<void> => {
     const abandoned = whenAllAbandoned(batch)
     const outcome = await callProvider(
@@ -89,11 +92,15 @@ export function createBatchedEmbed(
       for (const [index, text] of batch.entries()) accept(text, outcome.response.vectors[index])
       return
     }
-    const shorter = outcome.failure.class === 'refused' && batch.length === 1 ? firstHalf(batch[0]) : null
+    const isRefused = outcome.failure.class === 'refused'
+    const shorter = isRefused && batch.length === 1 ? firstHalf(batch[0]) : null
     if (shorter) return embedBatch(client, [shorter], 1)
-    const parts = TEXT_FAILURES.has(outcome.failure.class) ? divideBatch(batch, halved) : null
+    if (isRefused && batch.length === 1) batch[0].request.options.onRefused?.(batch[0].index)
+    const parts = TEXT_FAILURES.has(outcome.failure.class)
+      ? divideBatch(batch, halvings[isRefused ? 'refused' : 'others']-- > 0)
+      : null
     if (!parts) for (const text of batch) settleText(text, null, outcome.failure)
-    else for (const part of parts.texts) await embedBatch(client, part, 1, parts.halves)
+    else for (const part of parts.texts) await embedBatch(client, part, 1, parts.halves ? halvings : undefined)
   }
 
   const accept = (text: Text, vector: number[]) => {
@@ -168,13 +175,13 @@ function shiftBatch(lane: Text[], maxTexts: number): Text[] {
 }
 
 /**
- * Divides a failed batch by caller, so that a text of one caller does not fail texts of another, or once into halves.
+ * Divides a failed batch by caller, so that a text of one caller does not fail texts of another, or into halves.
  * Returns null if it cannot be divided.
  */
-function divideBatch(batch: Text[], halved: boolean): { texts: Text[][]; halves: boolean } | null {
+function divideBatch(batch: Text[], mayHalve: boolean): { texts: Text[][]; halves: boolean } | null {
   const byRequest = Map.groupBy(batch, ({ request }) => request)
   if (byRequest.size > 1) return { texts: [...byRequest.values()], halves: false }
-  if (halved || batch.length < 2) return null
+  if (!mayHalve || batch.length < 2) return null
   const middle = Math.ceil(batch.length / 2)
   return { texts: [batch.slice(0, middle), batch.slice(middle)], halves: true }
 }

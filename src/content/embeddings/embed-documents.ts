@@ -1,7 +1,8 @@
 import type { Services } from '../../core/process/services.ts'
-import { chunkVectors } from '../chunks/embed.ts'
+import { type ChunkVectors, chunkVectors } from '../chunks/embed.ts'
 import { chunkVectorRows, findExistingChunks, listChunksToEmbed, type UnembeddedChunk } from '../chunks/store.ts'
 import { insertVectors, removeVectors, VECTOR_SOURCES } from '../vectors/store.ts'
+import { reportChanges } from './partial.ts'
 import type { Space } from './space.ts'
 import { lockDocuments, markEmbedded, type Owner } from './store.ts'
 
@@ -24,6 +25,7 @@ export async function embedDocuments(
 ): Promise<EmbedProgress> {
   const projects = new Map(documents.map(({ id, project_id }) => [id, project_id]))
   const failedDocuments = new Set<string>()
+  const refusedDocuments = new Set<string>()
   const skipped: string[] = []
   const done: EmbedProgress = { embedded: 0, failed: 0, down: false }
   for (let after: UnembeddedChunk | null = null; ; ) {
@@ -39,11 +41,12 @@ export async function embedDocuments(
     const { results, down } = await embedAll(services, projects, chunks, signal)
     const embedded = results.filter(({ vectors }) => vectors.length > 0)
     if (down && embedded.length === 0) return { ...done, down: true }
-    for (const { chunk, vectors, failed } of results) {
+    for (const { chunk, vectors, failed, refused } of results) {
       if (vectors.length === 0) skipped.push(chunk.id)
       if (!failed) continue
       done.failed++
-      failedDocuments.add(chunk.document_id)
+      const causes = refused ? refusedDocuments : failedDocuments
+      causes.add(chunk.document_id)
     }
     if (embedded.length > 0) await storeVectors(services, space, projects, embedded)
     done.embedded += embedded.length
@@ -51,13 +54,13 @@ export async function embedDocuments(
   await services.write(async tx => {
     const ids = [...projects.keys()]
     await lockDocuments(tx, ids)
-    const outcomes = ids.map(id => ({ id, failed: failedDocuments.has(id) }))
-    await markEmbedded(tx, space, outcomes, skipped, services.clock.now())
+    const outcomes = ids.map(id => ({ id, failed: failedDocuments.has(id), refused: refusedDocuments.has(id) }))
+    await reportChanges(tx, await markEmbedded(tx, space, outcomes, skipped, services.clock.now()))
   })
   return done
 }
 
-type ChunkResult = { chunk: UnembeddedChunk; vectors: Float32Array[]; failed: boolean }
+type ChunkResult = { chunk: UnembeddedChunk } & Pick<ChunkVectors, 'vectors' | 'failed' | 'refused'>
 
 /** Embeds the chunks of all documents concurrently, so that the embedder combines small ones into one call. */
 async function embedAll(
@@ -75,8 +78,8 @@ async function embedAll(
   )
   const results = groups.flatMap(([, documentChunks], group) =>
     documentChunks.map((chunk, index) => {
-      const { vectors, failed } = vectorsByGroup[group][index]
-      return { chunk, vectors, failed }
+      const { vectors, failed, refused } = vectorsByGroup[group][index]
+      return { chunk, vectors, failed, refused }
     }),
   )
   return { results, down: vectorsByGroup.flat().some(result => result.down) }

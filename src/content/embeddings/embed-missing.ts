@@ -3,6 +3,7 @@ import { type JobContext, RequeueError } from '../../core/jobs/handler.ts'
 import { entityMailbox } from '../../core/jobs/queue.ts'
 import type { Services } from '../../core/process/services.ts'
 import { embedDocuments } from './embed-documents.ts'
+import { reportPartial } from './partial.ts'
 import { ownsSettings } from './settings-owner.ts'
 import { currentSpace } from './space.ts'
 import { expireWaits, listWaitingDocuments } from './store.ts'
@@ -23,7 +24,13 @@ export async function embedMissing(
   services: Services,
   { signal, stopping, log }: Pick<JobContext, 'signal' | 'stopping' | 'log'>,
 ): Promise<void> {
-  const abandoned = await expireWaits(services.pool, new Date(services.clock.now().getTime() - DAY_MS))
+  const before = new Date(services.clock.now().getTime() - DAY_MS)
+  const expired = await services.write(async tx => {
+    const documents = await expireWaits(tx, before)
+    for (const each of documents) reportPartial(tx, each)
+    return documents
+  })
+  const abandoned = expired.reduce((sum, { documents }) => sum + documents, 0)
   if (abandoned > 0) log.warn({ abandoned }, 'missing vectors abandoned')
   const space = await currentSpace(services)
   if (!space) return

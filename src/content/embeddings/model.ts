@@ -11,6 +11,8 @@ export type EmbedOptions = {
   purpose: { kind: 'document' | 'memory' | 'search' | 'api' | 'eval'; ref: string }
   /** Total timeout, after which unfinished texts are null. 0 does not wait for a provider. */
   timeoutMs?: number
+  /** Receives the index of each text that the model refuses permanently. */
+  onRefused?: (index: number) => void
   /** Rejects with its reason. */
   signal?: AbortSignal
   /** Retries of a provider call. Default 2. */

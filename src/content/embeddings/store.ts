@@ -69,12 +69,29 @@ export const listWaitingDocuments = (
       ${after === null ? sql.fragment`` : sql.fragment`and (t.embed_since, t.id) > (${after.embed_since}::timestamptz, ${after.id})`}
     order by t.embed_since, t.id limit ${limit}`)
 
-/** Ends waits for vectors that began before a time; returns the number of documents. */
-export const expireWaits = async (db: Queryable, before: Date): Promise<number> =>
-  (
-    await db.query(voidStatement`
-      update documents set embed_since = null where embed_since < ${before.toISOString()}::timestamptz`)
-  ).rowCount
+const PartialDocuments = z.object({ project_id: z.string(), documents: z.int(), document_id: z.string() })
+const partialRow = sql.type(PartialDocuments)
+/** Number of documents of a project that became partial, and one of them. */
+export type PartialDocuments = z.output<typeof PartialDocuments>
+
+/** Ends waits for vectors that began before a time: the documents are partial. */
+export const expireWaits = (db: Queryable, before: Date): Promise<readonly PartialDocuments[]> =>
+  db.any(partialRow`
+    with expired as (
+      update documents set embed_since = null, embedding = 'partial'
+      where embed_since < ${before.toISOString()}::timestamptz returning id, project_id)
+    select project_id, count(*)::int as documents, max(id) as document_id from expired group by project_id`)
+
+/** Returns the projects among some that have no partial document. Index documents_embedding. */
+export const listWhole = (db: Queryable, projectIds: readonly string[]): Promise<readonly string[]> =>
+  db.anyFirst(idStatement`
+    select p.id from unnest(${sql.array([...projectIds], 'text')}) p (id)
+    where not exists (select from documents d where d.project_id = p.id and d.embedding is not null)`)
+
+const PartialChange = z.object({ id: z.string(), project_id: z.string(), is_partial: z.boolean() })
+const changedRow = sql.type(PartialChange)
+/** A document that became partial, or is no longer. */
+export type PartialChange = z.output<typeof PartialChange>
 
 /** Locks documents in order of ID. Every change of chunks holds the lock of the document. */
 export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Promise<void> => {
@@ -85,32 +102,35 @@ export const lockDocuments = async (tx: Queryable, ids: readonly string[]): Prom
 
 /**
  * Moves documents to a space, and deletes their vectors of other spaces unless a chunk failed. Documents with chunks
- * that were not processed, because they changed concurrently, are unchanged. The caller holds the locks.
+ * that were not processed, because they changed concurrently, are unchanged. Returns the documents that became partial, or
+ * are no longer. The caller holds the locks.
  * @param skipped chunks that failed or have nothing to embed
  */
 export async function markEmbedded(
   tx: Queryable,
   space: Space,
-  documents: readonly { id: string; failed: boolean }[],
+  documents: readonly { id: string; failed: boolean; refused: boolean }[],
   skipped: readonly string[],
   now: Date,
-): Promise<void> {
-  await tx.query(voidStatement`
+): Promise<readonly PartialChange[]> {
+  return tx.any(changedRow`
     with settled as (
       update documents d set space_id = ${space.id},
         embedded_chunks = (select count(distinct v.ref_id) from knowledge_vectors v
           where v.container_id = d.id and v.source = ${VECTOR_SOURCES.document} and v.space_id = ${space.id}),
-        embed_since = case when f.failed then coalesce(d.embed_since, ${now.toISOString()}::timestamptz) end
+        embed_since = case when f.failed then coalesce(d.embed_since, ${now.toISOString()}::timestamptz) end,
+        embedding = case when f.refused then 'partial' end
       from ${sql.unnest(
-        documents.map(({ id, failed }) => [id, failed]),
-        ['text', 'bool'],
-      )} as f (id, failed)
+        documents.map(({ id, failed, refused }) => [id, failed, refused]),
+        ['text', 'bool', 'bool'],
+      )} as f (id, failed, refused) join documents b on b.id = f.id
       where d.id = f.id and not exists (
         select from document_chunks c
         where c.document_id = d.id and c.id <> all(${sql.array([...skipped], 'text')})
           and not ${hasVector(VECTOR_SOURCES.document, sql.fragment`c.id`, space.id)})
-      returning d.id, f.failed
-    )
-    delete from knowledge_vectors v using settled s
-    where v.container_id = s.id and v.source = ${VECTOR_SOURCES.document} and v.space_id <> ${space.id} and not s.failed`)
+      returning d.id, d.project_id, f.failed or f.refused as failed, d.embedding, b.embedding as before
+    ), removed as (
+      delete from knowledge_vectors v using settled s
+      where v.container_id = s.id and v.source = ${VECTOR_SOURCES.document} and v.space_id <> ${space.id} and not s.failed)
+    select id, project_id, embedding is not null as is_partial from settled where embedding is distinct from before`)
 }

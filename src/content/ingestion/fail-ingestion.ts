@@ -22,6 +22,7 @@ export async function failIngestion(tx: Tx, document: DocumentRow, failure: Reco
     chunk_count: 0,
     embedded_chunks: 0,
     embed_since: null,
+    embedding: null,
   })
   tx.emit(documentKind, 'ingest_failed', failed, { extra: { error } })
   tx.notify(DOCUMENT_SETTLED_CHANNEL, failed.id)

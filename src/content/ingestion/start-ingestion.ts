@@ -171,6 +171,7 @@ export async function restartIngestion(
     total_chunks: null,
     total_pages: null,
     embed_since: null,
+    embedding: null,
   })
   await enqueueAttempt(admission, pending, effective)
   return pending

@@ -65,6 +65,7 @@ export async function writeChunks(
       chunk_count: locked.chunk_count + batch.length,
       embedded_chunks: locked.embedded_chunks + batch.filter(({ vectors }) => vectors.length > 0).length,
       embed_since: hasUnembedded ? services.clock.now().toISOString() : null,
+      embedding: null,
     }
     await completeIngestion(tx, ready, attempt.claim, text, chunkCtes(owner, batch, options))
   })

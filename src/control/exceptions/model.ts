@@ -21,6 +21,7 @@ export const EXCEPTION_KINDS = {
   formation_drift: 'warning',
   human_requested: 'warning',
   retention_backlog: 'warning',
+  embedding_partial: 'warning',
 } as const satisfies Record<string, Severity>
 export type ExceptionKind = keyof typeof EXCEPTION_KINDS
 

@@ -17,8 +17,8 @@ import { usageInsert } from './store.ts'
 import { thresholdQueue } from './threshold-queue.ts'
 import type { UsageDraft } from './usage-draft.ts'
 
-export type { Attribution, TokenCounts, UsageComponent, UsageDraft } from './usage-draft.ts'
-export { estimatedTokens, tokenComponents } from './usage-draft.ts'
+export type { Attribution, TokenCounts, UsageComponent, UsageDetails, UsageDraft, UsedAnswer } from './usage-draft.ts'
+export { answerUsage, estimatedTokens, sumAnswer, tokenComponents, UNREPORTED, wholeOf } from './usage-draft.ts'
 
 /** Writes priced usage and its effects with the transaction, without an extra round trip. */
 export function recordUsageInTx(outbox: Outbox, priced: readonly PricedUsage[]): void {

@@ -24,7 +24,12 @@ export const UsageEvent = record(
   {
     meter_type: z.enum(METER_TYPES).describe('Type of usage'),
     provider: z.string().describe('Billing provider; `platform` for usage of the deployment'),
-    model: z.string().describe('Model, or unit for usage of the platform'),
+    model: z.string().describe('Requested model, or unit for usage of the platform'),
+    served_model: z.string().nullable().describe('Model that the vendor names in its answer. Null if it names none.'),
+    service_tier: z
+      .string()
+      .nullable()
+      .describe('Service tier that the vendor names in its answer. Null if it names none.'),
     ai_provider_id: id.describe('ID of the AI provider. Null if it belongs to the project that shares the agent.'),
     agent_id: id,
     generation_id: id,

@@ -16,7 +16,7 @@ export const GLOBAL_PRICES = ''
 const MAX_AGE_MS = 60_000
 const MAX_BOOKS = 2_000
 
-export type CachedPrice = Pick<PriceBookRow, 'id' | 'component' | 'unit' | 'quantity'> & {
+export type CachedPrice = Pick<PriceBookRow, 'id' | 'component' | 'unit' | 'quantity' | 'tier' | 'above_tokens'> & {
   unit_price: Big
   effective_from: number
   /** Infinity unless the price was ended. */
@@ -25,8 +25,10 @@ export type CachedPrice = Pick<PriceBookRow, 'id' | 'component' | 'unit' | 'quan
 
 /** The prices of a project and whether it has thresholds. */
 export type PriceBook = {
-  /** Prices by `priceKey`, latest first. */
+  /** Prices by `priceKey`: with a tier first, then by size of prompts, the largest first; latest first. */
   prices: ReadonlyMap<string, readonly CachedPrice[]>
+  /** Sizes of prompts above which other prices apply. */
+  sizes: readonly number[]
   /** Prices of each added component by the SRN of a tool or agent, latest first. */
   resources: ReadonlyMap<string, readonly (readonly CachedPrice[])[]>
   /** Whether the project has thresholds. */
@@ -37,18 +39,25 @@ export type PriceBook = {
 export const priceKey = (of: { ai_provider_id: string } | { provider: string }, model: string, component: string) =>
   JSON.stringify(['ai_provider_id' in of ? [of.ai_provider_id] : of.provider, model, component])
 
-const latestFirst = (rows: readonly PriceBookRow[]): CachedPrice[] =>
+const inOrder = (rows: readonly PriceBookRow[]): CachedPrice[] =>
   rows
-    .map(({ id, component, unit, quantity, unit_price, effective_from, effective_until }) => ({
+    .map(({ id, component, unit, quantity, tier, above_tokens, unit_price, effective_from, effective_until }) => ({
       id,
       component,
       unit,
       quantity,
+      tier,
+      above_tokens,
       unit_price: new Big(unit_price),
       effective_from: new Date(effective_from).getTime(),
       effective_until: effective_until === null ? Number.POSITIVE_INFINITY : new Date(effective_until).getTime(),
     }))
-    .sort((left, right) => right.effective_from - left.effective_from)
+    .sort(
+      (left, right) =>
+        Number(right.tier !== null) - Number(left.tier !== null) ||
+        (right.above_tokens ?? 0) - (left.above_tokens ?? 0) ||
+        right.effective_from - left.effective_from,
+    )
 
 function buildBook(rows: readonly PriceBookRow[], watched: boolean): PriceBook {
   const prices = Map.groupBy(
@@ -66,10 +75,9 @@ function buildBook(rows: readonly PriceBookRow[], watched: boolean): PriceBook {
   )
   const identity = ({ provider, model, component }: PriceBookRow) => priceKey({ provider }, model, component)
   return {
-    prices: new Map([...prices].map(([key, of]) => [key, latestFirst(of)])),
-    resources: new Map(
-      [...resources].map(([srn, of]) => [srn, [...Map.groupBy(of, identity).values()].map(latestFirst)]),
-    ),
+    sizes: [...new Set(rows.flatMap(({ above_tokens }) => above_tokens ?? []))],
+    prices: new Map([...prices].map(([key, of]) => [key, inOrder(of)])),
+    resources: new Map([...resources].map(([srn, of]) => [srn, [...Map.groupBy(of, identity).values()].map(inOrder)])),
     watched,
   }
 }

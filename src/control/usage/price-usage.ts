@@ -13,7 +13,7 @@ import type { ActivityEntry } from '../activity/record.ts'
 import { usageKind } from './model.ts'
 import { type CachedPrice, GLOBAL_PRICES, type PriceBook, priceBooks, priceKey } from './price-cache.ts'
 import { quantityQueue, sealedForQuantities } from './quantity-queue.ts'
-import type { UsageComponent, UsageDraft } from './usage-draft.ts'
+import { TOKEN_PARTS, type UsageComponent, type UsageDraft, wholeOf } from './usage-draft.ts'
 
 /** Usage with its costs, ready to be written. */
 export type PricedUsage = {
@@ -32,10 +32,14 @@ type PricedComponent = UsageComponent & { unit_price: Big | null; cost_usd: Big 
 
 const COST_DECIMALS = 10
 
-/** Components that tokens quotas and thresholds count. */
+/** Components that tokens quotas and thresholds count, besides their parts. */
 const COUNTED_TOKENS = ['input_tokens', 'cached_tokens', 'output_tokens']
-/** Components that fall back to the price of input_tokens. */
-const INPUT_PRICE_FALLBACKS = ['cached_tokens', 'cache_write_tokens']
+/** The component whose price applies to one without a separate price. */
+const PRICE_FALLBACKS: Readonly<Record<string, string>> = {
+  ...TOKEN_PARTS,
+  cached_tokens: 'input_tokens',
+  cache_write_tokens: 'input_tokens',
+}
 
 /**
  * Prices usage at the current prices and drops drafts without quantities. Prices are cached for a minute per project;
@@ -76,25 +80,44 @@ async function priceDraft(
   const owner = publisher_project_id ?? project_id
   // A turn of a shared agent uses the providers and prices of its publisher; other work uses the project's.
   const payer = draft.meter_type === 'llm_tokens' ? owner : project_id
-  const measured = components
-    .filter(({ quantity }) => quantity > 0)
-    .map((component): PricedComponent => {
-      if (draft.source === 'embedding')
-        return applyPrice(component, {
-          id: null,
-          unit_price: new Big(config.EMBEDDING_INPUT_1M_TOKEN_PRICE_USD).div(1_000_000),
-        })
-      return applyPrice(
-        component,
-        component.billable ? findPrice(draft, component, [bookOf(payer), bookOf(GLOBAL_PRICES)], now) : null,
-      )
-    })
+  const measured =
+    draft.source === 'embedding'
+      ? components.map(component =>
+          applyPrice(component, {
+            id: null,
+            unit_price: new Big(config.EMBEDDING_INPUT_1M_TOKEN_PRICE_USD).div(1_000_000),
+          }),
+        )
+      : pricedComponents(draft, [bookOf(payer), bookOf(GLOBAL_PRICES)], now)
   const resource = call && pricedResource(draft, owner)
   const prices = resource ? pricesInEffect(bookOf(owner).resources.get(resource), now) : []
   const of = { srn: resource as string, project_id: owner }
   const added = prices.length > 0 ? await resourceComponents(services, draft, of, prices, USAGE_WAIT_MS) : NO_COMPONENTS
   if (added.busy.length > 0) late.push(quantityMessage(services, draft, of, added.busy))
   return pricedUsage(draft, { measured, added: added.components }, bookOf(project_id).watched, added.invalid)
+}
+
+/** Prices the components of model calls, and adds up quantities of the same price. */
+function pricedComponents(draft: UsageDraft, books: [PriceBook, PriceBook], now: number): PricedComponent[] {
+  const sizes = books.flatMap(book => book.sizes)
+  const prices = new Map<string, CachedPrice | null>()
+  const sums = new Map<string, { component: UsageComponent; price: CachedPrice | null }>()
+  for (const component of draft.components) {
+    if (component.quantity <= 0) continue
+    const { prompt_tokens = 0 } = component
+    const kind = `${component.component} ${component.unit} ${component.billable}`
+    const sized = `${kind} ${sizes.filter(size => prompt_tokens > size).length}`
+    let price = prices.get(sized)
+    if (price === undefined) {
+      price = component.billable ? findPrice(draft, component, books, now) : null
+      prices.set(sized, price)
+    }
+    const key = `${kind} ${price?.id}`
+    const sum = sums.get(key)
+    if (sum) sum.component.quantity += component.quantity
+    else sums.set(key, { component: { ...component }, price })
+  }
+  return [...sums.values()].map(({ component, price }) => applyPrice(component, price))
 }
 
 function pricedUsage(
@@ -119,7 +142,7 @@ function pricedUsage(
       tokens:
         draft.meter_type === 'llm_tokens'
           ? measured.reduce(
-              (sum, { component, quantity }) => (COUNTED_TOKENS.includes(component) ? sum + quantity : sum),
+              (sum, { component, quantity }) => (COUNTED_TOKENS.includes(wholeOf(component)) ? sum + quantity : sum),
               0,
             )
           : 0,
@@ -192,26 +215,52 @@ export async function unpricedComponents(
 
 /** Returns the price of a component: of its AI provider, otherwise of the project, otherwise the global price. */
 function findPrice(
-  { ai_provider_id, provider, model }: Pick<UsageDraft, 'ai_provider_id' | 'provider' | 'model'>,
-  { component, unit }: Pick<UsageComponent, 'component' | 'unit'>,
+  {
+    ai_provider_id,
+    provider,
+    model,
+    service_tier: tier = null,
+  }: Pick<UsageDraft, 'ai_provider_id' | 'provider' | 'model' | 'service_tier'>,
+  { component, unit, prompt_tokens = 0 }: Pick<UsageComponent, 'component' | 'unit' | 'prompt_tokens'>,
   [own, global]: [PriceBook, PriceBook],
   now: number,
 ): CachedPrice | null {
   const scoped = (name: string): CachedPrice | null => {
-    const of = (book: PriceBook, key: string) => priceInEffect(book.prices.get(key) ?? [], now, unit)
+    const of = (book: PriceBook, key: string) =>
+      priceInEffect(book.prices.get(key) ?? [], now, { unit, tier, prompt_tokens })
     return (
       (ai_provider_id && of(own, priceKey({ ai_provider_id }, model, name))) ||
       of(own, priceKey({ provider }, model, name)) ||
       of(global, priceKey({ provider }, model, name))
     )
   }
-  return scoped(component) ?? (INPUT_PRICE_FALLBACKS.includes(component) ? scoped('input_tokens') : null)
+  for (let name = component; name !== undefined; name = PRICE_FALLBACKS[name]) {
+    const price = scoped(name)
+    if (price) return price
+  }
+  return null
 }
 
-/** Returns the latest price that has started, from prices of a component, latest first; null if it was ended. */
-function priceInEffect(prices: readonly CachedPrice[], now: number, unit?: string): CachedPrice | null {
-  const latest = prices.find(price => (unit === undefined || price.unit === unit) && price.effective_from <= now)
-  return latest && latest.effective_until > now ? latest : null
+type PricedCall = { unit?: string; tier?: string | null; prompt_tokens?: number }
+
+/**
+ * Returns the price of a component in effect, from its prices in order; null without any. Of each tier and size of prompts,
+ * only the latest price counts, which may have been ended.
+ */
+function priceInEffect(
+  prices: readonly CachedPrice[],
+  now: number,
+  { unit, tier = null, prompt_tokens = 0 }: PricedCall = {},
+): CachedPrice | null {
+  let ended: CachedPrice | null = null
+  for (const price of prices) {
+    if ((unit !== undefined && price.unit !== unit) || price.effective_from > now) continue
+    if ((price.tier !== null && price.tier !== tier) || prompt_tokens <= (price.above_tokens ?? -1)) continue
+    if (ended && ended.tier === price.tier && ended.above_tokens === price.above_tokens) continue
+    if (price.effective_until > now) return price
+    ended = price
+  }
+  return null
 }
 
 /** Returns the SRN of the tool or agent whose prices add components. */

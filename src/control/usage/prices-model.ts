@@ -15,6 +15,17 @@ const fields = {
   component: name.describe('Component of the usage, such as `input_tokens`'),
   unit: name.describe('Unit of the component; the price applies only to usage in this unit'),
   unit_price: z.number().min(0).max(1e9).describe('Price per unit in USD'),
+  tier: name
+    .nullable()
+    .describe('Service tier of the answer to which the price applies. Null for every tier without a separate price.'),
+  above_tokens: z
+    .int()
+    .min(1)
+    .max(1e9)
+    .nullable()
+    .describe(
+      'Number of prompt tokens, cached ones included, above which the price applies to the whole model call. Null for every call without such a price.',
+    ),
   effective_from: z.string().describe('Time from which the price applies; the latest price in effect is used'),
   resource: z
     .string()
@@ -56,13 +67,15 @@ export type PriceRow = z.output<typeof priceKind.row>
 
 const MAX_PRICES = 500
 
-const { meter_type, provider, model, component, unit, unit_price } = fields
+const { meter_type, provider, model, component, unit, unit_price, tier, above_tokens } = fields
 const base = {
   meter_type: meter_type.default('llm_tokens'),
   model,
   component,
   unit,
   unit_price,
+  tier: tier.optional(),
+  above_tokens: above_tokens.optional(),
   effective_from: timeOrDateInput
     .describe(fields.effective_from.description as string)
     .meta({ example: '2026-04-01T00:00:00Z' }),
@@ -111,7 +124,10 @@ export const ProjectPriceInput = z
       .optional()
       .describe(fields.quantity.description as string),
   })
-  .superRefine(({ resource, quantity }, context) => {
+  .superRefine(({ resource, quantity, tier, above_tokens }, context) => {
+    for (const [name, value] of Object.entries({ tier, above_tokens }))
+      if (value != null && resource != null)
+        context.addIssue({ code: 'custom', path: [name], message: 'is not allowed with resource' })
     if (quantity == null) return
     const problem = resource == null ? 'is allowed only with resource' : expressionProblem(quantity)
     if (problem) context.addIssue({ code: 'custom', path: ['quantity'], message: problem })
@@ -133,6 +149,8 @@ export type PriceInput = {
   component: string
   unit: string
   unit_price: number
+  tier?: string | null
+  above_tokens?: number | null
   effective_from: string
   resource: string | null
   quantity: unknown

@@ -18,7 +18,7 @@ const isEnded = ({ effective_until }: PriceRow): boolean => effective_until !== 
 
 const schema = inlineSchema(ProjectPriceInput)
 const properties = schema.properties as Record<string, JsonObject>
-const identity = ['provider', 'model', 'component', 'resource']
+const identity = ['provider', 'model', 'component', 'resource', 'tier', 'above_tokens']
 
 const priceBatch = (price: JsonObject): JsonObject => ({ prices: [price] })
 

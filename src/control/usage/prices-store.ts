@@ -13,6 +13,8 @@ const PriceBookRow = z.object({
   component: z.string(),
   unit: z.string(),
   unit_price: z.string(),
+  tier: z.string().nullable(),
+  above_tokens: z.int().nullable(),
   effective_from: z.string(),
   effective_until: z.string().nullable(),
   resource: z.string().nullable(),
@@ -25,7 +27,7 @@ const Book = z.object({ project_id: z.string(), watched: z.boolean(), rows: z.ar
 /** Returns a select of the prices of a project (null: global), each with the start of its successor as `followed`. */
 const pricesWithSuccessor = (project: Fragment): Fragment => sql.fragment`
   select x.*, lead(x.effective_from) over (
-    partition by x.ai_provider_id, x.provider, x.model, x.resource, x.component, x.unit order by x.effective_from
+    partition by x.ai_provider_id, x.provider, x.model, x.resource, x.component, x.unit, x.tier, x.above_tokens order by x.effective_from
   ) as followed
   from prices x where x.project_id is not distinct from ${project}`
 
@@ -40,7 +42,7 @@ export const listPriceBooks = (db: Queryable, projectIds: readonly string[], now
       coalesce((
         select json_agg(json_build_object('id', r.id, 'project_id', r.project_id, 'ai_provider_id', r.ai_provider_id,
           'provider', r.provider, 'model', r.model, 'component', r.component, 'unit', r.unit,
-          'unit_price', r.unit_price::text, 'effective_from', r.effective_from, 'effective_until', r.effective_until,
+          'unit_price', r.unit_price::text, 'tier', r.tier, 'above_tokens', r.above_tokens, 'effective_from', r.effective_from, 'effective_until', r.effective_until,
           'resource', r.resource,
           'quantity', r.quantity)) from (
           ${pricesWithSuccessor(sql.fragment`nullif(p.project_id, '')`)}) r
@@ -62,11 +64,11 @@ const positionRow = z.object({ position: z.int() })
 const inputRecordset = (rows: readonly PriceInput[]): Fragment => sql.fragment`
   json_to_recordset(${JSON.stringify(rows.map((row, position) => ({ ...row, id: newId(priceKind.prefix), position })))}::json) as n (position int, id text,
     project_id text, ai_provider_id text, meter_type text, provider text, model text, component text, unit text,
-    unit_price numeric, effective_from timestamptz, resource text, quantity json)`
+    unit_price numeric, tier text, above_tokens bigint, effective_from timestamptz, resource text, quantity json)`
 
 /**
- * Returns the position of the first price that starts in the past although a price of the same or a broader scope is in
- * effect, or was until later than that start; null if there is none. Uses the later of the two clocks, so that a slow
+ * Returns the position of the first price that starts in the past although a price of the same or a broader scope, tier and
+ * size of prompts is in effect, or was until later than that start; null if there is none. Uses the later of the two clocks, so that a slow
  * clock cannot change the price of recorded usage (index prices_identity).
  */
 export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], now: Date): Promise<number | null> =>
@@ -79,18 +81,19 @@ export const findBackdatedPrice = (db: Queryable, rows: readonly PriceInput[], n
         and (p.ai_provider_id is null or p.ai_provider_id = n.ai_provider_id)
         and p.provider = n.provider and p.model = n.model and p.component = n.component
         and p.resource is not distinct from n.resource and p.effective_from <= at.now
+        and (p.tier is null or p.tier = n.tier) and (p.above_tokens is null or p.above_tokens <= n.above_tokens)
         and coalesce(p.effective_until, 'infinity') > n.effective_from)
     order by n.position limit 1`)
 
-/** Upserts prices by scope, provider, model, component and start; returns them in the order of `rows`. */
+/** Upserts prices by scope, provider, model, component, tier, size of prompts and start; returns them in the order of `rows`. */
 export async function writePrices(db: Queryable, rows: readonly PriceInput[]): Promise<PriceRow[]> {
   const written = await db.any(priceKind.sql`
     insert into prices as t (id, project_id, ai_provider_id, meter_type, provider, model, component, unit, unit_price,
-      effective_from, resource, quantity)
+      tier, above_tokens, effective_from, resource, quantity)
     select n.id, n.project_id, n.ai_provider_id, n.meter_type, n.provider, n.model, n.component, n.unit, n.unit_price,
-      n.effective_from, n.resource, n.quantity
+      n.tier, n.above_tokens, n.effective_from, n.resource, n.quantity
     from ${inputRecordset(rows)}
-    on conflict (project_id, ai_provider_id, provider, model, resource, component, effective_from) do update
+    on conflict (project_id, ai_provider_id, provider, model, resource, component, tier, above_tokens, effective_from) do update
       set meter_type = excluded.meter_type, unit = excluded.unit, unit_price = excluded.unit_price,
         quantity = excluded.quantity
     returning ${priceKind.columns}`)
@@ -107,6 +110,8 @@ export const priceIdentity = (row: Omit<PriceInput, 'meter_type' | 'unit' | 'uni
     row.model,
     row.resource,
     row.component,
+    row.tier ?? null,
+    row.above_tokens ?? null,
     new Date(row.effective_from).getTime(),
   ])
 
@@ -143,6 +148,7 @@ export async function deletePrice(
       select distinct on (t.unit) t.id from prices t
       where t.project_id is not distinct from ${row.project_id} and t.ai_provider_id is not distinct from ${row.ai_provider_id}
         and t.provider = ${row.provider} and t.model = ${row.model} and t.component = ${row.component}
+        and t.tier is not distinct from ${row.tier} and t.above_tokens is not distinct from ${row.above_tokens}::bigint
         and t.resource is not distinct from ${row.resource} and t.effective_from <= ${later}
       order by t.unit, t.effective_from desc)`)
   return row
@@ -154,4 +160,5 @@ export const findPriceEnd = (db: Queryable, of: PriceInput): Promise<string | nu
     select max(t.effective_until) as ended from prices t
     where t.project_id is not distinct from ${of.project_id} and t.ai_provider_id is not distinct from ${of.ai_provider_id}
       and t.provider = ${of.provider} and t.model = ${of.model} and t.component = ${of.component}
+      and t.tier is not distinct from ${of.tier ?? null} and t.above_tokens is not distinct from ${of.above_tokens ?? null}::bigint
       and t.resource is not distinct from ${of.resource}`)

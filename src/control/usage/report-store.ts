@@ -3,6 +3,7 @@ import { timeRangeCondition } from '../../core/api/lists.ts'
 import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
 import { extensionPoint } from '../../core/declarations.ts'
 import { type UsageRow, usageKind } from './model.ts'
+import { TOKEN_PART_NAMES, TOKEN_PARTS } from './usage-draft.ts'
 
 const HOUR_MS = 3_600_000
 
@@ -357,7 +358,14 @@ const RunTotals = z.object({
 const runTotalsRow = sql.type(RunTotals)
 export type RunTotals = z.output<typeof RunTotals>
 
-const quantityOf = (component: string) => sql.fragment`coalesce(sum((c.of ->> ${component})::numeric), 0)`
+/** Returns the sum of a component and its parts. */
+const quantityOf = (component: string) =>
+  sql.fragment`${sql.join(
+    [component, ...TOKEN_PART_NAMES.filter(part => TOKEN_PARTS[part] === component)].map(
+      name => sql.fragment`coalesce(sum((c.of ->> ${name})::numeric), 0)`,
+    ),
+    sql.fragment` + `,
+  )}`
 
 const runSums = sql.fragment`sum(t.event_count)::int8 as events, sum(t.cost_usd) as cost_usd,
       ${quantityOf('input_tokens')} as uncached, ${quantityOf('cached_tokens')} as cached,

@@ -28,6 +28,7 @@ import {
   usageSeries,
 } from './report-store.ts'
 import { UsageTotals } from './totals.ts'
+import { wholeOf } from './usage-draft.ts'
 
 const tag = 'Usage'
 
@@ -53,15 +54,25 @@ const TOKEN_COMPONENTS = [
   ['reasoning_tokens', null],
 ] as const
 
-const totalsOf = (sums: Sums): z.output<typeof UsageTotals> => ({
-  cost_usd: sums.cost_usd,
-  input_tokens: sums.input_tokens + sums.cached_tokens + sums.cache_write_tokens,
-  uncached_input_tokens: sums.input_tokens,
-  output_tokens: sums.output_tokens,
-  cached_tokens: sums.cached_tokens,
-  cache_write_tokens: sums.cache_write_tokens,
-  reasoning_tokens: sums.reasoning_tokens,
-})
+/** Returns the totals of sums, which have the parts of tokens as other components. */
+function totalsOf(sums: Sums): z.output<typeof UsageTotals> {
+  const whole = (name: 'input_tokens' | 'cached_tokens' | 'cache_write_tokens' | 'output_tokens'): number =>
+    sums.others.reduce(
+      (sum, { component, unit, quantity }) =>
+        unit === 'token' && component !== name && wholeOf(component) === name ? sum + quantity : sum,
+      sums[name],
+    )
+  const [uncached, cached, written] = [whole('input_tokens'), whole('cached_tokens'), whole('cache_write_tokens')]
+  return {
+    cost_usd: sums.cost_usd,
+    input_tokens: uncached + cached + written,
+    uncached_input_tokens: uncached,
+    output_tokens: whole('output_tokens'),
+    cached_tokens: cached,
+    cache_write_tokens: written,
+    reasoning_tokens: sums.reasoning_tokens,
+  }
+}
 
 const byName = (a: { component: string; unit: string }, b: { component: string; unit: string }): number =>
   a.component < b.component || (a.component === b.component && a.unit < b.unit) ? -1 : 1

@@ -22,6 +22,8 @@ const KEY = [
   'meter_type',
   'provider',
   'model',
+  'served_model',
+  'service_tier',
   'ai_provider_id',
   'agent_id',
   'orchestration_run_id',

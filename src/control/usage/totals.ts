@@ -1,5 +1,30 @@
 import { z } from 'zod'
-import type { TokenCounts } from './usage-draft.ts'
+import { sumCounts, TOKEN_PART_NAMES, type TokenCounts, type TokenPart, UNREPORTED } from './usage-draft.ts'
+
+const count = (text: string) => z.int().optional().describe(text)
+
+const PARTS: Record<TokenPart, string> = {
+  cache_write_1h_tokens: 'Part of the cache writes that is kept for an hour',
+  cache_write_12h_tokens: 'Part of the cache writes that is kept for twelve hours',
+  cached_audio_tokens: 'Audio in the cached input',
+  audio_input_tokens: 'Audio in the uncached input',
+  image_input_tokens: 'Images in the uncached input',
+  audio_output_tokens: 'Audio in the output',
+  image_output_tokens: 'Images in the output',
+}
+
+const Details = z
+  .object({
+    ...(Object.fromEntries(TOKEN_PART_NAMES.map(name => [name, count(PARTS[name])])) as Record<
+      TokenPart,
+      ReturnType<typeof count>
+    >),
+    web_searches: count('Web searches that the vendor made'),
+    unreported_calls: count('Calls whose tokens the vendor did not report; they are not in the sums'),
+    estimated_calls: count('Calls whose tokens are estimated, because they ended before the vendor reported any'),
+    largest_prompt_tokens: count('Tokens of the largest prompt, for several calls'),
+  })
+  .meta({ id: 'UsageDetails' })
 
 /** Tokens of a step, a turn or an aggregate. `input_tokens` = uncached + cached + cache writes. */
 export const UsageTotals = z
@@ -11,6 +36,9 @@ export const UsageTotals = z
     cached_tokens: z.int(),
     cache_write_tokens: z.int(),
     reasoning_tokens: z.int(),
+    details: Details.optional().describe(
+      'Parts of these tokens and other quantities of model calls; zeros are left out',
+    ),
   })
   .meta({ id: 'UsageTotals' })
 
@@ -25,29 +53,29 @@ export const totalsOf = (counts: TokenCounts): UsageSums => ({
   cached_tokens: counts.cached_tokens,
   cache_write_tokens: counts.cache_write_tokens,
   reasoning_tokens: counts.reasoning_tokens,
+  ...(counts.details && { details: counts.details }),
 })
 
 /** Converts totals back to token counts. */
-export const countsOf = ({ uncached_input_tokens, ...totals }: UsageSums): TokenCounts => ({
+export const countsOf = ({ uncached_input_tokens, details, ...totals }: UsageSums): TokenCounts => ({
   input_tokens: uncached_input_tokens,
   cached_tokens: totals.cached_tokens,
   cache_write_tokens: totals.cache_write_tokens,
   output_tokens: totals.output_tokens,
   reasoning_tokens: totals.reasoning_tokens,
+  ...(details && { details }),
 })
 
-/** Returns the totals over steps with usage; null if there are none. */
-export function sumUsage(steps: readonly { usage: UsageSums | null }[]): UsageSums | null {
-  const counted = steps.filter(step => step.usage !== null).map(step => step.usage as UsageSums)
-  if (counted.length === 0) return null
-  const sum = (key: Exclude<keyof UsageSums, 'cost_usd'>) => counted.reduce((total, usage) => total + usage[key], 0)
-  return {
-    cost_usd: null,
-    input_tokens: sum('input_tokens'),
-    uncached_input_tokens: sum('uncached_input_tokens'),
-    output_tokens: sum('output_tokens'),
-    cached_tokens: sum('cached_tokens'),
-    cache_write_tokens: sum('cache_write_tokens'),
-    reasoning_tokens: sum('reasoning_tokens'),
-  }
+/** A step as far as its usage goes: null if the vendor reported none, or if the step is no answer of a model. */
+type UsedStep = { usage: UsageSums | null; ai_provider_id?: string | null }
+
+/** Whether a model answered the step and its vendor reported no usage. */
+export const isUnreported = ({ usage, ai_provider_id }: UsedStep): boolean => usage === null && ai_provider_id != null
+
+/** Returns the totals over steps with usage, and the number of those that should have had any; null if none has any. */
+export function sumUsage(steps: readonly UsedStep[]): UsageSums | null {
+  if (steps.every(({ usage }) => usage === null)) return null
+  const counts = steps.flatMap(step => (step.usage ? countsOf(step.usage) : isUnreported(step) ? UNREPORTED : []))
+  const sum = sumCounts(counts)
+  return sum && totalsOf(sum)
 }

@@ -78,10 +78,11 @@ function toolsOf({ tools = [], tool_choice }: CompletionBody): Pick<ModelRequest
   if (tool_choice === 'required' && tools.length === 0)
     raiseInvalid({ code: 'INVALID_VALUE', path: 'tool_choice', message: 'requires tools' })
   return {
-    tools: tools.map(({ function: { name, description = '', parameters } }) => ({
+    tools: tools.map(({ function: { name, description = '', parameters, strict } }) => ({
       name,
       description,
       parameters: parameters ?? { type: 'object', properties: {} },
+      ...(strict && { strict }),
     })),
     tool_choice:
       forced !== null

@@ -62,7 +62,10 @@ const Tool = z.strictObject({
         .describe('Name that the model uses'),
       description: z.string().max(4096).optional().describe('Description for the model'),
       parameters: z.record(z.string(), z.unknown()).optional().describe('JSON Schema of the arguments'),
-      strict: z.boolean().nullish().describe('Accepted and ignored'),
+      strict: z
+        .boolean()
+        .nullish()
+        .describe('Whether calls are constrained to the schema, if the vendor and the schema allow it'),
     })
     .describe('Tool of the client, which makes the calls in the response'),
 })

@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto'
-import { recordUsageWith, type TokenCounts, tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import { answerUsage, recordUsageWith, type UsageDraft, type UsedAnswer } from '../../control/usage/meter.ts'
 import type { Outbox } from '../../core/db/writer.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callRoute, routingRecorder } from '../../execution/model-routes/call.ts'
@@ -48,18 +48,18 @@ export async function runCompletion(
         ? await callRoute(services, route, counted, { step: 1, routing })
         : await callModel(services, provider as NonNullable<typeof provider>, modelOf(target), counted)
     const usage = answer.usage ?? estimatedUsage(request, answer.text.length)
-    await meterCompletion(services, target, answer, usage, onAnswer)
+    await meterCompletion(services, target, { ...answer, usage }, onAnswer)
     return answer
   } catch (error) {
     // A call that is aborted after its first text is billed too.
     if (streamedChars > 0 && unused.length === 0) {
       const last = routing?.attempts.at(-1)
       const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meterCompletion(services, target, by, estimatedUsage(request, streamedChars))
+      await meterCompletion(services, target, { ...by, usage: estimatedUsage(request, streamedChars) })
     }
     throw error
   } finally {
-    for (const answer of unused) await meterCompletion(services, target, answer, answer.usage)
+    for (const answer of unused) await meterCompletion(services, target, answer)
   }
 }
 
@@ -67,10 +67,10 @@ export async function runCompletion(
 async function meterCompletion(
   services: Services,
   { project_id, provider, route }: CompletionTarget,
-  { ai_provider_id, model }: { ai_provider_id: string | null; model: string },
-  counts: TokenCounts,
+  answer: UsedAnswer & { ai_provider_id: string | null; model: string },
   add?: (outbox: Outbox) => void,
 ): Promise<void> {
+  const { ai_provider_id, model } = answer
   const served = [provider, ...(route?.providers ?? [])].find(row => row?.id === ai_provider_id)
   const draft: UsageDraft = {
     idempotency_key: `completion:chat:${randomUUID()}`,
@@ -80,7 +80,7 @@ async function meterCompletion(
     model,
     ai_provider_id,
     source: 'chat',
-    components: tokenComponents(counts),
+    ...answerUsage(answer),
   }
   await recordUsageWith(services, [draft], add).catch(error =>
     services.log.error({ err: error, project_id }, 'completion usage not recorded'),

@@ -1,12 +1,13 @@
 import { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber } from './exact-json.ts'
+import { ExactNumber, isObject } from './exact-json.ts'
 import type { Operation } from './operation.ts'
 import { pathDescription, pathNames, queryFields } from './parameters.ts'
 
 /**
  * The flat form of a call: path, query and body in one object, for models, command lines and clients. A body field whose
- * name is already used by the path or the query becomes `body_<name>`.
+ * name is already used by the path or the query becomes `body_<name>`. For models, a body with any names, such as tags, is
+ * one property.
  */
 
 export type JsonObject = Record<string, unknown>
@@ -27,8 +28,8 @@ export type FlatField = {
 export type FlatCall = {
   /** By name in the flat object. */
   fields: ReadonlyMap<string, FlatField>
-  /** Schema of additional body properties; false if none are accepted. */
-  others: JsonObject | boolean
+  /** Name and schema of the whole body if it has any names; null for a body with known fields. */
+  map: { name: string; schema: JsonObject } | null
 }
 
 const BODY = 'body_'
@@ -133,20 +134,22 @@ function flatCall(operation: Operation): FlatCall {
       return { name, in: 'body', field, required, schema, isAlias: original !== undefined }
     }),
   ]
-  return { fields: new Map(fields.map(field => [field.name, field])), others: body.others }
+  const name = operation.path.slice(operation.path.lastIndexOf('/') + 1)
+  const map = body.others === false ? null : { name, schema: { type: 'object', additionalProperties: body.others } }
+  return { fields: new Map(fields.map(field => [field.name, field])), map }
 }
 
 /** Returns the JSON Schema of a flat call. `without` excludes fields of the query or body. */
-export function flatSchema({ fields, others }: FlatCall, without: readonly string[] = []): JsonObject {
+export function flatSchema({ fields, map }: FlatCall, without: readonly string[] = []): JsonObject {
   const offered = [...fields.values()].filter(
     ({ in: part, field, isAlias }) => !isAlias && (part === 'path' || !without.includes(field)),
   )
-  const required = offered.filter(each => each.required).map(({ name }) => name)
+  const required = [...offered.filter(each => each.required), ...(map ? [map] : [])].map(({ name }) => name)
   return {
     type: 'object',
-    properties: Object.fromEntries(offered.map(({ name, schema }) => [name, schema])),
+    properties: Object.fromEntries([...offered, ...(map ? [map] : [])].map(({ name, schema }) => [name, schema])),
     ...(required.length > 0 ? { required } : {}),
-    additionalProperties: others,
+    additionalProperties: false,
   }
 }
 
@@ -178,28 +181,24 @@ export function unflatten(
   if (!call) throw new Error(`operation ${operation.id} has no flat call`)
   const params: Record<string, string> = {}
   const query: Record<string, unknown> = {}
-  const body: Record<string, unknown> = {}
+  let body: Record<string, unknown> = {}
   const problems: Problem[] = []
   const refuse = (code: string, name: string, message: string) =>
     problems.push({ code, path: at === '' ? name : `${at}.${name}`, message })
   for (const { name, in: part } of call.fields.values())
     if (part === 'path' && typeof input[name] !== 'string') refuse('REQUIRED', name, 'must be a string')
+  if (call.map && !isObject(input[call.map.name])) refuse('REQUIRED', call.map.name, 'must be an object')
   for (const [name, value] of Object.entries(input)) {
     const field = call.fields.get(name)
-    if (field?.in === 'path') params[name] = String(value)
-    else if (field ? without.includes(field.field) : call.others === false)
+    if (name === call.map?.name) body = value as JsonObject
+    else if (!field || (field.in !== 'path' && without.includes(field.field)))
       refuse('UNKNOWN_PROPERTY', name, 'is not a known property')
-    else if (field?.in === 'query') {
+    else if (field.in === 'path') params[name] = String(value)
+    else if (field.in === 'query') {
       if (value !== null && value !== undefined) query[field.field] = queryValue(value)
-    } else body[field?.field ?? unprefixed(call, name)] = value
+    } else body[field.field] = value
   }
   if (problems.length > 0) raiseInvalid(problems)
   const bodiless = !operation.body || (operation.bodyOptional && Object.keys(body).length === 0)
   return { params, query, body: bodiless ? undefined : body }
-}
-
-/** Returns the body name of an undeclared property: removes `body_` if path or query have a field of the bare name. */
-function unprefixed({ fields }: FlatCall, name: string): string {
-  const bare = name.replace(/^(body_)+/, '')
-  return name !== bare && fields.has(bare) ? name.slice(BODY.length) : name
 }

@@ -13,6 +13,7 @@ export type CallSurface =
   | 'mcp'
   | 'openai'
   | 'ag_ui'
+  | 'ui'
   | 'a2a'
   | 'platform_tool'
   | 'formation'

@@ -128,6 +128,8 @@ export const JournalStepRow = z.object({
   text: z.string().nullable(),
   finish_reason: z.string().nullable(),
   model: z.string().nullable(),
+  served_model: z.string().nullish(),
+  service_tier: z.string().nullish(),
   ai_provider_id: z.string().nullable(),
   tool_calls: z.array(z.object({ id: z.string(), tool_name: z.string(), args: z.unknown() })),
   tool_results: z.array(

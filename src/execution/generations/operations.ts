@@ -62,6 +62,16 @@ const TranscriptStep = z.object({
   text: z.string().nullable(),
   finish_reason: z.string().nullable(),
   model: z.string().nullable(),
+  served_model: z
+    .string()
+    .nullable()
+    .optional()
+    .describe('Model that the vendor names in its answer. Null if it names none.'),
+  service_tier: z
+    .string()
+    .nullable()
+    .optional()
+    .describe('Service tier that the vendor names in its answer. Null if it names none.'),
   ai_provider_id: z.string().nullable(),
   tool_calls: z.array(z.record(z.string(), z.unknown())),
   tool_results: z.array(z.record(z.string(), z.unknown())).describe('Results of the tool calls'),

@@ -94,6 +94,7 @@ export async function callRoute(
           target_index: index,
           ai_provider_id: routing.route_id && ai_provider_id,
           model,
+          ...(attempt.ok && attempt.answer.served_model && { served_model: attempt.answer.served_model }),
           error_class,
           provider_status_code,
           ...(routing.route_id && ids),
@@ -119,7 +120,7 @@ export async function callRoute(
   outcome ??= await callTarget(0, targetBreaker(services, loaded, route.targets[0]))
   const isAnswered = outcome.ok && !isWithheld(outcome.answer)
   const [first] = isAnswered ? [] : withheld.splice(0, 1)
-  for (const { answer } of withheld) if (answer.usage) request.onUnused?.({ ...answer, usage: answer.usage })
+  for (const { answer } of withheld) request.onUnused?.(answer)
   if (first) routing.target_index = first.index
   return first?.answer ?? requireModelAnswer(outcome, { model_route_id: route.id })
 }

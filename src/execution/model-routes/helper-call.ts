@@ -1,12 +1,11 @@
-import { LRUCache } from 'lru-cache'
 import { Counter } from 'prom-client'
-import { tokenComponents, type UsageDraft } from '../../control/usage/meter.ts'
+import { answerUsage, type UsageDraft } from '../../control/usage/meter.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
 import type { Services } from '../../core/process/services.ts'
 import { callModel } from '../providers/call.ts'
 import type { ProviderRow } from '../providers/model.ts'
 import type { ModelAnswer, ModelRequest, UnusedAnswer } from '../providers/model-messages.ts'
+import { findingsOf } from '../providers/profile.ts'
 import { callRoute, routingRecorder } from './call.ts'
 import type { LoadedRoute } from './store.ts'
 
@@ -30,17 +29,21 @@ export type HelperModel =
 /** The usage of an answer, without its attribution. */
 export type HelperUsage = Pick<
   UsageDraft,
-  'idempotency_key' | 'meter_type' | 'provider' | 'model' | 'ai_provider_id' | 'source' | 'components'
+  | 'idempotency_key'
+  | 'meter_type'
+  | 'provider'
+  | 'model'
+  | 'served_model'
+  | 'service_tier'
+  | 'ai_provider_id'
+  | 'source'
+  | 'components'
 >
 
 /** Output tokens of a helper, besides its thinking. */
 const OUTPUT_TOKENS = 4096
 /** Output tokens for the thinking of a model that cannot leave it off. */
 const THINKING_TOKENS = 16_384
-
-const DAY_MS = 86_400_000
-/** Models and routes whose answers were cut while they were thinking. */
-const thinking = processSingleton(() => new LRUCache<string, true>({ max: 10_000, ttl: DAY_MS }))
 
 type HelperCall = {
   helper: Helper
@@ -70,7 +73,12 @@ async function answerOf(
   model: HelperModel,
   { helper, key, request, meter }: HelperCall,
 ): Promise<ModelAnswer> {
-  const thinker = model.route ? model.route.route.id : `${model.provider.id} ${model.model}`
+  const providers = model.route ? model.route.providers : [model.provider]
+  const findings = (id: string, name: string) => {
+    const provider = providers.find(each => each.id === id)
+    return provider && findingsOf(services, provider, name)
+  }
+  const targets = model.route ? model.route.route.targets : [{ ai_provider_id: model.provider.id, model: model.model }]
   const billed: UnusedAnswer[] = []
   const attempt = async (thinks: boolean) => {
     const answer = await callModelOf(services, model, {
@@ -84,20 +92,20 @@ async function answerOf(
       max_output_tokens: Math.max(OUTPUT_TOKENS, request.max_output_tokens ?? 0) + (thinks ? THINKING_TOKENS : 0),
       onUnused: unused => void billed.push(unused),
     })
-    if (answer.usage) billed.push({ ...answer, usage: answer.usage })
+    billed.push(answer)
     return answer
   }
   try {
-    const knownToThink = thinking(services).has(thinker)
+    const knownToThink = targets.some(({ ai_provider_id, model }) => findings(ai_provider_id, model)?.has('thinks'))
     let answer = await attempt(knownToThink)
     if (isCutWhileThinking(answer) && !knownToThink) {
-      thinking(services).set(thinker, true)
+      findings(answer.ai_provider_id, answer.model)?.add(['thinks'])
       answer = await attempt(true)
     }
     return answer.text.trim() === '' ? raiseEmpty(helper, answer) : answer
   } finally {
-    const providers = model.route ? model.route.providers : [model.provider]
-    for (const [n, { usage, model, ai_provider_id }] of billed.entries()) {
+    for (const [n, answer] of billed.entries()) {
+      const { model, ai_provider_id } = answer
       const provider = providers.find(({ id }) => id === ai_provider_id)?.provider ?? 'unknown'
       await meter({
         idempotency_key: n === 0 ? key : `${key}:${n}`,
@@ -106,7 +114,7 @@ async function answerOf(
         model,
         ai_provider_id,
         source: helper,
-        components: tokenComponents(usage),
+        ...answerUsage(answer),
       }).catch(error => services.log.error({ err: error, helper }, 'usage of a helper not recorded'))
     }
   }

@@ -102,6 +102,7 @@ export const RoutingRecord = z
           target_index: z.int().describe('Index of the target, starting at 0'),
           ai_provider_id: z.string().nullable().describe('Null for an agent shared by another project'),
           model: z.string(),
+          served_model: z.string().optional().describe('Model that the vendor names in its answer, if it names one'),
           error_class: z.enum(FAILURE_CLASSES).nullable().describe('Null for an answer, and for a failure of no class'),
           provider_status_code: z.int().nullable().describe('HTTP status of a failure, if the vendor returned one'),
           provider_code: z.string().optional().describe('Error code of the vendor, if it returned one'),

@@ -16,6 +16,7 @@ import type {
 } from '@ai-sdk/provider'
 import { storableText, storableValue, truncateChars } from '../../core/api/storable-text.ts'
 import type { Services } from '../../core/process/services.ts'
+import { BodyReader } from './body-facts.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { parseModelArguments } from './exact-arguments.ts'
@@ -39,7 +40,8 @@ import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
 import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
-import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction } from './structured.ts'
+import { type Reported, reportedUsage, servedBy } from './reported-usage.ts'
+import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction, strictTools } from './structured.ts'
 import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
 import { reasoningOf, vendorOptions } from './vendor-settings.ts'
 import { warningNotes } from './warnings.ts'
@@ -151,21 +153,32 @@ async function callSdk(
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
   const profile = outgoingProfile(client.type, client.dialect, model)
-  const { request: sent, restore, notes } = normaliseRequest(request, profile, target)
+  const { request: normalised, restore, notes } = normaliseRequest(request, profile, target)
+  const strict = strictTools(normalised.tools, client.strictOption)
+  const sent = { ...normalised, tools: strict.tools }
   const marks = cacheMarks(client.type, model, sent)
   const vendor = client.model(model)
   const asked = callOptions(client, sent, { ...profile, marks }, signal)
   const { options, notes: thinkingNotes } = withoutManualThinking(client.type, model, asked)
   const isStreamed = request.stream !== false
-  const watch = new ResponseWatch({ isStreamed, idle })
+  const watch = new ResponseWatch({ isStreamed, idle, body: BodyReader.of(client.type) })
+  const reports = (end: ReportedEnd): Reported => ({
+    type: client.type,
+    model,
+    usage: end.usage,
+    metadata: end.providerMetadata,
+    content: end.content,
+    modelId: end.modelId,
+    facts: watch.body?.facts ?? null,
+  })
   const answer = isStreamed
-    ? await readStream(vendor, options, request, { watch, markFirstChunk, progress }).catch(error => {
+    ? await readStream(vendor, options, request, { watch, reports, markFirstChunk, progress }).catch(error => {
         // Some servers answer a request for a stream with a whole answer.
         if (!(error instanceof UnstreamedError)) throw error
-        return readAnswer(vendor, options, request, watch)
+        return readAnswer(vendor, options, request, { watch, reports })
       })
-    : await readAnswer(vendor, options, request, watch)
-  const all = [...notes, ...thinkingNotes, ...(answer.notes ?? [])]
+    : await readAnswer(vendor, options, request, { watch, reports })
+  const all = [...notes, ...strict.notes, ...thinkingNotes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
@@ -173,18 +186,24 @@ async function readAnswer(
   vendor: LanguageModelV4,
   options: LanguageModelV4CallOptions,
   { onDelta, onReasoning }: Shown,
-  watch: ResponseWatch,
+  { watch, reports }: Reading,
 ): Promise<RawAnswer> {
-  const { content, warnings, ...end } = await watch.run(() => vendor.doGenerate(options))
+  const { content, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
   limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-  const answer = rawAnswer(content, end, warnings)
+  const answer = rawAnswer(content, end, warnings, reports({ ...end, content, modelId: response?.modelId }))
   if (answer.reasoning) onReasoning?.(answer.reasoning)
   if (answer.text !== '') onDelta?.(answer.text)
   return answer
 }
 
 type Shown = Pick<ModelRequest, 'onDelta' | 'onReasoning'>
-type StreamControl = { watch: ResponseWatch } & Pick<CallControl, 'markFirstChunk' | 'progress'>
+/** What the end of an answer reports. */
+type ReportedEnd = Pick<AnswerEnd, 'usage' | 'providerMetadata'> & {
+  content: readonly LanguageModelV4Content[]
+  modelId?: string
+}
+type Reading = { watch: ResponseWatch; reports: (end: ReportedEnd) => Reported }
+type StreamControl = Reading & Pick<CallControl, 'markFirstChunk' | 'progress'>
 
 async function readStream(
   vendor: LanguageModelV4,
@@ -203,13 +222,14 @@ async function readStream(
 async function readParts(
   stream: ReadableStream<LanguageModelV4StreamPart>,
   shown: Record<'text' | 'reasoning', WholeCharacters>,
-  { watch, markFirstChunk, progress }: StreamControl,
+  { watch, reports, markFirstChunk, progress }: StreamControl,
 ): Promise<RawAnswer> {
   const content = new ContentReader()
   const bounds = new MessageBounds()
   let [pieces, argumentPieces, started, calls] = [0, 0, 0, 0]
   let hasText = false
   let warnings: readonly SharedV4Warning[] = []
+  let modelId: string | undefined
   for await (const part of stream) {
     if ('delta' in part) {
       limitAnswer(++pieces, MAX_PIECES, 'pieces')
@@ -225,6 +245,8 @@ async function readParts(
       bounds.begin(part)
     } else if (part.type === 'stream-start') {
       warnings = part.warnings
+    } else if (part.type === 'response-metadata') {
+      modelId = part.modelId ?? modelId
     } else if (part.type === 'reasoning-delta') {
       markFirstChunk()
       shown.reasoning.add(part.delta)
@@ -238,10 +260,12 @@ async function readParts(
     } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
       // The packages end a stream that breaks off as if it were complete, but without a reason.
-      progress.usage = modelUsage(part.usage)
+      const parts = content.parts()
+      const reported = reports({ ...part, content: parts, modelId })
+      progress.usage = reportedUsage(reported)
       if (part.finishReason.raw === undefined && !watch.hasEnded) break
       for (const each of Object.values(shown)) each.end()
-      return rawAnswer(content.parts(), part, warnings)
+      return rawAnswer(parts, part, warnings, reported)
     }
   }
   throw new Error('the stream broke off')
@@ -309,11 +333,17 @@ function vendorToolChoice({ tool_choice: choice }: ModelRequest): LanguageModelV
   return { type: 'tool', toolName: choice.tool_name }
 }
 
-const vendorTool = ({ name, description, parameters }: ModelRequest['tools'][number]): LanguageModelV4FunctionTool => ({
+const vendorTool = ({
+  name,
+  description,
+  parameters,
+  strict,
+}: ModelRequest['tools'][number]): LanguageModelV4FunctionTool => ({
   type: 'function',
   name,
   description,
   inputSchema: parameters,
+  ...(strict && { strict }),
 })
 
 /**
@@ -435,8 +465,9 @@ type AnswerEnd = {
 
 function rawAnswer(
   content: readonly LanguageModelV4Content[],
-  { finishReason, usage, providerMetadata }: AnswerEnd,
+  { finishReason, providerMetadata }: AnswerEnd,
   warnings: readonly SharedV4Warning[],
+  reported: Reported,
 ): RawAnswer {
   const notes = [...warningNotes(warnings), ...(finishReason.raw === 'refusal' ? [refusalNote(providerMetadata)] : [])]
   const text = answerText(content)
@@ -454,7 +485,8 @@ function rawAnswer(
     ...(isEmpty && { vendor_reason: finishReason.raw }),
     tool_calls: calls.map(toolCall),
     finish_reason: FINISH.has(finishReason.unified) ? (finishReason.unified as ModelAnswer['finish_reason']) : 'other',
-    usage: modelUsage(usage),
+    usage: reportedUsage(reported),
+    ...servedBy(reported),
     ...(notes.length > 0 && { notes }),
     ...(reasoning && { reasoning: storableText(reasoning) }),
   }
@@ -481,21 +513,3 @@ function toolCall({ toolCallId, toolName, input }: LanguageModelV4ToolCall): Mod
 }
 
 const FINISH = new Set(['stop', 'length', 'content-filter', 'tool-calls'])
-
-/** Above any real count; the sum of millions of clamped counts stays a safe integer. */
-const MAX_TOKENS = 1_000_000_000
-
-/** Clamps a reported token count so that it can be summed. */
-const clampTokens = (count = 0): number => Math.min(MAX_TOKENS, Math.max(0, Math.ceil(count)))
-
-function modelUsage({ inputTokens: input, outputTokens: output }: LanguageModelV4Usage): ModelUsage | null {
-  if (input.total === undefined && output.total === undefined) return null
-  const { cacheRead = 0, cacheWrite = 0, noCache } = input
-  return {
-    input_tokens: clampTokens(noCache ?? (input.total ?? 0) - cacheRead - cacheWrite),
-    cached_tokens: clampTokens(cacheRead),
-    cache_write_tokens: clampTokens(cacheWrite),
-    output_tokens: clampTokens(output.total),
-    reasoning_tokens: clampTokens(output.reasoning),
-  }
-}

@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { UNREPORTED } from '../../control/usage/meter.ts'
 import { AppError } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
@@ -15,17 +16,13 @@ import type {
   ModelUsage,
   PromptMessage,
   TextPart,
+  UnusedAnswer,
   VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
-import {
-  isStreamSetting,
-  type RefusedSetting,
-  refusedSettings,
-  rememberRefusal,
-  withoutRefused,
-} from './outgoing/refused-settings.ts'
+import { isStreamSetting, namedSettings, type RefusedSetting, withoutRefused } from './outgoing/refused-settings.ts'
 import { continuationOf, joinAnswers, MAX_PAUSES } from './paused.ts'
+import { findingsOf, type ModelFindings } from './profile.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
 
@@ -43,6 +40,7 @@ const loadAttempts = async () => (attempts ??= await import('./attempt.ts'))
  * @param rule.repeats whether a class of transient failures is retried; default all
  * @param rule.each receives the outcome of each attempt before the next one, except of malformed and paused answers, which are
  *   continued by the next one
+ * @param rule.findings findings about the model, which receive the settings that its refusals name; default the profile of the provider
  */
 export async function attemptModel(
   services: Services,
@@ -53,9 +51,10 @@ export async function attemptModel(
     retries: number
     repeats?: (failed: FailureClass) => boolean
     each?: (outcome: ModelCallOutcome) => Promise<void>
+    findings?: ModelFindings
   },
 ): Promise<ModelCallOutcome> {
-  const { retries, repeats = () => true, each } = rule
+  const { retries, repeats = () => true, each, findings = findingsOf(services, provider, model) } = rule
   const accepted = await acceptedRequest(provider, model, request)
   const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
   const target = { ai_provider_id: provider.id, model }
@@ -63,7 +62,7 @@ export async function attemptModel(
     if (!(error instanceof AppError)) throw error
     return { ok: false, failure: modelFailure(error, { ...target, ...NOT_BEGUN }) }
   })
-  const reportUnused = (usage: ModelUsage | null | undefined) => usage && request.onUnused?.({ ...target, usage })
+  const reportUnused = (answer: Omit<UnusedAnswer, keyof typeof target>) => request.onUnused?.({ ...answer, ...target })
   let isRepeated = false
   /** Tokens of the malformed answer that the next one replaces. */
   let replaced: ModelUsage | null = null
@@ -72,7 +71,7 @@ export async function attemptModel(
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const asked = paused ? continuationOf(accepted, paused) : accepted
-    const { request: sent, dropped } = withoutRefused(asked, refusedSettings(services, provider.id, model))
+    const { request: sent, dropped } = withoutRefused(asked, findings.refused())
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     const notes = notesOf(dropped)
     if (outcome.ok && notes.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notes]
@@ -85,14 +84,14 @@ export async function attemptModel(
     }
     if (!isRepeated && !paused && isMalformed(provider.provider, outcome)) {
       isRepeated = true
-      replaced = outcome.ok ? outcome.answer.usage : (outcome.used ?? null)
+      replaced = outcome.ok ? (outcome.answer.usage ?? UNREPORTED) : (outcome.used ?? null)
       services.log.info(facts, 'model call is repeated after a malformed answer')
       continue
     }
     if (outcome.ok) {
       if (paused) outcome.answer = joinAnswers(paused, outcome.answer)
       paused = null
-      outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
+      if (replaced) outcome.answer.usage = sumUsage(replaced, outcome.answer.usage)
       replaced = null
       const reason = abnormalEnd(outcome.answer)
       const error = reason === null ? null : new Error(`the answer is empty and ended with ${reason}`)
@@ -100,7 +99,7 @@ export async function attemptModel(
         outcome = {
           ok: false,
           failure: modelFailure(error, { ...target, ...NOT_BEGUN, isShown: true }),
-          ...(outcome.answer.usage && { used: outcome.answer.usage }),
+          used: outcome.answer.usage ?? UNREPORTED,
         }
     }
     await each?.(outcome)
@@ -110,17 +109,19 @@ export async function attemptModel(
     }
     const { failure } = outcome
     failure.attempts = attempt + 1
-    reportUnused(outcome.used)
+    if (outcome.used) reportUnused({ usage: outcome.used })
+    const named = namedSettings(sent, failure, findings.refused())
     // Each refusal names another setting, so that this ends.
-    if (rememberRefusal(services, provider.id, model, sent, failure)) {
+    if (named.length > 0) {
+      findings.add(named)
       services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
       continue
     }
     const delay = attempt < retries && repeats(failure.class) ? modelRetryDelay(failure, attempt) : null
     services.log.warn({ ...facts, ...failure.facts, retry_in_ms: delay }, 'model call failed')
     if (delay === null) {
-      reportUnused(replaced)
-      reportUnused(paused?.usage)
+      if (replaced) reportUnused({ usage: replaced })
+      if (paused) reportUnused(paused)
       // Another target would repeat the part of the answer that was shown.
       return paused ? { ...outcome, failure: { ...failure, class: null } } : outcome
     }
@@ -129,10 +130,17 @@ export async function attemptModel(
   }
 }
 
+/** Message of the note on a setting that is left out because the model refuses it. */
+export const REFUSED_NOTE = 'refused by the model'
+
 const notesOf = (dropped: readonly RefusedSetting[]): VendorNote[] =>
   dropped
     .filter(setting => !isStreamSetting(setting))
-    .map(setting => ({ kind: 'setting_left_out', setting, message: 'refused by the model' }))
+    .map(setting =>
+      setting === 'max_output_tokens'
+        ? { kind: 'setting_changed', setting, message: 'sent as max_completion_tokens' }
+        : { kind: 'setting_left_out', setting, message: REFUSED_NOTE },
+    )
 
 /** Returns a request with texts in place of the files that the model does not take. */
 async function acceptedRequest(provider: ProviderRow, model: string, request: ModelRequest): Promise<ModelRequest> {

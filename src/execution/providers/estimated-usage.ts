@@ -10,6 +10,7 @@ export function estimatedUsage({ system, messages }: ModelRequest, outputCharact
     cached_tokens: 0,
     cache_write_tokens: 0,
     reasoning_tokens: 0,
+    details: { estimated_calls: 1 },
   }
 }
 

@@ -1,4 +1,5 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
+import type { BodyReader } from './body-facts.ts'
 
 /** What the packages do not report of the response to a call, and its idle limit. */
 export class ResponseWatch {
@@ -8,12 +9,23 @@ export class ResponseWatch {
   unstreamed: Response | null = null
   /** Whether an event stream was requested. */
   readonly isStreamed: boolean
+  /** Reads what the packages do not return; null if they return everything. */
+  readonly body: BodyReader | null
   readonly #idleMs: number
   readonly #onIdle: () => void
 
   /** @param onIdle called when no byte arrives for `ms` after the first one */
-  constructor({ isStreamed, idle }: { isStreamed: boolean; idle: { ms: number; onIdle: () => void } }) {
+  constructor({
+    isStreamed,
+    idle,
+    body,
+  }: {
+    isStreamed: boolean
+    idle: { ms: number; onIdle: () => void }
+    body: BodyReader | null
+  }) {
     this.isStreamed = isStreamed
+    this.body = body
     this.#idleMs = idle.ms
     this.#onIdle = idle.onIdle
   }
@@ -122,6 +134,7 @@ function watchedBody(
         for (;;) {
           const { done, value } = await watch.read(reader, isFirst)
           isFirst = false
+          if (value) watch.body?.read(value)
           const passed = done ? filter?.rest() : (filter?.take(value) ?? value)
           if (passed?.length) controller.enqueue(passed)
           if (done) controller.close()

@@ -29,6 +29,8 @@ export type ModelFailure = {
   /** Fields for the log line of the attempt. */
   facts: { error_class: FailureClass; provider_status_code: number | null; error: string } & VendorIds
   cause: unknown
+  /** Whether the package of the vendor refuses to send the request. */
+  unsupported?: true
 }
 
 /** Code and request ID of a failure at the vendor, as far as it gave them. */
@@ -128,6 +130,7 @@ export function modelFailure(caught: unknown, attempt: AttemptInfo): ModelFailur
     facts: { error_class: errorClass, provider_status_code, ...ids, error: message },
     // SDK errors carry the whole request; the message contains the relevant part.
     cause: undefined,
+    ...(causes(thrown).some(UnsupportedFunctionalityError.isInstance) && { unsupported: true }),
   }
 }
 
@@ -254,8 +257,23 @@ function causes(error: unknown): unknown[] {
 
 /** Returns the vendor's message, or the raw body if the SDK extracted none. */
 function vendorText(thrown: unknown, apiError: APICallError | null, body: string | null): string {
-  const message = (apiError ?? (thrown as { message?: unknown } | null))?.message
+  // Without data the package found no field of the body, and its message is the text of the status.
+  const own = apiError?.data === undefined || isRelayed(apiError) ? messageOfBody(body) : null
+  const message = own ?? (apiError ?? (thrown as { message?: unknown } | null))?.message
   if (typeof message === 'string' && message !== '') return message
   if (body) return body
   return typeof thrown === 'string' ? thrown : 'no reason given'
+}
+
+/** Whether a gateway has the refusal of the vendor in another field. */
+const isRelayed = ({ message }: APICallError): boolean => message === 'Provider returned error'
+
+/** Returns the message of a refusal in JSON, wherever its server places it. */
+function messageOfBody(body: string | null): string | null {
+  try {
+    const { error, message, detail } = JSON.parse(body ?? '{}')
+    return [error?.metadata?.raw, error?.message, error, message, detail].find(isText) ?? null
+  } catch {
+    return null
+  }
 }

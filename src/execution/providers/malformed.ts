@@ -1,3 +1,4 @@
+import { sumAnswer, UNREPORTED } from '../../control/usage/meter.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import type { ProviderType } from './model.ts'
 import { isRefused, type ModelAnswer, type ModelUsage } from './model-messages.ts'
@@ -22,14 +23,6 @@ export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): bool
 export const abnormalEnd = (answer: ModelAnswer): string | null =>
   isEmpty(answer) && ABNORMAL.includes(answer.vendor_reason ?? '') ? (answer.vendor_reason as string) : null
 
-/** Returns the sum of the tokens of two calls. */
+/** Returns the usage of an answer that took two calls; null if the vendor reported none for both. */
 export const sumUsage = (a: ModelUsage | null, b: ModelUsage | null): ModelUsage | null =>
-  a && b
-    ? {
-        input_tokens: a.input_tokens + b.input_tokens,
-        cached_tokens: a.cached_tokens + b.cached_tokens,
-        cache_write_tokens: a.cache_write_tokens + b.cache_write_tokens,
-        output_tokens: a.output_tokens + b.output_tokens,
-        reasoning_tokens: a.reasoning_tokens + b.reasoning_tokens,
-      }
-    : (a ?? b)
+  a || b ? sumAnswer([a ?? UNREPORTED, b ?? UNREPORTED]) : null

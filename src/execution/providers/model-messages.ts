@@ -1,3 +1,4 @@
+import type { TokenCounts } from '../../control/usage/meter.ts'
 import type { ModelInput } from './model.ts'
 
 /** Failure classes, by what the vendor said. The first three may pass by themselves. */
@@ -88,7 +89,8 @@ export type ModelRequest = {
   messages: PromptMessage[]
   /** 0 to 2; omitted if null. */
   temperature: number | null
-  tools: { name: string; description: string; parameters: object }[]
+  /** Calls of a strict tool are constrained to its schema, where vendor and schema allow it. */
+  tools: { name: string; description: string; parameters: object; strict?: boolean }[]
   tool_choice: 'auto' | 'required' | 'none' | { type: 'tool'; tool_name: string } | null
   /** JSON Schema of the final text, validated by the caller. */
   output_schema: object | null
@@ -125,7 +127,7 @@ export type ModelRequest = {
 }
 
 /** Tokens of an answer that the caller did not get and that may be billed. */
-export type UnusedAnswer = Pick<ModelAnswer, 'model' | 'ai_provider_id'> & { usage: ModelUsage }
+export type UnusedAnswer = Pick<ModelAnswer, 'model' | 'ai_provider_id' | 'usage' | 'served_model' | 'service_tier'>
 
 /** Settings by their names in the OpenAI API. */
 export type VendorSettings = {
@@ -144,13 +146,7 @@ export type VendorSettings = {
 }
 
 /** Tokens of one call. `output_tokens` includes `reasoning_tokens`; the input counts do not overlap. */
-export type ModelUsage = {
-  input_tokens: number
-  cached_tokens: number
-  cache_write_tokens: number
-  output_tokens: number
-  reasoning_tokens: number
-}
+export type ModelUsage = TokenCounts
 
 /** A change of a request for its vendor, or the vendor's refusal to answer it. */
 export type VendorNote =
@@ -186,6 +182,9 @@ export type ModelAnswer = {
   usage: ModelUsage | null
   /** Requested model. */
   model: string
+  /** Model and service tier that the vendor names; absent if it names none. */
+  served_model?: string
+  service_tier?: string
   ai_provider_id: string
   /** Absent without any. */
   notes?: VendorNote[]

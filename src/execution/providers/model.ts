@@ -90,6 +90,65 @@ export const ProviderModel = z
 
 export type ListedModel = z.infer<typeof ProviderModel>
 
+const FOUND_BY = ['call', 'check'] as const
+export type FoundBy = (typeof FOUND_BY)[number]
+
+/** Findings about the models of a provider, by model and finding. */
+const Profile = z.record(z.string(), z.record(z.string(), z.object({ by: z.enum(FOUND_BY), at: z.string() })))
+export type ProviderProfile = z.output<typeof Profile>
+
+/** What a check found about a capability. */
+const RESULTS = ['works', 'refused', 'ignored', 'degraded', 'not_offered'] as const
+
+const CheckLine = z
+  .object({
+    capability: z.string().describe('Name of the capability, such as `stream` or `image`'),
+    result: z
+      .enum(RESULTS)
+      .describe(
+        '`works`; `refused` - by the vendor, or not answered in time; `ignored` - accepted without effect; `degraded` - works in another form, as `note` says; `not_offered` - by this type or model',
+      ),
+    note: z.string().nullable().describe('Explanation of the result'),
+    vendor_message: z.string().nullable().describe("The vendor's refusal, with credentials masked"),
+  })
+  .meta({ id: 'AiProviderCapability' })
+export type CheckLine = z.output<typeof CheckLine>
+
+/** What a check by capabilities found. Contains no secrets. */
+export const Matrix = z.object({
+  model: z.string().describe('Model that was called'),
+  checked_at: z.iso.datetime().describe('Time at the end of the check'),
+  checks: z.array(CheckLine).describe('Results by capability'),
+  proposed_dialect: z
+    .enum(DIALECTS)
+    .nullable()
+    .describe(
+      'Dialect that listing, headers and errors of the endpoint suggest for `config.dialect`; null if it is configured or none is recognized',
+    ),
+})
+export type Matrix = z.output<typeof Matrix>
+
+export const AiProviderProfile = z
+  .object({
+    findings: z
+      .array(
+        z.object({
+          model: z.string(),
+          finding: z
+            .string()
+            .describe(
+              'Setting that the model refuses and that is left out, such as `temperature` or `stream`; or `thinks`',
+            ),
+          found_by: z.enum(FOUND_BY).describe('`call` - a refused call; `check` - a check'),
+          found_at: z.iso.datetime().describe('Time of the finding'),
+          expires_at: z.iso.datetime().nullable().describe('End of the finding, a day later; null for one of a check'),
+        }),
+      )
+      .describe('What calls and checks found about models'),
+    last_check: Matrix.nullable().describe('Last check by capabilities'),
+  })
+  .meta({ id: 'AiProviderProfile' })
+
 export const aiProviderKind = kind({
   name: 'ai_provider',
   prefix: 'aip',
@@ -112,6 +171,7 @@ export const aiProviderKind = kind({
     secret_ids: z.array(z.string()),
     /** Changes with the value of any referenced secret. */
     secret_stamp: z.string().nullable(),
+    profile: Profile,
   },
   computed: {
     secret_stamp: sql.fragment`(select string_agg(s.id || ' ' || s.updated_at::text, ',' order by s.id) from secrets s

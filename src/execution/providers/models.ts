@@ -16,7 +16,7 @@ export type ModelClient = {
   model(id: string): LanguageModelV4
   /** Key of provider options in the SDK. */
   optionsKey: string
-  /** Whether the vendor distinguishes constrained decoding from schema guidance. */
+  /** Whether the vendor distinguishes constrained decoding from schema guidance, of answers and of calls. */
   strictOption: boolean
   /** Whether schemas are sent; otherwise they are written into the instructions. */
   structuredOutputs: boolean

@@ -1,7 +1,6 @@
-import { randomUUID } from 'node:crypto'
+import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
 import { checkSpend } from '../../control/quotas/spend.ts'
-import { recordUsageLater, tokenComponents } from '../../control/usage/meter.ts'
 import { AppError, RecordedFailure } from '../../core/api/errors.ts'
 import { containsFilter, equalsFilter, oneOf } from '../../core/api/filters.ts'
 import { newId } from '../../core/api/ids.ts'
@@ -14,6 +13,7 @@ import { addressProblems } from '../../core/net/refused-address.ts'
 import { secretKind } from '../../identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '../../identity/secrets/resolve.ts'
 import { attemptModel } from './call.ts'
+import { estimateCheck, recordCheckUsage, runMatrix } from './check/run-check.ts'
 import {
   checkCredential,
   checkProvider,
@@ -27,14 +27,17 @@ import { listModels } from './listing.ts'
 import {
   AiProviderInput,
   AiProviderPatch,
+  AiProviderProfile,
   AiProviderWithWarnings,
   aiProviderKind,
+  Matrix,
   PROVIDER_TYPES,
   ProviderModel,
   type ProviderRow,
 } from './model.ts'
-import type { ModelAnswer } from './model-messages.ts'
 import { modelClient } from './models.ts'
+import { expiryOf, validFindings } from './profile.ts'
+import { dropLastCheck, findLastCheck } from './store.ts'
 
 const providers = resource(aiProviderKind, { path: '/ai-providers', tag: 'AI providers' })
 
@@ -80,12 +83,23 @@ async function providerColumns(
   return { ...next, ...splitConfig, secret_ids }
 }
 
+/** Fields on which the findings about a provider depend. */
+const PROFILED = ['provider', 'base_url', 'default_model', 'secret_id', 'config'] as const
+
 /** Returns the warning about a `base_url` that the egress rule blocks. */
 const showWarnings = ({ base_url }: ProviderRow, { services }: Pick<Context<any>, 'services'>): object =>
   warningsField(addressProblems(services, 'base_url', base_url))
 
 const CheckInput = z
-  .strictObject({ model: z.string().min(1).max(255).nullish().describe('Model to call. Default default_model.') })
+  .strictObject({
+    model: z.string().min(1).max(255).nullish().describe('Model to call. Default default_model.'),
+    matrix: z
+      .boolean()
+      .optional()
+      .describe(
+        'Whether to try each capability, with about 13 small calls. Requires `ai-providers:UpdateAiProvider`. Default false.',
+      ),
+  })
   .meta({ id: 'AiProviderCheckInput' })
 
 const CheckResult = z
@@ -94,25 +108,20 @@ const CheckResult = z
     model: z.string(),
     latency_ms: z.int().describe('Latency in milliseconds'),
     error: RecordedFailure.nullable(),
+    checks: Matrix.shape.checks.optional().describe('Results by capability, with `matrix`'),
+    proposed_dialect: Matrix.shape.proposed_dialect.optional(),
   })
   .meta({ id: 'AiProviderCheck' })
 
-/** Meters the usage of a check like any other call. */
-function recordCheckUsage(services: Context['services'], provider: ProviderRow, { model, usage }: ModelAnswer): void {
-  if (!usage) return
-  recordUsageLater(services, [
-    {
-      idempotency_key: `completion:check:${randomUUID()}`,
-      project_id: provider.project_id,
-      meter_type: 'llm_tokens',
-      provider: provider.provider,
-      model,
-      ai_provider_id: provider.id,
-      source: null,
-      components: tokenComponents(usage),
-    },
-  ])
-}
+const CheckEstimate = z
+  .object({
+    model: z.string(),
+    calls: z.int().describe('Number of model calls'),
+    input_tokens: z.int().describe('Expected input tokens'),
+    output_tokens: z.int().describe('Expected output tokens, more for a model that thinks before each answer'),
+    cost_usd: z.number().nullable().describe('Expected cost in US dollars; null without prices'),
+  })
+  .meta({ id: 'AiProviderCheckEstimate' })
 
 async function checkProviderCall(options: {
   services: Context['services']
@@ -136,7 +145,7 @@ async function checkProviderCall(options: {
     }
     const outcome = await attemptModel(services, resource, model, request, { retries: 0 })
     if (outcome.ok) {
-      recordCheckUsage(services, resource, outcome.answer)
+      recordCheckUsage(services, resource, model, outcome.answer)
       return null
     }
     const { code, message, meta } = outcome.failure
@@ -193,7 +202,10 @@ export const aiProviderOperations: Operation[] = [
     raises: [...raises],
     async change(next, context) {
       const { stored, body } = context
-      return { ...next, ...(await providerColumns(context, stored, next, stored, body)) }
+      const columns = { ...next, ...(await providerColumns(context, stored, next, stored, body)) }
+      if (PROFILED.every(name => isDeepStrictEqual(columns[name], stored[name]))) return columns
+      await dropLastCheck(context.tx, stored.id)
+      return { ...columns, profile: {} }
     },
   }),
   providers.remove({
@@ -221,18 +233,79 @@ export const aiProviderOperations: Operation[] = [
   providers.action('check', {
     summary: 'Check an AI provider',
     description:
-      'Makes the smallest possible completion, in one attempt without retries; token and cost quotas count it. A failure is returned in `error`, as a turn would record it.',
+      "Makes the smallest possible completion, in one attempt without retries; token and cost quotas count it. A failure is returned in `error`, as a turn would record it. With `matrix`, tries each capability with the provider's credential, for at most 4 minutes, and stores the result in the profile of the provider; `ok`, `latency_ms` and `error` are then of the whole check and its plain call.",
+    alsoActions: ['ai-providers:UpdateAiProvider'],
     body: CheckInput,
     bodyOptional: true,
     answers: { 200: CheckResult },
     raises: ['QUOTA_EXCEEDED', 'QUOTA_UNENFORCEABLE', 'PROJECT_PAUSED'],
     transaction: false,
-    async run({ services, resource, body, request }) {
-      await checkSpend(services, { project_id: resource.project_id, agent_id: null, actor_id: null })
+    checkedBy: 'estimateAiProviderCheck',
+    async run({ services, resource, body, request, allow }) {
       const model = body?.model ?? resource.default_model
       const started = performance.now()
+      const latency = () => Math.round(performance.now() - started)
+      if (body?.matrix) {
+        allow('ai-providers:UpdateAiProvider', { kind: aiProviderKind, row: resource })
+        const { checks, proposed_dialect, failure } = await runMatrix(services, resource, model, request.closed)
+        return { ok: failure === null, model, latency_ms: latency(), error: failure, checks, proposed_dialect }
+      }
+      await checkSpend(services, { project_id: resource.project_id, agent_id: null, actor_id: null })
       const error = await checkProviderCall({ services, resource, model, signal: request.closed })
-      return { ok: error === null, model, latency_ms: Math.round(performance.now() - started), error }
+      return { ok: error === null, model, latency_ms: latency(), error }
+    },
+  }),
+  providers.action('estimate-check', {
+    id: 'estimateAiProviderCheck',
+    summary: 'Estimate the cost of a check',
+    description:
+      'Returns the calls and tokens of a check with this body, and their cost at current prices. Calls no vendor.',
+    action: 'ai-providers:CheckAiProvider',
+    reads: true,
+    body: CheckInput,
+    bodyOptional: true,
+    answers: { 200: CheckEstimate },
+    transaction: false,
+    run: ({ services, resource, body }) =>
+      estimateCheck(services, resource, body?.model ?? resource.default_model, body?.matrix === true),
+  }),
+  itemOperation(aiProviderKind, {
+    id: 'getAiProviderProfile',
+    method: 'get',
+    path: '/ai-providers/{ai_provider_id}/profile',
+    summary: 'Get the profile of an AI provider',
+    description:
+      'Returns the settings that its models refuse, which calls leave out, and the last check by capabilities. A change of type, `base_url`, `default_model`, `secret_id` or `config` deletes it.',
+    command: ['ai-providers', 'profile', 'get'],
+    tag: 'AI providers',
+    action: 'ai-providers:GetAiProvider',
+    answers: { 200: AiProviderProfile },
+    run: async ({ db, services, resource }) => ({
+      findings: validFindings(resource, services.clock.now()).map(({ model, finding, by, at }) => ({
+        model,
+        finding,
+        found_by: by,
+        found_at: at,
+        expires_at: expiryOf({ by, at })?.toISOString() ?? null,
+      })),
+      last_check: await findLastCheck(db, resource.id),
+    }),
+  }),
+  itemOperation(aiProviderKind, {
+    id: 'deleteAiProviderProfile',
+    method: 'delete',
+    path: '/ai-providers/{ai_provider_id}/profile',
+    summary: 'Reset the profile of an AI provider',
+    description: 'Calls include the refused settings again until they are refused.',
+    command: ['ai-providers', 'profile', 'delete'],
+    tag: 'AI providers',
+    action: 'ai-providers:UpdateAiProvider',
+    answers: { 204: null },
+    async run({ tx, resource }) {
+      await aiProviderKind.lock(tx, resource.id)
+      await dropLastCheck(tx, resource.id)
+      // Changes `updated_at`, so that all processes drop the findings in their memory.
+      await aiProviderKind.update(tx, resource.id, { profile: {} })
     },
   }),
 ]

@@ -1,3 +1,5 @@
+import type { ModelRequest, VendorNote } from './model-messages.ts'
+
 /** The instruction for an answer of JSON without a schema: vendors refuse the format in a request without the word. */
 export const JSON_INSTRUCTION = 'Answer with one JSON object and nothing else.'
 
@@ -68,3 +70,22 @@ function nodeFits(node: unknown): boolean {
   ]
   return nested.every(nodeFits)
 }
+
+/** Returns tools that are strict only where the vendor can constrain calls to their schemas, with notes about the others. */
+export function strictTools(
+  tools: ModelRequest['tools'],
+  isTaken: boolean,
+): { tools: ModelRequest['tools']; notes: VendorNote[] } {
+  const notes: VendorNote[] = []
+  const sent = tools.map(({ strict, ...tool }) => {
+    if (!strict) return tool
+    if (isTaken && fitsStrictMode(tool.parameters)) return { ...tool, strict }
+    const reason = isTaken ? 'the schema cannot be strict' : 'the vendor has no strict tools'
+    notes.push({ kind: 'setting_left_out', setting: STRICT_TOOLS, message: `${tool.name}: ${reason}` })
+    return tool
+  })
+  return { tools: sent, notes }
+}
+
+/** Name of the setting among ignored ones. */
+export const STRICT_TOOLS = 'tools.strict'

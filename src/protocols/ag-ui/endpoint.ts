@@ -1,26 +1,21 @@
 import { Readable } from 'node:stream'
-import { ownsSession } from '../../conversation/sessions/end-user.ts'
-import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
-import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { dataMessage, PING } from '../../core/api/event-stream.ts'
 import { anonymousBodyError } from '../../core/http/body.ts'
-import { type MountExchange, serviceHeader, setServiceHeader } from '../../core/http/mounts.ts'
-import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
-import { countKeyRequest } from '../../core/invoke/hooks.ts'
+import { type MountExchange, setServiceHeader } from '../../core/http/mounts.ts'
 import type { Services } from '../../core/process/services.ts'
-import { agentKind } from '../../execution/agents/model.ts'
-import { generationKind } from '../../execution/generations/model.ts'
-import { type AgUiRequest, callOperation, type Run, type ShownTurn } from './call.ts'
+import type { Run, ShownTurn, ThreadMount } from './call.ts'
 import { capabilitiesOf } from './capabilities.ts'
 import { finishedRun, messagesSnapshot, runError, startedRun, TurnTranslation } from './events.ts'
 import { completedHistory } from './history.ts'
-import { type Message, parseRunInput, type RunInput, THREAD_KEY_PREFIX, turnOfMessage } from './input.ts'
+import { type Message, parseRunInput, submittedOutputs, THREAD_KEY_PREFIX } from './input.ts'
 import { awaitContinuation, filedApprovals } from './interrupts.ts'
 import { agentNameReads, callReads, cancelReads, usageReads } from './reads.ts'
 import { attach, beginRun, type RunOutcome } from './run.ts'
 import { ClientState, readState, replacesState } from './state.ts'
-import { findThread } from './store.ts'
+import { lostPermission, openRun, seesSteps, shownError } from './thread.ts'
+
+const MOUNT: ThreadMount = { surface: 'ag_ui', keyPrefix: THREAD_KEY_PREFIX, directory: '/ag-ui', answersPartly: false }
 
 /** Handles one request of /ag-ui/{agent_id}. */
 export async function serveAgUi(services: Services, exchange: MountExchange): Promise<void> {
@@ -28,7 +23,7 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
   if (!services.config.AGUI_MOUNT) raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.path}` })
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(req)
-  const request = { services, exchange, caller }
+  const request = { services, exchange, caller, mount: MOUNT }
   const agentId = String(req.params.agent_id)
   if (req.method === 'GET') return exchange.end(200, JSON.stringify(await capabilitiesOf(request, agentId)))
   if (req.method !== 'POST')
@@ -44,90 +39,12 @@ export async function serveAgUi(services: Services, exchange: MountExchange): Pr
   exchange.stream(200, 'text/event-stream', await runEvents(run))
 }
 
-type Actor = { id: string } | { external_id: string }
-
-/** Returns the end user of the token, or the end user that another credential names in a header; null for none. */
-function actorOf(request: AgUiRequest): Actor | null {
-  const { caller } = request
-  if (caller.end_user) return { id: caller.end_user.actor_id }
-  const external_id = serviceHeader(request, 'Actor')
-  return external_id === undefined ? null : { external_id }
-}
-
-/**
- * Finds or creates the session of a run.
- * @throws RESOURCE_NOT_FOUND for an unknown agent or the id of another session, QUOTA_EXCEEDED, errors of creating a
- *   session
- */
-async function openRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<Run> {
-  const { services, caller } = request
-  const actor = actorOf(request)
-  const ids = input.messages.map(({ id }) => id)
-  const thread = await findThread(services.pool, {
-    agent_id: agentId,
-    project_id: caller.project_id,
-    thread_id: input.threadId,
-    run_id: input.runId,
-    actor,
-    message_ids: ids,
-    generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
-  })
-  const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
-  if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
-    return raise(agentKind.notFound, { meta: { id: agentId } })
-  await countKeyRequest(services, caller, thread.project_id)
-  if (thread.session_id !== null) await requireSession(request, thread.session_id)
-  const sessionId = thread.session_id ?? (await createSession(request, agentId, input.threadId, actor))
-  return { request, agentId, sessionId, thread, input }
-}
-
-/** Requires that the caller may send to a session. @throws RESOURCE_NOT_FOUND, FORBIDDEN */
-async function requireSession({ services, caller }: AgUiRequest, id: string): Promise<void> {
-  const row = await findSession(services.pool, id)
-  if (!row || (caller.end_user && !ownsSession(row, caller.end_user)))
-    return raise('RESOURCE_NOT_FOUND', { meta: { id } })
-  requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, row })
-}
-
-/** Returns the refusal of a caller that has lost its permission; null for any other. */
-async function lostPermission({ request, sessionId }: Run): Promise<AppError | null> {
-  try {
-    const caller = (await request.exchange.identify()) ?? raise('UNAUTHORIZED')
-    await requireSession({ ...request, caller }, sessionId)
-    return null
-  } catch (error) {
-    if (error instanceof AppError && error.status < 500) return error
-    throw error
-  }
-}
-
-async function createSession(
-  request: AgUiRequest,
-  agent_id: string,
-  threadId: string,
-  actor: Actor | null,
-): Promise<string> {
-  if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
-  try {
-    const { body } = await callOperation(request, 'createSession', {
-      body: { agent_id, ...(actor && 'external_id' in actor && { actor: { ...actor, name: actor.external_id } }) },
-      client: { session_key: THREAD_KEY_PREFIX + threadId },
-    })
-    return (body as { id: string }).id
-  } catch (error) {
-    // The agent is in the path here, not in a body.
-    if (error instanceof AppError && error.code === 'AGENT_NOT_FOUND')
-      raise(agentKind.notFound, { meta: { id: agent_id } })
-    throw error
-  }
-}
-
 /** Messages of the stream, or bytes of them. */
 type Chunk = string | Buffer
 
 /** Begins a run and returns its events as a stream of messages. */
 async function runEvents(run: Run): Promise<Readable> {
-  const outcome = await beginRun(run)
+  const outcome = await beginRun(run, submittedOutputs(run.input.messages))
   const events = Readable.from(outcomeEvents(run, outcome), { objectMode: false })
   // The client may disconnect before the turn is read.
   if ('turn' in outcome) events.once('close', () => outcome.turn.stream.destroy())
@@ -229,10 +146,3 @@ async function* continuationEvents(
   }
   yield dataMessage(finishedRun(ids))
 }
-
-const shownError = ({ request: { caller } }: Run, error: AppError): AppError =>
-  caller.end_user ? endUserError(error) : error
-
-/** Whether the caller may read turns of the project, and so sees steps and calls on the server. */
-const seesSteps = ({ request: { caller }, thread: { project_id } }: Run): boolean =>
-  !caller.end_user && isAllowed(caller, 'generations:GetGeneration', { kind: generationKind, project_id })

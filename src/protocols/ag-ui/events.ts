@@ -43,7 +43,7 @@ type Run = { threadId: string; runId: string }
 type OpenText = { id: string; text: string }
 
 /** Whether a failure is a cancel or the replacement of the turn. */
-const isCancel = ({ code, message, meta }: Json): boolean =>
+export const isCancel = ({ code, message, meta }: Json): boolean =>
   code === CANCELLED.code && (message === CANCELLED.message || CANCEL_REASONS.includes(meta?.reason))
 
 /** Ends a run without a turn. */

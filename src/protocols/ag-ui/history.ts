@@ -4,13 +4,15 @@ import { type Message, turnOfMessage } from './input.ts'
 import { listClientIds } from './store.ts'
 
 /** A message as the messages of a session present it. */
-type Stored = {
+export type StoredMessage = {
   document_id: string
   role: 'user' | 'assistant'
   origin: string
   content: string | null
   parts: { type: string; text?: string; file_id?: string }[] | null
   generation_id: string | null
+  /** Name of the operator. */
+  author_name?: string | null
 }
 
 /** Origins of messages that an end user sees. */
@@ -20,14 +22,14 @@ const PAGE = 100
 /** Limit of the messages that a client gets. */
 const MAX_MESSAGES = 1000
 
-/** Returns the last messages of the session, oldest first; none for a caller that may not list them. */
-async function listStored({ request, sessionId }: Run): Promise<Stored[]> {
+/** Returns the last messages of the session that an end user sees, oldest first; none for a caller that may not list them. */
+export async function listStored({ request, sessionId }: Run): Promise<StoredMessage[]> {
   const page = async (offset: number) => {
     const { body } = await callOperation(request, 'listSessionMessages', {
       params: { session_id: sessionId },
       query: { limit: String(PAGE), offset: String(offset) },
     })
-    return body as { data: Stored[]; total: number }
+    return body as { data: StoredMessage[]; total: number }
   }
   try {
     const first = await page(0)
@@ -35,7 +37,7 @@ async function listStored({ request, sessionId }: Run): Promise<Stored[]> {
     const stored = from === 0 ? first.data : []
     for (let offset = from === 0 ? PAGE : from; offset < first.total; offset += PAGE)
       stored.push(...(await page(offset)).data)
-    return stored
+    return stored.filter(({ origin, content }) => SHOWN.includes(origin) && content !== null)
   } catch (error) {
     if (error instanceof AppError && error.code === 'FORBIDDEN') return []
     throw error
@@ -56,7 +58,6 @@ export async function completedHistory(run: Run): Promise<History> {
   const messages: Message[] = []
   let known: readonly Message[] | null = null
   for (const message of stored) {
-    if (!SHOWN.includes(message.origin) || message.content === null) continue
     const id = clientIds.get(message.document_id) ?? message.document_id
     const isKnown = (each: Message) =>
       each.id === id ||
@@ -74,13 +75,13 @@ export async function completedHistory(run: Run): Promise<History> {
   return { messages, known: known ?? messages }
 }
 
-const toMessage = (id: string, { role, content, parts, generation_id }: Stored): Message =>
+const toMessage = (id: string, { role, content, parts, generation_id }: StoredMessage): Message =>
   (role === 'assistant' && generation_id !== null
     ? { id: `msg_${generation_id}_0`, role, content }
     : { id, role, content: (role === 'user' && contentOf(parts)) || content }) as Message
 
 /** Returns the content of a message with files; null for parts that the client gets as text. */
-const contentOf = (parts: Stored['parts']): object[] | null =>
+const contentOf = (parts: StoredMessage['parts']): object[] | null =>
   parts?.every(({ type, file_id }) => type === 'text' || file_id)
     ? parts.map(({ type, text, file_id }) =>
         file_id

@@ -62,6 +62,12 @@ const Resume = z.object({
 })
 export type Resume = z.output<typeof Resume>
 
+/** What a client brings to a run besides its messages. */
+export const clientFields = {
+  tools: z.array(Tool).max(128).nullish(),
+  context: z.array(Context).max(100).refine(fitsIn(MAX_CONTEXT_BYTES), 'must be at most 16 KiB').nullish(),
+}
+
 /** RunAgentInput of the protocol. Unknown fields are ignored. */
 const RunInput = z.object({
   threadId: z
@@ -71,8 +77,7 @@ const RunInput = z.object({
   runId: z.string().min(1).max(1000),
   protocolVersion: z.string().nullish(),
   messages: z.array(Message).max(10_000),
-  tools: z.array(Tool).max(128).nullish(),
-  context: z.array(Context).max(100).refine(fitsIn(MAX_CONTEXT_BYTES), 'must be at most 16 KiB').nullish(),
+  ...clientFields,
   state: z.unknown().refine(fitsIn(MAX_STATE_BYTES), 'must be at most 64 KiB').optional(),
   forwardedProps: z.unknown().optional(),
   resume: z.array(Resume).max(50).nullish(),
@@ -118,7 +123,7 @@ const newestMessages = (messages: readonly Message[]): readonly Message[] =>
   messages.slice(messages.findLastIndex(({ role }) => role === 'assistant') + 1)
 
 /** Outputs that the client submits for calls of one turn. */
-export type SubmittedOutputs = { generation_id: string; outputs: readonly ToolMessage[] }
+export type SubmittedOutputs = { generation_id: string; outputs: readonly { tool_call_id: string; output: unknown }[] }
 
 const isToolMessage = (message: Message): message is ToolMessage => message.role === 'tool'
 
@@ -136,7 +141,11 @@ export function submittedOutputs(messages: readonly Message[]): SubmittedOutputs
     message => message.role === 'assistant' && message.toolCalls?.some(call => callIds.has(call.id)),
   )
   const generation_id = caller && turnOfMessage(caller.id)
-  return generation_id ? { generation_id, outputs } : null
+  if (!generation_id) return null
+  return {
+    generation_id,
+    outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
+  }
 }
 
 /** Prefix of the ids of messages with results of calls on the server. */

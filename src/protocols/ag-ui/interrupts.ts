@@ -83,13 +83,14 @@ const refuse = (message: string): never => {
 }
 
 /**
- * Returns the decisions of a resume, which must cover all open interrupts of the session. An expired interrupt can only be
+ * Returns the decisions of a resume, which must cover all open interrupts of the session unless it is partial. An expired interrupt can only be
  * cancelled, which decides nothing.
  * @throws VALIDATION_FAILED, APPROVAL_ALREADY_RESOLVED for another decision than the first one
  */
-function decisionsOf(resume: readonly Resume[], known: readonly ThreadApproval[]): Decision[] {
+function decisionsOf(resume: readonly Resume[], known: readonly ThreadApproval[], isPartial: boolean): Decision[] {
   const entries = new Map(resume.map(entry => [entry.interruptId, entry]))
-  for (const { id, is_open } of known) if (is_open && !entries.has(id)) refuse(`must contain the interrupt ${id}`)
+  for (const { id, is_open } of known)
+    if (!isPartial && is_open && !entries.has(id)) refuse(`must contain the interrupt ${id}`)
   return [...entries.values()].flatMap((entry): Decision[] => {
     const approval = known.find(({ id }) => id === entry.interruptId)
     if (!approval) return refuse(`contains an unknown interrupt ${entry.interruptId}`)
@@ -109,7 +110,7 @@ function approvedBy({ payload }: Resume): boolean {
     : refuse('a resolved interrupt needs the payload { approved: true } or { approved: false }')
 }
 
-const ResumeInput = z.object({ session_id: z.string(), resume: z.custom<readonly Resume[]>() })
+const ResumeInput = z.object({ session_id: z.string(), resume: z.custom<readonly Resume[]>(), partial: z.boolean() })
 
 /** Resolves the interrupts of a session in one transaction, all or none. */
 const resolveOperation = operation({
@@ -125,9 +126,9 @@ const resolveOperation = operation({
   answers: { 200: null },
   async run(context) {
     const { tx, allow, audit, body } = context
-    const { session_id, resume } = body
+    const { session_id, resume, partial } = body
     const ids = resume.map(({ interruptId }) => interruptId)
-    const decisions = decisionsOf(resume, await lockInterrupts(tx, session_id, ids))
+    const decisions = decisionsOf(resume, await lockInterrupts(tx, session_id, ids), partial)
     for (const { approval, approved } of decisions) {
       allow(RESOLVE_ACTION, { kind: approvalKind, row: approval })
       if (approval.status !== 'pending') continue
@@ -155,7 +156,7 @@ export async function resolveInterrupts(
 ): Promise<readonly string[]> {
   const { body } = await callOperation(request, resolveOperation, {
     query: request.caller.project_id === null ? { project_id } : {},
-    body: { session_id: sessionId, resume },
+    body: { session_id: sessionId, resume, partial: request.mount.answersPartly },
   })
   return (body as { decided: string[] }).decided
 }

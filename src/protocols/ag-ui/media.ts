@@ -52,9 +52,9 @@ async function fileOf(run: Run, part: MediaPart, place: string): Promise<string>
   if (source.type === 'file') return source.value
   const content = source.type === 'data' ? decode(part) : await fetchPart(run, part)
   const key = createHash('sha256').update(place).update(content.bytes).digest('hex').slice(0, 32)
-  return uploadClientFile(run.request, 'ag_ui', content, {
+  return uploadClientFile(run.request, run.request.mount.surface, content, {
     project_id: run.thread.project_id,
-    directory: '/ag-ui',
+    directory: run.request.mount.directory,
     key,
   })
 }

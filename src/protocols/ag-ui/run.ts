@@ -9,8 +9,6 @@ import {
   type Message,
   type Resume,
   type SubmittedOutputs,
-  submittedOutputs,
-  toolOutput,
   type UserMessage,
 } from './input.ts'
 import { resolveInterrupts } from './interrupts.ts'
@@ -29,15 +27,15 @@ export type RunOutcome =
   | { refused: AppError }
 
 /** Statuses of refusals that are answered in place of a stream. */
-const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
+export const HTTP_REFUSALS: readonly number[] = [401, 403, 404, 429]
 
 /**
  * Begins or repeats a run. A repeated run shows the turn that the first one started, whether or not it has ended.
+ * @param outputs of a paused turn
  * @throws refusals that are answered in place of the stream
  */
-export async function beginRun(run: Run): Promise<RunOutcome> {
+export async function beginRun(run: Run, outputs: SubmittedOutputs | null): Promise<RunOutcome> {
   const { thread } = run
-  const outputs = submittedOutputs(run.input.messages)
   if (thread.run) {
     // The first request may have been lost between the outputs and the messages.
     const unstored = outputs ? await storeNextToOutputs(run) : undefined
@@ -100,7 +98,7 @@ async function showRecorded(run: Run, { generation_id, after_frame }: NonNullabl
 
 /** Streams a turn of the session from a frame on. */
 export async function attach({ request, sessionId }: Run, generation_id: string, after: number): Promise<ShownTurn> {
-  const stream = await openTranslated(request, 'ag_ui', 'generateSessionReply', {
+  const stream = await openTranslated(request, request.mount.surface, 'generateSessionReply', {
     params: { session_id: sessionId },
     body: { stream: true },
     client: { attach: { generation_id, after } },
@@ -163,7 +161,7 @@ async function startStreamed(run: Run): Promise<RunOutcome> {
   const client = clientOf(run, id => {
     generation_id = id
   })
-  const stream = await openTranslated(run.request, 'ag_ui', 'generateSessionReply', {
+  const stream = await openTranslated(run.request, run.request.mount.surface, 'generateSessionReply', {
     params: { session_id: run.sessionId },
     body: { stream: true },
     client,
@@ -194,12 +192,12 @@ async function resumeInterrupts(run: Run, resume: readonly Resume[]): Promise<Ru
 
 /** Submits the outputs of a paused turn; new messages of the end user are stored after it. */
 async function resumeTurn(run: Run, { generation_id, outputs }: SubmittedOutputs): Promise<RunOutcome> {
-  const stream = await openTranslated(run.request, 'ag_ui', 'submitSessionToolOutputs', {
+  const stream = await openTranslated(run.request, run.request.mount.surface, 'submitSessionToolOutputs', {
     params: { session_id: run.sessionId },
     body: {
       generation_id,
       stream: true,
-      tool_outputs: outputs.map(message => ({ tool_call_id: message.toolCallId, output: toolOutput(message) })),
+      tool_outputs: outputs,
     },
     client: { claim: claimFor(run) },
   })

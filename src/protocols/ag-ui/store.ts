@@ -3,7 +3,6 @@ import { z } from 'zod'
 import { messageOrigin } from '../../conversation/conversations/store.ts'
 import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { approvalKind } from '../../execution/approvals/model.ts'
-import { THREAD_KEY_PREFIX } from './input.ts'
 
 const Thread = z.object({
   agent_project_id: z.string(),
@@ -16,7 +15,7 @@ const Thread = z.object({
   shared_state: z.boolean(),
   /** The run, if it has begun before; its turn is null if it only stored messages. */
   run: z.object({ generation_id: z.string().nullable(), after_frame: z.int() }).nullable(),
-  /** The requested client ids that stored messages have. */
+  /** The requested ids that stored messages have: of the client, or of their documents. */
   stored_ids: z.array(z.string()),
   /** Whether the session had messages that the client lacks when the run began. */
   lacks_history: z.boolean(),
@@ -37,6 +36,8 @@ type ThreadRequest = {
   /** Project of the credential; null if it is unbound. */
   project_id: string | null
   thread_id: string
+  /** Key of the session of a thread with the client's own id. */
+  session_key: string
   run_id: string
   /** End user, by id or by external id; null for none. */
   actor: { id: string } | { external_id: string } | null
@@ -50,7 +51,7 @@ type ThreadRequest = {
  * conversation_messages_idempotency.
  */
 export function findThread(db: Queryable, request: ThreadRequest): Promise<Thread | null> {
-  const { agent_id, project_id, thread_id, run_id, actor } = request
+  const { agent_id, project_id, thread_id, session_key, run_id, actor } = request
   const messageIds = sql.array([...request.message_ids], 'text')
   const actorId = actor && 'id' in actor ? actor.id : null
   const externalId = actor && 'external_id' in actor ? actor.external_id : null
@@ -69,7 +70,7 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       where s.id = ${thread_id} and (${actor === null} or s.actor_id = end_user.id)
       union all
       select s.id, s.conversation_id, s.state from target cross join end_user join session_keys k
-        on k.project_id = target.project_id and k.agent_id = target.id and k.key = ${THREAD_KEY_PREFIX + thread_id}
+        on k.project_id = target.project_id and k.agent_id = target.id and k.key = ${session_key}
         and k.actor_id is not distinct from end_user.id and (${externalId}::text is null or end_user.id is not null)
       join sessions s on s.id = k.session_id and s.hidden_at is null
     ), run as (
@@ -81,7 +82,9 @@ export function findThread(db: Queryable, request: ThreadRequest): Promise<Threa
       (select jsonb_build_object('generation_id', run.generation_id, 'after_frame', run.after_frame) from run) as run,
       array(select m.idempotency_key from conversation_messages m
         where m.conversation_id = thread.conversation_id and m.idempotency_key = any(${messageIds})
-          and m.operator_id is null) as stored_ids,
+          and m.operator_id is null
+        union all select m.document_id from conversation_messages m
+        where m.conversation_id = thread.conversation_id and m.document_id = any(${messageIds})) as stored_ids,
       exists (select 1 from conversation_messages m
         where m.conversation_id = thread.conversation_id and ${messageOrigin} in ('end_user', 'agent', 'operator')
           and m.created_at <= coalesce((select run.created_at from run), 'infinity')

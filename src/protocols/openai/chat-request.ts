@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { raiseInvalid } from '../../core/api/errors.ts'
 import { parse } from '../../core/api/validate.ts'
 import type { ModelMessage, ModelRequest } from '../../execution/providers/model-messages.ts'
+import { fitsStrictMode, STRICT_TOOLS } from '../../execution/providers/structured.ts'
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
@@ -162,15 +163,20 @@ const formatOf = (format: z.output<typeof Format> | null | undefined): OutputFor
     ? { type: 'json_schema', schema: format.json_schema.schema }
     : (format ?? { type: 'text' })
 
-export const toolOf = ({
-  name,
-  description,
-  parameters,
-}: z.output<typeof FunctionTool>): ModelRequest['tools'][number] => ({
-  name,
-  description: description ?? '',
-  parameters: parameters ?? { type: 'object', properties: {} },
+export const toolOf = (tool: z.output<typeof FunctionTool>): ModelRequest['tools'][number] => ({
+  name: tool.name,
+  description: tool.description ?? '',
+  parameters: tool.parameters ?? { type: 'object', properties: {} },
+  ...(tool.strict && isStrict(tool) && { strict: true }),
 })
+
+/** Whether a vendor can constrain the calls of a tool to its schema, if the client requires it. */
+const isStrict = ({ strict, parameters }: Pick<z.output<typeof FunctionTool>, 'strict' | 'parameters'>): boolean =>
+  !strict || (!!parameters && fitsStrictMode(parameters))
+
+/** Returns the name of the setting if tools with schemas that cannot be strict require it. */
+export const ignoredStrictness = (tools: readonly Parameters<typeof isStrict>[0][]): string[] =>
+  tools.every(isStrict) ? [] : [STRICT_TOOLS]
 
 const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => ('function' in tool ? tool.function : []))
 
@@ -178,7 +184,7 @@ const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => ('fu
 const ignoredTools = ({ tools, functions, tool_choice }: Body): string[] => [
   ...(tools?.some(tool => !('function' in tool)) ? ['tools'] : []),
   ...(typeof tool_choice === 'object' && tool_choice && !('function' in tool_choice) ? ['tool_choice'] : []),
-  ...([...functionsOf(tools), ...(functions ?? [])].some(({ strict }) => strict) ? ['tools.strict'] : []),
+  ...ignoredStrictness([...functionsOf(tools), ...(functions ?? [])]),
 ]
 
 function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 'tool_fields'> {

@@ -4,6 +4,7 @@ import { parse } from '../../core/api/validate.ts'
 import {
   argumentsOfInput,
   checkedChoice,
+  ignoredStrictness,
   joinTexts,
   OtherKind,
   sessionKeyOf,
@@ -165,7 +166,7 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     ignored: [
       ...unknownFields(body, ResponseRequest.shape),
       ...((parsed.tools ?? []).some(tool => !('name' in tool)) ? ['tools'] : []),
-      ...((parsed.tools ?? []).some(tool => 'name' in tool && tool.strict) ? ['tools.strict'] : []),
+      ...ignoredStrictness((parsed.tools ?? []).flatMap(tool => ('name' in tool ? tool : []))),
       ...(choice && (tools.length === 0 || (isChoice && !('name' in choice))) ? ['tool_choice'] : []),
       ...ignoredItems(parsed.input),
     ],

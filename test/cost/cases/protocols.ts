@@ -9,6 +9,7 @@ import {
 import { alignTexts, spokenTexts } from '../../../src/protocols/openai/align.ts'
 import { textOf, userContentOf } from '../../../src/protocols/openai/content-parts.ts'
 import { parseItemId } from '../../../src/protocols/openai/responses-format.ts'
+import { parseChatInput, runInputOf } from '../../../src/protocols/ui/input.ts'
 import { flat, items, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -86,6 +87,26 @@ export default [
       numbers: repeated('1,', { before: '[', after: '1]' }),
     },
     run: content => toolOutput({ content } as never),
+  }),
+  costCase({
+    name: 'protocols/ui/input.ts runInputOf',
+    limit: 10_000,
+    bound: 'messages of a chat, or bytes of a URL',
+    inputs: {
+      texts: items((at): object => ({ id: `m${at}`, role: 'user', parts: [{ type: 'text', text: 'x'.repeat(300) }] })),
+      outputs: items((at): object => ({
+        id: `m${at}`,
+        role: 'assistant',
+        parts: [{ type: 'step-start' }, { type: 'tool-x', toolCallId: 'c', state: 'output-available', output: at }],
+      })),
+      urls: (n): object[] =>
+        ['%41', ',', ';base64', 'data:'].map((text, at) => ({
+          id: `m${at}`,
+          role: 'user',
+          parts: [{ type: 'file', mediaType: 'image/png', url: `data:,${text.repeat(n)}` }],
+        })),
+    },
+    run: messages => attempt(() => runInputOf(parseChatInput({ id: 'c', messages }))),
   }),
   costCase({
     name: 'protocols/ag-ui/input.ts contextBlock',

@@ -46,13 +46,21 @@ const stopDetails = ({ refusal }: Answer) => (refusal ? { stop_details: { type: 
 
 const stopReason = ({ finish, calls }: Answer) => finish ?? (calls.length > 0 ? 'tool_use' : 'end_turn')
 
-const usage = ({ usage }: Answer) => ({
+const outputOf = (usage: Answer['usage']) => ({
+  output_tokens: usage?.output ?? 0,
+  ...(usage && usage.reasoning > 0 && { output_tokens_details: { thinking_tokens: usage.reasoning } }),
+})
+
+const usage = ({ usage, billed }: Answer) => ({
   input_tokens: usage?.input ?? 0,
   cache_creation_input_tokens: usage?.written ?? 0,
   cache_read_input_tokens: usage?.cached ?? 0,
-  cache_creation: { ephemeral_5m_input_tokens: usage?.written ?? 0, ephemeral_1h_input_tokens: 0 },
-  output_tokens: usage?.output ?? 0,
-  service_tier: 'standard',
+  cache_creation: {
+    ephemeral_5m_input_tokens: (usage?.written ?? 0) - (billed.written_1h ?? 0),
+    ephemeral_1h_input_tokens: billed.written_1h ?? 0,
+  },
+  ...outputOf(usage),
+  service_tier: billed.tier ?? 'standard',
 })
 
 function message(answer: Answer, model: string) {
@@ -61,7 +69,7 @@ function message(answer: Answer, model: string) {
     id: `msg_${answer.id}`,
     type: 'message',
     role: 'assistant',
-    model,
+    model: answer.billed.model ?? model,
     content: [
       ...thinking(answer),
       ...searchBlocks(answer),
@@ -71,9 +79,12 @@ function message(answer: Answer, model: string) {
     stop_reason: stopReason(answer),
     stop_sequence: null,
     ...stopDetails(answer),
-    usage: usage(answer),
+    usage: { ...usage(answer), ...searchesOf(answer) },
   }
 }
+
+const searchesOf = ({ billed: { searches } }: Answer) =>
+  searches === undefined ? {} : { server_tool_use: { web_search_requests: searches } }
 
 /** Frames of a block: its start, its deltas, its end. */
 const block = (index: number, content_block: object, deltas: object[]): Frame[] => [
@@ -150,7 +161,7 @@ export const anthropic: Simulator = {
     named({
       type: 'message_delta',
       delta: { stop_reason: stopReason(answer), stop_sequence: null, ...stopDetails(answer) },
-      usage: { output_tokens: usage(answer).output_tokens },
+      usage: { ...outputOf(answer.usage), ...searchesOf(answer) },
     }),
     named({ type: 'message_stop' }),
   ],

@@ -19,14 +19,22 @@ const typeOf = ({ status, type }: Failure): string => type ?? TYPES[status] ?? '
 
 const stopReason = ({ finish, calls }: Answer) => finish ?? (calls.length > 0 ? 'tool_use' : 'end_turn')
 
-const usageOf = ({ usage }: Answer) =>
+const usageOf = ({ usage, billed: { written_1h = 0 } }: Answer) =>
   usage && {
     inputTokens: usage.input,
     outputTokens: usage.output,
     totalTokens: usage.input + usage.cached + usage.written + usage.output,
     cacheReadInputTokens: usage.cached,
     cacheWriteInputTokens: usage.written,
+    ...(usage.written > 0 && {
+      cacheDetails: [
+        { ttl: '5m', inputTokens: usage.written - written_1h },
+        ...(written_1h > 0 ? [{ ttl: '1h', inputTokens: written_1h }] : []),
+      ],
+    }),
   }
+
+const tierOf = ({ billed: { tier } }: Answer) => (tier ? { serviceTier: { type: tier } } : {})
 
 const reasoningBlock = (text: string, redacted: boolean) =>
   redacted
@@ -71,7 +79,7 @@ function frames(answer: Answer): Frame[] {
       { event: 'contentBlockStop', data: { contentBlockIndex } },
     ]),
     { event: 'messageStop', data: { stopReason: stopReason(answer) } },
-    ...(usage ? [{ event: 'metadata', data: { usage, metrics: { latencyMs: 1 } } }] : []),
+    ...(usage ? [{ event: 'metadata', data: { usage, metrics: { latencyMs: 1 }, ...tierOf(answer) } }] : []),
   ]
 }
 
@@ -100,6 +108,7 @@ export const bedrock: Simulator = {
     stopReason: stopReason(answer),
     usage: usageOf(answer) ?? { inputTokens: 0, outputTokens: 0, totalTokens: 0 },
     metrics: { latencyMs: 1 },
+    ...tierOf(answer),
   }),
   frames,
   errorFrame: failure => ({

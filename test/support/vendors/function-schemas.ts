@@ -3,7 +3,7 @@ import { hasType, nodes, UNIONS } from './schemas.ts'
 import { context, strictProblems } from './strict-schemas.ts'
 
 /** A function that a request offers, and where its schema is. */
-type Offered = { i: number; name: string; schema: any }
+type Offered = { i: number; name: string; schema: any; strict?: boolean }
 
 /** Rules of OpenAI for the schemas of functions; `path` is the place of a schema in the request. */
 export const functionSchemaRules = (offered: (call: Call) => Offered[], path: string): Rule[] => {
@@ -46,6 +46,13 @@ export const functionSchemaRules = (offered: (call: Call) => Offered[], path: st
         if (schema?.type === 'object' && !('properties' in schema)) yield {}
       },
     ),
+    {
+      ...rule('strict schema', '2026-11', 'In context={context}, {problem}', () => []),
+      breach: first(function* (call) {
+        for (const { i, name, schema, strict } of offered(call))
+          if (strict) for (const found of strictProblems(schema)) yield { i, name, ...found }
+      }),
+    },
   ]
 }
 

@@ -38,14 +38,39 @@ function partsOf({ reasoning, chunks, calls }: Answer): object[] {
   ]
 }
 
-const usageOf = ({ usage }: Answer) =>
+const modalities = (counts: Record<string, number | undefined>) =>
+  Object.entries(counts).flatMap(([modality, tokenCount]) => (tokenCount ? [{ modality, tokenCount }] : []))
+
+function detailsOf({ usage, billed: { audio = {}, image = {} } }: Answer) {
+  if (!usage) return {}
+  const of = (whole: number, heard = 0, seen = 0) =>
+    modalities({ TEXT: whole - heard - seen, AUDIO: heard, IMAGE: seen })
+  const cached = of(usage.cached, audio.cached, image.cached)
+  return {
+    promptTokensDetails: of(usage.input + usage.cached, audio.input, image.input),
+    ...(cached.length > 0 && { cacheTokensDetails: cached }),
+    ...(audio.output || image.output
+      ? { candidatesTokensDetails: of(usage.output - usage.reasoning, audio.output, image.output) }
+      : {}),
+  }
+}
+
+const usageOf = ({ usage, ...answer }: Answer) =>
   usage && {
     promptTokenCount: usage.input + usage.cached,
     ...(usage.cached > 0 && { cachedContentTokenCount: usage.cached }),
     candidatesTokenCount: usage.output - usage.reasoning,
     ...(usage.reasoning > 0 && { thoughtsTokenCount: usage.reasoning }),
     totalTokenCount: usage.input + usage.cached + usage.output,
+    ...detailsOf({ usage, ...answer }),
+    ...(answer.billed.tier && { serviceTier: answer.billed.tier }),
   }
+
+/** The queries of a search with Google, which it names without their number. */
+const grounding = ({ billed: { searches = 0 } }: Answer) =>
+  searches > 0
+    ? { groundingMetadata: { webSearchQueries: Array.from({ length: searches }, (_, n) => `query ${n}`) } }
+    : {}
 
 const chunk = (answer: Answer, model: string, parts: object[], last: boolean) => {
   const usageMetadata = usageOf(answer)
@@ -54,11 +79,12 @@ const chunk = (answer: Answer, model: string, parts: object[], last: boolean) =>
       {
         ...(parts.length > 0 && { content: { parts, role: 'model' } }),
         ...(last && { finishReason: answer.finish ?? 'STOP' }),
+        ...(last && grounding(answer)),
         index: 0,
       },
     ],
     ...(last && usageMetadata && { usageMetadata }),
-    modelVersion: model,
+    modelVersion: answer.billed.model ?? model,
     responseId: answer.id,
   }
 }

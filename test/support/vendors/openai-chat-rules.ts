@@ -18,7 +18,9 @@ export const textOf = (message: any): string =>
 
 export const functionsOf = ({ body }: Pick<Call, 'body'>) =>
   ((body.tools ?? []) as any[]).flatMap((tool, i) =>
-    tool.type === 'function' ? [{ i, name: tool.function.name as string, schema: tool.function.parameters }] : [],
+    tool.type === 'function'
+      ? [{ i, name: tool.function.name as string, schema: tool.function.parameters, strict: tool.function.strict }]
+      : [],
   )
 
 /** Yields the calls without results directly after their message. */

@@ -12,7 +12,7 @@ import {
 } from './dialect-rules.ts'
 import type { Frame } from './frames.ts'
 import { functionsOf, openaiRules } from './openai-chat-rules.ts'
-import { type Answer, type Noise, pieces } from './plan.ts'
+import { type Answer, type Noise, pieces, type Usage } from './plan.ts'
 import type { Call, Rule } from './rules.ts'
 import { type Failure, requestId, type Simulator } from './simulator.ts'
 
@@ -27,16 +27,26 @@ type Dialect = {
   noise?: readonly Noise[]
   /** Whether a stream has whole calls in place of pieces of their arguments. */
   wholeCalls?: boolean
+  /** What an entry of the listing has besides its ID; the name of the dialect as its owner by default. */
+  listed?: object
+  listingHeaders?: Record<string, string>
   /** Place of the usage in a stream: a frame after the end on request (default), the last frame, or a field of Groq. */
   usage?: 'last' | 'x_groq'
+  /** Fields of the cache, where they are not those of OpenAI. */
+  ownCache?(usage: Usage): object
+  /** The number of web searches in the usage. */
+  searches?(n: number): object
+  /** Service tier without a request for another one. */
+  tier?: string
 }
 
 const callIdOfOpenai = (n: number) => `call_${String(n).padStart(24, '0')}`
 const shortId = (n: number) => String(n).padStart(9, 'a0').slice(-9)
 
 const dialects = {
-  openai: { rules: openaiRules, reasoning: null },
+  openai: { rules: openaiRules, reasoning: null, tier: 'default' },
   mistral: {
+    listed: { owned_by: 'mistralai', capabilities: { completion_chat: true }, max_context_length: 131_072 },
     rules: mistralRules,
     error: ({ status, message, type, code }) => ({
       object: 'error',
@@ -50,14 +60,21 @@ const dialects = {
     callId: shortId,
     usage: 'last',
   },
-  deepseek: { rules: deepseekRules },
+  deepseek: {
+    rules: deepseekRules,
+    ownCache: ({ input, cached }) => ({ prompt_cache_hit_tokens: cached, prompt_cache_miss_tokens: input }),
+  },
   kimi: {
+    listed: { owned_by: 'moonshot', permission: [] },
     rules: kimiRules,
     error: ({ message, type }) => ({ error: { message, type: type ?? 'invalid_request_error' } }),
     callId: n => `functions.tool:${n}`,
+    ownCache: ({ cached }) => ({ cached_tokens: cached }),
   },
   openrouter: {
+    listed: { canonical_slug: 'model-1', pricing: { prompt: '0' }, top_provider: { context_length: 8192 } },
     rules: openrouterRules,
+    searches: n => ({ server_tool_use: { web_search_requests: n } }),
     error: ({ status, message }) => ({
       error: {
         message: 'Provider returned error',
@@ -74,26 +91,33 @@ const dialects = {
     callId: n => `toolu_${String(n).padStart(24, '0')}`,
   },
   litellm: {
+    listed: { owned_by: 'openai' },
+    listingHeaders: { 'x-litellm-version': '1.80.0', 'x-litellm-call-id': 'c' },
     rules: litellmRules,
     error: ({ status, message }) => ({ error: { message, type: null, param: null, code: String(status) } }),
     reasoning: null,
   },
   vllm: {
+    listed: { owned_by: 'vllm', root: 'model-1', parent: null, max_model_len: 8192, permission: [] },
     rules: vllmRules,
     error: ({ status, message }) => ({ error: { message, type: 'BadRequestError', param: null, code: status } }),
     callId: shortId,
   },
   llamacpp: {
+    listed: { owned_by: 'llamacpp', meta: { n_ctx_train: 8192 } },
+    listingHeaders: { server: 'llama.cpp' },
     rules: llamacppRules,
     error: ({ status, message, type }) => ({ error: { code: status, message, type: type ?? 'invalid_request_error' } }),
     callId: n => `llama${String(n).padStart(27, '0')}`,
   },
   lmstudio: {
+    listed: { owned_by: 'organization_owner' },
     rules: lmstudioRules,
     error: ({ message }) => ({ error: message }),
     callId: n => String(100_000_000 + n),
   },
   ollama: {
+    listed: { owned_by: 'library' },
     rules: ollamaRules,
     reasoning: 'reasoning',
     callId: n => `call_${String(n).padStart(8, '0')}`,
@@ -107,6 +131,7 @@ const dialects = {
     reasoning: 'reasoning',
     callId: n => `fc_${String(n).padStart(9, '0')}`,
     usage: 'x_groq',
+    tier: 'on_demand',
   },
 } satisfies Record<string, Dialect>
 
@@ -125,14 +150,30 @@ const openaiError = ({ status, message, type, code, param }: Failure) => ({
 
 const finishOf = ({ finish, calls }: Answer): string => finish ?? (calls.length > 0 ? 'tool_calls' : 'stop')
 
-const usageOf = ({ usage }: Answer) =>
-  usage && {
-    prompt_tokens: usage.input + usage.cached,
-    completion_tokens: usage.output,
-    total_tokens: usage.input + usage.cached + usage.output,
-    prompt_tokens_details: { cached_tokens: usage.cached },
-    completion_tokens_details: { reasoning_tokens: usage.reasoning },
+const usageOf = ({ usage, billed }: Answer, { ownCache, searches }: Dialect) => {
+  if (!usage) return null
+  const { audio, image } = billed
+  const prompt_tokens = usage.input + usage.cached + usage.written
+  const cached = { cached_tokens: usage.cached }
+  return {
+    prompt_tokens,
+    completion_tokens: usage.output - (billed.reasoning_apart ? usage.reasoning : 0),
+    total_tokens: prompt_tokens + usage.output,
+    ...(ownCache?.(usage) ?? {
+      prompt_tokens_details: {
+        ...cached,
+        ...(usage.written > 0 && { cache_write_tokens: usage.written }),
+        ...(audio && { audio_tokens: audio.input ?? 0 }),
+        ...(image && { image_tokens: image.input ?? 0 }),
+      },
+    }),
+    completion_tokens_details: {
+      reasoning_tokens: usage.reasoning,
+      ...(audio && { audio_tokens: audio.output ?? 0 }),
+    },
+    ...(billed.searches !== undefined && searches?.(billed.searches)),
   }
+}
 
 /** Deltas of a stream: the role, the reasoning, the text, the calls. */
 function deltas(answer: Answer, { reasoning: field = 'reasoning_content', wholeCalls }: Dialect): object[] {
@@ -152,12 +193,19 @@ function deltas(answer: Answer, { reasoning: field = 'reasoning_content', wholeC
 }
 
 function frames(answer: Answer, { model, body }: Call, dialect: Dialect): Frame[] {
-  const head = { id: `chatcmpl-${answer.id}`, object: 'chat.completion.chunk', created: 1_790_000_000, model }
+  const head = {
+    id: `chatcmpl-${answer.id}`,
+    object: 'chat.completion.chunk',
+    created: 1_790_000_000,
+    model: answer.billed.model ?? model,
+    ...tierOf(answer, dialect),
+  }
   const choice = (delta: object, finish_reason: string | null = null) => ({
     ...head,
+    ...(!dialect.usage && { usage: null }),
     choices: [{ index: 0, delta, logprobs: null, finish_reason }],
   })
-  const usage = usageOf(answer)
+  const usage = usageOf(answer, dialect)
   const end = choice({}, finishOf(answer))
   return [
     ...deltas(answer, dialect).map(delta => ({ data: choice(delta) })),
@@ -175,7 +223,13 @@ function frames(answer: Answer, { model, body }: Call, dialect: Dialect): Frame[
   ]
 }
 
-function whole(answer: Answer, { model }: Call, { reasoning: field = 'reasoning_content' }: Dialect) {
+const tierOf = ({ billed }: Answer, dialect: Dialect) => {
+  const service_tier = billed.tier ?? dialect.tier
+  return service_tier ? { service_tier } : {}
+}
+
+function whole(answer: Answer, { model }: Call, dialect: Dialect) {
+  const { reasoning: field = 'reasoning_content' } = dialect
   const { text, reasoning, calls } = answer
   const message = {
     role: 'assistant',
@@ -185,12 +239,13 @@ function whole(answer: Answer, { model }: Call, { reasoning: field = 'reasoning_
       tool_calls: calls.map(({ id, name, args }) => ({ id, type: 'function', function: { name, arguments: args } })),
     }),
   }
-  const usage = usageOf(answer)
+  const usage = usageOf(answer, dialect)
   return {
     id: `chatcmpl-${answer.id}`,
     object: 'chat.completion',
     created: 1_790_000_000,
-    model,
+    model: answer.billed.model ?? model,
+    ...tierOf(answer, dialect),
     choices: [{ index: 0, message, logprobs: null, finish_reason: finishOf(answer) }],
     ...(usage && { usage }),
   }
@@ -225,7 +280,11 @@ function simulator(name: DialectName): Simulator {
     noise: dialect.noise,
     callId: dialect.callId ?? callIdOfOpenai,
     issue: ({ reasoning, calls }) => (reasoning === null ? [] : calls.map(({ id }) => [id, reasoning])),
-    listing: { object: 'list', data: [{ id: 'model-1', object: 'model', created: 1_790_000_000, owned_by: name }] },
+    listing: {
+      object: 'list',
+      data: [{ id: 'model-1', object: 'model', created: 1_790_000_000, ...(dialect.listed ?? { owned_by: name }) }],
+    },
+    listingHeaders: dialect.listingHeaders,
   }
 }
 

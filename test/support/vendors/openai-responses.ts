@@ -7,8 +7,27 @@ import { type Failure, requestId, type Simulator } from './simulator.ts'
 
 type Item = { type: string; id: string; [key: string]: unknown }
 
-/** The items of an answer: reasoning, text, calls. */
-function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: Call): Item[] {
+const isXai = ({ vendor }: Call): boolean => vendor === 'xai'
+
+/** The searches in the usage of xAI, which counts those that succeeded. */
+const toolUsage = (searches: number) => ({
+  num_sources_used: 0,
+  num_server_side_tools_used: searches,
+  server_side_tool_usage_details: { web_search_calls: searches, x_search_calls: 0, code_interpreter_calls: 0 },
+})
+
+/** The searches of an answer, and the page that the last one opens, which is not billed. */
+const searchItems = (id: string, searches: number): Item[] =>
+  searches === 0
+    ? []
+    : [
+        ...Array.from({ length: searches }, (_, n) => ({ type: 'search', query: `query ${n}` })),
+        { type: 'open_page', url: 'https://example.com/' },
+      ].map((action, n) => ({ type: 'web_search_call', id: `ws_${id}${n}`, status: 'completed', action }))
+
+/** The items of an answer: reasoning, searches, text, calls. */
+function itemsOf({ id, reasoning, commentary, text, calls, billed }: Answer, call: Call): Item[] {
+  const { body } = call
   const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
   const thought: Item | null =
     reasoning === null
@@ -30,6 +49,7 @@ function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: C
   })
   return [
     ...(thought ? [thought] : []),
+    ...(isXai(call) ? [] : searchItems(id, billed.searches ?? 0)),
     ...(commentary === null ? [] : [message(`msg_${id}c`, commentary, 'commentary')]),
     ...(text === '' && calls.length > 0 ? [] : [message(`msg_${id}`, text, 'final_answer')]),
     ...calls.map(
@@ -49,14 +69,15 @@ function itemsOf({ id, reasoning, commentary, text, calls }: Answer, { body }: C
 const INCOMPLETE = new Set(['max_output_tokens', 'content_filter'])
 
 function response(answer: Answer, call: Call) {
-  const { id, finish, usage } = answer
+  const { id, finish, usage, billed } = answer
   const incomplete = finish !== null && INCOMPLETE.has(finish)
   return {
     id: `resp_${id}`,
     object: 'response',
     created_at: 1_790_000_000,
     status: incomplete ? 'incomplete' : (finish ?? 'completed'),
-    model: call.model,
+    model: billed.model ?? call.model,
+    ...(billed.tier && { service_tier: billed.tier }),
     output: itemsOf(answer, call),
     error: null,
     incomplete_details: incomplete ? { reason: finish } : null,
@@ -67,14 +88,23 @@ function response(answer: Answer, call: Call) {
     tool_choice: call.body.tool_choice ?? 'auto',
     tools: [],
     usage: usage && {
-      input_tokens: usage.input + usage.cached,
-      input_tokens_details: { cached_tokens: usage.cached },
+      input_tokens: usage.input + usage.cached + usage.written,
+      input_tokens_details: {
+        cached_tokens: usage.cached,
+        ...(usage.written > 0 && writes(usage.written, billed.written_12h)),
+      },
       output_tokens: usage.output,
       output_tokens_details: { reasoning_tokens: usage.reasoning },
-      total_tokens: usage.input + usage.cached + usage.output,
+      total_tokens: usage.input + usage.cached + usage.written + usage.output,
+      ...(billed.searches !== undefined && isXai(call) && toolUsage(billed.searches)),
     },
   }
 }
+
+const writes = (written: number, long = 0) => ({
+  cache_write_tokens: written,
+  cache_write_tokens_details: { ttl_30m_tokens: written - long, ttl_12h_tokens: long },
+})
 
 type Event = { type: string; [key: string]: unknown }
 
@@ -98,6 +128,7 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
       { type: 'response.function_call_arguments.done', ...at, name: item.name, arguments: args },
     ]
   }
+  if (item.type === 'web_search_call') return []
   const part = (item.content as { text: string }[])[0]!
   const content = { ...at, content_index: 0 }
   return [

@@ -23,9 +23,26 @@ export type Reply = Pick<
   searches?: { query: string; limit?: unknown; found?: string }[]
   /** Whether the reasoning arrives encrypted. */
   redacted?: boolean
+  /** What the vendor bills besides the tokens of `usage`, or as parts of them, and how it served the answer. */
+  billed?: Billed
   noise?: readonly Noise[]
   /** Ends the stream after this many frames, with its connection if `reset`. */
   cut?: { after: number; reset?: boolean }
+}
+
+export type Billed = {
+  /** Tokens written to the cache, and how many of them for an hour or twelve. */
+  written?: number
+  written_1h?: number
+  written_12h?: number
+  /** Tokens of media in the prompt (cached ones included), in its cached part, and in the answer. */
+  audio?: { input?: number; cached?: number; output?: number }
+  image?: { input?: number; cached?: number; output?: number }
+  searches?: number
+  /** Whether the count of the output leaves the reasoning out. */
+  reasoning_apart?: boolean
+  tier?: string
+  model?: string
 }
 
 /** Replies in order, of which the last is repeated; or a reply for each call. */
@@ -56,6 +73,7 @@ export type Answer = {
   refusal: { category: string; explanation: string } | null
   searches: { id: string; query: string; limit?: unknown; found?: string }[]
   usage: Usage | null
+  billed: Billed
 }
 
 /** Returns arguments in the pieces of a stream. */
@@ -120,6 +138,7 @@ export function compose(reply: Reply, call: Call, callId: (n: number) => string,
     refusal: reply.refusal ?? null,
     searches: (reply.searches ?? []).map((search, index) => ({ id: `srvtoolu_${n}0${index}`, ...search })),
     usage: reply.usage === null ? null : usageOf(reply, call, text, calls, cache),
+    billed: reply.billed ?? {},
   }
 }
 
@@ -129,13 +148,14 @@ export type CacheUse = { cached: number; written: number }
 function usageOf(reply: Reply, call: Call, text: string, calls: Answer['calls'], cache: CacheUse): Usage {
   const { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens } = reply.usage ?? {}
   const cached = cached_tokens ?? cache.cached
+  const stored = reply.billed?.written ?? cache.written
   const whole = prompt_tokens ?? countTokens(JSON.stringify(call.body))
   const reasoning = reasoning_tokens ?? countTokens(reply.reasoning ?? '')
   const written = countTokens(text) + calls.reduce((sum, { name, args }) => sum + countTokens(name + args), 0)
   return {
-    input: Math.max(0, whole - cached - cache.written),
+    input: Math.max(0, whole - cached - stored),
     cached,
-    written: cache.written,
+    written: stored,
     output: completion_tokens ?? written + reasoning,
     reasoning,
   }

@@ -7,7 +7,7 @@ export type IssuedItem = { call_id?: string; reasoning?: string; stored: boolean
 
 export const functionsOf = ({ body }: Pick<Call, 'body'>) =>
   ((body.tools ?? []) as any[]).flatMap((tool, i) =>
-    tool.type === 'function' ? [{ i, name: tool.name as string, schema: tool.parameters }] : [],
+    tool.type === 'function' ? [{ i, name: tool.name as string, schema: tool.parameters, strict: tool.strict }] : [],
   )
 
 const items = ({ body }: Call): any[] => (Array.isArray(body.input) ? body.input : [])

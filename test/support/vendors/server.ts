@@ -150,7 +150,8 @@ export async function startSimulators(): Promise<Simulators> {
       Object.assign(call, { refusals, status: answer.status })
       return send(response, answer)
     }
-    if (simulator && method === 'GET') return send(response, { status: 200, body: simulator.listing })
+    if (simulator && method === 'GET')
+      return send(response, { status: 200, headers: simulator.listingHeaders, body: simulator.listing })
     call.status = 404
     send(response, { status: 404, body: { error: { message: `Unknown request URL: ${method} ${path}` } } })
   }

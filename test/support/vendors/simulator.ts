@@ -39,6 +39,7 @@ export type Simulator = {
   issue?(answer: Answer, call: Call): [id: string, fact: unknown][]
   /** Models of the vendor, as it lists them. */
   listing: unknown
+  listingHeaders?: Record<string, string>
 }
 
 /** Unique IDs of requests, as vendors send them in a header. */

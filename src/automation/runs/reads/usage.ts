@@ -1,4 +1,4 @@
-import type { UsageComponent, UsageDraft } from '../../../control/usage/meter.ts'
+import { type UsageComponent, type UsageDraft, wholeOf } from '../../../control/usage/meter.ts'
 import { type PricedUsage, totalCost } from '../../../control/usage/price-usage.ts'
 import { type RunTotals, totalsOfRuns, totalsOfTrees } from '../../../control/usage/report-store.ts'
 import type { UsageSums } from '../../../control/usage/totals.ts'
@@ -50,7 +50,7 @@ export async function usageOfRuns(db: Queryable, ids: readonly string[]): Promis
 function totalsOf(priced: PricedUsage): RunTotals {
   const components: UsageComponent[] = JSON.parse(priced.row.components as string)
   const of = (name: string) =>
-    components.reduce((sum, { component, quantity }) => (component === name ? sum + quantity : sum), 0)
+    components.reduce((sum, { component, quantity }) => (wholeOf(component) === name ? sum + quantity : sum), 0)
   return {
     own: true,
     events: 1,

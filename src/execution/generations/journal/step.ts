@@ -33,6 +33,8 @@ export function openStepOf(
       ...(args_error ? { args_error } : {}),
     })),
     usage: answer.usage ? totalsOf(answer.usage) : null,
+    ...(answer.served_model && { served_model: answer.served_model }),
+    ...(answer.service_tier && { service_tier: answer.service_tier }),
     ...(answer.vendor_parts && { vendor_parts: answer.vendor_parts }),
     ...(answer.notes && { notes: answer.notes }),
     started_at: startedAt,

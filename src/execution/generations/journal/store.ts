@@ -139,7 +139,7 @@ const loadAbandonedSteps = (db: Queryable, { id }: Pick<GenerationRow, 'id'>) =>
         union all select n, position, body from generation_journal_unlogged where generation_id = ${id}) j) as journal`)
 
 /** Fields of a step whose model call has ended, settled or not. */
-export type AnsweredStep = Pick<JournalStepRow, 'model' | 'ai_provider_id' | 'usage'>
+export type AnsweredStep = Pick<JournalStepRow, 'model' | 'ai_provider_id' | 'usage' | 'served_model' | 'service_tier'>
 
 /** Steps of a turn that is ended from outside: the settled ones, and the step in progress. */
 export type AbandonedSteps = { steps: readonly AnsweredStep[]; open: JournalState['open'] }

@@ -46,10 +46,11 @@ export function modelSettings(
 
 /** Returns the tools of the client; their arguments are validated by the client. */
 export const clientToolsOf = ({ client }: TurnData['overrides'], projectId: string): TurnTool[] =>
-  (client?.tools ?? []).map(({ name, description, parameters }) => ({
+  (client?.tools ?? []).map(({ name, description, parameters, strict }) => ({
     name,
     description,
     schema: parameters as Record<string, unknown>,
+    ...(strict && { strict }),
     validationSchema: null,
     callable: {
       ...withToolDefaults({ name, description, type: 'client' }),

@@ -236,7 +236,12 @@ function offeredTools(
   if (tools.size === 0) return { tools: [], tool_choice: null }
   const unknown = typeof tool_choice === 'object' && tool_choice !== null && !tools.has(tool_choice.tool_name)
   return {
-    tools: [...tools.values()].map(({ name, description, schema }) => ({ name, description, parameters: schema })),
+    tools: [...tools.values()].map(({ name, description, schema, strict }) => ({
+      name,
+      description,
+      parameters: schema,
+      ...(strict && { strict }),
+    })),
     tool_choice: unknown ? 'auto' : tool_choice,
   }
 }

@@ -1,6 +1,6 @@
-import { recordUsageInTx, tokenComponents, type UsageDraft } from '../../../control/usage/meter.ts'
+import { answerUsage, recordUsageInTx, tokenComponents, type UsageDraft } from '../../../control/usage/meter.ts'
 import { type PricedUsage, priceUsage, totalCost } from '../../../control/usage/price-usage.ts'
-import { countsOf, sumUsage, type UsageSums } from '../../../control/usage/totals.ts'
+import { countsOf, isUnreported, sumUsage, type UsageSums } from '../../../control/usage/totals.ts'
 import { type Queryable, sql } from '../../../core/db/sql.ts'
 import type { Tx } from '../../../core/db/writer.ts'
 import type { Services } from '../../../core/process/services.ts'
@@ -66,7 +66,7 @@ async function addMissingProviderTypes(
 }
 
 /**
- * Returns one usage draft for each provider and model that served steps of a turn, in order of first use. The first has
+ * Returns one usage draft for each provider, model and tier that served steps of a turn, in order of first use. The first has
  * the key of the turn and its call, which the agent's price components need.
  */
 function turnDrafts(
@@ -76,11 +76,12 @@ function turnDrafts(
   call: NonNullable<UsageDraft['call']>,
 ): UsageDraft[] {
   const served = Map.groupBy(
-    steps.filter(({ usage }) => usage !== null),
-    ({ ai_provider_id, model }) => JSON.stringify([ai_provider_id, model]),
+    steps.filter(step => step.usage !== null || isUnreported(step)),
+    ({ ai_provider_id, model, served_model, service_tier }) =>
+      JSON.stringify([ai_provider_id, model, served_model ?? null, service_tier ?? null]),
   )
   return [...served.values()].map((steps, index) => {
-    const { ai_provider_id, model } = steps[0]
+    const { ai_provider_id, model, served_model, service_tier } = steps[0]
     return {
       ...attributionOf(generation),
       idempotency_key: `gen:${generation.id}${index === 0 ? '' : `:${index}`}`,
@@ -88,10 +89,12 @@ function turnDrafts(
       meter_type: 'llm_tokens',
       provider: (ai_provider_id !== null && providerTypes.get(ai_provider_id)) || 'unknown',
       model: model ?? 'unknown',
+      served_model: served_model ?? null,
+      service_tier: service_tier ?? null,
       ai_provider_id,
       source: generation.source,
       publisher_project_id: generation.publisher_project_id,
-      components: tokenComponents(countsOf(sumUsage(steps) as UsageSums)),
+      components: steps.flatMap(({ usage }) => tokenComponents(usage && countsOf(usage))),
       ...(index === 0 ? { call } : {}),
     }
   })
@@ -100,7 +103,7 @@ function turnDrafts(
 /** Returns the usage of an answer of the model that its call did not return. */
 export const draftUnusedAnswer = (
   generation: MeteredTurn & Pick<GenerationRow, 'attempt'>,
-  { ai_provider_id, model, usage }: UnusedAnswer,
+  answer: UnusedAnswer,
   { type, step, n }: { type: string; step: number; n: number },
 ): UsageDraft => ({
   ...attributionOf(generation),
@@ -108,11 +111,11 @@ export const draftUnusedAnswer = (
   project_id: generation.project_id,
   meter_type: 'llm_tokens',
   provider: type,
-  model,
-  ai_provider_id,
+  model: answer.model,
+  ai_provider_id: answer.ai_provider_id,
   source: generation.source,
   publisher_project_id: generation.publisher_project_id,
-  components: tokenComponents(usage),
+  ...answerUsage(answer),
 })
 
 /**
@@ -127,10 +130,10 @@ export async function priceTurn(
 ): Promise<{ rated: PricedUsage[]; usage: UsageSums | null }> {
   const { steps, call } = used
   const usage = sumUsage(steps)
-  if (!usage) return { rated: [], usage }
+  if (!usage && !steps.some(isUnreported)) return { rated: [], usage }
   const providerTypes = await addMissingProviderTypes(db ?? services.pool, used.providerTypes, steps)
   const rated = await priceUsage(services, turnDrafts(generation, steps, providerTypes, call), db)
-  return { rated, usage: { ...usage, cost_usd: totalCost(rated) } }
+  return { rated, usage: usage && { ...usage, cost_usd: totalCost(rated) } }
 }
 
 /** Fields of a tool that the usage of a call requires. */

@@ -148,9 +148,10 @@ export function claimParts(claim: {
 const ownedRouteRow = sql.type(z.object({ owned: z.int(), route: loadedRoute }))
 
 const stepInsert = (generationId: string, step: JournalStepRow, guard: Fragment): Fragment => sql.fragment`
-  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, started_at, completed_at)
+  insert into generation_steps (generation_id, n, text, finish_reason, model, ai_provider_id, tool_calls, tool_results, usage, vendor_parts, notes, served_model, service_tier, started_at, completed_at)
   select ${generationId}, ${step.n}::int, ${step.text}, ${step.finish_reason}, ${step.model}, ${step.ai_provider_id}, ${jsonb(step.tool_calls)},
-    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${jsonb(step.vendor_parts ?? null)}, ${jsonb(step.notes ?? null)}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
+    ${jsonb(step.tool_results)}, ${jsonb(step.usage)}, ${jsonb(step.vendor_parts ?? null)}, ${jsonb(step.notes ?? null)}, ${step.served_model ?? null},
+    ${step.service_tier ?? null}, ${step.started_at}::timestamptz, ${step.completed_at}::timestamptz
   where ${guard}`
 
 /**

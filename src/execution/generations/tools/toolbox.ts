@@ -37,6 +37,8 @@ export type TurnTool = {
   description: string
   /** Schema that the model receives. */
   schema: Record<string, unknown>
+  /** Whether the client requires that calls are constrained to the schema. */
+  strict?: true
   /** Schema for validation in addition to the definition: the schema of the MCP server. */
   validationSchema: Record<string, unknown> | null
   callable: Callable

@@ -32,11 +32,11 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
   const names = new NameMap(profile.toolNames, similarName).reserve(request.tools.map(({ name }) => name))
   const notes: VendorNote[] = []
   const schemas = new Map<string, SentSchema>()
-  const tools = request.tools.flatMap(({ name, description, parameters }) => {
+  const tools = request.tools.flatMap(({ name, parameters, ...tool }) => {
     try {
       const sent = sentSchema(parameters as JsonObject, profile)
       schemas.set(name, sent)
-      return [{ name: names.outgoing(name), description, parameters: sent.schema }]
+      return [{ ...tool, name: names.outgoing(name), parameters: sent.schema }]
     } catch (error) {
       if (!(error instanceof UnsendableSchemaError)) throw error
       notes.push({ kind: 'tool_left_out', tool_name: name, message: error.message })

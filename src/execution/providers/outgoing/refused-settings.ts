@@ -1,6 +1,3 @@
-import { LRUCache } from 'lru-cache'
-import { processSingleton } from '../../../core/process/process-singleton.ts'
-import type { Services } from '../../../core/process/services.ts'
 import type { ModelFailure } from '../failure.ts'
 import type { ModelRequest } from '../model-messages.ts'
 
@@ -53,37 +50,20 @@ const REFUSALS = [
 
 const REFUSED = new Set<unknown>([400, 422])
 
-const DAY_MS = 86_400_000
-const MAX_MODELS = 10_000
+/** Whether a text is the name of a setting that models may refuse. */
+export const isRefusedSetting = (name: string): name is RefusedSetting => Object.hasOwn(SETTINGS, name)
 
-const remembered = processSingleton(() => new LRUCache<string, Set<RefusedSetting>>({ max: MAX_MODELS, ttl: DAY_MS }))
-
-const keyOf = (providerId: string, model: string): string => `${providerId} ${model}`
-
-/** Returns the settings that a model refused in the last day. */
-export const refusedSettings = (services: Services, providerId: string, model: string): ReadonlySet<RefusedSetting> =>
-  remembered(services).get(keyOf(providerId, model)) ?? new Set()
-
-/**
- * Remembers the settings of a request that a vendor's refusal names. Returns whether there are any, so that the call can
- * be made without them.
- */
-export function rememberRefusal(
-  services: Services,
-  providerId: string,
-  model: string,
+/** Returns the settings of a request that a vendor's refusal names, without the known ones. */
+export function namedSettings(
   request: ModelRequest,
-  { meta }: ModelFailure,
-): boolean {
+  { meta }: Pick<ModelFailure, 'meta'>,
+  known: ReadonlySet<RefusedSetting>,
+): RefusedSetting[] {
   const text = `${meta.provider_response_body ?? ''}`.toLowerCase()
-  if (!REFUSED.has(meta.provider_status_code) || !REFUSALS.some(word => text.includes(word))) return false
-  const known = refusedSettings(services, providerId, model)
-  const named = (Object.keys(SETTINGS) as RefusedSetting[]).filter(
+  if (!REFUSED.has(meta.provider_status_code) || !REFUSALS.some(word => text.includes(word))) return []
+  return (Object.keys(SETTINGS) as RefusedSetting[]).filter(
     name => !known.has(name) && settingOf(request, name) != null && SETTINGS[name].some(each => text.includes(each)),
   )
-  if (named.length === 0) return false
-  remembered(services).set(keyOf(providerId, model), new Set([...known, ...named]))
-  return true
 }
 
 const ARGUMENTS = ['temperature', 'top_p', 'seed', 'stop', 'max_output_tokens'] as const

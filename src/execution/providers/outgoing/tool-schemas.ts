@@ -27,13 +27,23 @@ type Sent = { node: unknown; restore: Restore }
 
 /**
  * Returns the schema of a tool's arguments as a vendor accepts it: one object at the top, accepted names of properties,
- * properties for every object and items for every array, and references replaced where the vendor takes none.
+ * properties for every object and items for every array, and references replaced where the vendor takes none. It is kept
+ * as long as the given schema: the steps of a turn have the same tools.
  * @throws UnsendableSchemaError
  */
 export function sentSchema(schema: JsonObject, profile: SchemaProfile): SentSchema {
-  const { node, restore } = new SchemaWriter(schema, profile).top()
-  return { schema: node as JsonObject, restore: restore ?? (args => args) }
+  let byProfile = written.get(schema)
+  if (!byProfile) written.set(schema, (byProfile = new WeakMap()))
+  let sent = byProfile.get(profile)
+  if (!sent) {
+    const { node, restore } = new SchemaWriter(schema, profile).top()
+    sent = { schema: node as JsonObject, restore: restore ?? (args => args) }
+    byProfile.set(profile, sent)
+  }
+  return sent
 }
+
+const written = new WeakMap<JsonObject, WeakMap<SchemaProfile, SentSchema>>()
 
 const ALTERNATIVES = ['anyOf', 'oneOf', 'allOf'] as const
 /** Keywords with one schema, with a list of schemas, and with schemas by name. */

@@ -1,0 +1,17 @@
+import { module } from '../../core/api/module.ts'
+import { mounts } from '../../core/http/mounts.ts'
+import { serveUi } from './endpoint.ts'
+
+const MEGABYTE = 1024 * 1024
+
+export default module('ui', {
+  extensions: [
+    mounts.with({
+      path: '/ui/v1/chat/:agent_id{/*route}',
+      // Messages may contain images.
+      bodyLimit: 32 * MEGABYTE,
+      endUsers: true,
+      serve: serveUi,
+    }),
+  ],
+})

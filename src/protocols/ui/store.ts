@@ -1,0 +1,47 @@
+import { z } from 'zod'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+
+const latestRow = sql.type(
+  z.object({ id: z.string(), status: z.string(), required_action: z.record(z.string(), z.unknown()).nullable() }),
+)
+
+/** Returns the last turn of a session, with the calls that it waits for. By generations_session. */
+export const findLastTurn = (db: Queryable, sessionId: string) =>
+  db.maybeOne(latestRow`
+    select id, status, required_action from generations
+    where session_id = ${sessionId} and initiator_generation_id is null order by created_at desc, id desc limit 1`)
+
+const idRow = sql.type(z.object({ id: z.string() }))
+
+/** Returns the given approvals of a session that are pending. Primary key. */
+export const listPendingApprovals = (
+  db: Queryable,
+  sessionId: string,
+  ids: readonly string[],
+): Promise<readonly string[]> =>
+  db.anyFirst(idRow`
+    select id from approvals
+    where id = any(${sql.array([...ids], 'text')}) and session_id = ${sessionId} and status = 'pending'`)
+
+const placeRow = sql.type(z.object({ position: z.int(), is_last: z.boolean() }))
+
+/**
+ * Returns the position of a message of the end user by its client's id or its document, and whether nothing that the end
+ * user sees follows it. By conversation_messages_idempotency and the primary key.
+ */
+export const findPlace = (db: Queryable, conversationId: string, messageId: string) =>
+  db.maybeOne(placeRow`
+    select m.position, not exists (
+      select from conversation_messages later
+      where later.conversation_id = m.conversation_id and later.position > m.position) as is_last
+    from conversation_messages m
+    where m.conversation_id = ${conversationId} and m.role = 'user' and m.operator_id is null
+      and (m.idempotency_key = ${messageId} or m.document_id = ${messageId})
+    order by m.position desc limit 1`)
+
+/** Copies the client's ids of messages to a fork, by which the client's list is compared with it. */
+export const copyClientIds = (db: Queryable, from: string, to: string): Promise<unknown> =>
+  db.query(voidStatement`
+    update conversation_messages copy set idempotency_key = m.idempotency_key from conversation_messages m
+    where m.conversation_id = ${from} and copy.conversation_id = ${to} and copy.document_id = m.document_id
+      and m.idempotency_key is not null and m.operator_id is null`)
