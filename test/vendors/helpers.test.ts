@@ -81,6 +81,10 @@ describe('helpers by a model that thinks first', function () {
         return (found.name || found.title_error) && found
       })
       assert.deepEqual([named.name, named.title_error], ['A fine title', null])
+      await eventually(async () => {
+        const { findings } = (await app.admin.get(`/ai-providers/${provider}/profile`)).body
+        return findings.some(({ finding }: Json) => finding === 'thinks') === !canStop
+      })
     })
 
   it('show why a session has no name', async () => {
