@@ -89,8 +89,8 @@ describe('checks of providers by capabilities', function () {
   const RESULTS: Record<string, readonly string[]> = {
     'openai responses': ['caching ignored', 'temperature ignored'],
     'openai chat': ['caching ignored', 'temperature ignored'],
-    azure: ['caching ignored', 'temperature degraded', 'listing not_offered'],
-    'azure chat': ['caching ignored', 'temperature degraded', 'listing not_offered'],
+    azure: ['caching ignored', 'temperature degraded'],
+    'azure chat': ['caching ignored', 'temperature degraded'],
     anthropic: [],
     'bedrock claude': [],
     vertex: ['caching ignored', 'listing not_offered'],

@@ -134,6 +134,7 @@ const openaiBreaks: Requests['breaks'] = {
   'array without items': body => void (body.tools[0].function.parameters.properties.list = { type: 'array' }),
   'object without properties': body => void (body.tools[0].function.parameters = { type: 'object' }),
   'strict answer schema': body => void (body.response_format = strict(ODD_ANSWER)),
+  'strict schema': body => Object.assign(body.tools[0].function, { strict: true, parameters: ODD_ANSWER }),
   'image in a result': body => void (body.messages[2].content = [{ type: 'image_url', image_url: { url: 'data:' } }]),
   'empty assistant message': body => void body.messages.push(answer(null), { role: 'user', content: 'And?' }),
 }
@@ -201,6 +202,7 @@ const responses: Requests = {
     'strict answer schema': body => {
       body.text = { format: { type: 'json_schema', name: 'answer', strict: true, schema: ODD_ANSWER } }
     },
+    'strict schema': body => Object.assign(body.tools[0], { strict: true, parameters: ODD_ANSWER }),
   },
 }
 
