@@ -8,6 +8,7 @@ import { startApp, type TestApp } from '../support/app.ts'
 import { random } from '../support/random.ts'
 import { laneOf, type Profile, profiles, providerFields } from '../support/vendors/profiles.ts'
 import { type Simulators, startSimulators } from '../support/vendors/server.ts'
+import { SCHEMAS } from './schemas.ts'
 import { PIXELS } from './tool-server.ts'
 
 const HISTORIES = 25
@@ -141,6 +142,51 @@ describe('any stored history', function () {
         assert.equal(loose.length, STRICT_VENDORS.includes(row.provider) ? 1 : 2)
       }
     })
+
+  for (const profile of reachable) {
+    const call = (more: Partial<ModelRequest>) =>
+      attemptModel(
+        app.services,
+        rows.get(profile) as ProviderRow,
+        profile.model,
+        {
+          system: null,
+          messages: [{ role: 'user', content: 'Go on' }],
+          temperature: null,
+          tools: TOOLS,
+          tool_choice: 'auto',
+          output_schema: null,
+          prompt_caching: false,
+          signal: new AbortController().signal,
+          ...more,
+        },
+        { retries: 0 },
+      )
+
+    it(`is followed by tools of the world, offered to ${profile.name} or left out with a note`, async () => {
+      simulators.plan(laneOf(profile), { text: 'fine' })
+      for (const [what, parameters] of Object.entries(SCHEMAS)) {
+        const outcome = await call({ tools: [{ name: 'odd', description: what, parameters }] })
+        assert.equal(outcome.ok ? null : outcome.failure.message, null, what)
+        const [note] = ((outcome.ok && outcome.answer.notes) || []).filter(({ kind }) => kind === 'tool_left_out')
+        const { tools, toolConfig } = simulators.calls(laneOf(profile)).at(-1)!.body
+        assert.equal(JSON.stringify(tools ?? toolConfig ?? []).includes('"odd"'), note === undefined, what)
+      }
+    })
+
+    it(`has the whole answer of ${profile.name}, or fails, wherever its stream is cut`, async () => {
+      const whole = { text: 'one two three', tool_calls: [{ name: 'strict_one', args: { city: 'Paris' } }] }
+      for (let after = 0, isWhole = false; !isWhole; after++) {
+        assert.ok(after < 60)
+        simulators.plan(laneOf(profile), { ...whole, cut: { after } })
+        const outcome = await call({ onDelta: () => {} })
+        if (!outcome.ok) continue
+        isWhole = true
+        const { text, tool_calls } = outcome.answer
+        assert.deepEqual([text, tool_calls.map(({ args }) => args)], [whole.text, [{ city: 'Paris' }]], `${after}`)
+      }
+    })
+  }
 })
 
 describe('a request to a vendor', () => {

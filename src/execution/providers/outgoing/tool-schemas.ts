@@ -113,8 +113,8 @@ class SchemaWriter {
   }
 
   #write(value: unknown, path: readonly string[]): Sent {
-    if (value === true) return { node: {}, restore: null }
-    if (typeof value !== 'object' || value === null || Array.isArray(value)) return { node: value, restore: null }
+    if (value === true || value === null) return { node: {}, restore: null }
+    if (typeof value !== 'object' || Array.isArray(value)) return { node: value, restore: null }
     if (++this.#written > MAX_SCHEMAS) throw new UnsendableSchemaError('the schema is too large')
     if (path.length > MAX_DEPTH) throw new UnsendableSchemaError('the schema is nested too deeply')
     const { $ref } = value as JsonObject
@@ -125,7 +125,7 @@ class SchemaWriter {
       schema = this.#resolved(schema)
       followed = [...path, $ref]
     } else followed = [...path, '']
-    const node: JsonObject = { ...schema }
+    const node = inCurrentForm(schema)
     if (!this.#profile.references) for (const keyword of ['$defs', 'definitions']) delete node[keyword]
     for (const keyword of ONE) if (keyword in node) node[keyword] = this.#write(node[keyword], followed).node
     for (const keyword of MANY)
@@ -171,6 +171,32 @@ class SchemaWriter {
           )
         : value
   }
+}
+
+const BOUNDS = [
+  ['exclusiveMinimum', 'minimum'],
+  ['exclusiveMaximum', 'maximum'],
+] as const
+
+/** Keywords that may be null. */
+const NULLABLE = ['const', 'default']
+
+/**
+ * Returns a copy without keywords that are null, as some generators write absent ones, and with numbers as exclusive bounds:
+ * in draft 4 they say whether the other bound is exclusive.
+ */
+function inCurrentForm(schema: JsonObject): JsonObject {
+  const node = Object.fromEntries(
+    Object.entries(schema).filter(([keyword, value]) => value !== null || NULLABLE.includes(keyword)),
+  )
+  for (const [exclusive, bound] of BOUNDS) {
+    if (typeof node[exclusive] !== 'boolean') continue
+    if (node[exclusive] && node[bound] !== undefined) {
+      node[exclusive] = node[bound]
+      delete node[bound]
+    } else delete node[exclusive]
+  }
+  return node
 }
 
 /** @throws UnsendableSchemaError for a part of a reference that cannot be decoded */
