@@ -413,6 +413,33 @@ describe('answers of vendors', () => {
       assert.equal(completion.headers.get('x-svc-ignored-params'), 'seed')
     })
 
+    it('keep those that a refusal of another request only quotes', async () => {
+      const { id, plan, calls } = await vendor('custom vllm')
+      const [plain, heating] = await Promise.all([
+        agentOf(id, { temperature: 0.5 }),
+        agentOf(id, {
+          temperature: 0.5,
+          tool_bindings: [
+            {
+              tool: {
+                name: 'heat',
+                type: 'client',
+                description: 'Heats',
+                parameters: { type: 'object', properties: { temperature: { type: 'number' } } },
+              },
+            },
+          ],
+        }),
+      ])
+      const message = "Invalid schema for function 'heat': temperature is not allowed"
+      plan(({ body }) => (body.tools ? { error: { status: 400, message } } : { text: 'Fine.' }))
+      const refused = await key.post(`/agents/${heating}/generate?wait=true`, { prompt: 'Hello' })
+      assert.equal(refused.status, 502, JSON.stringify(refused.body))
+      assert.deepEqual((await key.get(`/ai-providers/${id}/profile`)).body.findings, [])
+      await made(`/agents/${plain}/generate?wait=true`, { prompt: 'Hello' })
+      assert.equal(calls().at(-1)!.body.temperature, 0.5)
+    })
+
     it('and to JSON and reasoning efforts are asked for as each vendor takes them', async () => {
       const effort: Record<string, (body: any) => unknown> = {
         'openai responses': body => body.reasoning?.effort,

@@ -20,8 +20,14 @@ import type {
   VendorNote,
 } from './model-messages.ts'
 import { modelClient } from './models.ts'
-import { isStreamSetting, namedSettings, type RefusedSetting, withoutRefused } from './outgoing/refused-settings.ts'
-import { continuationOf, joinAnswers, MAX_PAUSES } from './paused.ts'
+import {
+  isStreamSetting,
+  mayBeQuoted,
+  namedSettings,
+  type RefusedSetting,
+  withoutRefused,
+} from './outgoing/refused-settings.ts'
+import { continuationOf, isLarge, joinAnswers, MAX_PAUSES } from './paused.ts'
 import { findingsOf, type ModelFindings } from './profile.ts'
 
 let attempts: typeof import('./attempt.ts') | undefined
@@ -63,6 +69,8 @@ export async function attemptModel(
     return { ok: false, failure: modelFailure(error, { ...target, ...NOT_BEGUN }) }
   })
   const reportUnused = (answer: Omit<UnusedAnswer, keyof typeof target>) => request.onUnused?.({ ...answer, ...target })
+  /** Settings that a refusal names, or quotes from the request: left out of this call only. */
+  const quoted = new Set<RefusedSetting>()
   let isRepeated = false
   /** Tokens of the malformed answer that the next one replaces. */
   let replaced: ModelUsage | null = null
@@ -71,12 +79,13 @@ export async function attemptModel(
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const asked = paused ? continuationOf(accepted, paused) : accepted
-    const { request: sent, dropped } = withoutRefused(asked, findings.refused())
+    const known = new Set([...findings.refused(), ...quoted])
+    const { request: sent, dropped } = withoutRefused(asked, known)
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     const notes = notesOf(dropped)
     if (outcome.ok && notes.length > 0) outcome.answer.notes = [...(outcome.answer.notes ?? []), ...notes]
     const facts = { ...target, attempt: attempt + 1, duration_ms: performance.now() - started }
-    if (outcome.ok && outcome.answer.paused && pauses++ < MAX_PAUSES) {
+    if (outcome.ok && outcome.answer.paused && pauses++ < MAX_PAUSES && !isLarge(paused)) {
       paused = paused ? joinAnswers(paused, outcome.answer) : outcome.answer
       // The rest of the answer is a separate call.
       attempt = -1
@@ -110,10 +119,13 @@ export async function attemptModel(
     const { failure } = outcome
     failure.attempts = attempt + 1
     if (outcome.used) reportUnused({ usage: outcome.used })
-    const named = namedSettings(sent, failure, findings.refused())
+    const named = namedSettings(sent, failure, known)
     // Each refusal names another setting, so that this ends.
     if (named.length > 0) {
-      findings.add(named)
+      const uncertain = named.filter(setting => mayBeQuoted(sent, failure, setting))
+      const certain = named.filter(setting => !uncertain.includes(setting))
+      for (const setting of uncertain) quoted.add(setting)
+      if (certain.length > 0) findings.add(certain)
       services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
       continue
     }

@@ -4,6 +4,13 @@ import type { ModelAnswer, ModelRequest, PromptMessage, VendorPart } from './mod
 /** Times that one answer is continued. */
 export const MAX_PAUSES = 10
 
+/** Characters of a paused answer that is not continued further. */
+const MAX_CHARACTERS = 4 * 1024 * 1024
+
+/** Whether a paused answer is too large to be continued. */
+export const isLarge = (answer: ModelAnswer | null): boolean =>
+  answer !== null && JSON.stringify(partsOf(answer)).length > MAX_CHARACTERS
+
 /** Returns a request for the rest of an answer that the vendor paused: the answer so far follows the history. */
 export function continuationOf(request: ModelRequest, answer: ModelAnswer): ModelRequest {
   const { ai_provider_id, model, text } = answer

@@ -66,6 +66,29 @@ export function namedSettings(
   )
 }
 
+/** Name of the parameter that a refusal is about. In a text, the quotes would be escaped. */
+const PARAM = /"param": ?"([^"]+)"/
+
+/**
+ * Whether a refusal that names a setting may quote the request: tools, schemas and texts are written by more people than
+ * the owner of the provider, whose other calls would lose the setting.
+ */
+export function mayBeQuoted(
+  { tools, output_schema, messages }: ModelRequest,
+  { meta }: Pick<ModelFailure, 'meta'>,
+  setting: RefusedSetting,
+): boolean {
+  const isNamedIn = (text: string) => SETTINGS[setting].some(name => text.toLowerCase().includes(name))
+  const param = PARAM.exec(String(meta.provider_response_body ?? ''))?.[1]
+  if (param !== undefined && isNamedIn(`"${param}"`)) return false
+  const texts = messages.flatMap(({ content }) =>
+    typeof content === 'string'
+      ? content
+      : content.map(part => ('text' in part ? part.text : 'args' in part ? JSON.stringify(part.args) : '')),
+  )
+  return isNamedIn(JSON.stringify([tools, output_schema])) || texts.some(isNamedIn)
+}
+
 const ARGUMENTS = ['temperature', 'top_p', 'seed', 'stop', 'max_output_tokens'] as const
 const isArgument = (name: RefusedSetting): name is (typeof ARGUMENTS)[number] =>
   (ARGUMENTS as readonly string[]).includes(name)
