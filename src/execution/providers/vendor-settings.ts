@@ -11,6 +11,7 @@ const openai: OptionNames = {
   service_tier: 'serviceTier',
   prompt_cache_key: 'promptCacheKey',
   parallel_tool_calls: 'parallelToolCalls',
+  max_completion_tokens: 'maxCompletionTokens',
 }
 
 /** Endpoints of this format receive further fields unchanged. */

@@ -243,7 +243,10 @@ function contextOf(
 ): TurnOutcome['context'] {
   const { agent, request } = turn
   if (!agent.context_policy || !request || !answered) return null
-  const metered = request.step === answered.n ? (answered.usage?.input_tokens ?? null) : null
+  const { usage } = answered
+  // The vendor may have read the prompt in several calls.
+  const prompt = usage?.details?.largest_prompt_tokens ?? usage?.input_tokens ?? null
+  const metered = request.step === answered.n ? prompt : null
   const { bytes_per_token, full } = contextUse(agent.context_policy, request, metered, answered.text ?? '')
   const summarizes = full && mayStoreDerived(turn) && agent.context_policy.strategy === 'summarize'
   return { bytes_per_token, summarize: summarizes ? { history_tokens: request.capacity } : null }
