@@ -15,10 +15,7 @@ export type ClientOptions = {
   maxRetries?: number
   /** Used in place of the global `fetch`. */
   fetch?: typeof fetch
-  /**
-   * Parses answers, events and lines of exports. Default `JSON.parse`, which rounds numbers of more digits than a double
-   * keeps; `parseExactJson` keeps them.
-   */
+  /** Parses answers and events. Default `JSON.parse`, which rounds numbers; `parseExactJson` keeps their digits. */
   parseJson?: (text: string) => unknown
   /** Allows a project key in a browser without a warning. */
   allowKeyInBrowser?: boolean
@@ -259,7 +256,6 @@ const typeOf = (response: Response): string =>
 
 const isJson = (response: Response): boolean => typeOf(response) === 'application/json'
 
-/** Returns what a text holds; undefined if it is no JSON. */
 function parsed(text: string, parse: Reading['parseJson']): unknown {
   try {
     return parse(text)

@@ -11,25 +11,23 @@ export class Download<Line = unknown> {
   /** Name of the file, of downloads of files. */
   readonly filename: string | null
   readonly #body: ReadableStream<Uint8Array> | null
-  readonly #signal: AbortSignal
-  readonly #parseJson: Reading['parseJson']
+  readonly #reading: Reading
   readonly close: () => void
 
-  constructor({ headers, body }: Response, { signal, parseJson, keep }: Reading) {
+  constructor({ headers, body }: Response, reading: Reading) {
     const length = headers.get('content-length')
     this.type = headers.get('content-type') ?? ''
     this.size = length === null || headers.has('content-encoding') ? null : Number(length)
     this.filename = filenameIn(headers.get('content-disposition') ?? '')
     this.#body = body
-    this.#signal = signal
-    this.#parseJson = parseJson
-    this.close = keep()
+    this.#reading = reading
+    this.close = reading.keep()
   }
 
   /** Yields the bytes as they arrive. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Uint8Array> {
     try {
-      yield* chunksOf(this.#body, { signal: this.#signal, idleMs: IDLE_MS })
+      yield* chunksOf(this.#body, { signal: this.#reading.signal, idleMs: IDLE_MS })
     } finally {
       this.close()
     }
@@ -53,7 +51,7 @@ export class Download<Line = unknown> {
   /** Reads at most 256 MiB. */
   async bytes(): Promise<Uint8Array<ArrayBuffer>> {
     try {
-      return await bytesOf(this.#body, { signal: this.#signal, idleMs: IDLE_MS })
+      return await bytesOf(this.#body, { signal: this.#reading.signal, idleMs: IDLE_MS })
     } finally {
       this.close()
     }
@@ -72,9 +70,9 @@ export class Download<Line = unknown> {
       const lines = (rest + decoder.decode(chunk, { stream: true })).split('\n')
       rest = lines.pop() as string
       if (rest.length > MESSAGE_MAX_BYTES) throw new NoAnswer('too_large', 'a line is larger than 16 MiB')
-      for (const line of lines) if (line) yield this.#parseJson(line) as Line
+      for (const line of lines) if (line) yield this.#reading.parseJson(line) as Line
     }
-    if (rest) yield this.#parseJson(rest) as Line
+    if (rest) yield this.#reading.parseJson(rest) as Line
   }
 }
 
