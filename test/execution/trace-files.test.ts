@@ -103,12 +103,15 @@ describe('steps files of traces', function () {
     )
     assert.deepEqual(Object.keys(steps[0]).sort(), [
       'ai_provider_id',
+      'annotations',
       'completed_at',
       'finish_reason',
       'generation_id',
       'index',
       'model',
       'notes',
+      'served_model',
+      'service_tier',
       'started_at',
       'text',
       'tool_calls',

@@ -42,6 +42,6 @@ export function crossOrigin({ CORS_ALLOWED_ORIGINS, HEADER_PREFIX }: Config): Re
   return cors<Request>((req, done) => {
     const path = req.path.toLowerCase().replace(/(?<!\/)\/+$/, '')
     const isRefused = path === '/metrics' || (isOpen && path === BOOTSTRAP_PATH)
-    done(null, isRefused ? { origin: false } : { ...shared, allowedHeaders: requestedHeaders(req) })
+    done(null, isRefused ? { origin: [] } : { ...shared, allowedHeaders: requestedHeaders(req) })
   })
 }
