@@ -167,7 +167,7 @@ describe('chunks in the database', () => {
     assert.deepEqual(
       all.map(({ id, ...rest }: { id: string }) => rest),
       [
-        { chunk_index: 0, page_number: null, char_start: 0, char_end: 100, content: 'a'.repeat(100), embedded: false },
+        { chunk_index: 0, page_number: null, char_start: 0, char_end: 100, content: 'a'.repeat(100), embedded: true },
         {
           chunk_index: 1,
           page_number: null,
