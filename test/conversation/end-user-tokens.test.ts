@@ -193,6 +193,7 @@ describe('end-user tokens', () => {
       const { data, total } = expectStatus(await user.get(`${path}/messages`), 200)
       assert.deepEqual([contents(data), total], [['hello', turn.content], 2])
       assert.deepEqual(Object.keys(data[1]).sort(), [
+        'annotations',
         'author_name',
         'content',
         'created_at',

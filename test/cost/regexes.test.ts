@@ -29,6 +29,9 @@ const CALLS: Record<string, string> = {
   "src/content/words/fold.ts: `[${Object.keys(LETTERS).join('')}]`": 'one character',
   'src/core/json-schema/validate.ts: text':
     'compiled to a linear automaton where the analysis of the pattern demands it',
+  'src/execution/providers/body-facts.ts: `"${name}": ?"([^"\\\\\\\\]{1,255})"`': 'names in the source',
+  'src/execution/providers/body-facts.ts: `"${name}"(?:$|:(?:$| ?$| ?"[^"]*$))`': 'names in the source',
+  'src/execution/providers/options/schema.ts: pattern': 'patterns of the packages',
   'src/execution/tools/tokens.ts: `${SECRET.source}|${CONTEXT.source}`': 'measured as fillTokens',
   'src/execution/tools/tokens.ts: `^${CONTEXT.source}$`': 'measured as misplacedTokens',
   'src/execution/tools/tokens.ts: `^${SECRET.source}$`': 'measured as misplacedTokens',

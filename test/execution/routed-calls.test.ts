@@ -185,7 +185,7 @@ describe('a routed call', function () {
       fallbacks: 1,
       attempts: [
         { ...attempt(0, first), error_class: 'provider_error', provider_status_code: 500 },
-        { ...attempt(1, second), error_class: null, provider_status_code: null },
+        { ...attempt(1, second), error_class: null, provider_status_code: null, served_model: second.model },
       ],
     })
     assert.deepEqual(generation.usage, body.usage)

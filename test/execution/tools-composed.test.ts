@@ -337,7 +337,7 @@ describe('tools made of others', () => {
       assert.match(actor.id, /^actor_/)
       assert.deepEqual(await act('get-actor', { actor_id: actor.id }), actor)
       await act('create-actor', { name: 'Bob' })
-      await act('replace-actor-tags', { actor_id: actor.id, team: 'desk' })
+      await act('replace-actor-tags', { actor_id: actor.id, tags: { team: 'desk' } })
       const listed = await act('list-actors', { name: 'ADA', limit: 5, tags: { team: 'desk' } })
       assert.deepEqual([listed.total, listed.limit, listed.data[0].id], [1, 5, actor.id])
       assert.equal((await act('update-actor', { actor_id: actor.id, name: 'Ada L.' })).name, 'Ada L.')

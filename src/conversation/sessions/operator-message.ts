@@ -52,5 +52,5 @@ async function presentMessage(
   const author_name = author?.display_name ?? null
   const fields = { role, origin, content, parts, document_id, position, model: null, actor_id, generation_id }
   // Only replies of the agent have feedback.
-  return { ...fields, author_name, refused: false, feedback: null, created_at }
+  return { ...fields, author_name, refused: false, annotations: null, feedback: null, created_at }
 }

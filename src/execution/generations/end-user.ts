@@ -13,6 +13,7 @@ export const messageView = endUserView(
     origin: true,
     content: true,
     refused: true,
+    annotations: true,
     // Documents are of the team; their texts are in the content.
     parts: (parts: { type: string }[] | null) => parts?.filter(({ type }) => type !== 'document') ?? null,
     position: true,

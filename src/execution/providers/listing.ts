@@ -142,7 +142,7 @@ const LIFECYCLES: Record<string, ListedModel['lifecycle']> = {
 const azure: Lister = {
   url: ({ baseUrl, settings }) => {
     const base = baseUrl ?? `https://${settings.resource_name}.openai.azure.com/openai`
-    return `${base.replace(/\/+$/, '').replace(/\/v1$/, '')}/v1/models`
+    return `${base.replace(/(?<!\/)\/+$/, '').replace(/\/v1$/, '')}/v1/models`
   },
   headers: access => ({ 'api-key': key(access) }),
   read: openai.read,

@@ -24,12 +24,16 @@ const header =
     [...headers].some(([key, text]) => name.test(key) && value.test(text))
 const error = (pattern: RegExp) => (evidence: Evidence) => pattern.test(evidence.error)
 
+/** Whether an error has the form of vLLM. */
+const isVllmError = (evidence: Evidence): boolean =>
+  error(/"object":\s*"error"/)(evidence) && error(/"type":\s*"NotFoundError"/)(evidence)
+
 /** Marks of each dialect; gateways first, because they pass on the marks of their vendors. */
 const MARKS: readonly (readonly [Dialect, readonly ((evidence: Evidence) => boolean)[]])[] = [
   ['litellm', [header(/^x-litellm-/), error(/litellm\./)]],
   ['openrouter', [field('pricing', 'top_provider'), field('canonical_slug'), error(/openrouter/i)]],
   ['llamacpp', [header(/^server$/, /^llama\.cpp/), owner(/^llamacpp$/)]],
-  ['vllm', [owner(/^vllm$/), field('max_model_len'), error(/"object":\s*"error".*"type":\s*"NotFoundError"/)]],
+  ['vllm', [owner(/^vllm$/), field('max_model_len'), isVllmError]],
   ['lmstudio', [owner(/^organization_owner$/)]],
   ['ollama', [owner(/^library$/)]],
   ['mistral', [owner(/^mistralai$/), header(/^mistral-/)]],

@@ -61,7 +61,8 @@ const UNION = {
     anyOf: [{ required: ['id'] }, { required: ['name'] }],
   },
 }
-const CITY_ANSWER = /^\s*(```(json)?\s*)?\{\s*"city"\s*:\s*"[^"]*"\s*\}\s*(```)?\s*$/
+/** The answer without spaces and the fences of code. */
+const CITY_ANSWER = /^(?:```(?:json)?)?\{"city":"[^"]*"\}(?:```)?$/
 
 /** Returns an answer with calls and their results as messages, as turns send them. */
 function nextStep({ text, tool_calls, vendor_parts, ai_provider_id, model }: ModelAnswer): PromptMessage[] {
@@ -176,7 +177,7 @@ export const probes: readonly Probe[] = [
     output_tokens: 20,
     async run({ ask, sendsSchemas }) {
       const answer = await ask({ messages: [user('Name the capital of France.')], output_schema: CITY })
-      if (!CITY_ANSWER.test(answer.text)) return ignored('the answer does not satisfy the schema')
+      if (!CITY_ANSWER.test(answer.text.replaceAll(/\s/g, ''))) return ignored('the answer does not satisfy the schema')
       return sendsSchemas ? WORKS : degraded('the schema is sent as an instruction')
     },
   },
