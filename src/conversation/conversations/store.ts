@@ -321,6 +321,13 @@ export const findMessage = (db: Queryable, conversationId: string, documentId: s
     select ${messageColumns} from ${messageTables}
     where m.conversation_id = ${conversationId} and m.document_id = ${documentId}`)
 
+/** Copies the client's ids of messages to a fork, by which the client's list is compared with it. */
+export const copyClientIds = (db: Queryable, from: string, to: string): Promise<unknown> =>
+  db.query(voidStatement`
+    update conversation_messages copy set idempotency_key = m.idempotency_key from conversation_messages m
+    where m.conversation_id = ${from} and copy.conversation_id = ${to} and copy.document_id = m.document_id
+      and m.idempotency_key is not null and m.operator_id is null`)
+
 export async function setMessageMetadata(
   tx: Tx,
   owner: ConversationRow,

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { copyClientIds } from '../../conversation/conversations/store.ts'
 import { branchSession } from '../../conversation/sessions/create.ts'
 import { requireUsableAgent } from '../../conversation/sessions/end-user.ts'
 import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
@@ -9,7 +10,7 @@ import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { operation } from '../../core/api/operation.ts'
 import { callOperation, type Run } from '../ag-ui/call.ts'
 import type { Rewind } from './input.ts'
-import { copyClientIds, findPlace } from './store.ts'
+import { findPlace } from './store.ts'
 
 /** Regenerated answers and edited messages: the chat continues in a fork of its session. */
 

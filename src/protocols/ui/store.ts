@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '../../core/db/sql.ts'
 
 const latestRow = sql.type(
   z.object({ id: z.string(), status: z.string(), required_action: z.record(z.string(), z.unknown()).nullable() }),
@@ -38,10 +38,3 @@ export const findPlace = (db: Queryable, conversationId: string, messageId: stri
     where m.conversation_id = ${conversationId} and m.role = 'user' and m.operator_id is null
       and (m.idempotency_key = ${messageId} or m.document_id = ${messageId})
     order by m.position desc limit 1`)
-
-/** Copies the client's ids of messages to a fork, by which the client's list is compared with it. */
-export const copyClientIds = (db: Queryable, from: string, to: string): Promise<unknown> =>
-  db.query(voidStatement`
-    update conversation_messages copy set idempotency_key = m.idempotency_key from conversation_messages m
-    where m.conversation_id = ${from} and copy.conversation_id = ${to} and copy.document_id = m.document_id
-      and m.idempotency_key is not null and m.operator_id is null`)
