@@ -105,11 +105,19 @@ function openVerifier({ pool, log }: Services) {
     renew: () => Promise<boolean>,
   ): Promise<Verification> {
     const findStart = () => serialize(() => findChainStart(pool, chain))
+    const findHash = (start: Awaited<ReturnType<typeof findStart>>, position: number) => {
+      if (start?.position === position) return start.hash
+      return position === 0 ? Buffer.alloc(0) : serialize(() => findSealHash(pool, chain, position))
+    }
     let start = await findStart()
     let checked = Math.max(after, start?.position ?? 0)
-    let previous: Buffer | null
-    if (start?.position === checked) previous = start.hash
-    else previous = checked === 0 ? Buffer.alloc(0) : await serialize(() => findSealHash(pool, chain, checked))
+    let previous = await findHash(start, checked)
+    if (!previous) {
+      // Retention may have removed the seal since its chain was read.
+      start = await findStart()
+      checked = Math.max(after, start?.position ?? 0)
+      previous = await findHash(start, checked)
+    }
     if (!previous) return { valid: false, checked: after, first_broken_id: null }
     let renewed = performance.now()
     for (;;) {
