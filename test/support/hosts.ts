@@ -71,6 +71,9 @@ async function runHosted(
   const port = readyPort(await ready)
   let stopping: Promise<void> | undefined
   const stop = async () => {
+    const { exitCode, signalCode } = host.child
+    if (exitCode !== null || signalCode !== null)
+      throw new Error(`the ${program} process has ended with ${exitCode ?? signalCode}:\n${output.join('\n')}`)
     // A test that fails may leave it frozen.
     host.child.kill('SIGCONT')
     const stopped = logged('stopped')
