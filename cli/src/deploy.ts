@@ -1,7 +1,7 @@
 import { Caller } from './call.ts'
 import { loadCommands } from './commands.ts'
 import { Connection } from './connection.ts'
-import { EXIT, Failure, UsageError } from './failure.ts'
+import { EXIT, type Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { findByName } from './named.ts'
 import { addConnectionOptions, createParser, parseDuration, parseWith } from './parse.ts'
@@ -9,7 +9,7 @@ import { printAnswer } from './render.ts'
 import { reportError } from './report.ts'
 import { outputSettings } from './run.ts'
 import { readTemplate } from './template.ts'
-import { ask, canAsk, note, printLine, visible } from './terminal.ts'
+import { canAsk, note, printLine, requireYes, visible } from './terminal.ts'
 import { fieldValue, isVisibleInArgv } from './values.ts'
 
 type Change = {
@@ -133,6 +133,5 @@ async function confirmDeletes(changes: readonly Change[], yes: boolean | undefin
   if (lost.length === 0 || yes) return
   const names = lost.map(each => each.logical_id).join(', ')
   if (!canAsk()) throw new UsageError(`the deploy deletes ${names}`, 'Add --yes.')
-  const answer = await ask(`Delete ${visible(names)}? [y/N] `)
-  if (!/^y(es)?$/i.test(answer.trim())) throw new Failure('nothing was changed')
+  await requireYes(`Delete ${visible(names)}?`)
 }

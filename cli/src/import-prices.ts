@@ -1,13 +1,13 @@
 import { Caller } from './call.ts'
 import { loadCommands } from './commands.ts'
 import { Connection } from './connection.ts'
-import { EXIT, Failure, UsageError } from './failure.ts'
+import { EXIT, type Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { type BookPrice, pricesOf, readPriceBook } from './price-book.ts'
 import { reportError } from './report.ts'
 import { outputSettings } from './run.ts'
-import { ask, canAsk, note, printLine, visible } from './terminal.ts'
+import { canAsk, note, printLine, requireYes, visible } from './terminal.ts'
 
 /** A price of the service. */
 type Price = BookPrice & { effective_from: string; effective_until: string | null; resource: string | null }
@@ -137,6 +137,5 @@ const answer = (date: string, changes: readonly Change[], added: number) => ({
 async function confirm(count: number, yes: boolean | undefined): Promise<void> {
   if (yes) return
   if (!canAsk()) throw new UsageError(`${count} prices would be added`, 'Add --yes, or --plan to see them.')
-  const reply = await ask(`Add ${count} prices? [y/N] `)
-  if (!/^y(es)?$/i.test(reply.trim())) throw new Failure('nothing was changed')
+  await requireYes(`Add ${count} prices?`)
 }

@@ -16,13 +16,24 @@ import {
 } from './commands.ts'
 import { rememberIds } from './completion-ids.ts'
 import { Connection } from './connection.ts'
-import { EXIT, Failure, UsageError } from './failure.ts'
+import { EXIT, type Failure, UsageError } from './failure.ts'
 import { interruption } from './interrupt.ts'
 import { type Parsed, parseCommand } from './parse.ts'
 import { columnsOf, printAnswer, printField, Table } from './render.ts'
 import { reportError } from './report.ts'
 import { sleep } from './sleep.ts'
-import { ask, canAsk, isTerminal, note, type OutputSettings, printLine, readStdin, visible, write } from './terminal.ts'
+import {
+  ask,
+  canAsk,
+  isTerminal,
+  note,
+  type OutputSettings,
+  printLine,
+  readStdin,
+  requireYes,
+  visible,
+  write,
+} from './terminal.ts'
 import { fieldValue, flatten, isVisibleInArgv, missingFlags, readBody, setPath } from './values.ts'
 
 type Args = Record<string, unknown>
@@ -178,8 +189,7 @@ async function confirm(command: ApiCommand, { path: inPath, options }: Parsed, u
   if (!needsConfirmation(command) || options.yes) return
   const what = `${command.words.join(' ')} ${Object.values(inPath).join(' ')}`.trim()
   if (!canAsk() || usesStdin) throw new UsageError(`${what} needs a confirmation`, 'Add --yes.')
-  const answer = await ask(`${visible(what)}? [y/N] `)
-  if (!/^y(es)?$/i.test(answer.trim())) throw new Failure('nothing was changed')
+  await requireYes(`${visible(what)}?`)
 }
 
 /** Shows what a command will cost, and requires a confirmation. */
@@ -189,8 +199,7 @@ async function confirmCost(caller: Caller, command: ApiCommand, args: Args, isCo
   const text = `${calls} calls of ${visible(model)}, about ${input_tokens} input and ${output_tokens} output tokens, ${cost}`
   if (isConfirmed) return note(text)
   if (!canAsk()) throw new UsageError(`${text}: needs a confirmation`, 'Add --yes.')
-  const answer = await ask(`${text}. Continue? [y/N] `)
-  if (!/^y(es)?$/i.test(answer.trim())) throw new Failure('no call was made')
+  await requireYes(`${text}. Continue?`, 'no call was made')
 }
 
 /** Runs the check of a command instead of the command. */

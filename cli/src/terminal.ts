@@ -1,4 +1,5 @@
 import { once } from 'node:events'
+import { Failure } from './failure.ts'
 
 /** What the user chose for the output of this command. */
 export type OutputSettings = {
@@ -64,6 +65,12 @@ export async function ask(question: string, { isSecret = false } = {}): Promise<
   }).finally(() => reader.close())
   if (isSecret) process.stderr.write('\n')
   return answer
+}
+
+/** Asks whether to go on. @throws Failure with the message for any answer but yes */
+export async function requireYes(question: string, refusal = 'nothing was changed'): Promise<void> {
+  const answer = await ask(`${question} [y/N] `)
+  if (!/^y(es)?$/i.test(answer.trim())) throw new Failure(refusal)
 }
 
 let stdin: Promise<Buffer> | undefined
