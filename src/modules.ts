@@ -54,10 +54,7 @@ import projects from './identity/projects/module.ts'
 import secrets from './identity/secrets/module.ts'
 import users from './identity/users/module.ts'
 import mcp from './mcp/module.ts'
-import memoryEntries from './memory/entries/module.ts'
-import memories from './memory/memories/module.ts'
-import memoryStores from './memory/stores/module.ts'
-import planned from './planned/module.ts'
+import memory from './memory/module.ts'
 import a2a from './protocols/a2a/module.ts'
 import agUi from './protocols/ag-ui/module.ts'
 import openai from './protocols/openai/module.ts'
@@ -90,9 +87,7 @@ export const modules: readonly Module[] = [
   ingestion,
   embeddings,
   knowledge,
-  memoryStores,
-  memoryEntries,
-  memories,
+  memory,
   providers,
   modelRoutes,
   tools,
@@ -127,5 +122,4 @@ export const modules: readonly Module[] = [
   ui,
   a2a,
   openai,
-  planned,
 ]

@@ -7,7 +7,6 @@ import { operations } from '../../src/core/api/operation.ts'
 import { policyCatalogue } from '../../src/core/iam/catalogue.ts'
 import { workQueue } from '../../src/core/jobs/queue.ts'
 import { modules } from '../../src/modules.ts'
-import { namesToCome } from '../../src/planned/module.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { loadBeside } from '../support/modules.ts'
 import { cloneTemplate } from '../support/postgres.ts'
@@ -66,25 +65,18 @@ describe('modules', () => {
     assert.equal(kinds.find('dragon'), undefined)
   })
 
-  it('name what is to come until it has come', () => {
-    const built = new Set(operations.all().map(({ action }) => action))
-    assert.deepEqual(
-      namesToCome.actions.filter(action => built.has(action)),
-      [],
-    )
-    const known = declaredNames()
-    assert.deepEqual(
-      namesToCome.types.filter(type => known.kinds.includes(type)),
-      [],
-    )
-    assert.deepEqual(
-      namesToCome.events.filter(event => known.events.includes(event)),
-      [],
-    )
+  it('add actions and types to the names that policies accept', () => {
     const catalogue = policyCatalogue(operations.all())
-    const unload = loadBeside({ policyActions: [{ action: 'tests:Run', description: 'x', resource_type: null }] })
-    assert.ok(policyCatalogue(operations.all()).actions.get('tests')?.has('Run'))
+    const unload = loadBeside({
+      policyActions: [{ action: 'tests:Run', description: 'x', resource_type: null }],
+      policyTypes: ['dragon'],
+    })
+    const extended = policyCatalogue(operations.all())
+    assert.ok(extended.actions.get('tests')?.has('Run'))
+    assert.ok(extended.types.has('dragon'))
     unload()
     assert.equal(catalogue.actions.get('tests'), undefined)
+    assert.ok(!catalogue.types.has('dragon'))
+    assert.ok(catalogue.types.has('knowledge'))
   })
 })

@@ -17,7 +17,6 @@ import {
   NotBriefError,
   truthy,
 } from '../../core/expressions/evaluate.ts'
-import { plannedNames } from '../../core/iam/catalogue.ts'
 import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
 import { handler } from '../../core/jobs/handler.ts'
 import { workQueue } from '../../core/jobs/queue.ts'
@@ -31,14 +30,11 @@ import { insertFirings, type NewFiring } from './store.ts'
 /** Bytes of firing inputs after which a batch is written. */
 const BATCH_BYTES = 4 * 1024 * 1024
 
-/** Returns the names and aliases of platform events, including planned modules. */
-const platformEvents = (): string[] => [...eventNames(), ...plannedNames.all().flatMap(({ events }) => events)]
-
 const namespaceOf = (name: string): string => name.split('.', 1)[0]
 
 /** Whether a name is in a platform namespace without being a platform event. */
 export const isReservedEventName = (name: string): boolean =>
-  !eventTypes.find(name) && platformEvents().some(event => namespaceOf(event) === namespaceOf(name))
+  !eventTypes.find(name) && eventNames().some(event => namespaceOf(event) === namespaceOf(name))
 
 /** @throws INVALID_EVENT_PATTERN */
 export function checkPattern(pattern: string): void {
@@ -50,7 +46,7 @@ export function checkPattern(pattern: string): void {
 export function patternProblem(pattern: string): string | null {
   if (!isEventPattern(pattern)) return 'event_pattern must be *, prefix.* or a lowercase event name'
   if (pattern === '*') return null
-  const names = platformEvents()
+  const names = eventNames()
   const siblings = names.filter(name => namespaceOf(name) === namespaceOf(pattern))
   const isMatch = (name: string) =>
     name === pattern || (pattern.endsWith('.*') && name.startsWith(pattern.slice(0, -1)))

@@ -10,6 +10,8 @@ export default module('knowledge', {
   tags: { Knowledge: 'Search in documents and memories.' },
   operations: knowledgeOperations,
   extensions: [searchSources.with(documentSource)],
+  // Policies may name the knowledge of a project, which has no rows of this type.
+  policyTypes: ['knowledge'],
   metrics: [vectorSearches, codeCacheBytes, vectorCacheBytes],
   start: warnMissingTextSearch,
 })

@@ -1,7 +1,7 @@
 import type { Metric } from 'prom-client'
 import { type EventSource, eventTypes, eventTypesOf } from '../db/events.ts'
 import { type Extension, registerExtensions } from '../declarations.ts'
-import { type PlannedNames, type PolicyAction, plannedNames, policyActions } from '../iam/catalogue.ts'
+import { type PolicyAction, policyActions, policyTypes } from '../iam/catalogue.ts'
 import type { BackgroundTask, Handler, Schedule } from '../jobs/handler.ts'
 import { queues } from '../jobs/queue.ts'
 import { type Sweep, scheduleOf, sweeps } from '../jobs/sweeps.ts'
@@ -39,7 +39,8 @@ export type Module = {
   metrics?: readonly Metric[]
   /** Actions for policies that are not the main action of an operation. */
   policyActions?: readonly PolicyAction[]
-  planned?: PlannedNames
+  /** Resource types for policies that are neither a kind nor declared by an operation. */
+  policyTypes?: readonly string[]
   /** Contributions to extension points of earlier modules. */
   extensions?: readonly Extension[]
   /** Run by web and worker before they accept requests or claim work, in module order. */
@@ -79,7 +80,7 @@ export function loadModules(modules: readonly Module[]): void {
   sweeps.fill(all('sweeps') as Sweep[])
   sealedColumns.fill(all('sealedColumns') as SealedColumn[])
   policyActions.fill(all('policyActions') as PolicyAction[])
-  plannedNames.fill(modules.flatMap(({ planned }) => planned ?? []))
+  policyTypes.fill(all('policyTypes') as string[])
   for (const metric of all('metrics') as Metric[]) registry.registerMetric(metric)
   registerExtensions(all('extensions') as Extension[])
   loaded = modules

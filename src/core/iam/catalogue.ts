@@ -17,12 +17,8 @@ export type PolicyAction = Omit<ActionEntry, 'gate' | 'operation_ids'>
 
 export const policyActions = declarations<PolicyAction>('policy action', ({ action }) => action)
 
-/** Names accepted in policies for modules that this release does not include. */
-export type PlannedNames = { actions: readonly string[]; types: readonly string[]; events: readonly string[] }
-
-export const plannedNames = declarations<PlannedNames>('planned names', () => 'planned')
-
-const PLANNED = 'Action of a module that this release does not include'
+/** Resource types that policies may name although no kind and no operation has them. */
+export const policyTypes = declarations<string>('policy type', type => type)
 
 /** Returns the action catalogue of operations: actions by module, in module order. */
 export function actionCatalogue(operations: readonly Operation[]): { module: string; actions: ActionEntry[] }[] {
@@ -49,8 +45,6 @@ export function actionCatalogue(operations: readonly Operation[]): { module: str
     })
   }
   for (const entry of policyActions.all()) add({ ...entry, gate: 'policy', operation_ids: [] })
-  for (const action of plannedNames.all().flatMap(planned => planned.actions))
-    add({ action, description: PLANNED, resource_type: null, gate: 'policy', operation_ids: [] })
   return [...modules].map(([module, actions]) => ({ module, actions: [...actions.values()] }))
 }
 
@@ -59,7 +53,6 @@ export function actionCatalogue(operations: readonly Operation[]): { module: str
  * unscoped admin keys with policies.
  */
 export function policyCatalogue(operations: readonly Operation[]): Catalogue {
-  const planned = plannedNames.all()
   const actions = new Map<string, Set<string>>()
   for (const { module, actions: entries } of actionCatalogue(operations))
     actions.set(module, new Set(entries.map(entry => entry.action.split(':')[1])))
@@ -72,9 +65,9 @@ export function policyCatalogue(operations: readonly Operation[]): Catalogue {
         .map(kind => kind.name),
       // Types without rows are only declared by operations.
       ...operations.flatMap(({ kind }) => (kind && !kind.authorize ? [kind.name] : [])),
-      ...planned.flatMap(({ types }) => types),
+      ...policyTypes.all(),
     ]),
-    eventNames: [...eventNames(), ...planned.flatMap(({ events }) => events)],
+    eventNames: eventNames(),
     eventTypes: new Set(eventTypes.all().map(({ resource_type }) => resource_type)),
   }
 }
