@@ -41,7 +41,6 @@ import {
   recordKeyUse,
 } from './principal-store.ts'
 import { type Claims, verifyToken } from './tokens.ts'
-import { userKind } from './users/model.ts'
 
 export { principalsChanged } from './principal-cache.ts'
 
@@ -337,7 +336,7 @@ async function callerByToken(
   const claims = await verifyToken(services, ['user', 'oauth', 'actor'], token)
   if (claims?.typ === 'oauth') return callerByGrant(services, token, claims, presented)
   if (claims?.typ === 'actor') return callerByActorToken(services, claims as unknown as ActorClaims, presented)
-  if (!claims || presented.proof || !isIdOf(userKind, claims.sub)) return null
+  if (!claims || presented.proof || !isIdOf(kinds.get('user'), claims.sub)) return null
   const found = await resolverOf(services).resolve(`user ${claims.sub}`, async () => {
     const row = await findUserPrincipal(pool, claims.sub)
     return row && principalOf(row, log)

@@ -1,4 +1,3 @@
-import { agentConverters } from '../../content/rules/convert.ts'
 import { module } from '../../core/api/module.ts'
 import { boundaryPolicies } from '../../identity/boundaries.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
@@ -6,7 +5,6 @@ import { defaultRouteInheritors } from '../../identity/projects/default-model-ro
 import { agentStores } from '../../memory/memories/end-user.ts'
 import { findBoundaryPolicy } from './bounds.ts'
 import { agentCloning } from './clone.ts'
-import { convertByAgent } from './convert.ts'
 import { agentErrors } from './errors.ts'
 import { agentKind } from './model.ts'
 import { agentOperations } from './operations.ts'
@@ -22,7 +20,6 @@ export default module('agents', {
   extensions: [
     cloneables.with(agentCloning),
     agentStores.with(readStores),
-    agentConverters.with(convertByAgent),
     boundaryPolicies.with(findBoundaryPolicy),
     defaultRouteInheritors.with(listDefaultRouteAgents),
     defaultRouteInheritors.with(listDefaultRouteReleases),

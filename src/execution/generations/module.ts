@@ -1,3 +1,4 @@
+import { agentConverters } from '../../content/rules/convert.ts'
 import { activeWork } from '../../control/quotas/spend-store.ts'
 import { endUserContent } from '../../control/retention/erasure.ts'
 import { turnRates } from '../../control/system/status.ts'
@@ -6,6 +7,7 @@ import { module } from '../../core/api/module.ts'
 import { sql } from '../../core/db/sql.ts'
 import { deleteInBatches } from '../../core/jobs/sweeps.ts'
 import { waitingRows } from '../../core/jobs/waiting-rows.ts'
+import { convertByAgent } from './converter/convert.ts'
 import { endUserTurns } from './erase/end-user-traces.ts'
 import { contentSweepHandler, contentSweepSchedule } from './erase/expire-content.ts'
 import { EXPIRE_TRACES, traceSweepHandler, traceSweepSchedule } from './erase/expire-traces.ts'
@@ -47,6 +49,7 @@ export default module('generations', {
   sealedColumns: [...sealedTurnData, sealedTickets],
   metrics: [turnsTotal],
   extensions: [
+    agentConverters.with(convertByAgent),
     activeWork.with(activeTurnCount),
     turnVersions.with({
       join: sql.fragment`left join generations g on g.id = t.generation_id`,
