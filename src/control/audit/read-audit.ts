@@ -1,5 +1,5 @@
 import { Counter } from 'prom-client'
-import type { AuditEntry } from '../../core/api/audit.ts'
+import type { AuditEntry } from '../../core/db/audit-entry.ts'
 import { NotifiedCache } from '../../core/db/notified-cache.ts'
 import { isProjectDeleted } from '../../core/db/sql.ts'
 import { withTriggerChain } from '../../core/db/trigger-chain.ts'

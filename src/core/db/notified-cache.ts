@@ -1,6 +1,11 @@
 import { Batcher } from './batcher.ts'
 import type { Notifications } from './notify.ts'
-import type { Tx } from './writer.ts'
+
+/** The part of a transaction that acts with its commit. */
+type Committing = {
+  invalidate(channel: string, key: string): void
+  afterCommit(action: () => void): void
+}
 
 const openCaches = new Map<string, Set<NotifiedCache<any>>>()
 
@@ -102,7 +107,7 @@ export class NotifiedCache<V extends {}> {
 /**
  * Invalidates a key in the caches of a channel: in other processes with the commit, in this one before the response.
  */
-export function invalidateOnCommit(tx: Pick<Tx, 'invalidate' | 'afterCommit'>, channel: string, key: string): void {
+export function invalidateOnCommit(tx: Committing, channel: string, key: string): void {
   tx.invalidate(channel, key)
   tx.afterCommit(() => {
     for (const cache of openCaches.get(channel) ?? []) cache.drop(key)

@@ -5,6 +5,12 @@ import { DatabaseClient } from './pg-client.ts'
 import { retryPause } from './retry.ts'
 import { withoutTenant } from './tenant-context.ts'
 
+declare module '../process/services.ts' {
+  interface Services {
+    notifier: Notifier
+  }
+}
+
 /** A NOTIFY for the processes that listen on a channel. It may be lost, so listeners also poll. */
 export type Notification = { channel: string; payload: string }
 

@@ -5,6 +5,12 @@ import { settledWithin } from '../process/event-loop.ts'
 import { withParameters } from './database-url.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS } from './pg-client.ts'
 
+declare module '../process/services.ts' {
+  interface Services {
+    notifications: Notifications
+  }
+}
+
 /** Ends a subscription. `ready` resolves when PostgreSQL has confirmed the LISTEN: later notifications arrive. */
 export type Unsubscribe = (() => void) & { ready: Promise<void> }
 

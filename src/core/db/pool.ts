@@ -1,7 +1,6 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createPool, type DatabasePool, type DatabaseTransactionConnection, type Interceptor } from 'slonik'
 import type { z } from 'zod'
-import type { SqlExecutor } from '../jobs/queue.ts'
 import type { PoolUse } from '../process/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { withParameters } from './database-url.ts'
@@ -11,6 +10,12 @@ import { createPreparer, isPlanStale, STATEMENT_METHODS } from './prepared-state
 import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
 import { currentTenant, TenantLimiter } from './tenant-context.ts'
+
+declare module '../process/services.ts' {
+  interface Services {
+    pool: Pool
+  }
+}
 
 export type Pool = DatabasePool
 
@@ -202,6 +207,9 @@ export async function openPool(options: PoolOptions): Promise<Pool> {
   const checked = options.strict ? trackHeldConnections(pool) : pool
   return limitConnections(preparer ? preparer.retrying(checked) : checked, options)
 }
+
+/** Executes SQL, in the caller's transaction or on a pool. Parameters are `$1`, `$2`, ... */
+export type SqlExecutor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
 
 /** Returns an executor by which pg-boss runs statements in our transaction, so that messages commit with it. */
 export const sqlExecutor = (db: Queryable): SqlExecutor => ({

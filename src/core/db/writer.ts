@@ -1,5 +1,4 @@
 import { z } from 'zod'
-import type { AuditEntry } from '../api/audit.ts'
 import { extensionPoint } from '../declarations.ts'
 import {
   delayedChannel,
@@ -11,6 +10,7 @@ import {
   wakeChannel,
   workQueue,
 } from '../jobs/queue.ts'
+import type { AuditEntry } from './audit-entry.ts'
 import { sendWithCommit } from './commit-piggyback.ts'
 import { sqlStateOf } from './database-errors.ts'
 import { compressEnvelope } from './event-envelopes.ts'
@@ -19,6 +19,10 @@ import type { Notification, Notifier } from './notifier.ts'
 import { inTransaction, type Pool, sqlExecutor, type Transaction } from './pool.ts'
 import { type Fragment, type Queryable, rawFragment, sql } from './sql.ts'
 import { currentTriggerChain } from './trigger-chain.ts'
+
+declare module '../process/services.ts' {
+  interface Services extends Writer {}
+}
 
 /**
  * Channel notified after the commit of events to dispatch, that is rows whose `dispatched_at` is null; a sweep every

@@ -1,4 +1,4 @@
-import type { AuditEntry } from '../api/audit.ts'
+import type { AuditEntry } from '../db/audit-entry.ts'
 import { extensionPoint } from '../declarations.ts'
 import type { Caller, EndUser } from '../iam/caller.ts'
 import type { Services } from '../process/services.ts'

@@ -1,8 +1,9 @@
+import type { SqlExecutor } from '../db/pool.ts'
 import { type Fragment, rawFragment, sql } from '../db/sql.ts'
 import { settledWithin } from '../process/event-loop.ts'
 import { HOLDER } from '../process/holder.ts'
 import { loopsRestarted } from '../process/metrics.ts'
-import type { Queue, SqlExecutor } from './queue.ts'
+import type { Queue } from './queue.ts'
 import { ACCOUNTS, ALONE, hasTimeLeft, joinAccount, LOSSES, leastDebt, SHARE, withoutLosses } from './suspects.ts'
 
 /**

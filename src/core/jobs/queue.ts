@@ -5,10 +5,17 @@ import type { z } from 'zod'
 import { withParameters } from '../db/database-url.ts'
 import type { Notification, Notifier } from '../db/notifier.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from '../db/pg-client.ts'
+import type { SqlExecutor } from '../db/pool.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 import { declarations } from '../declarations.ts'
 import { systemClock } from '../process/clock.ts'
 import { createAccounts, LOSSES, withoutLosses } from './suspects.ts'
+
+declare module '../process/services.ts' {
+  interface Services {
+    queues: Queues
+  }
+}
 
 /**
  * Declaration of queues and sending of messages; handler.ts declares the handlers. pg-boss stores, retries,
@@ -81,9 +88,6 @@ export function entityMailbox<M extends object>(
   const { retry, leaseSeconds = 60, ...rest } = options
   return validateQueue({ name, policy: 'stately', retry: { ...defaultRetry, ...retry }, leaseSeconds, ...rest })
 }
-
-/** Executes SQL, in the caller's transaction or on a pool. Parameters are `$1`, `$2`, ... */
-export type SqlExecutor = { executeSql(text: string, values?: unknown[]): Promise<{ rows: any[] }> }
 
 /**
  * A message to send. A future `startAfter` delays it. A message with an `id` (a UUID) is stored only once, as long as

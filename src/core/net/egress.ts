@@ -10,6 +10,12 @@ import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
 import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
 import { withoutTimeouts } from './untimed-fetch.ts'
 
+declare module '../process/services.ts' {
+  interface Services {
+    egress: Egress
+  }
+}
+
 export type EgressOptions = {
   /** Comma-separated `host`, `host:port`, `*.suffix`, IP or CIDR that may be reached although not public. */
   allowHosts: string

@@ -9,6 +9,12 @@ import {
   timingSafeEqual,
 } from 'node:crypto'
 
+declare module '../process/services.ts' {
+  interface Services {
+    secrets: SecretBox
+  }
+}
+
 /**
  * Encryption of stored secrets with AES-256-GCM, in the form `v1.<key_id>.<iv>.<tag>.<ciphertext>` with base64url parts. The
  * row of a value is authenticated with it, so a ciphertext copied to another row cannot be opened.

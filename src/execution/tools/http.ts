@@ -1,7 +1,7 @@
 import { signDelivery } from '../../control/webhooks/deliver.ts'
 import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
 import { parseExactJson } from '../../core/api/exact-json.ts'
-import { limitJson } from '../../core/http/body.ts'
+import { limitJson } from '../../core/api/json-limits.ts'
 import type { EgressOutcome } from '../../core/net/egress.ts'
 import type { Services } from '../../core/process/services.ts'
 import { maskYielding } from '../../identity/secrets/mask.ts'

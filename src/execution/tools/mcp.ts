@@ -1,6 +1,6 @@
 import { AppError } from '../../core/api/errors.ts'
 import { ExactNumber, parseExactJson } from '../../core/api/exact-json.ts'
-import { limitJson } from '../../core/http/body.ts'
+import { limitJson } from '../../core/api/json-limits.ts'
 import type { Services } from '../../core/process/services.ts'
 import { resolvedName, withoutPresets } from './actions.ts'
 import type { Callable, ToolCall } from './call-types.ts'

@@ -1,7 +1,7 @@
 import type { Problem } from '../../core/api/errors.ts'
 import { parseExactJson } from '../../core/api/exact-json.ts'
+import { excessOfJson } from '../../core/api/json-limits.ts'
 import { storabilityProblem } from '../../core/api/validate.ts'
-import { excessOfJson } from '../../core/http/body.ts'
 import type { Services } from '../../core/process/services.ts'
 import { threadTask } from '../../core/threads/pool.ts'
 import { threads } from '../../core/threads/threads.ts'

@@ -1,6 +1,6 @@
-import type { AuditEntry } from '../../core/api/audit.ts'
 import { newId } from '../../core/api/ids.ts'
 import { srn } from '../../core/api/kind.ts'
+import type { AuditEntry } from '../../core/db/audit-entry.ts'
 import type { RequestFacts } from '../../core/invoke/call.ts'
 import { systemClock } from '../../core/process/clock.ts'
 import type { FailedSignIns } from './store.ts'
