@@ -3,7 +3,7 @@ import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { Operation } from '../core/api/operation.ts'
 import { requestPath } from '../core/api/parameters.ts'
 import type { Caller } from '../core/iam/caller.ts'
-import { type Call, callAs, identifyOnce, isCounted, jsonUpload } from '../core/invoke/call.ts'
+import { type Call, callAs, identifyOnce, jsonUpload } from '../core/invoke/call.ts'
 import { invoke } from '../core/invoke/invoke.ts'
 import { callLong } from './long-call.ts'
 import { LEFT_OUT, type OperationTool, operationTool } from './registry.ts'
@@ -80,7 +80,6 @@ function buildCall(
   })
   const extended = {
     ...call,
-    isCounted: isCounted(exchange),
     identify: identifyOnce(caller, exchange.identify),
     path: requestPath(operation, request.params),
     request: { ...exchange.request, closed: call.request.closed },

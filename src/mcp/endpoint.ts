@@ -11,7 +11,7 @@ import { anonymousBodyError } from '../core/http/body.ts'
 import type { MountExchange } from '../core/http/mounts.ts'
 import type { Caller } from '../core/iam/caller.ts'
 import { insufficientScope, resourceMetadataUrl } from '../core/iam/challenges.ts'
-import { countKeyRequest } from '../core/invoke/hooks.ts'
+import { RequestCount } from '../core/invoke/request-count.ts'
 import { isLoopback } from '../core/net/loopback.ts'
 import { release } from '../core/process/release.ts'
 import type { Services } from '../core/process/services.ts'
@@ -57,14 +57,6 @@ function requireOrigin(
   if (origin === undefined || allowed.includes(origin)) return
   if (allowed.includes('*') && (!isLoopbackUrl(BASE_URL) || isLoopbackUrl(origin))) return
   raise('FORBIDDEN', { message: 'Origin is not allowed', meta: { origin: origin.slice(0, 255) } })
-}
-
-/**
- * Counts a request of a bound key. Calls of an unbound key are counted where their project is known. @throws
- * QUOTA_EXCEEDED
- */
-async function countBoundRequest(services: Services, caller: Caller): Promise<void> {
-  if (caller.project_id !== null) await countKeyRequest(services, caller, caller.project_id)
 }
 
 /** Headers with which intermediaries route requests of 2026-07-28; they repeat values of the body. */
@@ -156,7 +148,6 @@ export async function serveMcp(services: Services, exchange: MountExchange): Pro
 
 async function serveMessage(services: Services, exchange: MountExchange, caller: Caller, body: unknown): Promise<void> {
   const { req } = exchange
-  await countBoundRequest(services, caller)
   const view = viewOf(req.query)
   const inbound = classifyInbound(exchange, body)
   if (inbound.kind === 'refused') return refuseMessage(services, exchange, inbound.refusal, body)
@@ -199,13 +190,18 @@ async function serveBatch(
   messages: unknown[],
 ): Promise<void> {
   const responses: string[] = []
-  for (const message of messages) {
+  for (const [index, message] of messages.entries()) {
     if (exchange.request.closed.aborted) break
-    const member: MountExchange = { ...exchange, end: (_status, text) => void (text && responses.push(text)) }
+    const member: MountExchange = {
+      ...exchange,
+      request: index === 0 ? exchange.request : { ...exchange.request, count: new RequestCount(services) },
+      end: (_status, text) => void (text && responses.push(text)),
+    }
     const { method } = (message ?? {}) as Partial<McpMessage>
     try {
       if (Array.isArray(message) || method === 'initialize')
         refuseMalformed(ProtocolErrorCode.InvalidRequest, 'A batch has neither batches nor initialize')
+      await member.request.count?.in(caller, caller.project_id)
       await serveMessage(services, member, caller, message)
     } catch (error) {
       if (!(error instanceof AppError)) throw error

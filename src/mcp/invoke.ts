@@ -1,7 +1,7 @@
 import { flatten, unflatten } from '../core/api/flatten.ts'
 import type { KindRow } from '../core/api/kind.ts'
 import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
-import { type Call, callAs, isCounted } from '../core/invoke/call.ts'
+import { type Call, callAs } from '../core/invoke/call.ts'
 import { openInvocation } from '../core/invoke/invocation.ts'
 import { executeInvocation, invoke } from '../core/invoke/invoke.ts'
 import type { McpClientSession } from './session.ts'
@@ -44,7 +44,6 @@ function buildCall(
   const call = callAs(caller, 'mcp', { ...unflatten(operation, callArgs), signal, idempotencyKey })
   return {
     ...call,
-    isCounted: isCounted(exchange),
     identify: async () => (await identify()) ?? null,
     request: { ...request, headers: {}, closed: call.request.closed },
   }

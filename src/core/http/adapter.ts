@@ -8,10 +8,11 @@ import type { Operation, OperationResult } from '../api/operation.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Call, RequestFacts } from '../invoke/call.ts'
-import { authentication, countRequest, type Proof } from '../invoke/hooks.ts'
+import { authentication, type Proof } from '../invoke/hooks.ts'
 import { type Invocation, openInvocation } from '../invoke/invocation.ts'
 import { executeInvocation } from '../invoke/invoke.ts'
 import { toRefusal } from '../invoke/refusal-mapping.ts'
+import { RequestCount } from '../invoke/request-count.ts'
 import { requireStorableParams } from '../invoke/resolve.ts'
 import { timeIn } from '../process/clock.ts'
 import { redactedPath } from '../process/log.ts'
@@ -154,8 +155,7 @@ export function createHttp(
     resolve(req)
       .then(async caller => {
         if (!caller) throw anonymousBodyError(req)
-        if (caller.credential.type === 'api_key' && caller.project_id)
-          await countRequest(services, caller, caller.project_id)
+        await new RequestCount(services).in(caller, caller.project_id)
         raise('RESOURCE_NOT_FOUND', { message: `No route ${req.method} ${req.baseUrl}${req.path}` })
       })
       .catch(next)
@@ -231,6 +231,7 @@ export function createHttp(
     ip: req.ip ?? null,
     userAgent: req.headers['user-agent'] ?? null,
     headers: req.headers,
+    count: new RequestCount(services),
     get closed() {
       return closedSignal(res)
     },
@@ -260,15 +261,17 @@ export function createHttp(
     return async (req, res) => {
       let caller: Caller | undefined
       const noted: Record<string, unknown> = {}
+      const request = factsOf(req, res)
       const exchange: MountExchange = {
         req,
         res,
-        request: factsOf(req, res),
+        request,
         noted,
         async identify() {
           const resolved = await resolve(req)
           const identified = resolved?.end_user && !endUsers ? null : resolved
           caller = identified ?? undefined
+          if (caller) await request.count?.in(caller, caller.project_id)
           return identified
         },
         async readJson() {

@@ -12,7 +12,11 @@ export type MountExchange = {
   request: RequestFacts
   /** Additional fields of the request's log line. */
   noted: Record<string, unknown>
-  /** Authenticates the bearer credential; null if there is no valid one. */
+  /**
+   * Authenticates the bearer credential and counts the request of a key of a project; null without a valid one. A mount that
+   * finds the project of another key counts by `request.count`, unless a call does.
+   * @throws QUOTA_EXCEEDED
+   */
   identify(): Promise<Caller | null>
   /** Reads the JSON body of an authenticated caller; undefined if it is empty. */
   readJson(): Promise<unknown>

@@ -6,6 +6,7 @@ import { newId } from '../api/ids.ts'
 import type { Tx } from '../db/writer.ts'
 import type { Caller } from '../iam/caller.ts'
 import { systemClock } from '../process/clock.ts'
+import type { RequestCount } from './request-count.ts'
 
 /** The surface of a call. Audit entries contain it unless it is REST. */
 export type CallSurface =
@@ -29,6 +30,8 @@ export type RequestFacts = {
   headers: IncomingHttpHeaders
   /** Aborted when the client disconnects. */
   closed: AbortSignal
+  /** Counts the request; undefined without one. Shared by its calls. */
+  count?: RequestCount
   /** Set by an event stream: checks the permission of the caller immediately. */
   onRevoked?: () => void
   /** Set for a streamed response while its audit entry is written. Never rejects. */
@@ -94,8 +97,6 @@ export type Call = {
   client?: ClientInput
   /** The trigger chain that caused it. */
   chain?: readonly string[]
-  /** Whether its request is already counted against quotas by another call. */
-  isCounted?: boolean
   /** Called after the started work is committed, with the records from which a repeat is answered. */
   onMade?: (made: Made) => void
   /** The request whose body is read by the operation's `receive`. */
@@ -160,13 +161,4 @@ export function jsonUpload(body: Record<string, unknown> | undefined): IncomingM
   const bytes = Buffer.from(JSON.stringify(body ?? {}))
   const headers = { 'content-type': 'application/json', 'content-length': String(bytes.length) }
   return Object.assign(Readable.from([bytes], { objectMode: false }), { headers }) as unknown as IncomingMessage
-}
-
-const countedRequests = new WeakSet<object>()
-
-/** Whether a request to a mount has already made a call: only its first call counts against quotas. */
-export function isCounted({ request }: { request: RequestFacts }): boolean {
-  const wasCounted = countedRequests.has(request)
-  countedRequests.add(request)
-  return wasCounted
 }

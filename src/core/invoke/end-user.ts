@@ -37,7 +37,6 @@ const refusedField = ({ fields = [], refuses }: EndUserAccess, body: Record<stri
 /** Counts a call against the limits of the token. Raises ACTOR_LIMIT_EXCEEDED. */
 export async function countEndUserCall(inv: Invocation, endUser: EndUser): Promise<void> {
   const { operation, body, services, call } = inv
-  if (call.isCounted) return
   const { sends, starts } = operation.endUser ?? {}
   const startsOwn = starts && !call.client?.counted && !call.client?.attach
   const spend: EndUserSpend = {

@@ -30,16 +30,6 @@ export const authentication =
 export const requestCounting =
   extensionPoint<(services: Services, caller: Caller, projectId: string) => Promise<void> | void>('request counting')
 
-/** Counts a request with all registered counters, in module order. */
-export async function countRequest(services: Services, caller: Caller, projectId: string): Promise<void> {
-  for (const count of requestCounting.all()) await count(services, caller, projectId)
-}
-
-/** Counts the request of a project key to a mount. Requests of other credentials are not counted. @throws QUOTA_EXCEEDED */
-export async function countKeyRequest(services: Services, caller: Caller, projectId: string): Promise<void> {
-  if (caller.credential.type === 'api_key') await countRequest(services, caller, projectId)
-}
-
 /** What a call spends of the limits of an end-user token, besides a request. */
 export type EndUserSpend = { messages?: number; chars?: number }
 

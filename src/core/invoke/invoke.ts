@@ -13,7 +13,6 @@ import { auditRefusal } from './audit-trail.ts'
 import { authorize, refuseIfNeverAllowed } from './authorize.ts'
 import type { Call } from './call.ts'
 import { countEndUserCall, endUserResult, releaseStream, takeStream } from './end-user.ts'
-import { countRequest } from './hooks.ts'
 import { claimKey, replayResponse, responseForDeleted, storeRefusal } from './idempotent-replay.ts'
 import { operationContext, requireObject } from './input.ts'
 import { type Invocation, openInvocation } from './invocation.ts'
@@ -103,7 +102,7 @@ async function admit(inv: Invocation): Promise<void> {
     await countEndUserCall(inv, caller.end_user)
     await takeStream(inv, caller.end_user)
   }
-  await countKeyRequest(inv, caller.project_id)
+  await call.request.count?.in(caller, caller.project_id)
   requireStorableParams(call.params)
   if (operation.receive && operation.shape !== 'item') {
     // The project of an upload is in its fields; only a caller that can never be allowed is refused before the body is read.
@@ -112,7 +111,7 @@ async function admit(inv: Invocation): Promise<void> {
     await receive(inv)
     await authorize(inv, await authenticateCaller(inv))
   } else await authorize(inv, caller)
-  if (!caller.project_id) await countKeyRequest(inv, inv.project)
+  await call.request.count?.in(caller, inv.project)
   if (operation.receive && operation.shape === 'item') {
     await receive(inv)
     await authorize(inv, await authenticateCaller(inv))
@@ -129,17 +128,6 @@ function withChallenge({ operation, call, caller, services }: Invocation, error:
     meta: error.meta,
     headers: insufficientScope(services.config, call.surface === 'mcp' ? '/mcp' : '', scopes),
   })
-}
-
-/**
- * Counts a REST request of a project key against the quotas of its project. Other surfaces count their requests themselves,
- * except requests to a mount with an unscoped key, whose project is only in the call.
- */
-async function countKeyRequest({ services, call, caller }: Invocation, project: string | null): Promise<void> {
-  if (caller?.credential.type !== 'api_key' || project === null) return
-  const isMount = call.surface === 'mcp' || call.surface === 'openai'
-  if (call.surface === 'rest' || (isMount && caller.project_id === null && !call.isCounted))
-    await countRequest(services, caller, project)
 }
 
 /** Reads the body by the operation's `receive`; its fields are then validated like a JSON body. */

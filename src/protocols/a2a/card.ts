@@ -37,7 +37,7 @@ export async function serveCard(services: Services, exchange: MountExchange, id:
   if (!isPublic) {
     const caller = await exchange.identify()
     if (!caller) throw anonymousBodyError(req)
-    await openTarget(services, caller, id)
+    await openTarget(services, exchange, caller, id)
   }
   const text = JSON.stringify(cardOf(services.config, target))
   const tag = `"${createHash('sha256').update(text).digest('base64url')}"`

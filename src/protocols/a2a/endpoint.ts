@@ -39,7 +39,7 @@ export async function serveA2a(services: Services, exchange: MountExchange): Pro
 async function openRequest(services: Services, exchange: MountExchange, id: string): Promise<A2aRequest> {
   const caller = await exchange.identify()
   if (!caller) throw anonymousBodyError(exchange.req)
-  return { services, exchange, caller, ...(await openTarget(services, caller, id)) }
+  return { services, exchange, caller, ...(await openTarget(services, exchange, caller, id)) }
 }
 
 /** @throws VERSION_NOT_SUPPORTED */

@@ -2,9 +2,9 @@ import { orchestrationKind } from '../../automation/orchestrations/model.ts'
 import { raise } from '../../core/api/errors.ts'
 import { isIdOf } from '../../core/api/kind.ts'
 import type { Queryable } from '../../core/db/sql.ts'
+import type { MountExchange } from '../../core/http/mounts.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { A2aFace } from '../../execution/agents/a2a-face.ts'
 import { agentKind, findAgent } from '../../execution/agents/model.ts'
@@ -48,12 +48,16 @@ export type OpenTarget = { target: Target; project_id: string }
  * projects that it is shared with.
  * @throws FORBIDDEN, QUOTA_EXCEEDED, RESOURCE_NOT_FOUND for a target that the caller may not see
  */
-export async function openTarget(services: Services, caller: Caller, id: string): Promise<OpenTarget> {
+export async function openTarget(
+  services: Services,
+  { request }: Pick<MountExchange, 'request'>,
+  caller: Caller,
+  id: string,
+): Promise<OpenTarget> {
   refuseEndUser(caller)
-  if (caller.project_id !== null) await countKeyRequest(services, caller, caller.project_id)
   const target = (await findTarget(services.pool, id)) ?? targetNotFound(id)
   const project_id = await projectOf(services.pool, caller, target)
-  if (caller.project_id === null) await countKeyRequest(services, caller, project_id)
+  await request.count?.in(caller, project_id)
   return { target, project_id }
 }
 

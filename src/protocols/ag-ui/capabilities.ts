@@ -1,7 +1,7 @@
 import { sessionKind } from '../../conversation/sessions/kind.ts'
 import { raise } from '../../core/api/errors.ts'
 import { canSeeProject, requirePermitted } from '../../core/iam/access.ts'
-import { countKeyRequest, endUserLimits } from '../../core/invoke/hooks.ts'
+import { endUserLimits } from '../../core/invoke/hooks.ts'
 import { agentKind, findAgent } from '../../execution/agents/model.ts'
 import { findGrantingShares } from '../../execution/shares/grants.ts'
 import type { AgUiRequest } from './call.ts'
@@ -10,7 +10,7 @@ import type { AgUiRequest } from './call.ts'
  * Returns what the agent offers to clients of the protocol.
  * @throws RESOURCE_NOT_FOUND, QUOTA_EXCEEDED, FORBIDDEN for a caller that may not send messages to sessions
  */
-export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId: string): Promise<object> {
+export async function capabilitiesOf({ services, exchange, caller }: AgUiRequest, agentId: string): Promise<object> {
   const agent = await findAgent(services.pool, agentId)
   const project_id = caller.project_id ?? agent?.project_id ?? null
   const isVisible =
@@ -21,7 +21,7 @@ export async function capabilitiesOf({ services, caller }: AgUiRequest, agentId:
       : (await findGrantingShares(services.pool, 'agent', project_id, [agentId])).has(agentId))
   const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
   if (!isVisible || !isOpen) return raise(agentKind.notFound, { meta: { id: agentId } })
-  await countKeyRequest(services, caller, project_id)
+  await exchange.request.count?.in(caller, project_id)
   requirePermitted(caller, 'sessions:SendSessionMessage', { kind: sessionKind, project_id })
   if (caller.end_user) await endUserLimits.only()?.(services, caller.end_user, {})
   return {

@@ -4,7 +4,6 @@ import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { serviceHeader } from '../../core/http/mounts.ts'
 import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
-import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
 import { type AgUiRequest, callOperation, type Run } from './call.ts'
@@ -55,7 +54,7 @@ async function findRunThread(request: AgUiRequest, agentId: string, input: RunIn
  */
 export async function findRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<FoundRun> {
   const run = await findRunThread(request, agentId, input)
-  await countKeyRequest(request.services, request.caller, run.thread.project_id)
+  await request.exchange.request.count?.in(request.caller, run.thread.project_id)
   if (run.thread.session_id !== null) await requireSession(request, run.thread.session_id)
   return run
 }

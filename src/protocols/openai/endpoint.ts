@@ -2,8 +2,6 @@ import { httpLayerError } from '../../core/http/adapter.ts'
 import { anonymousBodyError, rejectBody } from '../../core/http/body.ts'
 import { type MountExchange, serviceHeader } from '../../core/http/mounts.ts'
 import { canSeeProject } from '../../core/iam/access.ts'
-import { isCounted } from '../../core/invoke/call.ts'
-import { countKeyRequest } from '../../core/invoke/hooks.ts'
 import type { Services } from '../../core/process/services.ts'
 import { createChatCompletion, createTextCompletion } from './chat-completions.ts'
 import { createEmbeddings } from './embeddings.ts'
@@ -82,8 +80,7 @@ async function openSession(services: Services, exchange: MountExchange): Promise
   if (!caller) throw anonymousBodyError(exchange.req)
   const project = caller.project_id ?? serviceHeader({ services, exchange }, 'Project') ?? null
   // The requests of a project that the key may not see are not spent.
-  if (project !== null && (caller.project_id !== null || canSeeProject(caller, project)) && !isCounted(exchange))
-    await countKeyRequest(services, caller, project)
+  if (project !== null && canSeeProject(caller, project)) await exchange.request.count?.in(caller, project)
   return { services, exchange, caller, project }
 }
 

@@ -1,7 +1,7 @@
 import type { Operation, OperationResult } from '../../core/api/operation.ts'
 import type { MountExchange } from '../../core/http/mounts.ts'
 import type { Caller } from '../../core/iam/caller.ts'
-import { callAs, identifyOnce, isCounted } from '../../core/invoke/call.ts'
+import { callAs, identifyOnce } from '../../core/invoke/call.ts'
 import { invoke } from '../../core/invoke/invoke.ts'
 import type { Services } from '../../core/process/services.ts'
 
@@ -35,8 +35,6 @@ export function invokeOperation(session: OpenAiSession, operation: Operation, in
     query: { ...call.query, ...(caller.project_id === null && project !== null && { project_id: project }) },
     path: exchange.req.path,
     request: exchange.request,
-    // Calls of end users are counted by the operation.
-    isCounted: isCounted(exchange) && !caller.end_user,
     upload: operation.receive ? exchange.req : undefined,
     // Identified again during long responses.
     identify: identifyOnce(caller, exchange.identify),
