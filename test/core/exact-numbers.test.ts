@@ -132,6 +132,31 @@ describe('numbers with more digits than a double keeps', () => {
     const turn = await send('POST', `/agents/${agent}/generate?wait=true`, '{"prompt":"go"}')
     assert.equal(turn.status, 200, turn.text)
     assert.equal(app.target.requests.length, requests)
+    const project = JSON.stringify(app.projectId)
+    const cases: [string, string, string, string][] = [
+      ['POST', '/agents', `{"project_id":${project},"name":"a","knowledge_config":1.10}`, 'knowledge_config'],
+      [
+        'POST',
+        '/agents',
+        `{"project_id":${project},"name":"a","tool_bindings":[{"tool":${ID}}]}`,
+        'tool_bindings[0].tool',
+      ],
+      ['POST', '/guardrails', '{"name":"a","document":1.10}', 'document'],
+      ['POST', '/webhooks', '{"name":"a","url":"https://a.example","events":["*"],"filter":1.10}', 'filter'],
+      ['POST', '/sessions', `{"agent_id":"${app.agentId}","actor":1.10}`, 'actor'],
+      ['POST', '/sessions', `{"agent_id":"${app.agentId}","tags":1.10}`, 'tags'],
+      ['POST', '/tools', `{"name":"a","type":"http","execute":1.10}`, 'execute'],
+      ['PATCH', `/agents/${agent}`, '1.10', ''],
+      ['PATCH', `/agents/${agent}`, `{"output_schema":1.10}`, 'output_schema'],
+      ['POST', '//openai/v1/chat/completions', `{"model":"${agent}","messages":[1.10]}`, 'messages[0]'],
+    ]
+    const taken: unknown[] = []
+    for (const [method, path, body, field] of cases) {
+      const { status, body: answer } = await send(method, path, body)
+      const at = answer.error?.meta?.problems?.[0]?.path ?? answer.error?.param
+      if (status !== 400 || at !== field) taken.push([path, body, status, at, answer.error?.message])
+    }
+    assert.deepEqual(taken, [])
   })
 
   it('are refused where they cannot be kept, by the name of their field', async () => {

@@ -124,6 +124,18 @@ export function withDoubles(
   return replaced.some(([, each], index) => each !== entries[index][1]) ? Object.fromEntries(replaced) : value
 }
 
+/** Returns the ExactNumbers in a JSON value of any depth. */
+export function exactNumbersIn(value: unknown): Set<ExactNumber> {
+  const found = new Set<ExactNumber>()
+  const rest = [value]
+  for (let each = rest.pop(); each !== undefined; each = rest.pop()) {
+    if (each instanceof ExactNumber) found.add(each)
+    else if (typeof each === 'object' && each !== null)
+      for (const inner of Object.values(each)) if (typeof inner === 'object' && inner !== null) rest.push(inner)
+  }
+  return found
+}
+
 /** Whether two JSON primitives are equal: numbers by their value. */
 export function isEqualPrimitive(left: unknown, right: unknown): boolean {
   if (!(left instanceof ExactNumber || right instanceof ExactNumber)) return left === right

@@ -1,6 +1,6 @@
 import type { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber, isStorableNumber, withDoubles } from './exact-json.ts'
+import { ExactNumber, exactNumbersIn, isStorableNumber, withDoubles } from './exact-json.ts'
 
 /** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
 const MAX_PATH_CHARS = 1_000
@@ -135,18 +135,42 @@ function safeParse<T>(
 ): { data: T } | { issues: readonly Issue[]; value: unknown } {
   for (let parsed = value; ; ) {
     const result = schema.safeParse(parsed, { error: messageOf })
-    if (result.success) return { data: result.data }
+    if (result.success) {
+      const issues = issuesOfLost(schema, parsed, result.data)
+      return issues ? { issues, value: parsed } : { data: result.data }
+    }
     const { issues } = result.error
     const refused = new Set(issues.flatMap(issue => exactNumbersOf(issue, parsed)))
     if (refused.size === 0) return { issues, value: parsed }
-    parsed = withDoubles(parsed, each => (refused.has(each) ? each.toNearest() : each))
+    parsed = withDoubles(parsed, each => (refused.has(each) ? plainOf(each) : each))
   }
 }
 
-/** Returns the exact numbers at the paths of an issue and of the issues within it. */
+/**
+ * Returns the issues of a value whose exact numbers a schema of an object has accepted, because each is an object to zod;
+ * null if there are none. Only numbers that the output lacks are concerned: they are parsed again as plain numbers.
+ */
+function issuesOfLost(schema: z.ZodType, value: unknown, output: unknown): readonly Issue[] | null {
+  const lost = exactNumbersIn(value)
+  if (lost.size === 0) return null
+  for (const kept of exactNumbersIn(output)) lost.delete(kept)
+  if (lost.size === 0) return null
+  const plain = withDoubles(value, each => (lost.has(each) ? plainOf(each) : each))
+  return schema.safeParse(plain, { error: messageOf }).error?.issues ?? null
+}
+
+/** Returns a number in place of an exact one; a fraction where an integer would be rounded, which no object accepts. */
+const plainOf = (exact: ExactNumber): number => exact.toNearest() ?? 0.5
+
+/**
+ * Returns the exact numbers at the paths of an issue and of the issues within it, and those whose properties an issue
+ * reports, because an exact number is an object to zod.
+ */
 function exactNumbersOf(issue: Issue, value: unknown): ExactNumber[] {
   const at = valueAt(value, issue.path)
   if (at instanceof ExactNumber) return at.toNearest() === null ? [] : [at]
+  const parent = valueAt(value, issue.path.slice(0, -1))
+  if (parent instanceof ExactNumber) return [parent]
   const inner =
     issue.code === 'invalid_union' ? issue.errors.flat() : issue.code === 'invalid_element' ? issue.issues : []
   return inner.flatMap(each => exactNumbersOf(each, at))
