@@ -146,6 +146,13 @@ describe('numbers with more digits than a double keeps', () => {
       ['POST', '/sessions', `{"agent_id":"${app.agentId}","actor":1.10}`, 'actor'],
       ['POST', '/sessions', `{"agent_id":"${app.agentId}","tags":1.10}`, 'tags'],
       ['POST', '/tools', `{"name":"a","type":"http","execute":1.10}`, 'execute'],
+      [
+        'POST',
+        '/ai-providers',
+        '{"name":"a","provider":"openai","default_model":"m","config":{"api_key":"a","headers":1.10}}',
+        'config.headers',
+      ],
+      ['PATCH', `/agents/${agent}`, '{"provider_options":{"openai":1.10}}', 'provider_options.openai'],
       ['PATCH', `/agents/${agent}`, '1.10', ''],
       ['PATCH', `/agents/${agent}`, `{"output_schema":1.10}`, 'output_schema'],
       ['POST', '//openai/v1/chat/completions', `{"model":"${agent}","messages":[1.10]}`, 'messages[0]'],
