@@ -84,4 +84,18 @@ describe('hostile and careless clients of chats of the AI SDK', function () {
       assert.deepEqual(refusal(await requestUi(app, { token, agentId, path, method })), [403, 'FORBIDDEN'], path)
     assert.deepEqual(refusal(await ask(token, asking('x'))), [403, 'FORBIDDEN'])
   })
+
+  it('of a key spend a request for each new message', async () => {
+    const resource = [`srn:${app.projectId}:*:*`]
+    const document = { statement: [{ effect: 'Allow', action: CHAT_ACTIONS, resource }] }
+    const policy = await app.admin.post('/policies', { document })
+    const key = await app.admin.post('/project-keys', { project_id: app.projectId, policy_ids: [policy.body.id] })
+    const limit = { scope: 'api_key', scope_ref: key.body.id, metric: 'requests', window: 'rolling_24h', limit: 3 }
+    assert.equal((await app.admin.post('/quotas', { project_id: app.projectId, ...limit })).status, 201)
+    const messages = Array.from({ length: 6 }, (_, count) => asking(`message ${count}`).messages[0])
+    const reply = await ask(key.body.secret, { id: crypto.randomUUID(), messages })
+    assert.deepEqual(refusal(reply), [429, 'QUOTA_EXCEEDED'])
+    const { data } = (await app.key.get('/sessions?limit=1')).body
+    assert.equal((await app.messages(data[0])).length, 3)
+  })
 })
