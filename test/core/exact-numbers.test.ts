@@ -167,7 +167,16 @@ describe('numbers with more digits than a double keeps', () => {
   })
 
   it('are refused where they cannot be kept, by the name of their field', async () => {
-    for (const number of ['1e400', '-1e400', '1e-400', '12345678901234567890e2', '9'.repeat(1001)]) {
+    for (const number of [
+      '1e400',
+      '-1e400',
+      '1e-400',
+      '1e300',
+      '-1E-300',
+      '1e40',
+      '12345678901234567890e2',
+      '9'.repeat(1001),
+    ]) {
       const { status, body } = await send('POST', '/actors', `{"name":"a","metadata":{"deep":[${number}]}}`)
       assert.equal(status, 400, number)
       assert.deepEqual(body.error.meta.problems[0].path, 'metadata.deep[0]')
@@ -186,6 +195,19 @@ describe('numbers with more digits than a double keeps', () => {
       assert.equal(status, 400, text)
       assert.equal(body.error.meta.problems[0].path, field)
     }
+  })
+
+  it('have one size, whether written with an exponent or by the database', async () => {
+    const actor = (numbers: string[]) => send('POST', '/actors', `{"name":"a","metadata":{"n":[${numbers}]}}`)
+    const large = await actor(Array(2000).fill('1e30'))
+    assert.equal(large.status, 400, large.text)
+    assert.equal(large.body.error.meta.problems[0].path, 'metadata')
+    const made = await actor(['1e21', '-1.5E+30', '0.12e39', '1234567890123e9', '1e-30', '1e5', '9.9e22'])
+    assert.equal(made.status, 201, made.text)
+    const digits =
+      '[1000000000000000000000,-1500000000000000000000000000000,120000000000000000000000000000000000000,1234567890123000000000,1e-30,100000,99000000000000000000000]'
+    assert.ok(made.text.includes(`"n":${digits}`), made.text)
+    assert.ok((await send('GET', `/actors/${made.body.id}`)).text.includes(`"n":${digits}`))
   })
 
   it('are doubles where a number is declared', async () => {

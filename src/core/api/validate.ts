@@ -1,6 +1,6 @@
 import type { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber, exactNumbersIn, isStorableNumber, withDoubles } from './exact-json.ts'
+import { ExactNumber, exactNumbersIn, isStorableDouble, isStorableNumber, withDoubles } from './exact-json.ts'
 
 /** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
 const MAX_PATH_CHARS = 1_000
@@ -194,9 +194,10 @@ const MAX_DEPTH = 64
  * Returns the first value or key that cannot be stored, regardless of schemas: NUL characters, unpaired surrogates,
  * non-finite numbers, and nesting that would exhaust the stack. The path is built only for a problem: every body passes
  * here, and one of 4 MiB may have a million values.
+ * @param accepts whether a double is accepted
  */
-export function storabilityProblem(value: unknown): Problem | null {
-  const found = findUnstorable(value, 0)
+export function storabilityProblem(value: unknown, accepts = isStorableDouble): Problem | null {
+  const found = findUnstorable(value, accepts, 0)
   if (found === null) return null
   const { code, message, path } = found
   return { code, message, path: code === 'TOO_DEEP' ? wirePath(path).slice(0, 200) : wirePath(path) }
@@ -207,11 +208,11 @@ type Unstorable = { code: string; message: string; path: (string | number)[] }
 const unstorable = (code: string, message: string): Unstorable => ({ code, message, path: [] })
 
 /** Recurses at most MAX_DEPTH levels; each level adds its part to the path of the problem. */
-function findUnstorable(value: unknown, depth: number): Unstorable | null {
+function findUnstorable(value: unknown, accepts: (double: number) => boolean, depth: number): Unstorable | null {
   if (typeof value === 'string')
     return isStorable(value) ? null : unstorable('INVALID_STRING', 'contains a NUL character or an unpaired surrogate')
   if (typeof value === 'number')
-    return Number.isFinite(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
+    return accepts(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
   if (typeof value !== 'object' || value === null) return null
   if (value instanceof ExactNumber)
     return isStorableNumber(value)
@@ -220,7 +221,7 @@ function findUnstorable(value: unknown, depth: number): Unstorable | null {
   if (depth >= MAX_DEPTH) return unstorable('TOO_DEEP', `is nested deeper than ${MAX_DEPTH} levels`)
   if (Array.isArray(value)) {
     for (let index = 0; index < value.length; index++) {
-      const found = findUnstorable(value[index], depth + 1)
+      const found = findUnstorable(value[index], accepts, depth + 1)
       if (found) return within(index, found)
     }
     return null
@@ -228,7 +229,7 @@ function findUnstorable(value: unknown, depth: number): Unstorable | null {
   for (const key of Object.keys(value)) {
     if (!isStorable(key))
       return unstorable('INVALID_STRING', 'contains a key with a NUL character or an unpaired surrogate')
-    const found = findUnstorable((value as Record<string, unknown>)[key], depth + 1)
+    const found = findUnstorable((value as Record<string, unknown>)[key], accepts, depth + 1)
     if (found) return within(key, found)
   }
   return null
