@@ -132,10 +132,51 @@ describe('numbers with more digits than a double keeps', () => {
     const turn = await send('POST', `/agents/${agent}/generate?wait=true`, '{"prompt":"go"}')
     assert.equal(turn.status, 200, turn.text)
     assert.equal(app.target.requests.length, requests)
+    const project = JSON.stringify(app.projectId)
+    const cases: [string, string, string, string][] = [
+      ['POST', '/agents', `{"project_id":${project},"name":"a","knowledge_config":1.10}`, 'knowledge_config'],
+      [
+        'POST',
+        '/agents',
+        `{"project_id":${project},"name":"a","tool_bindings":[{"tool":${ID}}]}`,
+        'tool_bindings[0].tool',
+      ],
+      ['POST', '/guardrails', '{"name":"a","document":1.10}', 'document'],
+      ['POST', '/webhooks', '{"name":"a","url":"https://a.example","events":["*"],"filter":1.10}', 'filter'],
+      ['POST', '/sessions', `{"agent_id":"${app.agentId}","actor":1.10}`, 'actor'],
+      ['POST', '/sessions', `{"agent_id":"${app.agentId}","tags":1.10}`, 'tags'],
+      ['POST', '/tools', `{"name":"a","type":"http","execute":1.10}`, 'execute'],
+      [
+        'POST',
+        '/ai-providers',
+        '{"name":"a","provider":"openai","default_model":"m","config":{"api_key":"a","headers":1.10}}',
+        'config.headers',
+      ],
+      ['PATCH', `/agents/${agent}`, '{"provider_options":{"openai":1.10}}', 'provider_options.openai'],
+      ['PATCH', `/agents/${agent}`, '1.10', ''],
+      ['PATCH', `/agents/${agent}`, `{"output_schema":1.10}`, 'output_schema'],
+      ['POST', '//openai/v1/chat/completions', `{"model":"${agent}","messages":[1.10]}`, 'messages[0]'],
+    ]
+    const taken: unknown[] = []
+    for (const [method, path, body, field] of cases) {
+      const { status, body: answer } = await send(method, path, body)
+      const at = answer.error?.meta?.problems?.[0]?.path ?? answer.error?.param
+      if (status !== 400 || at !== field) taken.push([path, body, status, at, answer.error?.message])
+    }
+    assert.deepEqual(taken, [])
   })
 
   it('are refused where they cannot be kept, by the name of their field', async () => {
-    for (const number of ['1e400', '-1e400', '1e-400', '12345678901234567890e2', '9'.repeat(1001)]) {
+    for (const number of [
+      '1e400',
+      '-1e400',
+      '1e-400',
+      '1e300',
+      '-1E-300',
+      '1e40',
+      '12345678901234567890e2',
+      '9'.repeat(1001),
+    ]) {
       const { status, body } = await send('POST', '/actors', `{"name":"a","metadata":{"deep":[${number}]}}`)
       assert.equal(status, 400, number)
       assert.deepEqual(body.error.meta.problems[0].path, 'metadata.deep[0]')
@@ -154,6 +195,19 @@ describe('numbers with more digits than a double keeps', () => {
       assert.equal(status, 400, text)
       assert.equal(body.error.meta.problems[0].path, field)
     }
+  })
+
+  it('have one size, whether written with an exponent or by the database', async () => {
+    const actor = (numbers: string[]) => send('POST', '/actors', `{"name":"a","metadata":{"n":[${numbers}]}}`)
+    const large = await actor(Array(2000).fill('1e30'))
+    assert.equal(large.status, 400, large.text)
+    assert.equal(large.body.error.meta.problems[0].path, 'metadata')
+    const made = await actor(['1e21', '-1.5E+30', '0.12e39', '1234567890123e9', '1e-30', '1e5', '9.9e22'])
+    assert.equal(made.status, 201, made.text)
+    const digits =
+      '[1000000000000000000000,-1500000000000000000000000000000,120000000000000000000000000000000000000,1234567890123000000000,1e-30,100000,99000000000000000000000]'
+    assert.ok(made.text.includes(`"n":${digits}`), made.text)
+    assert.ok((await send('GET', `/actors/${made.body.id}`)).text.includes(`"n":${digits}`))
   })
 
   it('are doubles where a number is declared', async () => {

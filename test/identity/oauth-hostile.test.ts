@@ -507,6 +507,78 @@ describe('attacks on OAuth', function () {
       }
     })
 
+    it('sends codes to no other host than a registered one, however it is written', async () => {
+      const schemes = [
+        'java\tscript:alert(1)',
+        ' javascript:alert(1)',
+        'JAVASCRIPT:alert(1)',
+        'vb\nscript:x',
+        'Data:text/html,x',
+      ]
+      for (const uri of schemes) {
+        const { status } = await registration({ redirect_uris: [REDIRECT, uri] }, '192.0.2.24')
+        assert.equal(status, 400, JSON.stringify(uri))
+      }
+      const foreign = [
+        'http://127.0.0.1@evil.example/',
+        'http://127.0.0.1:80@evil.example/',
+        'http://localhost.evil.example/',
+        'http://127.0.0.1.evil.example/',
+        'http://evil.example\\@127.0.0.1/',
+        'http://evil.example#@127.0.0.1/',
+        'http://localhost./',
+        'http://[::ffff:7f00:1]/',
+        'http://0.0.0.0/',
+        'http://127.0.0.2/',
+        'http://localhost\u3002evil.example/',
+        '//evil.example/',
+      ]
+      const kept = await registration({ redirect_uris: [REDIRECT, ...foreign.slice(0, 9)] }, '192.0.2.24')
+      assert.deepEqual(((await kept.json()) as { redirect_uris: string[] }).redirect_uris, [REDIRECT])
+      const native = [
+        'http://127.0.0.1/',
+        'http://localhost/cb',
+        'http://[::1]/',
+        'com.example.app:/cb',
+        'https://a.example/cb',
+      ]
+      const reply = await registration({ redirect_uris: native }, '192.0.2.24')
+      const { client_id: id } = (await reply.json()) as { client_id: string }
+      const locationOf = async (redirect_uri: string) => {
+        const { status, headers } = await authorize({ client_id: id, redirect_uri })
+        return status >= 300 && status < 400 ? String(headers.get('location')) : status
+      }
+      for (const uri of [
+        'http://127.0.0.1:50001/',
+        'http://localhost:1/cb',
+        'http://[::1]:50001/',
+        'com.example.app:/cb',
+      ])
+        assert.ok(String(await locationOf(uri)).startsWith(`${app.base}/oauth/consent?`), uri)
+      const odd = [
+        ...foreign,
+        'http://127.0.0.1:50001/x',
+        'http://127.0.0.1:50001/?x',
+        'http://127.0.0.1:50001/#x',
+        'http://u@127.0.0.1:50001/',
+        'http://127\u30020\u30020\u30021:50001/',
+        'http://2130706433:50001/',
+        'HTTP://127.0.0.1:50001/',
+        'https://127.0.0.1:50001/',
+        'http://localhost:50001/',
+        'https://a.example:444/cb',
+        'https://a.example/cb/',
+        'https://A.EXAMPLE/cb',
+        'COM.EXAMPLE.APP:/cb',
+        'com.example.app:/cb?x',
+        'http://127.0.0.1:50001\\@evil.example/',
+        'http://127.0.0.1:50001/%2e%2e/',
+        'http://127.0.0.1:50001/ ',
+        '\thttp://127.0.0.1:50001/',
+      ]
+      for (const uri of odd) assert.equal(await locationOf(uri), 400, JSON.stringify(uri))
+    })
+
     it('is counted by address', async () => {
       const many = []
       for (let index = 0; index < 65; index++)

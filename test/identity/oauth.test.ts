@@ -412,6 +412,22 @@ describe('OAuth', () => {
       assert.equal((await refresh(app.base, client_id, next.body.refresh_token)).body.error, 'invalid_grant')
     })
 
+    it('are given in the grace neither to another client nor after the end of the grant', async () => {
+      const { refresh_token } = await tokensOf(app.base, flow())
+      const next = await refresh(app.base, client_id, refresh_token)
+      assert.equal(next.status, 200)
+      const other = await register(app.base)
+      for (const token of [refresh_token, next.body.refresh_token]) {
+        const { status, body } = await refresh(app.base, other.client_id, token)
+        assert.deepEqual([status, body.error], [400, 'invalid_grant'])
+      }
+      assert.equal((await refresh(app.base, client_id, refresh_token)).body.refresh_token, next.body.refresh_token)
+      await postForm(`${app.base}/oauth/revoke`, { client_id, token: next.body.refresh_token })
+      for (const token of [refresh_token, next.body.refresh_token])
+        assert.equal((await refresh(app.base, client_id, token)).body.error, 'invalid_grant')
+      assert.equal(await allowed(next.body.access_token), 401)
+    })
+
     it('are for the address of the API or of its MCP server, as the client names them', async () => {
       const audienceOf = async (resource: string | undefined) => {
         const { access_token } = await tokensOf(app.base, flow(all(), { asked: { resource } }))

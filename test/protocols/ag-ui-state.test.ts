@@ -68,6 +68,32 @@ describe('state of AG-UI clients', () => {
     assert.deepEqual((await sessionOf(client)).state, { items: ['a', 'b'], done: true })
   })
 
+  it('has numbers of many digits, into which a patch cannot reach', async () => {
+    const inside = [
+      { op: 'replace', path: '/price/digits', value: 'x' },
+      { op: 'remove', path: '/price/digits' },
+      { op: 'add', path: '/price/digits', value: { a: 1 } },
+      { op: 'add', path: '/price/note', value: 1 },
+      { op: 'move', path: '/note', from: '/price/digits' },
+    ]
+    const state = { price: { toJSON: () => JSON.rawJSON('1.10') } }
+    const open = { threadId: crypto.randomUUID(), state }
+    const say = (runId: string, script: string) =>
+      postRun(app, app.key, sharing, { ...open, runId, messages: [{ id: runId, role: 'user', content: script }] })
+    const refused = inside.map(operation => patch(operation))
+    const fine = patch({ op: 'copy', path: '/paid', from: '/price' })
+    const { events, headers } = await say('one', said(...refused, fine, { text: 'ok' }))
+    assert.deepEqual(
+      types(events).filter(type => type.startsWith('STATE') || type === 'RUN_ERROR'),
+      ['STATE_DELTA'],
+    )
+    assert.equal(ofType(events, 'STATE_DELTA')[0].delta[0].op, 'copy')
+    const session = await fetch(`${app.url}/api/v1/sessions/${headers.get('x-svc-session-id')}`, {
+      headers: { authorization: `Bearer ${app.key.token}` },
+    })
+    assert.match(await session.text(), /"state":\{"(paid|price)":1\.10,"(paid|price)":1\.10\}/)
+  })
+
   it('stays unchanged when a patch does not apply', async () => {
     const client = open({ state: { a: 1 } })
     const script = said(patch({ op: 'add', path: '/b', value: 2 }, { op: 'remove', path: '/none' }), { text: 'sorry' })

@@ -69,7 +69,7 @@ export const metadataQuery = z
     } catch {
       return refuse('must be JSON')
     }
-    const problem = storabilityProblem(filter)
+    const problem = storabilityProblem(filter, Number.isFinite)
     if (problem) refuse(problem.message, problem.path.split('.')[0] || undefined)
     return parseFilter(filter)
   })

@@ -1,3 +1,4 @@
+import { isObject } from '../../core/api/exact-json.ts'
 import { srn } from '../../core/api/kind.ts'
 import { eventAliases, patternMatches } from '../../core/db/events.ts'
 import { eventAllowed } from '../../core/iam/event-gate.ts'
@@ -72,7 +73,7 @@ export const policyAllowsEvent = (policy: CompiledDocument, event: DispatchedEve
 
 /** Returns the string tags of event data, whose shape is not known. */
 function tagsOf(value: unknown): TagConditions | null {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) return null
+  if (!isObject(value)) return null
   return Object.fromEntries(
     Object.entries(value).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
   )

@@ -60,6 +60,13 @@ export const isObject = (value: unknown): value is Record<string, unknown> =>
 /** Most digits of a number that is stored; PostgreSQL refuses more than 131,072. */
 const MAX_DIGITS = 1000
 
+/** Bounds of the size of a double that is stored: the database writes 1e300 out, and each reader gets 301 digits for it. */
+const [SMALLEST, TOO_LARGE] = [1e-40, 1e40]
+
+/** Whether a double is stored, in few digits. */
+export const isStorableDouble = (double: number): boolean =>
+  double === 0 || (Math.abs(double) >= SMALLEST && Math.abs(double) < TOO_LARGE)
+
 /** Whether the database stores a number with the same digits: it writes out exponents. */
 export const isStorableNumber = ({ digits }: ExactNumber): boolean => digits.length <= MAX_DIGITS && !/e/i.test(digits)
 
@@ -80,8 +87,8 @@ function withoutTrailingZeros(digits: string): string {
   return digits.slice(0, end)
 }
 
-/** Matches every text with a number that a double may write otherwise: of 16 characters, with a last zero, or a large exponent. */
-const UNUSUAL = /(?:^|[[:,\s-])\d(?:[\d.]{15}|\d*\.\d*0(?:[\s,\]}]|$)|[\d.]*[eE][+-]?\d{3})/
+/** Matches every text with a number that a double may write otherwise: of 16 characters, with a last zero, or an exponent. */
+const UNUSUAL = /(?:^|[[:,\s-])\d(?:[\d.]{15}|\d*\.\d*0(?:[\s,\]}]|$)|[\d.]*[eE](?:\+?\d|-\d{3}))/
 
 /** Whether a double is written as its text, or with an exponent and the same value. */
 function isWrittenAlike(text: string, double: number): boolean {
@@ -92,10 +99,22 @@ function isWrittenAlike(text: string, double: number): boolean {
   return hasExponent && Number.isFinite(double) && decimalOf(written) === decimalOf(text)
 }
 
-/** Returns the number that a JSON text means. */
+/**
+ * Returns the number that a JSON text means. A large integer with an exponent has the digits with which the database writes
+ * it, so that its size is the same before and after it is stored.
+ */
 export function numberOf(text: string): number | ExactNumber {
   const double = Number(text)
-  return isWrittenAlike(text, double) ? double : new ExactNumber(text)
+  if (!isWrittenAlike(text, double)) return new ExactNumber(text)
+  const written = String(double)
+  return written.includes('e+') && isStorableDouble(double) ? new ExactNumber(writtenOut(written)) : double
+}
+
+/** Returns the digits of an integer that is written with a positive exponent. */
+function writtenOut(text: string): string {
+  const [mantissa, exponent] = text.split('e')
+  const [whole, fraction = ''] = mantissa.split('.')
+  return whole + fraction.padEnd(Number(exponent), '0')
 }
 
 const keepDigits = (_key: string, value: unknown, { source }: { source: string }): unknown =>
@@ -122,6 +141,18 @@ export function withDoubles(
   const entries = Object.entries(value)
   const replaced = entries.map(([key, each]): [string, unknown] => [key, withDoubles(each, replace)])
   return replaced.some(([, each], index) => each !== entries[index][1]) ? Object.fromEntries(replaced) : value
+}
+
+/** Returns the ExactNumbers in a JSON value of any depth. */
+export function exactNumbersIn(value: unknown): Set<ExactNumber> {
+  const found = new Set<ExactNumber>()
+  const rest = [value]
+  for (let each = rest.pop(); each !== undefined; each = rest.pop()) {
+    if (each instanceof ExactNumber) found.add(each)
+    else if (typeof each === 'object' && each !== null)
+      for (const inner of Object.values(each)) if (typeof inner === 'object' && inner !== null) rest.push(inner)
+  }
+  return found
 }
 
 /** Whether two JSON primitives are equal: numbers by their value. */

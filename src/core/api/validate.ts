@@ -1,6 +1,6 @@
 import type { z } from 'zod'
 import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber, isStorableNumber, withDoubles } from './exact-json.ts'
+import { ExactNumber, exactNumbersIn, isStorableDouble, isStorableNumber, withDoubles } from './exact-json.ts'
 
 /** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
 const MAX_PATH_CHARS = 1_000
@@ -135,18 +135,42 @@ function safeParse<T>(
 ): { data: T } | { issues: readonly Issue[]; value: unknown } {
   for (let parsed = value; ; ) {
     const result = schema.safeParse(parsed, { error: messageOf })
-    if (result.success) return { data: result.data }
+    if (result.success) {
+      const issues = issuesOfLost(schema, parsed, result.data)
+      return issues ? { issues, value: parsed } : { data: result.data }
+    }
     const { issues } = result.error
     const refused = new Set(issues.flatMap(issue => exactNumbersOf(issue, parsed)))
     if (refused.size === 0) return { issues, value: parsed }
-    parsed = withDoubles(parsed, each => (refused.has(each) ? each.toNearest() : each))
+    parsed = withDoubles(parsed, each => (refused.has(each) ? plainOf(each) : each))
   }
 }
 
-/** Returns the exact numbers at the paths of an issue and of the issues within it. */
+/**
+ * Returns the issues of a value whose exact numbers a schema of an object has accepted, because each is an object to zod;
+ * null if there are none. Only numbers that the output lacks are concerned: they are parsed again as plain numbers.
+ */
+function issuesOfLost(schema: z.ZodType, value: unknown, output: unknown): readonly Issue[] | null {
+  const lost = exactNumbersIn(value)
+  if (lost.size === 0) return null
+  for (const kept of exactNumbersIn(output)) lost.delete(kept)
+  if (lost.size === 0) return null
+  const plain = withDoubles(value, each => (lost.has(each) ? plainOf(each) : each))
+  return schema.safeParse(plain, { error: messageOf }).error?.issues ?? null
+}
+
+/** Returns a number in place of an exact one; a fraction where an integer would be rounded, which no object accepts. */
+const plainOf = (exact: ExactNumber): number => exact.toNearest() ?? 0.5
+
+/**
+ * Returns the exact numbers at the paths of an issue and of the issues within it, and those whose properties an issue
+ * reports, because an exact number is an object to zod.
+ */
 function exactNumbersOf(issue: Issue, value: unknown): ExactNumber[] {
   const at = valueAt(value, issue.path)
   if (at instanceof ExactNumber) return at.toNearest() === null ? [] : [at]
+  const parent = valueAt(value, issue.path.slice(0, -1))
+  if (parent instanceof ExactNumber) return [parent]
   const inner =
     issue.code === 'invalid_union' ? issue.errors.flat() : issue.code === 'invalid_element' ? issue.issues : []
   return inner.flatMap(each => exactNumbersOf(each, at))
@@ -170,9 +194,10 @@ const MAX_DEPTH = 64
  * Returns the first value or key that cannot be stored, regardless of schemas: NUL characters, unpaired surrogates,
  * non-finite numbers, and nesting that would exhaust the stack. The path is built only for a problem: every body passes
  * here, and one of 4 MiB may have a million values.
+ * @param accepts whether a double is accepted
  */
-export function storabilityProblem(value: unknown): Problem | null {
-  const found = findUnstorable(value, 0)
+export function storabilityProblem(value: unknown, accepts = isStorableDouble): Problem | null {
+  const found = findUnstorable(value, accepts, 0)
   if (found === null) return null
   const { code, message, path } = found
   return { code, message, path: code === 'TOO_DEEP' ? wirePath(path).slice(0, 200) : wirePath(path) }
@@ -183,11 +208,11 @@ type Unstorable = { code: string; message: string; path: (string | number)[] }
 const unstorable = (code: string, message: string): Unstorable => ({ code, message, path: [] })
 
 /** Recurses at most MAX_DEPTH levels; each level adds its part to the path of the problem. */
-function findUnstorable(value: unknown, depth: number): Unstorable | null {
+function findUnstorable(value: unknown, accepts: (double: number) => boolean, depth: number): Unstorable | null {
   if (typeof value === 'string')
     return isStorable(value) ? null : unstorable('INVALID_STRING', 'contains a NUL character or an unpaired surrogate')
   if (typeof value === 'number')
-    return Number.isFinite(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
+    return accepts(value) ? null : unstorable('INVALID_NUMBER', 'is outside the range of numbers')
   if (typeof value !== 'object' || value === null) return null
   if (value instanceof ExactNumber)
     return isStorableNumber(value)
@@ -196,7 +221,7 @@ function findUnstorable(value: unknown, depth: number): Unstorable | null {
   if (depth >= MAX_DEPTH) return unstorable('TOO_DEEP', `is nested deeper than ${MAX_DEPTH} levels`)
   if (Array.isArray(value)) {
     for (let index = 0; index < value.length; index++) {
-      const found = findUnstorable(value[index], depth + 1)
+      const found = findUnstorable(value[index], accepts, depth + 1)
       if (found) return within(index, found)
     }
     return null
@@ -204,7 +229,7 @@ function findUnstorable(value: unknown, depth: number): Unstorable | null {
   for (const key of Object.keys(value)) {
     if (!isStorable(key))
       return unstorable('INVALID_STRING', 'contains a key with a NUL character or an unpaired surrogate')
-    const found = findUnstorable((value as Record<string, unknown>)[key], depth + 1)
+    const found = findUnstorable((value as Record<string, unknown>)[key], accepts, depth + 1)
     if (found) return within(key, found)
   }
   return null

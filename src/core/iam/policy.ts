@@ -1,3 +1,4 @@
+import { isObject } from '../api/exact-json.ts'
 import { truncateChars } from '../api/storable-text.ts'
 import { compileGlob, type Glob } from './glob.ts'
 import { canonicalActions, canonicalType, type KnownActions, splitName } from './names.ts'
@@ -111,10 +112,6 @@ export function compileDocument(document: unknown): CompiledDocument {
   const reader = new Reader(null)
   const statements = reader.document(document, '')
   return reader.problems.length > 0 ? { valid: false, statements: [] } : { valid: true, statements }
-}
-
-function isObject(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value)
 }
 
 function quoted(value: unknown): string {

@@ -1,4 +1,5 @@
 import { raise, raiseInvalid } from '../api/errors.ts'
+import { isObject } from '../api/exact-json.ts'
 import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
 import type { ParentRoute } from '../api/operation.ts'
 import {
@@ -190,7 +191,7 @@ async function authorizeList(inv: Invocation, caller: Caller, action: string, ki
 /** Returns the tags that the body sets; the body of a tag operation consists of the tags. */
 function bodyTags({ operation, body }: Invocation): Record<string, string> | undefined {
   const tags = operation.path.endsWith('/tags') ? body : (body as { tags?: unknown } | undefined)?.tags
-  if (typeof tags !== 'object' || tags === null || Array.isArray(tags)) return undefined
+  if (!isObject(tags)) return undefined
   return Object.fromEntries(
     Object.entries(tags).filter((entry): entry is [string, string] => typeof entry[1] === 'string'),
   )

@@ -1,4 +1,5 @@
 import { z } from 'zod'
+import { isObject } from '../../core/api/exact-json.ts'
 import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 
 /** Parsing of the facts that handlers return. */
@@ -54,7 +55,7 @@ function parseFact(entry: unknown): ExtractedFact | null {
 }
 
 function parseTags(value: unknown): Record<string, string> {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) return {}
+  if (!isObject(value)) return {}
   const pairs = Object.entries(value).filter(
     (pair): pair is [string, string] =>
       typeof pair[1] === 'string' &&

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
+import { isObject } from '../../core/api/exact-json.ts'
 import type { Services } from '../../core/process/services.ts'
 import { sealJson } from '../../core/secrets/json.ts'
 import { tokensIn } from '../../identity/secrets/resolve.ts'
@@ -196,8 +197,7 @@ function modelProblems(value: unknown, path: string): Problem[] {
 }
 
 function headerProblems(provider: ProviderType, value: unknown, path: string): Problem[] {
-  if (typeof value !== 'object' || value === null || Array.isArray(value))
-    return [{ code: 'INVALID_TYPE', path, message: 'must be an object of strings' }]
+  if (!isObject(value)) return [{ code: 'INVALID_TYPE', path, message: 'must be an object of strings' }]
   if (isCloudProvider(provider))
     return [{ code: 'INVALID_VALUE', path, message: `are not allowed for a ${provider} provider` }]
   return Object.entries(value).flatMap(([name, text]): Problem[] => {

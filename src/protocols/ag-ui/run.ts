@@ -1,5 +1,6 @@
 import { AppError, raise } from '../../core/api/errors.ts'
 import type { ClientInput } from '../../core/invoke/call.ts'
+import { RequestCount } from '../../core/invoke/request-count.ts'
 import { resolvedName } from '../../execution/tools/actions.ts'
 import { openTranslated } from '../event-format.ts'
 import { callOperation, type Run, type ShownTurn } from './call.ts'
@@ -108,17 +109,22 @@ export async function attach({ request, sessionId }: Run, generation_id: string,
 
 const isUser = (message: Message): message is UserMessage => message.role === 'user'
 
-/** Stores the messages of the end user that the session does not have, in their order. Returns their number. */
+/**
+ * Stores the messages of the end user that the session does not have, in their order. Returns their number. Each after the
+ * first counts as a request of the key, because a body may have ten thousand.
+ */
 async function storeMessages(run: Run): Promise<number> {
   const { request, sessionId, thread, input } = run
   const stored = new Set(thread.stored_ids)
   const last = input.messages.findLastIndex(({ id }) => stored.has(id))
   const messages = input.messages.slice(last + 1).filter(isUser)
-  for (const message of messages)
+  for (const [index, message] of messages.entries()) {
+    if (index > 0) await new RequestCount(request.services).in(request.caller, thread.project_id)
     await callOperation(request, 'sendSessionMessage', {
       params: { session_id: sessionId },
       body: { ...(await messageBody(run, message)), idempotency_key: message.id },
     })
+  }
   run.counted ||= messages.length > 0
   return messages.length
 }

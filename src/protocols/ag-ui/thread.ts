@@ -3,12 +3,13 @@ import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
 import { endUserError } from '../../core/api/end-user.ts'
 import { AppError, raise } from '../../core/api/errors.ts'
 import { serviceHeader } from '../../core/http/mounts.ts'
-import { canSeeProject, isAllowed, requirePermitted } from '../../core/iam/access.ts'
+import { canSeeProject, couldAllowIn, isAllowed, raiseForbidden, requirePermitted } from '../../core/iam/access.ts'
 import { agentKind } from '../../execution/agents/model.ts'
 import { generationKind } from '../../execution/generations/model.ts'
+import { findGrantingShares } from '../../execution/shares/grants.ts'
 import { type AgUiRequest, callOperation, type Run } from './call.ts'
 import { type RunInput, turnOfMessage } from './input.ts'
-import { findThread } from './store.ts'
+import { findThread, type Thread } from './store.ts'
 
 /** Threads: sessions by the ids of clients. */
 
@@ -43,19 +44,32 @@ async function findRunThread(request: AgUiRequest, agentId: string, input: RunIn
     generation_ids: ids.flatMap(id => turnOfMessage(id) ?? []),
   })
   const isOpen = caller.end_user?.agent_ids.includes(agentId) ?? true
-  if (!thread || !isOpen || (caller.project_id === null && !canSeeProject(caller, thread.agent_project_id)))
+  if (!thread || !isOpen || !(await isVisible(request, agentId, thread)))
     return raise(agentKind.notFound, { meta: { id: agentId } })
   return { request, agentId, thread, input }
 }
 
+/** Whether a credential may learn that an agent exists: one of its project, a shared one, or one of its session. */
+async function isVisible({ services, caller }: AgUiRequest, agentId: string, thread: Thread): Promise<boolean> {
+  const { project_id, end_user } = caller
+  if (project_id === null) return canSeeProject(caller, thread.agent_project_id)
+  if (project_id === thread.agent_project_id || thread.session_id !== null || end_user) return true
+  return (await findGrantingShares(services.pool, 'agent', project_id, [agentId])).has(agentId)
+}
+
 /**
  * Finds the thread of a run, and counts the request.
- * @throws RESOURCE_NOT_FOUND for an unknown agent or the id of another session, QUOTA_EXCEEDED
+ * @throws RESOURCE_NOT_FOUND for an unknown agent or the id of another session, QUOTA_EXCEEDED, FORBIDDEN for a caller
+ *   that may send messages to no session
  */
 export async function findRun(request: AgUiRequest, agentId: string, input: RunInput): Promise<FoundRun> {
   const run = await findRunThread(request, agentId, input)
-  await request.exchange.request.count?.in(request.caller, run.thread.project_id)
-  if (run.thread.session_id !== null) await requireSession(request, run.thread.session_id)
+  const { caller } = request
+  const { project_id, session_id } = run.thread
+  await request.exchange.request.count?.in(caller, project_id)
+  if (session_id !== null) await requireSession(request, session_id)
+  else if (!caller.end_user && !couldAllowIn(caller, 'sessions:SendSessionMessage', project_id))
+    raiseForbidden(caller, 'sessions:SendSessionMessage')
   return run
 }
 

@@ -25,7 +25,7 @@ import {
   runInputOf,
   runOfChat,
 } from './input.ts'
-import { rewind } from './rewind.ts'
+import { rewind, undoRewind } from './rewind.ts'
 import { findLastTurn, listPendingApprovals } from './store.ts'
 
 const MOUNT: ThreadMount = { surface: 'ui', keyPrefix: CHAT_KEY_PREFIX, directory: '/ui', answersPartly: true }
@@ -79,16 +79,25 @@ async function respond(request: AgUiRequest, agentId: string, input: ChatInput):
 
 type Begun = { run: Run; outcome: RunOutcome }
 
-/** Begins the run of a request, after a rewind if the request replaces a part of the chat. */
+/** Begins the run of a request, after a rewind if the request replaces a part of the chat. A refusal undoes the rewind. */
 async function begin(run: Run, input: ChatInput): Promise<Begun> {
   const to = rewindOf(input)
-  let current = run
+  if (!to) return beginAt(run, input)
+  let sessionId = run.sessionId
   try {
-    if (to) current = await reopenRun(run, await rewind(run, to))
+    sessionId = await rewind(run, to)
+    const begun = await beginAt(await reopenRun(run, sessionId), input)
+    if (!('refused' in begun.outcome) || sessionId === run.sessionId) return begun
+    await undoRewind(run, sessionId)
+    return { run, outcome: begun.outcome }
   } catch (error) {
+    if (sessionId !== run.sessionId) await undoRewind(run, sessionId)
     if (!(error instanceof AppError) || HTTP_REFUSALS.includes(error.status)) throw error
     return { run, outcome: { refused: error } }
   }
+}
+
+async function beginAt(current: Run, input: ChatInput): Promise<Begun> {
   const { outputs, resume } = current.thread.run ? NO_ANSWERS : await openAnswers(current, input)
   const isNew = input.messages[input.messages.length - 1].role === 'user'
   if (!isNew && !outputs && resume.length === 0 && !current.thread.run)

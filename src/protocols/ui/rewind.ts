@@ -3,14 +3,16 @@ import { copyClientIds } from '../../conversation/conversations/store.ts'
 import { branchSession } from '../../conversation/sessions/create.ts'
 import { requireUsableAgent } from '../../conversation/sessions/end-user.ts'
 import { findSession, sessionKind } from '../../conversation/sessions/kind.ts'
+import type { SessionRow } from '../../conversation/sessions/model.ts'
 import { moveSessionKey } from '../../conversation/sessions/session-keys.ts'
 import { lockSessionAndConversation, ROLLED_BACK, requireOpen } from '../../conversation/sessions/session-locks.ts'
+import { lockPair, updateSession } from '../../conversation/sessions/store.ts'
 import { cancelTurns, findMailboxState } from '../../conversation/turns/mailbox.ts'
 import { raise, raiseInvalid } from '../../core/api/errors.ts'
 import { operation } from '../../core/api/operation.ts'
 import { callOperation, type Run } from '../ag-ui/call.ts'
 import type { Rewind } from './input.ts'
-import { findPlace } from './store.ts'
+import { findPlace, isUntouchedFork } from './store.ts'
 
 /** Regenerated answers and edited messages: the chat continues in a fork of its session. */
 
@@ -56,22 +58,45 @@ const rewindOperation = operation({
     const until = replaces_message ? place.position - 1 : place.position
     const fork = await branchSession(tx, session, { single_session_per_actor: true }, until)
     await copyClientIds(tx, conversation.id, fork.conversation.id)
-    const { project_id, agent_id, actor_id } = session
-    await moveSessionKey(tx, { project_id, agent_id, actor_id, key }, fork.session.id)
+    await moveSessionKey(tx, keyOf(session, key), fork.session.id)
     Object.assign(audit.detail, { session_id, fork_session_id: fork.session.id })
     return { session_id: fork.session.id }
   },
 })
 
+const keyOf = ({ project_id, agent_id, actor_id }: SessionRow, key: string) => ({ project_id, agent_id, actor_id, key })
+
+/** The key of the session of a chat. */
+const chatKey = ({ request, input }: Run): string => request.mount.keyPrefix + input.threadId
+
 /**
  * Rewinds a chat to a message and cancels its open turns. Returns the session in which it continues.
  * @throws FORBIDDEN, SESSION_CLOSED, SESSION_EXPIRED, VALIDATION_FAILED for a chat by the id of its session
  */
-export async function rewind({ request, sessionId, thread, input }: Run, to: Rewind): Promise<string> {
-  const { keyPrefix } = request.mount
+export async function rewind(run: Run, to: Rewind): Promise<string> {
+  const { request, sessionId, thread, input } = run
   const { body } = await callOperation(request, rewindOperation, {
     query: request.caller.project_id === null ? { project_id: thread.project_id } : {},
-    body: { ...to, session_id: sessionId, key: input.threadId === sessionId ? null : keyPrefix + input.threadId },
+    body: { ...to, session_id: sessionId, key: input.threadId === sessionId ? null : chatKey(run) },
   })
   return (body as { session_id: string }).session_id
 }
+
+/**
+ * Undoes a rewind whose run was refused, so that the chat keeps its messages: continues it in the session before, unless
+ * something has happened in the fork. Locks the pair of agent and end user first, then the parent, as everywhere. It is not
+ * an operation: the limit that refused the run would refuse it too.
+ */
+export const undoRewind = (run: Run, forkId: string): Promise<void> =>
+  run.request.services.write(async tx => {
+    const [parentFound, forkFound] = [await findSession(tx, run.sessionId), await findSession(tx, forkId)]
+    if (!parentFound || !forkFound) return
+    if (parentFound.actor_id !== null) await lockPair(tx, parentFound.agent_id, parentFound.actor_id)
+    const { session: parent } = await lockSessionAndConversation(tx, parentFound)
+    const { session: fork } = await lockSessionAndConversation(tx, forkFound)
+    if (parent.status !== 'closed' || fork.status !== 'open' || fork.forked_from_session_id !== parent.id) return
+    if (!(await isUntouchedFork(tx, fork, parent))) return
+    await moveSessionKey(tx, keyOf(parent, chatKey(run)), parent.id)
+    tx.emit(sessionKind, 'closed', await updateSession(tx, fork.id, { status: 'closed' }))
+    tx.emit(sessionKind, 'updated', await updateSession(tx, parent.id, { status: 'open', reopened: true }))
+  })

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 
 const latestRow = sql.type(
   z.object({ id: z.string(), status: z.string(), required_action: z.record(z.string(), z.unknown()).nullable() }),
@@ -38,3 +38,16 @@ export const findPlace = (db: Queryable, conversationId: string, messageId: stri
     where m.conversation_id = ${conversationId} and m.role = 'user' and m.operator_id is null
       and (m.idempotency_key = ${messageId} or m.document_id = ${messageId})
     order by m.position desc limit 1`)
+
+/** Whether a fork has had no turn, and only messages of its parent. By generations_session and the primary keys. */
+export const isUntouchedFork = (
+  db: Queryable,
+  fork: { id: string; conversation_id: string },
+  parent: { conversation_id: string },
+): Promise<boolean> =>
+  db.exists(voidStatement`
+    select where not exists (select from generations g where g.session_id = ${fork.id})
+      and not exists (
+        select from conversation_messages m where m.conversation_id = ${fork.conversation_id} and not exists (
+          select from conversation_messages p
+          where p.conversation_id = ${parent.conversation_id} and p.document_id = m.document_id))`)

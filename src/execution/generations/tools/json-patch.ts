@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { raiseInvalid } from '../../../core/api/errors.ts'
-import { parseExactJson } from '../../../core/api/exact-json.ts'
+import { isObject, parseExactJson } from '../../../core/api/exact-json.ts'
 import { storabilityProblem } from '../../../core/api/validate.ts'
 
 /** An operation of a JSON Patch (RFC 6902). */
@@ -185,7 +185,7 @@ type Container = unknown[] | Record<string, unknown>
 /** Returns the object or array at a path. */
 function containerAt(document: unknown, path: readonly string[], at: string): Container {
   const found = read(document, path, at)
-  return typeof found === 'object' && found !== null ? (found as Container) : refuse(at, 'the path does not exist')
+  return Array.isArray(found) || isObject(found) ? found : refuse(at, 'the path does not exist')
 }
 
 const INDEX = /^(0|[1-9]\d{0,8})$/
@@ -199,8 +199,7 @@ function read(document: unknown, path: readonly string[], at: string): unknown {
   let current = document
   for (const token of path) {
     if (Array.isArray(current)) current = current[indexIn(current, token, current.length - 1, at)]
-    else if (typeof current === 'object' && current !== null && Object.hasOwn(current, token))
-      current = (current as Record<string, unknown>)[token]
+    else if (isObject(current) && Object.hasOwn(current, token)) current = current[token]
     else refuse(at, 'the path does not exist')
   }
   return current

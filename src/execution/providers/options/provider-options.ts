@@ -1,4 +1,5 @@
 import type { Problem } from '../../../core/api/errors.ts'
+import { isObject } from '../../../core/api/exact-json.ts'
 import { truncateChars } from '../../../core/api/storable-text.ts'
 import { PROVIDER_TYPES, type ProviderRow, type ProviderType } from '../model.ts'
 import type { VendorNote } from '../model-messages.ts'
@@ -105,9 +106,6 @@ const typeOf = (group: string): ProviderType | undefined =>
 
 /** An option of a group, and the path of the package's option that it sets. */
 type Entry = { path: string; name: string; target: string | null; value: unknown; siblings?: readonly string[] }
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /** Returns the key of a record with a name in any spelling. */
 const keyOf = (record: object, name: string): string | undefined =>

@@ -1,3 +1,5 @@
+import { isObject } from '../../../core/api/exact-json.ts'
+
 /** The parts of JSON Schema that the schemas of vendor options have. */
 export type OptionSchema = {
   type?: string | string[]
@@ -67,7 +69,7 @@ function isOfType(type: string, value: unknown): boolean {
   if (type === 'integer') return Number.isInteger(value)
   if (type === 'array') return Array.isArray(value)
   if (type === 'null') return value === null
-  if (type === 'object') return typeof value === 'object' && value !== null && !Array.isArray(value)
+  if (type === 'object') return isObject(value)
   return typeof value === type
 }
 
