@@ -9,9 +9,13 @@ type Prices = Record<string, number>
 
 type Entry = {
   models: string[]
-  /** Page that was read, and the day for which it gives the prices. */
+  /** Page of the prices, a second source with the same prices, and the day for which one of them gives them. */
   source: string
+  also?: string
   as_of: string | null
+  /** Pages of the prices of web searches and of service tiers. */
+  search_source?: string
+  tier_source?: string
   prices: Prices
   /** Prices of calls whose prompt has more tokens than the key. */
   above?: Record<string, Prices>

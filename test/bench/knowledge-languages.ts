@@ -7,7 +7,7 @@ import { client, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { start } from './http.ts'
 import { seeded, sparse } from './knowledge-corpora.ts'
-import { LANGUAGES, labelledSet, recallOfSet, searchLanguageOf } from './languages.ts'
+import { LANGUAGES, labelledSet, qualityOfSet, searchLanguageOf, setSearch, writeSet } from './languages.ts'
 import { median, percentile, postmaster, processorTime, rounded } from './measure.ts'
 import type { Row } from './rows.ts'
 
@@ -35,28 +35,17 @@ async function recallRows(app: TestApp): Promise<Row[]> {
     const search_language = searchLanguageOf(language) ?? 'auto'
     const { id } = (await app.admin.post('/projects', { name: language, search_language })).body
     const key = app.as((await app.admin.post('/project-keys', { project_id: id })).body.secret)
-    for (const content of set.passages) await key.post('/documents', { content })
-    const ask = async (query: string, limit: number): Promise<any[]> =>
-      (await key.post('/knowledge/search', { query, limit })).body.results
-    const { whole, words } = await recallOfSet(set, async query => {
-      const first = (await ask(query, 10)).map(({ content }) => content)
-      // A long answer shows what was found by words, by its rank.
-      const others = await ask(query, 100)
-      others.sort((left, right) => rankOf(first, left.content) - rankOf(first, right.content))
-      return others.map(({ content, signals }) => ({ content, lexical: signals.lexical ?? null }))
-    })
-    const note = `${set.questions.length} questions, ${set.passages.length} passages, search_language ${search_language}`
+    await writeSet(set, content => key.post('/documents', { content }))
+    const { whole, words } = await qualityOfSet(set, setSearch(key))
+    const note = `${set.questions.length} questions, ${set.passages.length + set.distractors.length} passages, search_language ${search_language}`
     rows.push(
-      { what: `recall@10, ${language}`, value: rounded(whole, 3), unit: '', target: '>= 0.9', note },
-      { what: `recall@10, ${language}, words only`, value: rounded(words, 3), unit: '', target: '>= 0.8' },
+      { what: `recall@10, ${language}`, value: rounded(whole.recall, 3), unit: '', target: '>= 0.9', note },
+      { what: `MRR, ${language}`, value: rounded(whole.reciprocal, 3), unit: '' },
+      { what: `recall@10, ${language}, words only`, value: rounded(words.recall, 3), unit: '', target: '>= 0.8' },
+      { what: `MRR, ${language}, words only`, value: rounded(words.reciprocal, 3), unit: '' },
     )
   }
   return rows
-}
-
-const rankOf = (first: readonly string[], content: string): number => {
-  const rank = first.indexOf(content)
-  return rank < 0 ? first.length : rank
 }
 
 async function sizeRows(app: TestApp): Promise<Row[]> {

@@ -57,8 +57,8 @@ describe('muster prices import', function () {
     assert.match(book.date, /^\d{4}-\d\d-\d\d$/)
     for (const { provider, prices } of book.vendors) {
       assert.ok((PROVIDER_TYPES as readonly string[]).includes(provider), provider)
-      for (const { source, as_of, models } of prices) {
-        assert.match(source, /^https:\/\//)
+      for (const { source, also = source, search_source = source, tier_source = source, as_of, models } of prices) {
+        for (const page of [source, also, search_source, tier_source]) assert.match(page, /^https:\/\//)
         assert.ok(as_of === null || (/^\d{4}-\d\d-\d\d$/.test(as_of) && as_of <= book.date), String(as_of))
         assert.ok(models.length > 0)
       }
@@ -70,6 +70,23 @@ describe('muster prices import', function () {
     }
     const items = prices.map(({ unit_price: _, ...item }) => JSON.stringify(item))
     assert.equal(new Set(items).size, items.length)
+  })
+
+  it('has a price of web searches for every model of a vendor whose searches are metered', () => {
+    const book = readPriceBook()
+    for (const vendor of ['anthropic', 'openai', 'google', 'xai']) {
+      const prices = pricesOf(book, [vendor])
+      const searched = new Set(prices.filter(({ unit }) => unit === 'search').map(({ model }) => model))
+      for (const { model } of prices) assert.ok(searched.has(model), model)
+    }
+  })
+
+  it('rests on a page of the vendor for at least forty models', () => {
+    const pages =
+      /^https:\/\/(platform\.claude\.com|(developers\.)?openai\.com|ai\.google\.dev|docs\.x\.ai|console\.groq\.com|api-docs\.deepseek\.com)\//
+    const entries = readPriceBook().vendors.flatMap(({ prices }) => prices)
+    const models = entries.filter(({ source }) => pages.test(source)).flatMap(entry => entry.models)
+    assert.ok(models.length >= 40, String(models.length))
   })
 
   it('shows what changes, and changes nothing without a confirmation', async () => {

@@ -218,6 +218,64 @@ describe('views to operate a deployment', function () {
     assert.deepEqual(problems, [])
   })
 
+  it('show prices by tier and size of prompts in the order of items, and change them', async () => {
+    const price = { provider: 'custom', model: 'tiered', component: 'input_tokens', unit: 'token', unit_price: 0.25 }
+    const prices = [
+      { ...price, tier: 'priority' },
+      { ...price, above_tokens: 200_000 },
+      { ...price, effective_from: '2999-01-01T00:00:30Z' },
+      price,
+    ].map(each => ({ effective_from: '2026-01-01', ...each }))
+    for (const each of prices) {
+      const { status, body } = await suite.app.admin.put(`/projects/${project()}/prices`, { prices: [each] })
+      assert.equal(status, 200, JSON.stringify(body))
+    }
+    const { page, problems } = await open('usage?tab=prices&model=tiered')
+    const rows = page.getByRole('row').filter({ hasText: 'tiered' })
+    const has = async (texts: RegExp[]) => {
+      for (const [index, text] of texts.entries()) await rows.nth(index).filter({ hasText: text }).waitFor()
+    }
+    await has([/future/, /0\.25/, /above 200,000 tokens/, /tier priority/])
+    await accessible(page)
+    await rows.nth(3).getByRole('button', { name: 'Change price' }).click()
+    const dialog = page.getByRole('dialog')
+    assert.equal(await dialog.getByLabel('Tier').inputValue(), 'priority')
+    await dialog.getByLabel('Unit price').fill('0.75')
+    await page.keyboard.press('Enter')
+    await page.getByText('The price is added').first().waitFor()
+    await has([/future/, /0\.25/, /above/, /0\.75.*future/])
+    await dialog.waitFor({ state: 'detached' })
+    await rows.nth(0).getByRole('button', { name: 'Change price' }).click()
+    await dialog.getByLabel('Unit price').fill('0.5')
+    await page.keyboard.press('Enter')
+    await dialog.waitFor({ state: 'detached' })
+    await has([/0\.50?.*future/])
+    const { data } = (await suite.app.admin.get(`/projects/${project()}/prices?model=tiered&sort=item`)).body
+    assert.deepEqual(
+      data.map(({ tier, above_tokens, unit_price }: any) => [tier, above_tokens, unit_price]),
+      [
+        [null, null, 0.5],
+        [null, null, 0.25],
+        [null, 200_000, 0.25],
+        ['priority', null, 0.75],
+        ['priority', null, 0.25],
+      ],
+    )
+    assert.deepEqual(problems, [])
+  })
+
+  it('report usage by component, service tier and served model', async () => {
+    await turn()
+    const { page, problems } = await open('usage?by=served_model')
+    await page.getByRole('heading', { name: 'By served model' }).waitFor()
+    const components = page.getByRole('table', { name: 'By component' })
+    await components.getByRole('row').filter({ hasText: 'input_tokens' }).first().waitFor()
+    await page.getByLabel('By', { exact: true }).first().click()
+    await page.getByRole('option', { name: 'By service tier' }).click()
+    await page.getByRole('heading', { name: 'By service tier' }).waitFor()
+    assert.deepEqual(problems, [])
+  })
+
   it('create, edit and delete a quota by the keyboard, and show how much of it is used', async () => {
     const { page, problems } = await open('usage?tab=quotas')
     const quotas = async () =>

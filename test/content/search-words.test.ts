@@ -6,7 +6,6 @@ import { chunkWords, rebuildWords } from '../../src/content/words/rebuild.ts'
 import { sql } from '../../src/core/db/sql.ts'
 import { RequeueError } from '../../src/core/jobs/handler.ts'
 import { toolKind } from '../../src/execution/tools/model.ts'
-import { LANGUAGES, labelledSet, recallOfSet, searchLanguageOf } from '../bench/languages.ts'
 import { state } from '../memory/support.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { ingested, refuses, upload } from './ingestion-support.ts'
@@ -307,17 +306,4 @@ describe('search by words', () => {
       await other.close()
     }
   })
-
-  for (const language of LANGUAGES)
-    it(`finds at least 0.8 of the answers in ${language}`, async () => {
-      const whole = labelledSet(language)
-      const passages = whole.passages.slice(0, 14)
-      const questions = whole.questions.filter(({ passage }) => passage < passages.length)
-      const { key } = await project(passages, { search_language: searchLanguageOf(language) ?? 'auto' })
-      const { words, missed } = await recallOfSet({ passages, questions }, async query => {
-        const texts = await found(key, query)
-        return texts.map((content, index) => ({ content, lexical: index + 1 }))
-      })
-      assert.ok(words >= 0.8, `${words}: ${missed.join(' / ')}`)
-    })
 })

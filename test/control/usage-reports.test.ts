@@ -35,6 +35,7 @@ describe('usage reports', () => {
       }),
       turn({
         model: 'm1',
+        served_model: 'm1-2026',
         agent_id: 'agent_1',
         actor_id: 'actor_2',
         session_id: 'sess_2',
@@ -44,6 +45,7 @@ describe('usage reports', () => {
       }),
       turn({
         model: 'm2',
+        served_model: 'm2-2026',
         agent_id: 'agent_2',
         session_id: 'sess_2',
         generation_id: gen(project, 3),
@@ -53,6 +55,8 @@ describe('usage reports', () => {
       }),
       turn({
         model: 'm1',
+        served_model: 'm1-2026',
+        service_tier: 'priority',
         agent_id: 'agent_2',
         generation_id: gen(project, 4),
         created_at: at('02T00:00'),
@@ -160,6 +164,8 @@ describe('usage reports', () => {
     assert.deepEqual(await of('source'), { null: 0.7000000001, decider: null })
     for (const group of ['trigger', 'action', 'orchestration_run', 'publisher_project'])
       assert.deepEqual(await of(group), { null: 0.7000000001 })
+    assert.deepEqual(await of('served_model'), { 'm1-2026': 0.6, null: 0.1000000001, 'm2-2026': null })
+    assert.deepEqual(await of('service_tier'), { priority: 0.4, null: 0.3000000001 })
     const [actors, sessions] = [
       await aggregate(project, 'group_by=actor'),
       await aggregate(project, 'group_by=session'),

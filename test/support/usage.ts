@@ -45,9 +45,9 @@ export async function insertUsage(
     return { created_at: new Date().toISOString(), ...use, id, idempotency_key: id, project_id: projectId }
   })
   await app.services.pool.query(sql.unsafe`
-    insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id,
+    insert into usage_events (id, project_id, idempotency_key, meter_type, provider, model, served_model, service_tier, ai_provider_id, agent_id, generation_id, trace_id,
       actor_id, session_id, source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at)
-    select id, project_id, idempotency_key, meter_type, provider, model, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
+    select id, project_id, idempotency_key, meter_type, provider, model, served_model, service_tier, ai_provider_id, agent_id, generation_id, trace_id, actor_id, session_id,
       source, orchestration_run_id, node_id, trigger_id, action_id, publisher_project_id, cost_usd, tokens, components, created_at
     from jsonb_populate_recordset(null::usage_events, ${JSON.stringify(rows)}::jsonb)`)
 }

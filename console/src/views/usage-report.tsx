@@ -28,7 +28,17 @@ const DAY_MS = 86_400_000
 const SHOWN_GROUPS = 5
 const texts = strings.usage
 
-const DIMENSIONS = ['agent', 'model', 'actor', 'session', 'ai_provider', 'source', 'meter_type'] as const
+const DIMENSIONS = [
+  'agent',
+  'model',
+  'served_model',
+  'service_tier',
+  'actor',
+  'session',
+  'ai_provider',
+  'source',
+  'meter_type',
+] as const
 type Dimension = (typeof DIMENSIONS)[number]
 type Totals = Pick<UsageAggregate['totals'], 'cost_usd' | 'input_tokens' | 'output_tokens' | 'event_count'>
 
@@ -196,6 +206,9 @@ export function UsageReport() {
               <Section title={texts.groups(texts.dimensions[by])}>
                 <Groups groups={sorted} total={measure.of(totals)} measure={measure.of} nameOf={nameOf} />
               </Section>
+              <Section title={texts.byComponent}>
+                <Components components={totals.components} />
+              </Section>
             </>
           )
         }}
@@ -237,6 +250,28 @@ function Groups({
             <Table.Td data-title={titles[2]}>{group.input_tokens.toLocaleString()}</Table.Td>
             <Table.Td data-title={titles[3]}>{group.output_tokens.toLocaleString()}</Table.Td>
             <Table.Td data-title={titles[4]}>{costText(group.cost_usd)}</Table.Td>
+          </Table.Tr>
+        ))}
+      </Table.Tbody>
+    </Table>
+  )
+}
+
+/** Quantity and cost of each component, the dearest first. */
+function Components({ components }: { components: UsageAggregate['totals']['components'] }) {
+  const titles = [texts.component, texts.quantity, texts.measures.cost]
+  const sorted = components.toSorted((one, other) => (other.cost_usd ?? -1) - (one.cost_usd ?? -1))
+  return (
+    <Table className="rows" verticalSpacing="xs" aria-label={texts.byComponent}>
+      <TableHead titles={titles} />
+      <Table.Tbody>
+        {sorted.map(({ component, unit, quantity, cost_usd }) => (
+          <Table.Tr key={`${component} ${unit}`}>
+            <Table.Td w="40%">{visible(component)}</Table.Td>
+            <Table.Td data-title={titles[1]}>
+              {quantity.toLocaleString()} {visible(unit)}
+            </Table.Td>
+            <Table.Td data-title={titles[2]}>{costText(cost_usd)}</Table.Td>
           </Table.Tr>
         ))}
       </Table.Tbody>

@@ -34,6 +34,8 @@ const column = (name: string, rolled: boolean): Dimension => ({
 /** Dimensions of usage; days are in UTC. */
 export const DIMENSIONS = {
   model: { ...column('model', true), columns: ['model', 'ai_provider_id'] },
+  served_model: column('served_model', false),
+  service_tier: column('service_tier', false),
   ai_provider: column('ai_provider_id', true),
   agent: column('agent_id', true),
   agent_version: column('agent_version', false),
@@ -142,7 +144,7 @@ const eventCondition = (selection: UsageSelection): Fragment =>
 function fromEvents(selection: UsageSelection, span: Span, group: GroupBy | null): Fragment {
   const turns = group === 'agent_version' ? turnVersions.only() : null
   return sql.fragment`
-    select t.project_id, t.created_at as at, t.meter_type, t.model, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
+    select t.project_id, t.created_at as at, t.meter_type, t.model, t.served_model, t.service_tier, t.ai_provider_id, t.agent_id, t.source, t.publisher_project_id,
       t.orchestration_run_id, t.actor_id, t.session_id, t.trigger_id, t.action_id,
       ${turns ? sql.fragment`${turns.version}::text` : sql.fragment`null::text`} as agent_version, p.*
     from usage_events t ${turns?.join ?? sql.fragment``} cross join lateral usage_parts(t.components, t.cost_usd, t.event_count) p
