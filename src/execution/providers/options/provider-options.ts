@@ -226,15 +226,18 @@ export function providerOptionProblems(all: Record<string, unknown>): Problem[] 
 
 /** An option that one of the APIs takes is valid: the provider, and with it the API, may change. */
 function groupProblems(type: ProviderType, group: Record<string, unknown>, path: string, limit: number): Problem[] {
-  const problems = Object.keys(group).flatMap(name => {
+  const problems: OptionProblem[] = []
+  const isUnknown = (each: OptionProblem[]) => each.some(({ unknown }) => unknown)
+  for (const name of Object.keys(group)) {
+    if (problems.length >= limit) break
     const readings = APIS[type].map(api =>
       entriesOf(api, { [name]: group[name] }, path).flatMap(entry => readEntry(api, entry).problems),
     )
-    const isUnknown = (each: OptionProblem[]) => each.some(({ unknown }) => unknown)
-    return readings.reduce((least, each) =>
-      each.length === 0 || (least.length > 0 && isUnknown(least) && !isUnknown(each)) ? each : least,
+    const least = readings.reduce((best, each) =>
+      each.length === 0 || (best.length > 0 && isUnknown(best) && !isUnknown(each)) ? each : best,
     )
-  })
+    problems.push(...least.slice(0, limit))
+  }
   return problems
     .slice(0, limit)
     .map(({ path: at, message, unknown }) =>
