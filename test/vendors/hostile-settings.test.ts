@@ -20,6 +20,7 @@ async function startVendor() {
   const vendor = {
     url: '',
     sent: [] as Json[],
+    paths: [] as string[],
     answer: (_path: string, _body: Json): Answer => ({ body: COMPLETION }),
     close: () => server.close(),
   }
@@ -28,6 +29,7 @@ async function startVendor() {
     for await (const chunk of request) text += chunk
     const body = text === '' ? {} : JSON.parse(text)
     if (request.method === 'POST') vendor.sent.push(body)
+    vendor.paths.push(request.url ?? '')
     const { status = 200, body: answer } = vendor.answer(request.url ?? '', body)
     response
       .writeHead(status, { 'content-type': 'application/json' })
@@ -49,7 +51,7 @@ describe('providers that several callers share', function () {
   before(async () => {
     vendor = await startVendor()
     app = await startApp({ env: { EGRESS_ALLOW_HOSTS: '127.0.0.1' } })
-    const project = await app.projectWith(['ai-providers:*', 'chats:*', 'usage:*', 'projects:*'])
+    const project = await app.projectWith(['ai-providers:*', 'chats:*', 'secrets:*', 'usage:*'])
     key = project.key
     const statement = [{ effect: 'Allow', action: ['chats:CreateChatCompletion'], resource: ['*'] }]
     const policy = await app.admin.post('/policies', { document: { statement } })
@@ -293,5 +295,85 @@ describe('providers that several callers share', function () {
         assert.ok((served_model ?? '').length <= 255)
         for (const { quantity } of components) assert.ok(Number.isSafeInteger(quantity) && quantity >= 0, `${quantity}`)
       }
+    })
+
+  it('cite only pages of the web, at positions in the text', async () => {
+    const secret = await key.post('/secrets', { name: 'key', value: 'vendor-key' })
+    const id = await providerOf({ provider: 'openai', config: { api: 'responses' }, secret_id: secret.body.id })
+    const cite = (fields: object) => ({
+      type: 'url_citation',
+      start_index: 0,
+      end_index: 4,
+      url: 'https://example.com',
+      title: 'Page',
+      ...fields,
+    })
+    const annotations = [
+      cite({ start_index: -5, end_index: 1e300 }),
+      cite({ start_index: 1.5, end_index: 2.5 }),
+      cite({ start_index: 3, end_index: 1 }),
+      cite({ url: 'javascript:alert(1)' }),
+      cite({ url: 'data:text/html,x' }),
+      cite({ url: ' javascript:https://x' }),
+      cite({ url: `https://example.com/${'x'.repeat(3000)}` }),
+      cite({ url: 'https://example.com/\0\u001b\ud800', title: '\0'.repeat(1_000_000) }),
+      ...Array.from({ length: 10_000 }, (_, n) => cite({ url: `https://example.com/${n}` })),
+    ]
+    const content = [{ type: 'output_text', text: 'fine', annotations }]
+    vendor.answer = () => ({
+      body: {
+        id: 'resp_1',
+        object: 'response',
+        created_at: 1,
+        model: 'm',
+        status: 'completed',
+        output: [{ type: 'message', id: 'msg_1', role: 'assistant', status: 'completed', content }],
+        usage: { input_tokens: 3, output_tokens: 1, total_tokens: 4 },
+      },
+    })
+    const { status, body } = await complete(narrow, id, {})
+    assert.equal(status, 200, JSON.stringify(body))
+    const cited: Json[] = body.choices[0].message.annotations.map(({ url_citation }: Json) => url_citation)
+    assert.equal(cited.length, 200)
+    for (const { url, title, start_index, end_index } of cited) {
+      assert.match(url, /^https:\/\/example\.com[^\0]{0,30}$/)
+      assert.ok(title.length <= 500)
+      assert.ok([start_index, end_index].every(Number.isInteger), `${start_index} ${end_index}`)
+      assert.ok(0 <= start_index && start_index <= end_index && end_index <= 4, `${start_index} ${end_index}`)
+    }
+  })
+
+  for (const [provider, config, base, escapes, model, path] of [
+    ['google', null, '/v1beta', [], 'tunedModels/x', '/v1beta/tunedModels/x:streamGenerateContent?alt=sse'],
+    [
+      'azure',
+      { api: 'chat', api_version: '2024-02-01' },
+      '/openai',
+      ['x/extensions'],
+      'x.1',
+      '/openai/deployments/x.1/chat/completions?api-version=2024-02-01',
+    ],
+    [
+      'azure',
+      { api: 'chat', api_version: '2024-02-01', model: 'gpt-4.1' },
+      '/openai',
+      [],
+      'x.1',
+      '/openai/deployments/x.1/chat/completions?api-version=2024-02-01',
+    ],
+  ] as const)
+    it(`send requests of ${provider} with ${JSON.stringify(config)} to no path that a caller names`, async () => {
+      const secret = await key.post('/secrets', { name: 'key', value: 'vendor-key' })
+      const fields = { provider, config, base_url: vendor.url + base, secret_id: secret.body.id }
+      const id = await providerOf(fields)
+      const outside = ['../x?y=', '../../x#', 'a/../../x', '..', '%2e%2e/x', '\\..\\x', '.\t./x', '/x', ...escapes]
+      vendor.paths.length = 0
+      for (const name of outside) {
+        const { status, body } = await complete(narrow, id, { model: `${id}/${name}` })
+        assert.deepEqual([status, body.error.code], [400, 'VALIDATION_FAILED'], name)
+      }
+      assert.deepEqual(vendor.paths, [])
+      await complete(narrow, id, { model: `${id}/${model}` })
+      assert.equal(vendor.paths[0], path)
     })
 })

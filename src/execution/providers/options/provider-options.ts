@@ -224,6 +224,18 @@ export function providerOptionProblems(all: Record<string, unknown>): Problem[] 
   return problems
 }
 
+/** Returns the problems of options that another one sets too. `top_logprobs` goes with `logprobs`. */
+function repeatedOptions(entries: readonly Entry[]): OptionProblem[] {
+  const seen = new Map<string, Entry>()
+  return entries.flatMap(entry => {
+    const { path, name, target } = entry
+    if (target === null || plainName(name) === 'toplogprobs') return []
+    const first = seen.get(target)
+    if (first === undefined) seen.set(target, entry)
+    return first === undefined ? [] : [{ path, message: `repeats ${first.path}` }]
+  })
+}
+
 /** An option that one of the APIs takes is valid: the provider, and with it the API, may change. */
 function groupProblems(type: ProviderType, group: Record<string, unknown>, path: string, limit: number): Problem[] {
   const problems: OptionProblem[] = []
@@ -238,6 +250,7 @@ function groupProblems(type: ProviderType, group: Record<string, unknown>, path:
     )
     problems.push(...least.slice(0, limit))
   }
+  if (problems.length === 0) problems.push(...repeatedOptions(entriesOf(APIS[type][0], group, path)))
   return problems
     .slice(0, limit)
     .map(({ path: at, message, unknown }) =>
