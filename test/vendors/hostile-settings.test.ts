@@ -286,7 +286,8 @@ describe('providers that several callers share', function () {
       const text = typeof usage === 'string' ? usage : JSON.stringify(usage)
       vendor.answer = () => ({ body: whole.replace(JSON.stringify(COMPLETION.usage), text) })
       const reply = await complete(narrow, id, {})
-      if (reply.status !== 200) assert.equal(reply.body.error.code, 'AI_PROVIDER_ERROR', JSON.stringify(reply.body))
+      // The package refuses a body whose counts are no numbers.
+      if (reply.status !== 200) assert.match(JSON.stringify(reply.body), /Invalid JSON response/)
       const events = await eventually(async () => {
         const { body } = await key.get(`/usage/events?ai_provider_id=${id}`)
         return reply.status !== 200 || body.data.length > 0 ? (body.data as Json[]) : null

@@ -224,7 +224,7 @@ export function providerOptionProblems(all: Record<string, unknown>): Problem[] 
   return problems
 }
 
-/** Returns the problems of options that another one sets too. `top_logprobs` goes with `logprobs`. */
+/** Returns the problems of options that another one sets too. `top_logprobs` is allowed with `logprobs`. */
 function repeatedOptions(entries: readonly Entry[]): OptionProblem[] {
   const seen = new Map<string, Entry>()
   return entries.flatMap(entry => {

@@ -40,7 +40,7 @@ const PACKAGE_TOOLS: Partial<Record<OptionApi, Partial<Record<VendorTool['type']
   groq: { web_search: { id: 'groq.browser_search', name: 'browser_search' } },
 }
 
-/** Whether a tool is among those of a request, and the vendor has it. */
+/** Whether a request has a tool that its vendor runs, and the vendor has it. */
 export const hasVendorTool = (api: OptionApi, tools: VendorTools | null, type: VendorTool['type']): boolean =>
   PACKAGE_TOOLS[api]?.[type] !== undefined && tools?.some(tool => tool.type === type) === true
 
