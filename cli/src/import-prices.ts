@@ -47,10 +47,15 @@ export async function importPricesCommand(args: string[]): Promise<number> {
     const isOfProject = connectionOptions.project !== undefined
     const project = isOfProject ? { project_id: await connection.projectId() } : {}
     const scope = isOfProject ? 'ProjectPrices' : 'Prices'
-    const current: Price[] = []
-    const list = await caller.list(caller.commandById(`list${scope}`), project, { signal: interruption })
-    for await (const price of list) current.push(price)
-    const changes = changesOf(wanted, current, Date.now())
+    const listed = async (command: string, args: { project_id?: string }): Promise<Price[]> => {
+      const prices: Price[] = []
+      const list = await caller.list(caller.commandById(command), args, { signal: interruption })
+      for await (const price of list) prices.push(price)
+      return prices
+    }
+    const current = await listed(`list${scope}`, project)
+    const broader = isOfProject ? await listed('listPrices', {}) : []
+    const changes = changesOf(wanted, { current, broader }, Date.now())
     if (settings.isHuman && !settings.isQuiet) for (const line of lines(changes, book.date)) note(line)
     if (plan || changes.length === 0) {
       if (!settings.isHuman) await printLine(JSON.stringify(answer(book.date, changes, 0)))
@@ -75,19 +80,38 @@ export async function importPricesCommand(args: string[]): Promise<number> {
 const itemOf = ({ provider, model, component }: BookPrice): string => JSON.stringify([provider, model, component])
 const variantOf = ({ tier, above_tokens, unit }: BookPrice): string => JSON.stringify([tier, above_tokens, unit])
 
+/** Returns the prices of a book without those that a price from a later day has replaced. */
+function withoutReplaced(book: readonly BookPrice[], now: number): BookPrice[] {
+  const startOf = ({ effective_from }: BookPrice): number => (effective_from ? Date.parse(effective_from) : -Infinity)
+  const keyOf = (price: BookPrice): string => itemOf(price) + variantOf(price)
+  const latest = new Map<string, number>()
+  for (const price of book)
+    if (startOf(price) <= now) latest.set(keyOf(price), Math.max(startOf(price), latest.get(keyOf(price)) ?? -Infinity))
+  return book.filter(price => startOf(price) > now || startOf(price) === latest.get(keyOf(price)))
+}
+
 /**
- * Returns the prices of a book that differ from the prices in effect. A price of an item that has one already starts later,
- * because recorded usage keeps its price.
+ * Returns the prices of a book that differ from the prices in effect. A price of an item that has one already, also a broader
+ * one, starts later, because recorded usage keeps its price.
  */
-function changesOf(wanted: readonly BookPrice[], current: readonly Price[], now: number): Change[] {
+function changesOf(
+  book: readonly BookPrice[],
+  { current, broader }: Record<'current' | 'broader', readonly Price[]>,
+  now: number,
+): Change[] {
   const isEffective = ({ effective_from, effective_until, resource }: Price): boolean =>
     resource === null && Date.parse(effective_from) <= now && (!effective_until || Date.parse(effective_until) > now)
   const byItem = Map.groupBy(
     current.filter(({ resource }) => resource === null),
     itemOf,
   )
+  const priced = new Set(
+    [...current, ...broader]
+      .filter(({ resource, effective_from }) => resource === null && Date.parse(effective_from) <= now)
+      .map(itemOf),
+  )
   const soon = new Date(now + LEAD_MS).toISOString()
-  return wanted.flatMap((price): Change[] => {
+  return withoutReplaced(book, now).flatMap((price): Change[] => {
     const ofItem = byItem.get(itemOf(price)) ?? []
     const same = ofItem
       .filter(each => variantOf(each) === variantOf(price))
@@ -101,7 +125,7 @@ function changesOf(wanted: readonly BookPrice[], current: readonly Price[], now:
     // A price that starts soon is that of an import a few minutes ago.
     if (same.some(each => each.unit_price === price.unit_price && Date.parse(each.effective_from) > now)) return []
     if (before?.unit_price === price.unit_price) return []
-    const isFirst = ofItem.every(each => Date.parse(each.effective_from) > now)
+    const isFirst = !priced.has(itemOf(price))
     return [{ price, effective_from: isFirst ? new Date(now).toISOString() : soon, from: before?.unit_price ?? null }]
   })
 }

@@ -145,4 +145,35 @@ describe('muster prices import', function () {
     assert.notEqual(refused.code, 0)
     assert.equal((await app.admin.get('/usage/prices?provider=groq')).body.data.length, 0)
   })
+
+  it('adds to a project what differs although the deployment has prices of the same models', async () => {
+    const shared = ['prices', 'import', '--book', '--vendor', 'groq', '--yes']
+    assert.equal((await admin.run(shared)).code, 0)
+    const other = await app.projectWith(['projects:GetProjectPrices', 'projects:ManageProjectPrices'])
+    const own = new User(app.url, other.key.token)
+    const added = await own.run([...shared, '--project', other.id])
+    own.close()
+    assert.equal(added.code, 0, added.stderr)
+    const { data } = (await other.key.get(`/projects/${other.id}/prices?limit=1`)).body
+    assert.ok(Date.parse(data[0].effective_from) > Date.now())
+  })
+
+  it('adds the price of a day that has passed in place of the earlier one, and nothing the next time', async () => {
+    const file = path.join(admin.directory, 'past.json')
+    const source = { models: ['m-2'], source: 'https://vendor.example/prices', as_of: '2026-01-01' }
+    const prices = [
+      {
+        ...source,
+        prices: { input_tokens: 2 },
+        from: { '2026-02-01': { input_tokens: 3 }, '2050-01-01': { input_tokens: 9 } },
+      },
+    ]
+    writeFileSync(file, JSON.stringify({ date: '2026-01-02', vendors: [{ vendor: 'v', provider: 'custom', prices }] }))
+    const importPast = ['prices', 'import', '--book', file, '--yes', '--json']
+    const added = await admin.run(importPast)
+    assert.equal(added.code, 0, added.stderr)
+    const { data } = (await app.admin.get('/usage/prices?model=m-2')).body
+    assert.deepEqual(data.map(({ unit_price }: any) => unit_price).sort(), [0.000003, 0.000009])
+    assert.deepEqual(JSON.parse((await admin.run(importPast)).stdout).changes, [])
+  })
 })

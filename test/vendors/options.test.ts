@@ -174,6 +174,18 @@ describe('options of vendors', () => {
       'bedrock.reasoning_config.budgetTokens',
       /repeats budgetTokens/,
     ],
+    [
+      'a second spelling of an option',
+      { openai: { reasoningEffort: 'low', reasoning_effort: 'high' } },
+      'openai.reasoning_effort',
+      /repeats provider_options\.openai\.reasoningEffort/,
+    ],
+    [
+      'a second place of an option',
+      { anthropic: { effort: 'low', output_config: { effort: 'high' } } },
+      'anthropic.output_config.effort',
+      /repeats provider_options\.anthropic\.effort/,
+    ],
     ['what another setting decides', { custom: { messages: [] } }, 'custom.messages', /another setting decides it/],
     [
       'an unknown name without a near one',

@@ -15,6 +15,7 @@ describe('tools of vendors', () => {
   let simulators: Simulators
   let tools: ToolServer
   let key: Client
+  let projectId: string
   let lanes = 0
 
   before(async () => {
@@ -33,6 +34,7 @@ describe('tools of vendors', () => {
       'traces:*',
     ])
     key = project.key
+    projectId = project.id
   })
   after(() => Promise.all([app?.close(), simulators?.close(), tools?.close()]))
 
@@ -200,5 +202,41 @@ describe('tools of vendors', () => {
     })
     const { generation } = await generate(agent)
     assert.deepEqual(generation.ignored_params, ['vendor_tools.web_search'])
+  })
+
+  describe('in a project that requires prices', () => {
+    const requires = (require_priced_model: boolean) =>
+      app.admin.patch(`/projects/${projectId}`, { require_priced_model })
+    const price = (component: string, unit: string) =>
+      app.admin.put(`/projects/${projectId}/prices`, {
+        prices: ['anthropic', 'custom'].map(provider => ({
+          ...{ provider, component, unit, unit_price: 0.001, effective_from: '2026-01-01' },
+          model: profiles.find(each => each.provider === provider)!.model,
+        })),
+      })
+    after(() => requires(false))
+
+    it('require a price of searches, where the vendor has them', async () => {
+      for (const component of ['input_tokens', 'output_tokens'])
+        assert.equal((await price(component, 'token')).status, 200)
+      assert.equal((await requires(true)).status, 200)
+      const vendor = await providerOf('anthropic')
+      const model = profiles.find(({ provider }) => provider === 'custom')!.model
+      const custom = await providerOf('custom openai', { default_model: model })
+      const searching = await agentOf(vendor.id, { vendor_tools: SEARCH })
+      const coding = await agentOf(vendor.id, { vendor_tools: [{ type: 'code_execution' }] })
+      const route = await made('/model-routes', { name: 'r', targets: [{ ai_provider_id: custom.id, model }] })
+      const elsewhere = (await made('/agents', { name: 'a', model_route_id: route.id, vendor_tools: SEARCH })).id
+      const ask = (agent: string) => key.post(`/agents/${agent}/generate?wait=true`, { prompt: 'Weather?' })
+      const { status, body } = await ask(searching)
+      assert.deepEqual([status, body.error.code], [409, 'MODEL_NOT_PRICED'])
+      assert.deepEqual(
+        body.error.meta.unpriced_rows.map(({ component }: { component: string }) => component),
+        ['web_searches'],
+      )
+      for (const agent of [coding, elsewhere]) assert.equal((await ask(agent)).status, 200)
+      assert.equal((await price('web_searches', 'search')).status, 200)
+      assert.equal((await ask(searching)).status, 200)
+    })
   })
 })

@@ -3,7 +3,8 @@ import { storableText, truncateChars } from '../../core/api/storable-text.ts'
 import type { Annotation } from './model-messages.ts'
 import { MessageBounds } from './vendor-parts.ts'
 
-const MAX_ANNOTATIONS = 200
+/** Most annotations of an answer. */
+export const MAX_ANNOTATIONS = 200
 const MAX_URL = 2048
 const MAX_TEXT = 500
 
@@ -36,17 +37,20 @@ export function annotationsOf(content: readonly LanguageModelV4Content[]): Annot
 
 function annotationOf(
   source: LanguageModelV4Source,
-  { startIndex = 0, endIndex, citedText }: Partial<LanguageModelV4Citation>,
+  { startIndex, endIndex, citedText }: Partial<LanguageModelV4Citation>,
   block: { start: number; end: number },
 ): Annotation | null {
   if (source.sourceType !== 'url' || source.url.length > MAX_URL || !/^https?:/i.test(source.url)) return null
   const short = (value: string | undefined) => (value ? storableText(truncateChars(value, MAX_TEXT)) : null)
+  const within = (index: number | undefined, otherwise: number): number =>
+    Number.isFinite(index) ? Math.min(block.end, block.start + Math.max(0, Math.trunc(index as number))) : otherwise
+  const start_index = within(startIndex, block.start)
   return {
     type: 'url_citation',
     url: storableText(source.url),
     title: short(source.title),
     cited_text: short(citedText),
-    start_index: Math.min(block.end, block.start + startIndex),
-    end_index: endIndex === undefined ? block.end : Math.min(block.end, block.start + endIndex),
+    start_index,
+    end_index: Math.max(start_index, within(endIndex, block.end)),
   }
 }

@@ -22,7 +22,7 @@ import type {
 import { modelClient } from './models.ts'
 import {
   isStreamSetting,
-  mayBeQuoted,
+  mayBeOfRequest,
   namedSettings,
   type RefusedSetting,
   withoutRefused,
@@ -69,8 +69,8 @@ export async function attemptModel(
     return { ok: false, failure: modelFailure(error, { ...target, ...NOT_BEGUN }) }
   })
   const reportUnused = (answer: Omit<UnusedAnswer, keyof typeof target>) => request.onUnused?.({ ...answer, ...target })
-  /** Settings that a refusal names, or quotes from the request: left out of this call only. */
-  const quoted = new Set<RefusedSetting>()
+  /** Settings that a refusal names for this request: left out of this call only. */
+  const onlyHere = new Set<RefusedSetting>()
   let isRepeated = false
   /** Tokens of the malformed answer that the next one replaces. */
   let replaced: ModelUsage | null = null
@@ -79,7 +79,7 @@ export async function attemptModel(
   for (let attempt = 0; ; attempt++) {
     const started = performance.now()
     const asked = paused ? continuationOf(accepted, paused) : accepted
-    const known = new Set([...findings.refused(), ...quoted])
+    const known = new Set([...findings.refused(), ...onlyHere])
     const { request: sent, dropped } = withoutRefused(asked, known)
     let outcome = 'ok' in client ? client : await attemptCall(services, client, provider, model, sent)
     const notes = notesOf(dropped)
@@ -122,9 +122,9 @@ export async function attemptModel(
     const named = namedSettings(sent, failure, known)
     // Each refusal names another setting, so that this ends.
     if (named.length > 0) {
-      const uncertain = named.filter(setting => mayBeQuoted(sent, failure, setting))
+      const uncertain = named.filter(setting => mayBeOfRequest(sent, failure, setting))
       const certain = named.filter(setting => !uncertain.includes(setting))
-      for (const setting of uncertain) quoted.add(setting)
+      for (const setting of uncertain) onlyHere.add(setting)
       if (certain.length > 0) findings.add(certain)
       services.log.info({ ...facts, ...failure.facts }, 'model call is repeated without refused settings')
       continue

@@ -1,5 +1,6 @@
 import type { LanguageModelV4 } from '@ai-sdk/provider'
 import { LRUCache } from 'lru-cache'
+import { raiseInvalid } from '../../core/api/errors.ts'
 import type { Queryable } from '../../core/db/sql.ts'
 import { fetchWithLimit } from '../../core/net/limited-body.ts'
 import { processSingleton } from '../../core/process/process-singleton.ts'
@@ -88,9 +89,28 @@ async function buildClient(access: Access): Promise<ModelClient> {
     mediaInResults: MEDIA_IN_RESULTS.has(type),
     smallestAnswer: type === 'openai' || type === 'azure' || type === 'xai' ? 16 : 1,
     secrets: access.secrets,
-    model: id => models.memo(id),
+    model: id => {
+      requirePathName(type, id)
+      return models.memo(id)
+    },
     ...parts,
   }
+}
+
+/** Types whose requests have the model in their path. */
+const MODEL_IN_PATH = new Set<ProviderType>(['azure', 'bedrock', 'google', 'vertex'])
+
+/**
+ * Requires a model that keeps a request on its path: callers may name any model, and the request has the credential of the
+ * provider.
+ * @throws VALIDATION_FAILED
+ */
+function requirePathName(type: ProviderType, model: string): void {
+  if (!MODEL_IN_PATH.has(type)) return
+  const parts = model.split('/')
+  const isBelow = parts.every(part => part !== '' && part !== '.' && part !== '..')
+  if (!isBelow || /[\s?#%\\]/.test(model) || (type === 'azure' && parts.length > 1))
+    raiseInvalid({ code: 'INVALID_VALUE', path: 'model', message: `is not the name of a model of ${type} providers` })
 }
 
 type ClientParts = Pick<ModelClient, 'model' | 'optionsKey' | 'strictOption'> &

@@ -1,3 +1,4 @@
+import { MAX_ANNOTATIONS } from './annotations.ts'
 import { sumUsage } from './malformed.ts'
 import type { ModelAnswer, ModelRequest, PromptMessage, VendorPart } from './model-messages.ts'
 
@@ -34,7 +35,7 @@ export function joinAnswers(first: ModelAnswer, rest: ModelAnswer): ModelAnswer 
     start_index: each.start_index + first.text.length,
     end_index: each.end_index + first.text.length,
   }))
-  const annotations = [...(first.annotations ?? []), ...moved]
+  const annotations = [...(first.annotations ?? []), ...moved].slice(0, MAX_ANNOTATIONS)
   return {
     ...rest,
     ...(annotations.length > 0 && { annotations }),

@@ -24,7 +24,7 @@ const MAX_TOKENS = 1_000_000_000
 
 /** Clamps a reported count so that it can be summed; 0 for anything but a number. */
 const clampTokens = (count: unknown): number =>
-  typeof count === 'number' ? Math.min(MAX_TOKENS, Math.max(0, Math.ceil(count))) : 0
+  typeof count === 'number' && count > 0 ? Math.min(MAX_TOKENS, Math.ceil(count)) : 0
 
 type Json = Record<string, any>
 
@@ -104,8 +104,8 @@ function detailsOf(counts: ModelUsage, raw: Json, reported: Reported): UsageDeta
 function hourWrites(raw: Json): number {
   const split = raw.cache_creation ?? raw.prompt_tokens_details?.cache_creation_token_details
   if (split) return clampTokens(split.ephemeral_1h_input_tokens)
-  const entries: Json[] = Array.isArray(raw.cacheDetails) ? raw.cacheDetails : []
-  return entries.reduce((sum, { ttl, inputTokens }) => (ttl === '1h' ? sum + clampTokens(inputTokens) : sum), 0)
+  const entries: (Json | null)[] = Array.isArray(raw.cacheDetails) ? raw.cacheDetails : []
+  return entries.reduce((sum, each) => (each?.ttl === '1h' ? sum + clampTokens(each.inputTokens) : sum), 0)
 }
 
 const openaiParts = ({ prompt_tokens_details: input, completion_tokens_details: output }: Json): UsageDetails => ({
@@ -145,7 +145,7 @@ function webSearches(raw: Json, { metadata, content, model }: Reported): number 
   const xai = raw.server_side_tool_usage_details
   if (xai) return clampTokens(xai.web_search_calls) + clampTokens(xai.x_search_calls)
   const queries = Object.values(metadata ?? {}).flatMap(
-    ({ groundingMetadata }) => (groundingMetadata as Json | null | undefined)?.webSearchQueries ?? [],
+    of => (of?.groundingMetadata as Json | null | undefined)?.webSearchQueries ?? [],
   )
   if (queries.length > 0) return BILLS_BY_PROMPT.test(model) ? 1 : new Set(queries).size
   const calls = new Set<string>()
@@ -175,7 +175,7 @@ export function servedBy({
   facts,
 }: Reported): Pick<ModelAnswer, 'served_model' | 'service_tier'> {
   const raw = (usage.raw ?? {}) as Json
-  const inMetadata = Object.values(metadata ?? {}).flatMap(({ serviceTier }) => serviceTier ?? [])[0]
+  const inMetadata = Object.values(metadata ?? {}).flatMap(of => of?.serviceTier ?? [])[0]
   const tier = (inMetadata as Json)?.type ?? inMetadata ?? raw.service_tier ?? raw.trafficType ?? facts?.tier
   // The package of Bedrock, whose answers name no model, gives the requested one.
   const served = facts?.model ?? (type === 'bedrock' ? undefined : modelId)

@@ -13,13 +13,13 @@ const MAX_MODELS = 100
 /** Findings about a model, to be stored with its provider unless the provider has changed since it was read. */
 type NewFindings = { model: string; findings: ProviderProfile[string]; at: string }
 
-/** Returns the valid findings about the models other than this one, at most MAX_MODELS of the newest. */
+/** Returns the valid findings about the models other than this one, at most MAX_MODELS: of checks first, which no call replaces, then the newest. */
 const otherFindings = ({ model, at }: NewFindings): Fragment => sql.fragment`
   coalesce((select jsonb_object_agg(key, value) from (
     select key, value from jsonb_each(profile)
     where key <> ${model} and exists (select 1 from jsonb_each(value) f
       where f.value ->> 'by' = 'check' or (f.value ->> 'at')::timestamptz > ${at}::timestamptz - interval '1 day')
-    order by (select max(f.value ->> 'at') from jsonb_each(value) f) desc limit ${MAX_MODELS - 1}) others), '{}')`
+    order by (select row(bool_or(f.value ->> 'by' = 'check'), max(f.value ->> 'at')) from jsonb_each(value) f) desc limit ${MAX_MODELS - 1}) others), '{}')`
 
 /** Condition that a provider has the settings that were read. Writes of its profile keep `updated_at`, their version. */
 const isUnchanged = ({ id, updated_at }: Pick<ProviderRow, 'id' | 'updated_at'>): Fragment =>

@@ -36,7 +36,7 @@ const settings = {
   require_priced_model: z
     .boolean()
     .describe(
-      'Whether turns are refused on models without prices for input and output tokens; every target of a route must have prices',
+      'Whether turns are refused on models without prices for input and output tokens, and for web searches if the agent has them as a tool of the vendor; every target of a route must have prices',
     ),
   search_language: SearchLanguage.describe(
     'Language of the texts for searches by words: a text search configuration of PostgreSQL such as `german`, or `auto` to choose by script. Null for the language of the deployment. A change rebuilds the words of existing texts.',

@@ -68,6 +68,7 @@ const AgentBinding = z.object({
   route: loadedRoute,
   /** Model of the agent, with a provider. */
   model: z.string().nullable(),
+  vendor_tools: agentKind.row.shape.vendor_tools,
   require_priced_model: z.boolean(),
 })
 export type AgentBinding = z.output<typeof AgentBinding>
@@ -96,7 +97,7 @@ export function newTurnParts(turn: NewTurn, extra: ExtraCtes = { ctes: [] }): St
     sql.fragment`runnable as (
       select case when project.trace_content_mode = 'none' or ${turn.unstored} then 'none' when p.id is not null then 'full'
           else coalesce(a.trace_content_mode, 'full') end as mode,
-        a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, p.id as publisher_project_id
+        a.version, a.project_id, a.ai_provider_id, a.model, a.model_route_id, a.vendor_tools, p.id as publisher_project_id
       from project left join ${servedAgentOf(turn)} a on true
         left join lateral (select a.project_id as id where a.project_id <> project.id) p on true
       where paused_at is null ${unless})`,
@@ -139,6 +140,7 @@ export async function insertTurn(
     with ${sql.join(ctes, sql.fragment`, `)} select ${columns}, ${guard} as made,
       (select to_jsonb(pr) from runnable cross join lateral (select ${aiProviderKind.columns} from ai_providers t where t.id = runnable.ai_provider_id) pr) as provider,
       (select ${routeOfRow('runnable')} from runnable) as route, (select model from runnable) as model,
+      (select vendor_tools from runnable) as vendor_tools,
       (select publisher_project_id from runnable) as publisher_project_id,
       coalesce((select require_priced_model from project), false) as require_priced_model`)
 }

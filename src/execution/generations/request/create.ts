@@ -15,6 +15,8 @@ import { ExternalValueRequired } from '../../../identity/secrets/resolve.ts'
 import { firstProvider } from '../../model-routes/store.ts'
 import type { ModelMessage } from '../../providers/model-messages.ts'
 import { modelClient } from '../../providers/models.ts'
+import { optionApiOf } from '../../providers/options/provider-options.ts'
+import { hasVendorTool } from '../../providers/options/vendor-tools.ts'
 import { sealTurnData } from '../loop/turn-data.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
 import {
@@ -217,13 +219,15 @@ export async function precheckTurn(
   await checkSpend(services, spenderOf(input))
 }
 
-/** Token types that must have a price. */
-const PRICED = ['input_tokens', 'output_tokens'] as const
+/** Components that must have a price. */
+const PRICED = ['input_tokens', 'output_tokens'].map(component => ({ component, unit: 'token' }))
+/** The component of an agent whose vendor searches the web. */
+const SEARCHES = { component: 'web_searches', unit: 'search' }
 
 /** Requires prices of the project that has the provider: for a shared agent, the publisher. */
 async function requirePrices(
   services: Services,
-  { provider, route, model: agentModel }: AgentBinding,
+  { provider, route, model: agentModel, vendor_tools }: AgentBinding,
   model: string | null,
   db?: Queryable,
 ): Promise<void> {
@@ -235,9 +239,16 @@ async function requirePrices(
       })
   const unpriced_rows = await unpricedComponents(
     services,
-    called.flatMap(({ ai_provider: { id, project_id, provider: slug }, model }) =>
-      PRICED.map(component => ({ project_id, ai_provider_id: id, provider: slug, model, component, unit: 'token' })),
-    ),
+    called.flatMap(({ ai_provider, model }) => {
+      const of = {
+        project_id: ai_provider.project_id,
+        ai_provider_id: ai_provider.id,
+        provider: ai_provider.provider,
+        model,
+      }
+      const maySearch = hasVendorTool(optionApiOf(ai_provider), vendor_tools, 'web_search')
+      return [...PRICED, ...(maySearch ? [SEARCHES] : [])].map(component => ({ ...of, ...component }))
+    }),
     db,
   )
   const [first] = unpriced_rows

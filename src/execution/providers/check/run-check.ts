@@ -47,7 +47,15 @@ export async function estimateCheck(services: Services, provider: ProviderRow, m
   const asked = isMatrix ? probes : probes.slice(0, 1)
   const sum = (name: 'calls' | 'input_tokens' | 'output_tokens') => asked.reduce((total, each) => total + each[name], 0)
   const [calls, input_tokens, output_tokens] = [sum('calls'), sum('input_tokens'), sum('output_tokens')]
-  const usage = { input_tokens, output_tokens, cached_tokens: 0, cache_write_tokens: 0, reasoning_tokens: 0 }
+  const largest_prompt_tokens = Math.max(...asked.map(each => each.input_tokens / Math.max(1, each.calls)))
+  const usage = {
+    input_tokens,
+    output_tokens,
+    cached_tokens: 0,
+    cache_write_tokens: 0,
+    reasoning_tokens: 0,
+    details: { largest_prompt_tokens },
+  }
   const cost_usd = totalCost(await priceUsage(services, [draftOf(provider, model, { usage })]))
   return { model, calls, input_tokens, output_tokens, cost_usd }
 }

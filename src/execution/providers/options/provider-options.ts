@@ -222,17 +222,33 @@ export function providerOptionProblems(all: Record<string, unknown>): Problem[] 
   return problems
 }
 
+/** Returns the problems of options that another one sets too. `top_logprobs` is allowed with `logprobs`. */
+function repeatedOptions(entries: readonly Entry[]): OptionProblem[] {
+  const seen = new Map<string, Entry>()
+  return entries.flatMap(entry => {
+    const { path, name, target } = entry
+    if (target === null || plainName(name) === 'toplogprobs') return []
+    const first = seen.get(target)
+    if (first === undefined) seen.set(target, entry)
+    return first === undefined ? [] : [{ path, message: `repeats ${first.path}` }]
+  })
+}
+
 /** An option that one of the APIs takes is valid: the provider, and with it the API, may change. */
 function groupProblems(type: ProviderType, group: Record<string, unknown>, path: string, limit: number): Problem[] {
-  const problems = Object.keys(group).flatMap(name => {
+  const problems: OptionProblem[] = []
+  const isUnknown = (each: OptionProblem[]) => each.some(({ unknown }) => unknown)
+  for (const name of Object.keys(group)) {
+    if (problems.length >= limit) break
     const readings = APIS[type].map(api =>
       entriesOf(api, { [name]: group[name] }, path).flatMap(entry => readEntry(api, entry).problems),
     )
-    const isUnknown = (each: OptionProblem[]) => each.some(({ unknown }) => unknown)
-    return readings.reduce((least, each) =>
-      each.length === 0 || (least.length > 0 && isUnknown(least) && !isUnknown(each)) ? each : least,
+    const least = readings.reduce((best, each) =>
+      each.length === 0 || (best.length > 0 && isUnknown(best) && !isUnknown(each)) ? each : best,
     )
-  })
+    problems.push(...least.slice(0, limit))
+  }
+  if (problems.length === 0) problems.push(...repeatedOptions(entriesOf(APIS[type][0], group, path)))
   return problems
     .slice(0, limit)
     .map(({ path: at, message, unknown }) =>

@@ -40,6 +40,10 @@ const PACKAGE_TOOLS: Partial<Record<OptionApi, Partial<Record<VendorTool['type']
   groq: { web_search: { id: 'groq.browser_search', name: 'browser_search' } },
 }
 
+/** Whether a request has a tool that its vendor runs, and the vendor has it. */
+export const hasVendorTool = (api: OptionApi, tools: VendorTools | null, type: VendorTool['type']): boolean =>
+  PACKAGE_TOOLS[api]?.[type] !== undefined && tools?.some(tool => tool.type === type) === true
+
 /** A vendor's tool as its package takes it. */
 export type SentVendorTool = {
   type: 'provider'

@@ -66,27 +66,80 @@ export function namedSettings(
   )
 }
 
-/** Name of the parameter that a refusal is about. In a text, the quotes would be escaped. */
-const PARAM = /"param": ?"([^"]+)"/
+/** What a refusal of a value, or of a combination with other settings, says: other calls may have another one. */
+const CONDITIONS = [
+  'greater than',
+  'less than',
+  'between',
+  'positive',
+  'maximum value',
+  'minimum value',
+  'out of range',
+  'at most',
+  'at least',
+  'too large',
+  'too long',
+  ' when ',
+  ' both ',
+  'together',
+  'same time',
+  'exclusive',
+  'combin',
+]
+
+/** Values that a model with the setting takes; of other settings, the schemas of requests refuse all others. */
+const ORDINARY: Partial<Record<RefusedSetting, (request: ModelRequest) => boolean>> = {
+  temperature: ({ temperature }) => (temperature ?? 0) <= 1,
+  top_p: ({ top_p }) => top_p !== 0,
+  seed: ({ seed }) => (seed ?? 0) >= 0 && (seed ?? 0) < 2 ** 31,
+  stop: ({ stop }) => stop?.every(text => text.trim() !== '' && text.length < 64) === true,
+  logit_bias: ({ vendor_settings }) =>
+    Object.keys(vendor_settings?.logit_bias ?? {}).every(token => /^\d{1,5}$/.test(token)),
+  logprobs: ({ vendor_settings }) => (vendor_settings?.top_logprobs ?? 0) <= 5,
+  reasoning_effort: ({ vendor_settings }) => LEVELS.has(vendor_settings?.reasoning_effort),
+  verbosity: ({ vendor_settings }) => LEVELS.has(vendor_settings?.verbosity),
+  parallel_tool_calls: ({ tools }) => tools.length > 0,
+}
+const LEVELS = new Set<unknown>(['low', 'medium', 'high'])
+
+/** Ends of a name in a quoted request. */
+const NAME_ENDS = ['":', "':", '\\":']
+
+/** Parts of a request that no refusal quotes as text, or that the model wrote. */
+const UNQUOTED = new Set(['data_base64', 'type', 'vendor'])
 
 /**
- * Whether a refusal that names a setting may quote the request: tools, schemas and texts are written by more people than
- * the owner of the provider, whose other calls would lose the setting.
+ * Whether a refusal that names a setting may be about this request only: about a value or a combination of settings, or a
+ * quote of tools, schemas and texts. More people may write these than may change the provider, whose other calls would lose
+ * the setting.
  */
-export function mayBeQuoted(
-  { tools, output_schema, messages }: ModelRequest,
+export function mayBeOfRequest(
+  request: ModelRequest,
   { meta }: Pick<ModelFailure, 'meta'>,
   setting: RefusedSetting,
 ): boolean {
-  const isNamedIn = (text: string) => SETTINGS[setting].some(name => text.toLowerCase().includes(name))
-  const param = PARAM.exec(String(meta.provider_response_body ?? ''))?.[1]
-  if (param !== undefined && isNamedIn(`"${param}"`)) return false
-  const texts = messages.flatMap(({ content }) =>
-    typeof content === 'string'
-      ? content
-      : content.map(part => ('text' in part ? part.text : 'args' in part ? JSON.stringify(part.args) : '')),
-  )
-  return isNamedIn(JSON.stringify([tools, output_schema])) || texts.some(isNamedIn)
+  const body = String(meta.provider_response_body ?? '')
+  const text = body.toLowerCase()
+  if (ORDINARY[setting]?.(request) === false) return true
+  if (!isStreamSetting(setting) && CONDITIONS.some(words => text.includes(words))) return true
+  const names = SETTINGS[setting].map(name => name.replaceAll(/["'`]/g, ''))
+  const isNamedIn = (part: string) => names.some(name => part.includes(name))
+  if (isNamedIn(paramOf(body))) return false
+  if (names.some(name => NAME_ENDS.some(end => text.includes(name + end)))) return true
+  const { system, messages, tools, tool_choice, output_schema, stop, provider_options, vendor_settings = {} } = request
+  const { logit_bias, ...values } = vendor_settings
+  const parts = [system, messages, tools, tool_choice, output_schema, stop, provider_options, Object.values(values)]
+  const quotable = JSON.stringify(parts, (key, value) => (UNQUOTED.has(key) ? undefined : value))
+  return isNamedIn(quotable.toLowerCase())
+}
+
+/** Returns the name of the parameter that a refusal is about, in lower case; empty if it has none. */
+function paramOf(body: string): string {
+  try {
+    return String(JSON.parse(body).error?.param ?? '').toLowerCase()
+  } catch {
+    return ''
+  }
 }
 
 const ARGUMENTS = ['temperature', 'top_p', 'seed', 'stop', 'max_output_tokens'] as const
