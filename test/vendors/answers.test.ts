@@ -35,6 +35,7 @@ describe('answers of vendors', () => {
       'sessions:*',
       'tools:*',
       'traces:*',
+      'usage:*',
     ])
     key = project.key
   })
@@ -350,10 +351,70 @@ describe('answers of vendors', () => {
     })
   })
 
+  describe('that are malformed', () => {
+    const malformed = { finish: 'MALFORMED_FUNCTION_CALL', usage: { prompt_tokens: 40, completion_tokens: 2 } }
+    const prompts = async (ai_provider_id: string) =>
+      (await key.get(`/usage/events?ai_provider_id=${ai_provider_id}`)).body.data
+        .flatMap(({ components }: any) => components)
+        .filter(({ component }: any) => component === 'input_tokens')
+        .map(({ quantity }: any) => quantity)
+
+    it('are repeated without a use of the retries, as attempts of the route', async () => {
+      const { id, plan } = await vendor('google')
+      const { default_model } = (await key.get(`/ai-providers/${id}`)).body
+      plan([malformed, { error: { status: 503 } }, { text: 'fine' }])
+      const targets = [{ ai_provider_id: id, model: default_model, max_retries: 1 }]
+      const route = await made('/model-routes', { name: 'malformed', targets })
+      const agent = await made('/agents', { name: 'agent', model_route_id: route.id })
+      const turn = await made(`/agents/${agent.id}/generate?wait=true`, { prompt: 'Hello' })
+      assert.equal(turn.output.content, 'fine')
+      const { routing } = (await key.get(`/generations/${turn.id}`)).body
+      assert.deepEqual(
+        routing.attempts.map(({ error_class, provider_status_code }: any) => [error_class, provider_status_code]),
+        [
+          [null, null],
+          ['provider_error', 503],
+          [null, null],
+        ],
+      )
+    })
+
+    it('are metered if the repeat is cancelled', async () => {
+      const { id, plan, calls } = await vendor('google')
+      const agent = await agentOf(id)
+      plan([malformed, { text: 'late', delay_ms: 5000 }])
+      const { generation_id } = await made(`/agents/${agent}/generate`, { prompt: 'Hello' })
+      await eventually(() => calls().length === 2)
+      await made(`/generations/${generation_id}/cancel`, {})
+      assert.deepEqual(await eventually(async () => (await prompts(id)).length > 0 && prompts(id)), [40])
+    })
+
+    it('are not repeated after their reasoning was shown', async () => {
+      const { id, plan, calls } = await vendor('openai responses')
+      const agent = await agentOf(id)
+      const ask = (path: string, body: object) => {
+        plan([
+          { text: '', reasoning: 'Hm.' },
+          { text: 'fine', reasoning: 'Hm.' },
+        ])
+        return key.post(path, body)
+      }
+      const { body } = await ask('//openai/v1/chat/completions', {
+        model: agent,
+        messages: [{ role: 'user', content: 'Hello' }],
+        stream: true,
+      })
+      assert.match(body, /Hm\./)
+      assert.equal(calls().length, 1)
+      await ask(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      assert.equal(calls().length, 2)
+    })
+  })
+
   describe('that fail in the stream', () => {
     const failing = {
       text: 'one two three',
-      stream_error: { after: 3, message: 'Internal server error' },
+      stream_error: { after: 5, message: 'Internal server error' },
       headers: { 'request-id': 'req_9' },
     }
     const ids = (meta: any) => [meta.provider_status_code, meta.provider_code, meta.provider_request_id]
