@@ -128,10 +128,14 @@ describe('answers of vendors', () => {
         source_agent_ids: [agent_id],
       })
       const session = await made('/sessions', { agent_id, auto_generate: true })
-      const say = async (message: string) =>
-        (await made(`/sessions/${session.id}/messages?wait=true`, { message })).reply
+      const say = (message: string) => made(`/sessions/${session.id}/messages?wait=true`, { message })
+      await made(`/sessions/${session.id}/takeover`, { note: 'Ada is a guest' })
+      await made(`/sessions/${session.id}/handback`, {})
       plan(REFUSAL)
-      assert.equal((await say('Break in')).message.refused, true)
+      const refused = await say('Break in')
+      assert.equal(refused.reply.message.refused, true)
+      const tested = await key.post(`/memory-rules/${rule.id}/test`, { generation_id: refused.generation_id })
+      assert.match(JSON.stringify(tested.body), /"path":"generation_id","message":"was refused/)
       const asked = calls().length
       plan(({ body }) => ({
         text: /Write a title/.test(JSON.stringify(body.system)) ? 'A title' : '["Ada likes tea"]',
@@ -144,7 +148,11 @@ describe('answers of vendors', () => {
       })
       assert.equal(named, 'A title')
       assert.deepEqual([asked, calls().length], [1, 3])
-      for (const { body } of calls()) assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
+      for (const { body } of calls()) {
+        assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
+        // The note precedes the refused message.
+        assert.match(JSON.stringify(body), /Ada is a guest/)
+      }
     })
 
     it('are left out of later replies of a chat', async () => {
@@ -198,6 +206,22 @@ describe('answers of vendors', () => {
       first.plan({ error: { status: 503 } })
       await made(`/agents/${id}/generate?wait=true`, { prompt: 'And now?' })
       assert.equal(second.calls()[0]!.body.thinking.type, 'enabled')
+    })
+
+    it('are requested with thinking after a step without reasoning, if the turn began with it', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent = await agentOf(id, {
+        model: 'claude-sonnet-4-5',
+        tool_bindings: [weather('one-model')],
+        provider_options: { anthropic: { thinking: { type: 'enabled', budgetTokens: 2048 } } },
+      })
+      plan([{ reasoning: 'I look.', ...CALL }, CALL, { text: 'Sun.' }])
+      const reply = await made(`/agents/${agent}/generate?wait=true`, { prompt: 'Weather?' })
+      assert.equal(reply.output?.content, 'Sun.', JSON.stringify(reply.error))
+      assert.deepEqual(
+        calls().map(({ body }) => body.thinking?.type),
+        ['enabled', 'enabled', 'enabled'],
+      )
     })
 
     it('are requested without an effort that means such thinking, for a history of a client', async () => {
