@@ -413,6 +413,28 @@ describe('answers of vendors', () => {
       assert.deepEqual(await eventually(async () => (await prompts(id)).length > 0 && prompts(id)), [40])
     })
 
+    it('are metered by an estimate if they are cancelled before their end', async () => {
+      const { id, plan } = await vendor('anthropic')
+      const agent = await agentOf(id)
+      plan({ chunks: Array(40).fill('word '), chunk_delay_ms: 200 })
+      const response = await fetch(`${app.url}/api/v1/agents/${agent}/generate`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ prompt: 'Hello', stream: true }),
+      })
+      let seen = ''
+      for await (const piece of response.body!.pipeThrough(new TextDecoderStream())) {
+        seen += piece
+        if (seen.includes('event: delta')) break
+      }
+      await made(`/generations/${/gen_\w+/.exec(seen)![0]}/cancel`, {})
+      const [event] = await eventually(async () => {
+        const { data } = (await key.get(`/usage/events?ai_provider_id=${id}`)).body
+        return data.length > 0 && data
+      })
+      assert.ok(event.components.some(({ component }: any) => component === 'estimated_calls'))
+    })
+
     it('are not repeated after their reasoning was shown', async () => {
       const { id, plan, calls } = await vendor('openai responses')
       const agent = await agentOf(id)
@@ -459,6 +481,15 @@ describe('answers of vendors', () => {
         .map(each => JSON.parse(each))
         .find(({ provider_request_id }) => provider_request_id === 'req_9')
       assert.deepEqual(ids(line), [500, 'api_error', 'req_9'])
+    })
+
+    it('are repeated if they break off in a call before any text', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent = await agentOf(id)
+      plan([{ text: '', tool_calls: [{ name: 'look', args: { a: 1 } }], cut: { after: 4 } }, { text: 'fine' }])
+      const { body } = await key.post(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      assert.match(body, /"content":"fine"/)
+      assert.equal(calls().length, 2)
     })
 
     it('keep them of an answer that is refused or breaks off', async () => {

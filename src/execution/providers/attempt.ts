@@ -23,7 +23,7 @@ export type ModelCallOutcome = { isShown: boolean } & (
 
 /**
  * Makes one attempt. A vendor failure or an invalid record is returned as a value; only an abort by the caller is
- * thrown.
+ * thrown, and what had arrived is reported to `request.onUnused`, because vendors bill it.
  */
 export async function attemptCall(
   services: Services,
@@ -58,14 +58,15 @@ export async function attemptCall(
     recordMetrics('answered')
     return { ok: true, answer: { ...answer, ...target }, isShown: progress.isShown }
   } catch (error) {
+    const { isShown, characters } = progress
+    const used = progress.usage ?? (characters > 0 ? estimatedUsage(request, characters) : null)
     if (request.signal.aborted) {
       recordMetrics('aborted')
+      if (used) request.onUnused?.({ ...target, usage: used })
       throw request.signal.reason
     }
     recordMetrics(exceeded ? 'timed_out' : 'failed')
-    const { isShown, characters } = progress
     const failure = modelFailure(error, { ...target, secrets: client.secrets, exceeded, isShown })
-    const used = progress.usage ?? (characters > 0 ? estimatedUsage(request, characters) : null)
     return { ok: false, failure, ...(used && { used }), isShown }
   } finally {
     clearTimeout(timer)
