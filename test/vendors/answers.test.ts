@@ -35,6 +35,7 @@ describe('answers of vendors', () => {
       'sessions:*',
       'tools:*',
       'traces:*',
+      'usage:*',
     ])
     key = project.key
   })
@@ -127,10 +128,14 @@ describe('answers of vendors', () => {
         source_agent_ids: [agent_id],
       })
       const session = await made('/sessions', { agent_id, auto_generate: true })
-      const say = async (message: string) =>
-        (await made(`/sessions/${session.id}/messages?wait=true`, { message })).reply
+      const say = (message: string) => made(`/sessions/${session.id}/messages?wait=true`, { message })
+      await made(`/sessions/${session.id}/takeover`, { note: 'Ada is a guest' })
+      await made(`/sessions/${session.id}/handback`, {})
       plan(REFUSAL)
-      assert.equal((await say('Break in')).message.refused, true)
+      const refused = await say('Break in')
+      assert.equal(refused.reply.message.refused, true)
+      const tested = await key.post(`/memory-rules/${rule.id}/test`, { generation_id: refused.generation_id })
+      assert.match(JSON.stringify(tested.body), /"path":"generation_id","message":"was refused/)
       const asked = calls().length
       plan(({ body }) => ({
         text: /Write a title/.test(JSON.stringify(body.system)) ? 'A title' : '["Ada likes tea"]',
@@ -143,7 +148,11 @@ describe('answers of vendors', () => {
       })
       assert.equal(named, 'A title')
       assert.deepEqual([asked, calls().length], [1, 3])
-      for (const { body } of calls()) assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
+      for (const { body } of calls()) {
+        assert.doesNotMatch(JSON.stringify(body), /Break in|I cannot/)
+        // The note precedes the refused message.
+        assert.match(JSON.stringify(body), /Ada is a guest/)
+      }
     })
 
     it('are left out of later replies of a chat', async () => {
@@ -197,6 +206,22 @@ describe('answers of vendors', () => {
       first.plan({ error: { status: 503 } })
       await made(`/agents/${id}/generate?wait=true`, { prompt: 'And now?' })
       assert.equal(second.calls()[0]!.body.thinking.type, 'enabled')
+    })
+
+    it('are requested with thinking after a step without reasoning, if the turn began with it', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent = await agentOf(id, {
+        model: 'claude-sonnet-4-5',
+        tool_bindings: [weather('one-model')],
+        provider_options: { anthropic: { thinking: { type: 'enabled', budgetTokens: 2048 } } },
+      })
+      plan([{ reasoning: 'I look.', ...CALL }, CALL, { text: 'Sun.' }])
+      const reply = await made(`/agents/${agent}/generate?wait=true`, { prompt: 'Weather?' })
+      assert.equal(reply.output?.content, 'Sun.', JSON.stringify(reply.error))
+      assert.deepEqual(
+        calls().map(({ body }) => body.thinking?.type),
+        ['enabled', 'enabled', 'enabled'],
+      )
     })
 
     it('are requested without an effort that means such thinking, for a history of a client', async () => {
@@ -350,10 +375,92 @@ describe('answers of vendors', () => {
     })
   })
 
+  describe('that are malformed', () => {
+    const malformed = { finish: 'MALFORMED_FUNCTION_CALL', usage: { prompt_tokens: 40, completion_tokens: 2 } }
+    const prompts = async (ai_provider_id: string) =>
+      (await key.get(`/usage/events?ai_provider_id=${ai_provider_id}`)).body.data
+        .flatMap(({ components }: any) => components)
+        .filter(({ component }: any) => component === 'input_tokens')
+        .map(({ quantity }: any) => quantity)
+
+    it('are repeated without a use of the retries, as attempts of the route', async () => {
+      const { id, plan } = await vendor('google')
+      const { default_model } = (await key.get(`/ai-providers/${id}`)).body
+      plan([malformed, { error: { status: 503 } }, { text: 'fine' }])
+      const targets = [{ ai_provider_id: id, model: default_model, max_retries: 1 }]
+      const route = await made('/model-routes', { name: 'malformed', targets })
+      const agent = await made('/agents', { name: 'agent', model_route_id: route.id })
+      const turn = await made(`/agents/${agent.id}/generate?wait=true`, { prompt: 'Hello' })
+      assert.equal(turn.output.content, 'fine')
+      const { routing } = (await key.get(`/generations/${turn.id}`)).body
+      assert.deepEqual(
+        routing.attempts.map(({ error_class, provider_status_code }: any) => [error_class, provider_status_code]),
+        [
+          [null, null],
+          ['provider_error', 503],
+          [null, null],
+        ],
+      )
+    })
+
+    it('are metered if the repeat is cancelled', async () => {
+      const { id, plan, calls } = await vendor('google')
+      const agent = await agentOf(id)
+      plan([malformed, { text: 'late', delay_ms: 5000 }])
+      const { generation_id } = await made(`/agents/${agent}/generate`, { prompt: 'Hello' })
+      await eventually(() => calls().length === 2)
+      await made(`/generations/${generation_id}/cancel`, {})
+      assert.deepEqual(await eventually(async () => (await prompts(id)).length > 0 && prompts(id)), [40])
+    })
+
+    it('are metered by an estimate if they are cancelled before their end', async () => {
+      const { id, plan } = await vendor('anthropic')
+      const agent = await agentOf(id)
+      plan({ chunks: Array(40).fill('word '), chunk_delay_ms: 200 })
+      const response = await fetch(`${app.url}/api/v1/agents/${agent}/generate`, {
+        method: 'POST',
+        headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
+        body: JSON.stringify({ prompt: 'Hello', stream: true }),
+      })
+      let seen = ''
+      for await (const piece of response.body!.pipeThrough(new TextDecoderStream())) {
+        seen += piece
+        if (seen.includes('event: delta')) break
+      }
+      await made(`/generations/${/gen_\w+/.exec(seen)![0]}/cancel`, {})
+      const [event] = await eventually(async () => {
+        const { data } = (await key.get(`/usage/events?ai_provider_id=${id}`)).body
+        return data.length > 0 && data
+      })
+      assert.ok(event.components.some(({ component }: any) => component === 'estimated_calls'))
+    })
+
+    it('are not repeated after their reasoning was shown', async () => {
+      const { id, plan, calls } = await vendor('openai responses')
+      const agent = await agentOf(id)
+      const ask = (path: string, body: object) => {
+        plan([
+          { text: '', reasoning: 'Hm.' },
+          { text: 'fine', reasoning: 'Hm.' },
+        ])
+        return key.post(path, body)
+      }
+      const { body } = await ask('//openai/v1/chat/completions', {
+        model: agent,
+        messages: [{ role: 'user', content: 'Hello' }],
+        stream: true,
+      })
+      assert.match(body, /Hm\./)
+      assert.equal(calls().length, 1)
+      await ask(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      assert.equal(calls().length, 2)
+    })
+  })
+
   describe('that fail in the stream', () => {
     const failing = {
       text: 'one two three',
-      stream_error: { after: 3, message: 'Internal server error' },
+      stream_error: { after: 5, message: 'Internal server error' },
       headers: { 'request-id': 'req_9' },
     }
     const ids = (meta: any) => [meta.provider_status_code, meta.provider_code, meta.provider_request_id]
@@ -374,6 +481,15 @@ describe('answers of vendors', () => {
         .map(each => JSON.parse(each))
         .find(({ provider_request_id }) => provider_request_id === 'req_9')
       assert.deepEqual(ids(line), [500, 'api_error', 'req_9'])
+    })
+
+    it('are repeated if they break off in a call before any text', async () => {
+      const { id, plan, calls } = await vendor('anthropic')
+      const agent = await agentOf(id)
+      plan([{ text: '', tool_calls: [{ name: 'look', args: { a: 1 } }], cut: { after: 4 } }, { text: 'fine' }])
+      const { body } = await key.post(`/agents/${agent}/generate`, { prompt: 'Hello', stream: true })
+      assert.match(body, /"content":"fine"/)
+      assert.equal(calls().length, 2)
     })
 
     it('keep them of an answer that is refused or breaks off', async () => {

@@ -75,6 +75,10 @@ const anthropic: Requests = {
       Object.assign(body, { temperature: 0, thinking: { type: 'enabled', budget_tokens: 2048 } })
     },
     'thinking before calls': body => void (body.thinking = { type: 'enabled', budget_tokens: 2048 }),
+    'thinking while disabled': body => {
+      body.thinking = { type: 'disabled' }
+      body.messages[1].content.unshift({ type: 'thinking', thinking: 'because', signature: sign('because') })
+    },
     'thinking signature': body => {
       body.messages[1].content.unshift({ type: 'thinking', thinking: 'other', signature: sign('because') })
     },

@@ -7,6 +7,7 @@ import { createOpenAI } from '@ai-sdk/openai'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4Content } from '@ai-sdk/provider'
 import { createXai } from '@ai-sdk/xai'
+import { DIALECTS } from '../../src/execution/providers/model.ts'
 import { embeddingRules } from '../support/vendors/embeddings.ts'
 import { simulators as all, type Simulators, startSimulators } from '../support/vendors/server.ts'
 import { requests } from './requests.ts'
@@ -26,15 +27,11 @@ const ask: LanguageModelV4CallOptions = {
   tools: [TOOL],
 }
 
+const compatible = (url: string, apiKey: string, name: string, model: string) =>
+  createOpenAICompatible({ name, baseURL: `${url}/custom/${name}/v1`, apiKey, includeUsage: true }).chatModel(model)
+
 /** A model of each vendor as its SDK makes it, the options that make it reason, and whether answers show that. */
 const models = (url: string, key: string): [string, LanguageModelV4, object?, { reasoning: boolean }?][] => {
-  const compatible = (name: string, model: string) =>
-    createOpenAICompatible({
-      name,
-      baseURL: `${url}/custom/${name}/v1`,
-      apiKey: key,
-      includeUsage: true,
-    }).chatModel(model)
   const openai = createOpenAI({ baseURL: `${url}/openai/v1`, apiKey: key })
   const manual = { anthropic: { thinking: { type: 'enabled', budgetTokens: 2048 } } }
   return [
@@ -56,11 +53,11 @@ const models = (url: string, key: string): [string, LanguageModelV4, object?, { 
       ),
       { bedrock: { reasoningConfig: { type: 'enabled', budgetTokens: 2048 } } },
     ],
-    ['deepseek', compatible('deepseek', 'deepseek-reasoner')],
-    ['kimi', compatible('kimi', 'kimi-k2.6')],
-    ['vllm', compatible('vllm', 'mistralai/Devstral-Small-2-24B-Instruct-2512')],
-    ['ollama', compatible('ollama', 'qwen3:8b')],
-    ['mistral', compatible('mistral', 'mistral-large-latest'), {}, { reasoning: false }],
+    ['deepseek', compatible(url, key, 'deepseek', 'deepseek-reasoner')],
+    ['kimi', compatible(url, key, 'kimi', 'kimi-k2.6')],
+    ['vllm', compatible(url, key, 'vllm', 'mistralai/Devstral-Small-2-24B-Instruct-2512')],
+    ['ollama', compatible(url, key, 'ollama', 'qwen3:8b')],
+    ['mistral', compatible(url, key, 'mistral', 'mistral-large-latest'), {}, { reasoning: false }],
   ]
 }
 
@@ -94,6 +91,18 @@ describe('simulators of vendors', () => {
     simulators = await startSimulators()
   })
   after(() => simulators?.close())
+
+  const assertRefusal = (key: string, call: () => PromiseLike<unknown>, status: number) => {
+    simulators.plan(key, { error: { status, message: 'not so' } })
+    return assert.rejects(
+      async () => call(),
+      (error: any) => {
+        assert.equal(error.statusCode, status)
+        assert.match(error.responseBody, /not so/)
+        return true
+      },
+    )
+  }
 
   const post = async (path: string, body: unknown, key: string) => {
     const response = await fetch(simulators.url + path, {
@@ -195,17 +204,17 @@ describe('simulators of vendors', () => {
         const answered = await model.doGenerate({ ...options, prompt })
         assert.equal(summary(answered.content).text, 'Sun in both.')
         assert.deepEqual(simulators.refusals(key), [])
-        simulators.plan(key, { error: { status: 429, message: 'slow down', retry_after: 7 } })
-        await assert.rejects(
-          async () => model.doGenerate(options),
-          (error: any) => {
-            assert.equal(error.statusCode, 429)
-            assert.match(error.responseBody, /slow down|Provider returned error/)
-            return true
-          },
-        )
+        for (const call of [() => model.doGenerate(options), () => model.doStream(options)])
+          await assertRefusal(key, call, 429)
       })
   })
+
+  for (const dialect of DIALECTS)
+    it(`${dialect}: a refused stream has its status and text`, async () => {
+      const key = lane()
+      const model = compatible(simulators.url, key, dialect, 'qwen3:8b')
+      for (const status of [400, 422]) await assertRefusal(key, () => model.doStream(ask), status)
+    })
 
   it('cut streams, add lines without meaning, split characters, fail in the stream', async () => {
     const key = lane()

@@ -16,8 +16,7 @@ export const modelOf = ({ provider, route, model }: CompletionTarget): string =>
   provider ? (model ?? provider.default_model) : (route?.route.targets[0].model ?? '')
 
 /**
- * Makes one model call and meters its usage, and the usage of answers that it did not return. A streamed call that is aborted
- * after its first text is metered with an estimate.
+ * Makes one model call and meters its usage, and the usage of answers that it did not return, also of those that were aborted.
  * @param onAnswer adds to the statement that writes the usage of an answer
  * @throws errors of the model call; the reason of the signal
  */
@@ -29,19 +28,11 @@ export async function runCompletion(
 ): Promise<ModelAnswer> {
   const { provider, route } = target
   const routing = route && routingRecorder(route, null)
-  let streamedChars = 0
-  const { onDelta } = request
   const unused: UnusedAnswer[] = []
   const counted: ModelRequest = {
     ...request,
     ...(target.project?.trace_content_mode === 'none' && { store: false }),
     onUnused: answer => void unused.push(answer),
-    ...(onDelta && {
-      onDelta(text) {
-        streamedChars += text.length
-        onDelta(text)
-      },
-    }),
   }
   try {
     const answer =
@@ -51,14 +42,6 @@ export async function runCompletion(
     const usage = answer.usage ?? estimatedUsage(request, answer.text.length)
     await meterCompletion(services, target, { ...answer, usage }, onAnswer)
     return answer
-  } catch (error) {
-    // A call that is aborted after its first text is billed too.
-    if (streamedChars > 0 && unused.length === 0) {
-      const last = routing?.attempts.at(-1)
-      const by = { ai_provider_id: last?.ai_provider_id ?? provider?.id ?? null, model: last?.model ?? modelOf(target) }
-      await meterCompletion(services, target, { ...by, usage: estimatedUsage(request, streamedChars) })
-    }
-    throw error
   } finally {
     for (const answer of unused) await meterCompletion(services, target, answer)
   }

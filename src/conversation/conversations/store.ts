@@ -19,6 +19,7 @@ import { recordDeletedCtes } from './deleted-messages.ts'
 import { addSessionFrame, SESSION_CHANNEL } from './frames.ts'
 import { ConversationMessage, type ConversationRow, conversationKind, type MessageRow, messageEvents } from './model.ts'
 import { type CheckedParts, lockCheckedFiles } from './parts.ts'
+import { isRefusedMessage } from './refused.ts'
 
 const messageRow = sql.type(ConversationMessage)
 
@@ -30,9 +31,6 @@ export const messageParts = sql.fragment`case when m.parts is not null then (
   select jsonb_agg(case when p.part -> 'file_id' is null or exists (select from files f where f.id = p.part ->> 'file_id')
     then p.part else jsonb_build_object('type', p.part -> 'type', 'file_id', p.part -> 'file_id', 'gone', true) end order by p.n)
   from jsonb_array_elements(m.parts) with ordinality as p (part, n)) end`
-
-/** Expression for whether a message `m` is an answer that the vendor refused: its history is empty. */
-export const isRefusedMessage = sql.fragment`coalesce(m.history = '[]', false)`
 
 /** Columns of a message `m` with its text `x`. */
 const messageColumns = sql.fragment`m.document_id, m.conversation_id, m.role, ${messageOrigin} as origin, m.actor_id, m.agent_id, m.generation_id,

@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { messageTextJoin } from '../../content/documents/message-text.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
 import { DEFAULT_KEEP_LAST } from '../../execution/agents/context-policy.ts'
+import { isInRefusedExchange } from '../conversations/refused.ts'
 import { ConversationSummary, type SummaryRow } from './model.ts'
 
 const summaryRow = sql.type(ConversationSummary)
@@ -94,15 +95,6 @@ const CoveredMessage = z.object({
 export type CoveredMessage = z.output<typeof CoveredMessage>
 const coveredRow = sql.type(CoveredMessage)
 
-/**
- * Expression for whether a message `m` is an answer that the vendor refused, or answered by it: it would refuse the summary
- * too. By conversation_messages_position.
- */
-const isInRefusal = sql.fragment`coalesce((
-  select n.history = '[]' from conversation_messages n
-  where n.conversation_id = m.conversation_id and n.position >= m.position and n.role = 'assistant'
-  order by n.position limit 1), false)`
-
 /** Returns the oldest messages in a range of positions, in order. By conversation_messages_position. */
 export const listOldestMessages = (
   db: Queryable,
@@ -111,7 +103,7 @@ export const listOldestMessages = (
 ): Promise<readonly CoveredMessage[]> =>
   db.any(coveredRow`
     select m.document_id, m.position, m.role, m.origin, a.name as author,
-      case when d.kind = 'message' and not ${isInRefusal} then x.content end as content, coalesce(d.kind <> 'message', false) as is_document
+      case when d.kind = 'message' and not ${isInRefusedExchange} then x.content end as content, coalesce(d.kind <> 'message', false) as is_document
     from conversation_messages m ${messageTextJoin} left join actors a on a.id = m.actor_id
     where m.conversation_id = ${conversationId} and m.position > ${after} and m.position <= ${until}
     order by m.position limit ${limit}`)

@@ -58,19 +58,16 @@ function systemParts(facts: PromptFacts, speakerId: string | null, listenerId: s
   return parts.filter(part => part.trim() !== '')
 }
 
-/** Whether a message is an answer that the vendor refused: its history is empty. */
-const isRefusedAnswer = ({ history }: SeenMessage): boolean => Array.isArray(history) && history.length === 0
-
 /**
  * Returns the messages without refused answers and, where the user has written since, the messages that these answered: a
- * vendor refuses every request that has them.
+ * vendor refuses every request that has them. Notes of the platform remain. `isInRefusedExchange` is the rule for other readers.
  */
 function withoutRefused(messages: readonly SeenMessage[]): SeenMessage[] {
   const kept: SeenMessage[] = []
   let leftOut = false
   let isFollowed = false
   for (const message of messages.toReversed()) {
-    if (isRefusedAnswer(message)) {
+    if (message.refused) {
       leftOut = isFollowed
       continue
     }

@@ -4,6 +4,7 @@ import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '
 import { servedAgent } from '../../execution/agents/served-version.ts'
 import { AbortRequest, GENERATION_STATUSES } from '../../execution/generations/model.ts'
 import type { MessagePart } from '../conversations/parts-model.ts'
+import { isRefusedMessage } from '../conversations/refused.ts'
 import { promptSummaryCtes } from '../summaries/store.ts'
 import { sessionHooks } from './hooks.ts'
 
@@ -251,6 +252,7 @@ const SeenMessage = z.object({
   content: z.string().nullable(),
   metadata: z.record(z.string(), z.unknown()).nullable(),
   history: z.unknown(),
+  refused: z.boolean(),
   /** The author: of a reply an agent, the actor as which it spoke, or both. */
   agent_id: z.string().nullable(),
   actor_id: z.string().nullable(),
@@ -327,7 +329,7 @@ export const startTurnWithPrompt = (
       (select coalesce(jsonb_object_agg(x.id, jsonb_build_object('name', x.name, 'instructions', x.instructions)), '{}')
         from actors x where x.id in (${actor_id}, ${listenerId})) as actors,
       (select coalesce(json_agg(json_build_object('role', m.role, 'content', x.content, 'metadata', m.metadata,
-          'history', m.history, 'agent_id', m.agent_id, 'actor_id', m.actor_id, 'actor_name', a.name,
+          'history', m.history, 'refused', ${isRefusedMessage}, 'agent_id', m.agent_id, 'actor_id', m.actor_id, 'actor_name', a.name,
           'agent_name', case when m.agent_id <> coalesce(${agent_id}, '') then (select name from agents where id = m.agent_id) end, 'note', m.note, 'document_id', m.document_id, 'parts', m.parts,
           'descriptions', m.media_descriptions, 'texts', ${documentTexts}) order by m.position), '[]')
         from seen m ${messageTextJoin} left join actors a on a.id = m.actor_id) as messages`)

@@ -11,6 +11,8 @@ import { canReachMemory } from '../../memory/reach.ts'
 import { actorOfTurn } from '../generations/loop/acting-caller.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { raiseFailure, subscribeTurn } from '../generations/request/wait-for-turn.ts'
+import { readSteps } from '../generations/traces/file.ts'
+import { isRefused } from '../providers/model-messages.ts'
 import { allowHandler } from './check.ts'
 import { handlerTimeout, requireFacts } from './extract.ts'
 import { factFromTurn } from './fact-provenance.ts'
@@ -23,7 +25,7 @@ type TestContext = Context<Record<string, never>, z.output<typeof RuleTestInput>
 /**
  * Returns the facts that a rule would extract from a past turn, with the outcome of writing each. The handler runs as
  * the caller, and nothing is written.
- * @throws GENERATION_NOT_FOUND, GENERATION_CONTENT_UNAVAILABLE, VALIDATION_FAILED for a turn that has not completed,
+ * @throws GENERATION_NOT_FOUND, GENERATION_CONTENT_UNAVAILABLE, VALIDATION_FAILED for a turn that has not completed or was refused,
  *   the errors of the handler
  */
 export async function testRule(context: TestContext): Promise<z.output<typeof RuleTest>> {
@@ -49,6 +51,12 @@ async function requireReadableTurn(
   if (turn.status !== 'completed')
     raiseInvalid({ code: 'INVALID_VALUE', path: 'generation_id', message: 'is not a completed turn' })
   if (turn.content_redacted_at !== null) raise('GENERATION_CONTENT_UNAVAILABLE', { meta: { generation_id: id } })
+  if ((await readSteps(services, turn)).some(isRefused))
+    raiseInvalid({
+      code: 'INVALID_VALUE',
+      path: 'generation_id',
+      message: 'was refused by the vendor and has no facts',
+    })
   return turn
 }
 

@@ -48,19 +48,8 @@ export async function callRoute(
   // Some vendors report missing credit as a rate limit.
   const failsOver = ({ class: failed, meta }: ModelFailure) =>
     leadsOn(failed) || (failed === 'credit' && meta.provider_status_code === 429 && leadsOn('rate_limited'))
-  let isShown = false
-  const { onDelta } = request
-  const watched = onDelta
-    ? {
-        ...request,
-        onDelta(text: string) {
-          isShown = true
-          onDelta(text)
-        },
-      }
-    : request
-  const isWithheld = (answer: ModelAnswer) =>
-    answer.finish_reason === 'content-filter' && !isShown && leadsOn('refusal')
+  const isWithheld = (outcome: ModelCallOutcome) =>
+    outcome.ok && outcome.answer.finish_reason === 'content-filter' && !outcome.isShown && leadsOn('refusal')
   const started = performance.now()
   const sinceRead = () => (performance.now() - started) / 1000
   let currentIndex = 0
@@ -77,13 +66,13 @@ export async function callRoute(
     const provider =
       providers.find(({ id }) => id === ai_provider_id) ??
       raise('AI_PROVIDER_NOT_FOUND', { meta: { id: ai_provider_id } })
-    const timed = target.timeout_seconds === null ? watched : { ...watched, timeout_ms: target.timeout_seconds * 1000 }
+    const timed = target.timeout_seconds === null ? request : { ...request, timeout_ms: target.timeout_seconds * 1000 }
     return attemptModel(services, provider, model, timed, {
       retries: target.max_retries,
       repeats: leadsOn,
       async each(attempt) {
         const failure = attempt.ok ? null : attempt.failure
-        const error_class = failure?.class ?? (attempt.ok && isWithheld(attempt.answer) ? 'refusal' : null)
+        const error_class = failure?.class ?? (isWithheld(attempt) ? 'refusal' : null)
         const { provider_status_code = null, provider_code, provider_request_id } = failure?.facts ?? {}
         const ids = {
           ...(provider_code !== undefined && { provider_code }),
@@ -114,11 +103,11 @@ export async function callRoute(
     const breaker = targetBreaker(services, loaded, target)
     if (!(await breaker.admits(sinceRead()))) continue
     outcome = await callTarget(index, breaker)
-    if (outcome.ok && isWithheld(outcome.answer)) withheld.push({ answer: outcome.answer, index })
+    if (outcome.ok && isWithheld(outcome)) withheld.push({ answer: outcome.answer, index })
     else if (outcome.ok || !failsOver(outcome.failure)) break
   }
   outcome ??= await callTarget(0, targetBreaker(services, loaded, route.targets[0]))
-  const isAnswered = outcome.ok && !isWithheld(outcome.answer)
+  const isAnswered = outcome.ok && !isWithheld(outcome)
   const [first] = isAnswered ? [] : withheld.splice(0, 1)
   for (const { answer } of withheld) request.onUnused?.(answer)
   if (first) routing.target_index = first.index

@@ -1,7 +1,6 @@
-import { sumAnswer, UNREPORTED } from '../../control/usage/meter.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import type { ProviderType } from './model.ts'
-import { isRefused, type ModelAnswer, type ModelUsage } from './model-messages.ts'
+import { isRefused, type ModelAnswer } from './model-messages.ts'
 
 /** Reasons with which Google ends an answer that the model wrote wrongly, or for no stated reason. */
 const ABNORMAL = ['MALFORMED_FUNCTION_CALL', 'MALFORMED_RESPONSE', 'UNEXPECTED_TOOL_CALL', 'OTHER']
@@ -11,8 +10,9 @@ const REFUSED_CALL = /"tool_use_failed"/
 
 const isEmpty = ({ text, tool_calls }: ModelAnswer): boolean => text === '' && tool_calls.length === 0
 
-/** Whether a call is made once more, as the model's answer may be another one then. */
+/** Whether a call is made once more, as the model's answer may be another one then; not after a part of it was shown. */
 export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): boolean {
+  if (outcome.isShown) return false
   if (!outcome.ok) return REFUSED_CALL.test(String(outcome.failure.meta.provider_response_body ?? ''))
   const { answer } = outcome
   if (isRefused(answer)) return false
@@ -23,6 +23,5 @@ export function isMalformed(type: ProviderType, outcome: ModelCallOutcome): bool
 export const abnormalEnd = (answer: ModelAnswer): string | null =>
   isEmpty(answer) && ABNORMAL.includes(answer.vendor_reason ?? '') ? (answer.vendor_reason as string) : null
 
-/** Returns the usage of an answer that took two calls; null if the vendor reported none for both. */
-export const sumUsage = (a: ModelUsage | null, b: ModelUsage | null): ModelUsage | null =>
-  a || b ? sumAnswer([a ?? UNREPORTED, b ?? UNREPORTED]) : null
+export const emptyAnswerMessage = ({ vendor_reason, finish_reason }: ModelAnswer): string =>
+  `the answer is empty and ended with ${vendor_reason ?? finish_reason}`

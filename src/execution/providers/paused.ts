@@ -1,6 +1,6 @@
+import { sumAnswer, UNREPORTED } from '../../control/usage/meter.ts'
 import { MAX_ANNOTATIONS } from './annotations.ts'
-import { sumUsage } from './malformed.ts'
-import type { ModelAnswer, ModelRequest, PromptMessage, VendorPart } from './model-messages.ts'
+import type { ModelAnswer, ModelRequest, ModelUsage, PromptMessage, VendorPart } from './model-messages.ts'
 
 /** Times that one answer is continued. */
 export const MAX_PAUSES = 10
@@ -52,3 +52,7 @@ const partsOf = ({ vendor_parts, text, tool_calls }: ModelAnswer): VendorPart[] 
     ...(text === '' ? [] : [{ type: 'text' as const, text }]),
     ...tool_calls.map((_, position) => ({ type: 'tool_call' as const, position })),
   ]
+
+/** Returns the usage of an answer in two parts; null if the vendor reported none for both. */
+const sumUsage = (a: ModelUsage | null, b: ModelUsage | null): ModelUsage | null =>
+  a || b ? sumAnswer([a ?? UNREPORTED, b ?? UNREPORTED]) : null

@@ -25,6 +25,8 @@ type Findings = ProviderProfile[string]
 /** Findings of this process, for calls that began before they were stored, by provider and its last change. */
 const own = processSingleton(() => new LRUCache<string, Findings>({ max: MAX_MODELS, ttl: FINDING_LIFE_MS }))
 
+const NO_SETTINGS: ReadonlySet<RefusedSetting> = new Set()
+
 const isValid = (found: { by: FoundBy; at: string } | undefined, now: number): boolean =>
   found !== undefined && (found.by === 'check' || Date.parse(found.at) > now - FINDING_LIFE_MS)
 
@@ -50,7 +52,10 @@ export function findingsOf(services: Services, provider: ProviderRow, model: str
   const has = (finding: Finding) => isValid(known()[finding], services.clock.now().getTime())
   return {
     has,
-    refused: () => new Set(Object.keys(known()).filter(isRefusedSetting).filter(has)),
+    refused() {
+      if (!provider.profile[model] && !own(services).has(key)) return NO_SETTINGS
+      return new Set(Object.keys(known()).filter(isRefusedSetting).filter(has))
+    },
     add(found) {
       const at = services.clock.now().toISOString()
       const findings: Findings = Object.fromEntries(found.map(finding => [finding, { by: 'call', at }]))

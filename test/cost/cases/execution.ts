@@ -1,6 +1,7 @@
 import type { JsonObject } from '../../../src/core/api/flatten.ts'
 import { stripCodeFence } from '../../../src/execution/generations/loop/structured-output.ts'
 import { extractedFacts, factsOfText } from '../../../src/execution/memory-rules/facts.ts'
+import { BodyReader } from '../../../src/execution/providers/body-facts.ts'
 import { outgoingProfile } from '../../../src/execution/providers/outgoing/profile.ts'
 import { contentWithMedia } from '../../../src/execution/providers/outgoing/result-media.ts'
 import { MAX_SCHEMAS, sentSchema } from '../../../src/execution/providers/outgoing/tool-schemas.ts'
@@ -16,6 +17,7 @@ import { items, nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
 const MODEL_TEXT = { limit: 1024 * 1024, bound: 'bytes of a reply of a model' }
+const CHUNK = { limit: 64 * 1024, bound: 'bytes of a chunk of a socket' }
 const DEFINITION = { limit: 256 * 1024, bound: 'bytes of the definition of a tool' }
 
 const tokens = repetitions(['{{secret:', '{{context:', '{{', 'sec_a', '}}', '|', '~'])
@@ -50,10 +52,21 @@ export default [
     inputs: facts,
     run: extractedFacts,
   }),
+  ...(['custom', 'google'] as const).map(type =>
+    costCase({
+      name: `execution/providers/body-facts.ts BodyReader for ${type}`,
+      ...CHUNK,
+      inputs: {
+        ...repetitions(['"usage": {', '"service_tier": "', '"modelVersion":"', '{', '}', '"']),
+        open: n => `"usage": {${'a'.repeat(n)}`,
+        objects: n => `"usage": {${'{}'.repeat(n / 2)}`,
+      },
+      run: text => BodyReader.of(type)?.read(Buffer.from(text)),
+    }),
+  ),
   costCase({
     name: 'execution/tools/event-reader.ts EventReader',
-    limit: 64 * 1024,
-    bound: 'bytes of a chunk of a socket',
+    ...CHUNK,
     inputs: {
       ...Object.fromEntries(
         Object.entries(repetitions(['\n', '\r', 'data:', 'a'])).map(([name, text]) => [

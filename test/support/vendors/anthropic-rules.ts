@@ -388,9 +388,23 @@ export const anthropicRules: readonly Rule[] = [
       'messages.{i}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{found}`. When `thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks).',
     breach: first(function* (call) {
       if (call.body.thinking?.type !== 'enabled') return
-      for (const { i, content } of currentTurn(call))
-        if (content.some(({ type }) => type === 'tool_use') && !isThinking(content[0]))
-          yield { i, found: content[0]!.type }
+      // Later calls of the turn may follow without thinking: models without interleaved thinking think once.
+      const called = [...currentTurn(call)].find(({ content }) => content.some(({ type }) => type === 'tool_use'))
+      if (called && !isThinking(called.content[0])) yield { i: called.i, found: called.content[0]!.type }
+    }),
+  },
+  {
+    name: 'thinking while disabled',
+    source: '1',
+    date: '2025-11',
+    message:
+      'messages.{i}.content.{j}: When thinking is disabled, an `assistant` message in the final position cannot contain `thinking`. To use thinking blocks, enable `thinking` in your request.',
+    breach: first(function* (call) {
+      if (call.body.thinking?.type !== 'disabled') return
+      for (const { i, content } of currentTurn(call)) {
+        const j = content.findIndex(isThinking)
+        if (j !== -1) yield { i, j }
+      }
     }),
   },
   {

@@ -217,8 +217,8 @@ export const bedrockRules: readonly Rule[] = [
       const start = messages(call).findLastIndex(
         message => message.role === 'user' && ids(message, 'toolResult').length === 0,
       )
-      for (const [i, message] of messages(call).entries())
-        if (i > start && ids(message, 'toolUse').length > 0 && !content(message)[0]?.reasoningContent) yield { i }
+      const i = messages(call).findIndex((message, at) => at > start && ids(message, 'toolUse').length > 0)
+      if (i !== -1 && !content(messages(call)[i])[0]?.reasoningContent) yield { i }
     }),
   },
   {

@@ -13,8 +13,9 @@ const VERSION = /claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)/
 const ADAPTIVE = 4.6
 
 /**
- * Turns thinking with a budget off for a turn in which another model made calls: Claude requires its own reasoning before
- * each call of the turn, and refuses the request otherwise. Adaptive thinking requires none.
+ * Turns thinking with a budget off for a turn whose calls were made without reasoning of the model, such as by another model:
+ * Claude requires that such a turn begins with its reasoning. With any, thinking stays on: calls may follow each other without
+ * reasoning, and Claude refuses reasoning in a turn without thinking. Adaptive thinking requires none.
  */
 export function withoutManualThinking(
   type: ProviderType,
@@ -22,7 +23,7 @@ export function withoutManualThinking(
   options: LanguageModelV4CallOptions,
 ): { options: LanguageModelV4CallOptions; notes: VendorNote[] } {
   const option = OPTIONS[type]
-  if (!option || !model.includes('claude') || !hasForeignCall(options.prompt)) return { options, notes: [] }
+  if (!option || !model.includes('claude') || !isUnreasoned(options.prompt)) return { options, notes: [] }
   const own = options.providerOptions?.[type]
   const chosen = (own?.[option] as { type?: unknown } | undefined)?.type
   const { reasoning } = options
@@ -30,22 +31,18 @@ export function withoutManualThinking(
   const isManual = chosen === 'enabled' || (chosen === undefined && byEffort && versionOf(model) < ADAPTIVE)
   if (!isManual) return { options, notes: [] }
   const providerOptions = { ...options.providerOptions, [type]: { ...own, [option]: { type: 'disabled' } } }
-  const message = 'a call of this turn has no reasoning of the model'
+  const message = 'the calls of this turn have no reasoning of the model'
   return {
     options: { ...options, reasoning: undefined, providerOptions },
     notes: [{ kind: 'setting_left_out', setting: 'thinking', message }],
   }
 }
 
-/** Whether a message of the current turn has a call without reasoning. */
-function hasForeignCall(prompt: readonly LanguageModelV4Message[]): boolean {
+/** Whether the current turn has calls, and no reasoning. */
+function isUnreasoned(prompt: readonly LanguageModelV4Message[]): boolean {
   const start = prompt.findLastIndex(({ role }) => role === 'user')
-  return prompt
-    .slice(start + 1)
-    .some(
-      ({ role, content }) =>
-        role === 'assistant' && content.some(isOwnCall) && content.every(part => part.type !== 'reasoning'),
-    )
+  const parts = prompt.slice(start + 1).flatMap(({ role, content }) => (role === 'assistant' ? content : []))
+  return parts.some(isOwnCall) && parts.every(part => part.type !== 'reasoning')
 }
 
 const isOwnCall = (part: { type: string; providerExecuted?: boolean }): boolean =>

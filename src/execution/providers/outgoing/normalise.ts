@@ -80,7 +80,7 @@ function choiceOf(
 }
 
 /** The provider and model that a request is for. */
-type Target = Pick<VendorStep, 'ai_provider_id' | 'model'>
+export type Target = Pick<VendorStep, 'ai_provider_id' | 'model'>
 
 function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): PromptMessage {
   if (message.role !== 'assistant' || !message.vendor) return message

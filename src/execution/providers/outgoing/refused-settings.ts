@@ -1,5 +1,5 @@
 import type { ModelFailure } from '../failure.ts'
-import type { ModelRequest } from '../model-messages.ts'
+import type { ModelRequest, VendorNote } from '../model-messages.ts'
 
 const REASONING_NAMES = ['reasoning', 'thinking']
 const STREAM_NAMES = ['"stream"', "'stream'", '`stream`', 'to stream', 'streaming', 'stream_options', 'stream=']
@@ -149,8 +149,7 @@ const isArgument = (name: RefusedSetting): name is (typeof ARGUMENTS)[number] =>
 const STREAM_SETTINGS = ['stream', 'stream_with_tools', 'stream_with_schema'] as const
 type StreamSetting = (typeof STREAM_SETTINGS)[number]
 
-/** Whether a setting is the form of the response, which the answer does not show. */
-export const isStreamSetting = (name: RefusedSetting): name is StreamSetting =>
+const isStreamSetting = (name: RefusedSetting): name is StreamSetting =>
   (STREAM_SETTINGS as readonly string[]).includes(name)
 
 const isReasoning = (name: RefusedSetting) => name === 'reasoning_none' || name === 'reasoning_low'
@@ -174,6 +173,7 @@ export function withoutRefused(
   request: ModelRequest,
   refused: ReadonlySet<RefusedSetting>,
 ): { request: ModelRequest; dropped: RefusedSetting[] } {
+  if (refused.size === 0) return { request, dropped: [] }
   const dropped = [...refused].filter(name => settingOf(request, name) != null)
   if (dropped.length === 0) return { request, dropped }
   const vendor_settings = { ...request.vendor_settings }
@@ -190,3 +190,16 @@ export function withoutRefused(
     else delete vendor_settings[name]
   return { request: rest, dropped }
 }
+
+/** Message of the note on a setting that is left out because the model refuses it. */
+export const REFUSED_NOTE = 'refused by the model'
+
+/** Returns the notes on settings that are left out; none on the form of the response, which the answer does not show. */
+export const refusedNotes = (dropped: readonly RefusedSetting[]): VendorNote[] =>
+  dropped
+    .filter(setting => !isStreamSetting(setting))
+    .map(setting =>
+      setting === 'max_output_tokens'
+        ? { kind: 'setting_changed', setting, message: 'sent as max_completion_tokens' }
+        : { kind: 'setting_left_out', setting, message: REFUSED_NOTE },
+    )
