@@ -44,7 +44,8 @@ function annotationOf(
   return {
     type: 'url_citation',
     url: storableText(source.url),
-    title: short(source.title),
+    // xAI has the number of the citation in place of the title.
+    title: /^\d{1,3}$/.test(source.title ?? '') ? null : short(source.title),
     cited_text: short(citedText),
     start_index: Math.min(block.end, block.start + startIndex),
     end_index: endIndex === undefined ? block.end : Math.min(block.end, block.start + endIndex),

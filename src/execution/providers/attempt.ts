@@ -18,6 +18,7 @@ import { storableText, storableValue, truncateChars } from '../../core/api/stora
 import type { Services } from '../../core/process/services.ts'
 import { annotationsOf } from './annotations.ts'
 import { BodyReader } from './body-facts.ts'
+import { DroppedParts } from './dropped-parts.ts'
 import { estimatedUsage } from './estimated-usage.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { parseModelArguments } from './exact-arguments.ts'
@@ -46,7 +47,7 @@ import { contentWithMedia, mediaNote } from './outgoing/result-media.ts'
 import { type Reported, reportedUsage, servedBy } from './reported-usage.ts'
 import { fitsStrictMode, JSON_INSTRUCTION, schemaInstruction, strictTools } from './structured.ts'
 import { answerText, ContentReader, isKept, MessageBounds, vendorParts } from './vendor-parts.ts'
-import { reasoningOf, storeOption, vendorOptions } from './vendor-settings.ts'
+import { reasoningOf, storeOption, unsupportedSettings, vendorOptions } from './vendor-settings.ts'
 import { warningNotes } from './warnings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
@@ -174,6 +175,7 @@ async function callSdk(
     model,
     callOptions(client, sent, { ...profile, marks, vendorSpecific, hosted: hosted.tools }, signal),
   )
+  const dropped = DroppedParts.of(client.type, model, request, hosted.tools.length > 0)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle, body: BodyReader.of(client.type) })
   const reports = (end: ReportedEnd): Reported => ({
@@ -186,26 +188,31 @@ async function callSdk(
     facts: watch.body?.facts ?? null,
   })
   const answer = isStreamed
-    ? await readStream(vendor, options, request, { watch, reports, markFirstChunk, progress }).catch(error => {
+    ? await readStream(vendor, options, request, { watch, reports, dropped, markFirstChunk, progress }).catch(error => {
         // Some servers answer a request for a stream with a whole answer.
         if (!(error instanceof UnstreamedError)) throw error
-        return readAnswer(vendor, options, request, { watch, reports })
+        return readAnswer(vendor, options, request, { watch, reports, dropped })
       })
-    : await readAnswer(vendor, options, request, { watch, reports })
+    : await readAnswer(vendor, options, request, { watch, reports, dropped })
   const sentNotes = [...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...thinkingNotes]
-  const all = [...sentNotes, ...(answer.notes ?? [])]
-  return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
+  const { notes: droppedNotes = [], ...added } = dropped?.addedTo(answer) ?? {}
+  const unsupported = unsupportedSettings(client.type, request.vendor_settings)
+  const all = [...sentNotes, ...unsupported, ...(answer.notes ?? []), ...droppedNotes]
+  return { ...answer, ...added, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
 async function readAnswer(
   vendor: LanguageModelV4,
   options: LanguageModelV4CallOptions,
   { onDelta, onReasoning }: Shown,
-  { watch, reports }: Reading,
+  { watch, reports, dropped }: Reading,
 ): Promise<RawAnswer> {
-  const { content, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
+  const { content: parts, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
+  dropped?.read(response?.body)
+  const content = [...parts, ...(dropped?.sources ?? [])]
   limitAnswer(content.filter(({ type }) => type === 'tool-call').length, MAX_CALLS, 'tool calls')
-  const answer = rawAnswer(content, end, warnings, reports({ ...end, content, modelId: response?.modelId }))
+  const reported = { ...end, content: [...content, ...(dropped?.searches ?? [])], modelId: response?.modelId }
+  const answer = rawAnswer(content, end, warnings, reports(reported))
   if (answer.reasoning) onReasoning?.(answer.reasoning)
   if (answer.text !== '') onDelta?.(answer.text)
   return answer
@@ -217,7 +224,7 @@ type ReportedEnd = Pick<AnswerEnd, 'usage' | 'providerMetadata'> & {
   content: readonly LanguageModelV4Content[]
   modelId?: string
 }
-type Reading = { watch: ResponseWatch; reports: (end: ReportedEnd) => Reported }
+type Reading = { watch: ResponseWatch; reports: (end: ReportedEnd) => Reported; dropped: DroppedParts | null }
 type StreamControl = Reading & Pick<CallControl, 'markFirstChunk' | 'progress'>
 
 async function readStream(
@@ -226,7 +233,9 @@ async function readStream(
   { onDelta, onReasoning }: Shown,
   control: StreamControl,
 ): Promise<RawAnswer> {
-  const { stream, response } = await control.watch.run(() => vendor.doStream(options))
+  const { stream, response } = await control.watch.run(() =>
+    vendor.doStream(control.dropped ? { ...options, includeRawChunks: true } : options),
+  )
   const shown = { text: new WholeCharacters(onDelta), reasoning: new WholeCharacters(onReasoning) }
   return readParts(stream, shown, control).catch(error => {
     throw new StreamFailure(error, response?.headers)
@@ -237,7 +246,7 @@ async function readStream(
 async function readParts(
   stream: ReadableStream<LanguageModelV4StreamPart>,
   shown: Record<'text' | 'reasoning', WholeCharacters>,
-  { watch, reports, markFirstChunk, progress }: StreamControl,
+  { watch, reports, dropped, markFirstChunk, progress }: StreamControl,
 ): Promise<RawAnswer> {
   const content = new ContentReader()
   const bounds = new MessageBounds()
@@ -252,7 +261,9 @@ async function readParts(
       limitAnswer(progress.characters, MAX_CHARACTERS, 'characters')
     }
     content.read(part)
-    if (part.type === 'text-delta') {
+    if (part.type === 'raw') {
+      dropped?.read(part.rawValue)
+    } else if (part.type === 'text-delta') {
       if (part.delta === '') continue
       markFirstChunk()
       shown.text.add(bounds.separator(hasText) + part.delta)
@@ -276,8 +287,8 @@ async function readParts(
     } else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
       // The packages end a stream that breaks off as if it were complete, but without a reason.
-      const parts = content.parts()
-      const reported = reports({ ...part, content: parts, modelId })
+      const parts = [...content.parts(), ...(dropped?.sources ?? [])]
+      const reported = reports({ ...part, content: [...parts, ...(dropped?.searches ?? [])], modelId })
       progress.usage = reportedUsage(reported)
       if (part.finishReason.raw === undefined && !watch.hasEnded) break
       for (const each of Object.values(shown)) each.end()

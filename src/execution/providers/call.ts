@@ -61,7 +61,16 @@ export async function attemptModel(
   },
 ): Promise<ModelCallOutcome> {
   const { retries, repeats = () => true, each, findings = findingsOf(services, provider, model) } = rule
-  const accepted = await acceptedRequest(provider, model, request)
+  let isShown = false
+  const accepted = await acceptedRequest(provider, model, {
+    ...request,
+    ...(request.onDelta && {
+      onDelta(text: string) {
+        isShown = true
+        request.onDelta?.(text)
+      },
+    }),
+  })
   const { attemptCall, modelFailure, modelRetryDelay } = await loadAttempts()
   const target = { ai_provider_id: provider.id, model }
   const client = await modelClient(services, provider).catch((error: unknown): FailedCall => {
@@ -91,7 +100,7 @@ export async function attemptModel(
       attempt = -1
       continue
     }
-    if (!isRepeated && !paused && isMalformed(provider.provider, outcome)) {
+    if (!isRepeated && !paused && isMalformed(provider.provider, outcome, isShown)) {
       isRepeated = true
       replaced = outcome.ok ? (outcome.answer.usage ?? UNREPORTED) : (outcome.used ?? null)
       services.log.info(facts, 'model call is repeated after a malformed answer')
