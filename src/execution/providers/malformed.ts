@@ -11,16 +11,14 @@ const ABNORMAL = ['MALFORMED_FUNCTION_CALL', 'MALFORMED_RESPONSE', 'UNEXPECTED_T
  * Codes with which Groq refuses what its own model wrote wrongly: a call, or JSON. In streams its package drops them and keeps
  * the message.
  */
-const CODES = ['tool_use_failed', 'json_validate_failed']
-const REFUSED_CODE = new RegExp(`"(?:${CODES.join('|')})"`)
+const REFUSED_CODE = /"(?:tool_use_failed|json_validate_failed)"/
 const REFUSED_MESSAGE = /See 'failed_generation' for more details|Tool call validation failed/
 
 const isEmpty = ({ text, tool_calls }: ModelAnswer): boolean => text === '' && tool_calls.length === 0
 
 /** Whether the vendor refuses what its model wrote, as the response or within a stream. */
 const isOwnRefusal = ({ message, meta }: ModelFailure): boolean =>
-  CODES.includes(String(meta.provider_code)) ||
-  REFUSED_CODE.test(String(meta.provider_response_body ?? '')) ||
+  REFUSED_CODE.test(`"${meta.provider_code}" ${meta.provider_response_body}`) ||
   REFUSED_MESSAGE.test(message)
 
 /**
