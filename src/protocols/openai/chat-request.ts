@@ -61,7 +61,18 @@ export const OtherKind = z.object({
 })
 /** A tool that is ignored. */
 export const OtherTool = OtherKind.refine(({ type }) => !isHosted(type), 'must have the fields of its type')
-const Tool = z.union([z.object({ type: z.literal('function'), function: FunctionTool }), HostedToolField, OtherTool])
+const FunctionField = z.object({ type: z.literal('function'), function: FunctionTool })
+type FunctionField = z.output<typeof FunctionField>
+const isFunction = (tool: { type: string }): tool is FunctionField => tool.type === 'function'
+/** Checked by its type: the problems of a union would not name the field. */
+const Tool = z.looseObject({ type: z.string() }).transform((tool, context) => {
+  const schema = isFunction(tool) ? FunctionField : isHosted(tool.type) ? HostedToolField : OtherTool
+  const parsed = schema.safeParse(tool)
+  if (parsed.success) return parsed.data
+  for (const { path, message } of parsed.error.issues)
+    context.issues.push({ code: 'custom', path: [...path], message, input: tool })
+  return z.NEVER
+})
 
 const Choice = z.union([
   z.enum(['none', 'auto', 'required']),
@@ -192,8 +203,6 @@ const isStrict = ({ strict, parameters }: Pick<z.output<typeof FunctionTool>, 's
 export const ignoredStrictness = (tools: readonly Parameters<typeof isStrict>[0][]): string[] =>
   tools.every(isStrict) ? [] : [STRICT_TOOLS]
 
-type FunctionField = { type: 'function'; function: z.output<typeof FunctionTool> }
-const isFunction = (tool: { type: string }): tool is FunctionField => tool.type === 'function'
 const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => (isFunction(tool) ? tool.function : []))
 
 /** Returns the names of tools, choices and settings of tools that are ignored. */
