@@ -18,8 +18,7 @@ const isEmpty = ({ text, tool_calls }: ModelAnswer): boolean => text === '' && t
 
 /** Whether the vendor refuses what its model wrote, as the response or within a stream. */
 const isOwnRefusal = ({ message, meta }: ModelFailure): boolean =>
-  REFUSED_CODE.test(`"${meta.provider_code}" ${meta.provider_response_body}`) ||
-  REFUSED_MESSAGE.test(message)
+  REFUSED_CODE.test(`"${meta.provider_code}" ${meta.provider_response_body}`) || REFUSED_MESSAGE.test(message)
 
 /**
  * Whether a call is made once more, as the model's answer may be another one then.

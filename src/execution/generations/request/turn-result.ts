@@ -37,7 +37,12 @@ export const GenerateResult = z
     usage: UsageTotals.nullable(),
     reasoning: z.string().optional().describe('Reasoning of the model, for clients of the OpenAI API only'),
     logprobs: z
-      .array(z.object({ step: z.int(), tokens: z.array(z.record(z.string(), z.unknown())) }))
+      .array(
+        z.object({
+          step: z.int().describe('Number of the step, from 1'),
+          tokens: z.array(z.record(z.string(), z.unknown())).describe('Tokens of its text with their probabilities'),
+        }),
+      )
       .optional()
       .describe('Probabilities of the tokens by step, for clients of the OpenAI API only'),
     ignored_params: IgnoredParams,
