@@ -253,7 +253,7 @@ describe('the OpenAI mount: responses', () => {
       invented: {},
     })
     assert.equal(response.status, 200, await response.clone().text())
-    assert.equal(response.headers.get('x-svc-ignored-params'), 'truncation, invented, tools, tool_choice, top_p')
+    assert.equal(response.headers.get('x-svc-ignored-params'), 'truncation, invented, tool_choice, tools, top_p')
   })
 
   it('store nothing with store false', async () => {

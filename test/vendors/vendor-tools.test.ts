@@ -95,6 +95,13 @@ describe('tools of vendors', () => {
       CITED,
     ],
     ['google', [...SEARCH, all[1]!], [{ googleSearch: {} }, { codeExecution: {} }], CITED],
+    [
+      'xai',
+      all,
+      [{ type: 'web_search', excluded_domains: ['example.org'] }, { type: 'code_interpreter' }],
+      { ...CITED, title: null },
+    ],
+    ['groq', SEARCH, [{ type: 'browser_search' }], CITED],
   ]
   for (const [profile, vendor_tools, sent, annotation] of offers)
     it(`of ${profile} are offered, and the answer has what it cites`, async () => {
@@ -107,6 +114,28 @@ describe('tools of vendors', () => {
       assert.deepEqual(generation.output.annotations, [annotation])
       assert.deepEqual(step.annotations, [annotation])
       assert.equal('ignored_params' in generation, false, JSON.stringify(generation.ignored_params))
+    })
+
+  for (const profile of ['xai', 'groq'])
+    it(`of ${profile} give streams their citations, and count as searches`, async () => {
+      const provider = await providerOf(profile)
+      provider.plan(ANSWER)
+      const agent = await agentOf(provider.id, { vendor_tools: SEARCH })
+      for (const stream of [true, false]) {
+        const reply = await fetch(`${app.url}/api/v1/agents/${agent}/generate?wait=true`, {
+          method: 'POST',
+          headers: { 'content-type': 'application/json', authorization: `Bearer ${key.token}` },
+          body: JSON.stringify({ prompt: 'Weather?', stream }),
+        })
+        const text = await reply.text()
+        const last = stream ? (/event: completed\ndata: (.*)/.exec(text)?.[1] ?? text) : text
+        const { output, usage } = JSON.parse(last)
+        assert.deepEqual(
+          output.annotations.map(({ url, end_index }: any) => [url, end_index]),
+          [[URL_FOUND, ANSWER.text.length]],
+        )
+        assert.deepEqual(usage.details, { web_searches: 1 })
+      }
     })
 
   for (const profile of ['anthropic', 'openai responses', 'google'])

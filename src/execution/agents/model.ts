@@ -91,7 +91,7 @@ export const TurnStopConditions = z.array(HasToolCall).max(20)
 /** Settings of single requests that an agent may let through. */
 const REQUEST_SETTINGS = [
   ...['temperature', 'top_p', 'seed', 'stop', 'presence_penalty', 'frequency_penalty', 'logit_bias'],
-  ...['reasoning_effort', 'verbosity', 'service_tier', 'prompt_cache_key'],
+  ...['reasoning_effort', 'verbosity', 'service_tier', 'prompt_cache_key', 'logprobs', 'top_logprobs'],
 ] as [RequestSetting, ...RequestSetting[]]
 export type RequestSetting = 'temperature' | 'top_p' | 'seed' | 'stop' | keyof VendorSettings
 

@@ -35,7 +35,7 @@ export const turnResultView = endUserView(
     message: message => message && showToEndUser(messageView, message),
     required_action: true,
   },
-  ['conversation_id', 'model', 'trace_id', 'reasoning', 'ignored_params'],
+  ['conversation_id', 'model', 'trace_id', 'reasoning', 'logprobs', 'ignored_params'],
 )
 
 export const turnEventViews = {

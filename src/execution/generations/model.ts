@@ -211,6 +211,8 @@ export type ClientRequest = {
   max_output_tokens?: number
   /** Whether the stream and the result of the turn contain the reasoning of the model, which is not stored otherwise. */
   reasoning?: true
+  /** Domains to which searches of the web by the vendor are narrowed, within the agent's domains. */
+  search_domains?: string[]
   /** Fenced text given as a message of the user before the history. */
   context?: string
 }

@@ -48,7 +48,8 @@ function annotationOf(
   return {
     type: 'url_citation',
     url: storableText(source.url),
-    title: short(source.title),
+    // xAI has the number of the citation in place of the title.
+    title: /^\d{1,3}$/.test(source.title ?? '') ? null : short(source.title),
     cited_text: short(citedText),
     start_index,
     end_index: Math.max(start_index, within(endIndex, block.end)),

@@ -8,6 +8,7 @@ import type {
 import { type AnswerEnd, type RawAnswer, rawAnswer } from './answer.ts'
 import { BodyReader } from './body-facts.ts'
 import type { CallProgress } from './call-progress.ts'
+import { DroppedParts } from './dropped-parts.ts'
 import { ResponseWatch, UnstreamedError } from './event-stream.ts'
 import { StreamFailure } from './failure.ts'
 import type { ModelRequest, VendorStep } from './model-messages.ts'
@@ -15,6 +16,7 @@ import type { ModelClient } from './models.ts'
 import { sdkRequest } from './outgoing/sdk-request.ts'
 import { type Reported, reportedUsage } from './reported-usage.ts'
 import { ContentReader, MessageBounds } from './vendor-parts.ts'
+import { unsupportedSettings } from './vendor-settings.ts'
 import { WholeCharacters } from './whole-characters.ts'
 
 /** Time limit for the silence of a response after its first byte. */
@@ -34,8 +36,10 @@ export async function callSdk(
   const { options, notes, restore } = sdkRequest(client, request, target)
   const isStreamed = request.stream !== false
   const watch = new ResponseWatch({ isStreamed, idle, body: BodyReader.of(client.type) })
+  const dropped = DroppedParts.of(client.type, target.model, request, (request.vendor_tools?.length ?? 0) > 0)
   const reading: Reading = {
     watch,
+    dropped,
     progress,
     shown: shownTo(request, progress),
     reports: end => ({ ...end, type: client.type, model: target.model, facts: watch.body?.facts ?? null }),
@@ -48,14 +52,18 @@ export async function callSdk(
         return readAnswer(vendor, options, reading)
       })
     : await readAnswer(vendor, options, reading)
-  const all = [...notes, ...(answer.notes ?? [])]
-  return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
+  const { notes: droppedNotes = [], ...added } = dropped?.addedTo(answer) ?? {}
+  const unsupported = unsupportedSettings(client.type, request.vendor_settings)
+  const all = [...notes, ...unsupported, ...(answer.notes ?? []), ...droppedNotes]
+  return { ...answer, ...added, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
 
 type Shown = Record<'text' | 'reasoning', WholeCharacters>
 
 type Reading = {
   watch: ResponseWatch
+  /** Reads what the package drops from the answer. */
+  dropped: DroppedParts | null
   progress: CallProgress
   /** Passes texts on to the caller. */
   shown: Shown
@@ -83,11 +91,18 @@ function endShown({ text, reasoning }: Shown): void {
 async function readAnswer(
   vendor: LanguageModelV4,
   options: LanguageModelV4CallOptions,
-  { watch, progress, shown, reports }: Reading,
+  { watch, dropped, progress, shown, reports }: Reading,
 ): Promise<RawAnswer> {
-  const { content, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
+  const { content: parts, warnings, response, ...end } = await watch.run(() => vendor.doGenerate(options))
+  dropped?.read(response?.body)
+  const content = [...parts, ...(dropped?.sources ?? [])]
   progress.countCalls(content.filter(({ type }) => type === 'tool-call').length)
-  const answer = rawAnswer(content, end, warnings, reports(reportedEnd(end, content, response?.modelId)))
+  const answer = rawAnswer(
+    content,
+    end,
+    warnings,
+    reports(reportedEnd(end, [...content, ...(dropped?.searches ?? [])], response?.modelId)),
+  )
   shown.reasoning.add(answer.reasoning ?? '')
   shown.text.add(answer.text)
   endShown(shown)
@@ -99,7 +114,9 @@ async function readStream(
   options: LanguageModelV4CallOptions,
   reading: Reading,
 ): Promise<RawAnswer> {
-  const { stream, response } = await reading.watch.run(() => vendor.doStream(options))
+  const { stream, response } = await reading.watch.run(() =>
+    vendor.doStream(reading.dropped ? { ...options, includeRawChunks: true } : options),
+  )
   return readParts(stream, reading).catch(error => {
     throw new StreamFailure(error, response?.headers)
   })
@@ -108,7 +125,7 @@ async function readStream(
 /** @throws what the vendor sends in place of the rest of the answer */
 async function readParts(
   stream: ReadableStream<LanguageModelV4StreamPart>,
-  { watch, progress, shown, reports }: Reading,
+  { watch, dropped, progress, shown, reports }: Reading,
 ): Promise<RawAnswer> {
   const content = new ContentReader()
   const bounds = new MessageBounds()
@@ -118,7 +135,8 @@ async function readParts(
   for await (const part of stream) {
     progress.count(part)
     content.read(part)
-    if (part.type === 'text-delta') {
+    if (part.type === 'raw') dropped?.read(part.rawValue)
+    else if (part.type === 'text-delta') {
       if (part.delta === '') continue
       shown.text.add(bounds.separator(hasText) + part.delta)
       hasText = true
@@ -128,8 +146,8 @@ async function readParts(
     else if (part.type === 'response-metadata') modelId = part.modelId ?? modelId
     else if (part.type === 'error') throw part.error
     else if (part.type === 'finish') {
-      const parts = content.parts()
-      const reported = reports(reportedEnd(part, parts, modelId))
+      const parts = [...content.parts(), ...(dropped?.sources ?? [])]
+      const reported = reports(reportedEnd(part, [...parts, ...(dropped?.searches ?? [])], modelId))
       progress.usage = reportedUsage(reported)
       // The packages end a stream that breaks off as if it were complete, but without a reason.
       if (part.finishReason.raw === undefined && !watch.hasEnded) break

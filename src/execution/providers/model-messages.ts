@@ -17,7 +17,13 @@ export const FAILURE_CLASSES = [
 /** Stored message of a turn. `args` and `result` belong to the tool; their keys are never renamed. */
 export type ModelMessage =
   | { role: 'user'; content: string | (TextPart | FilePart | AttachedFile)[] }
-  | { role: 'assistant'; content: string | (TextPart | ToolCallPart)[]; vendor?: VendorStep }
+  | {
+      role: 'assistant'
+      content: string | (TextPart | ToolCallPart)[]
+      vendor?: VendorStep
+      /** Reasoning in the history of a client, sent to vendors that require some. Not part of the record of a turn. */
+      reasoning?: string
+    }
   | { role: 'tool'; content: ToolResultPart[] }
 
 /** Returns the text parts of a message, separated by a blank line. */
@@ -180,6 +186,10 @@ export type Annotation = {
   end_index: number
 }
 
+/** A token of an answer with the logarithm of its probability, and the most likely tokens at its place. */
+export type TokenLogprob = Probable & { top_logprobs: Probable[] }
+type Probable = { token: string; logprob: number; bytes: number[] | null }
+
 export type ModelAnswer = {
   text: string
   /** Text of the reasoning, if the vendor gives any. */
@@ -206,6 +216,8 @@ export type ModelAnswer = {
   ai_provider_id: string
   /** Pages that the text cites; absent without any. */
   annotations?: Annotation[]
+  /** If requested and given. */
+  logprobs?: TokenLogprob[]
   /** Absent without any. */
   notes?: VendorNote[]
 }

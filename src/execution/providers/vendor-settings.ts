@@ -1,5 +1,5 @@
 import type { ProviderType } from './model.ts'
-import type { ModelRequest, VendorSettings } from './model-messages.ts'
+import type { ModelRequest, VendorNote, VendorSettings } from './model-messages.ts'
 
 /** Options of a provider type by setting: the name of its option in the SDK. */
 type OptionNames = Partial<Record<keyof VendorSettings, string>>
@@ -73,5 +73,19 @@ export function vendorOptions(type: ProviderType, settings: VendorSettings = {})
   })
   const { logprobs, top_logprobs } = settings
   const isOpenAi = names === openai && logprobs
-  return { ...Object.fromEntries(options), ...(isOpenAi && { logprobs: top_logprobs ?? true }) }
+  // The package takes no 0, and true for twenty.
+  return { ...Object.fromEntries(options), ...(isOpenAi && { logprobs: Math.max(1, top_logprobs ?? 1) }) }
+}
+
+/** Settings that are arguments of a call, or whose absence the answer shows. */
+const OTHERS = new Set(['presence_penalty', 'frequency_penalty', 'logprobs', 'top_logprobs'])
+
+/** Returns notes on the settings that a provider type has no option for; the packages do not receive them. */
+export function unsupportedSettings(type: ProviderType, settings: VendorSettings = {}): VendorNote[] {
+  const names = optionNames[type] ?? {}
+  return Object.keys(reasoningOf(settings).settings).flatMap((setting): VendorNote[] =>
+    OTHERS.has(setting) || setting in names
+      ? []
+      : [{ kind: 'setting_left_out', setting, message: 'the vendor does not have it' }],
+  )
 }

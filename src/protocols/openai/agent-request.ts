@@ -28,6 +28,14 @@ export function turnSettingsOf(agent: AgentRow, request: ClientChatRequest, isEn
       overrides.step_rules = [{ step: 1, tool_choice: allowed ? (allowed.mode ?? 'auto') : choice }]
     if (isEndUser) ignored.push(...request.tool_fields.filter(isChoice))
   }
+  for (const { tool, field } of request.hosted) {
+    // The tools of the agent are not the client's to add; it may narrow searches to domains.
+    if (!agent.vendor_tools?.some(({ type }) => type === tool.type)) ignored.push(field)
+    else if (tool.type === 'web_search') {
+      if (tool.allowed_domains) client.search_domains = tool.allowed_domains
+      if (tool.blocked_domains) ignored.push('tools.blocked_domains')
+    }
+  }
   const allowed = new Set<string>(isEndUser ? [] : (agent.request_settings ?? []))
   ignored.push(...Object.keys(request.settings).filter(name => !allowed.has(name)))
   client.settings = Object.fromEntries(Object.entries(request.settings).filter(([name]) => allowed.has(name)))

@@ -1,7 +1,8 @@
 import type { CompletionFrames } from '../../conversation/chats/complete.ts'
 import { callsOf, usageOf } from '../../conversation/chats/openai-format.ts'
 import { dataMessage } from '../../core/api/event-stream.ts'
-import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
+import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
+import type { ModelAnswer, ModelUsage, TokenLogprob } from '../../execution/providers/model-messages.ts'
 
 /** Id, time and version of a completion and its chunks. */
 export type ChatHeader = { id: string; created: number; system_fingerprint: string | null }
@@ -17,7 +18,26 @@ export const fingerprintOf = (version: number | null, visible: Visibility): stri
 type ChatAnswer = Pick<
   ModelAnswer,
   'text' | 'reasoning' | 'tool_calls' | 'finish_reason' | 'usage' | 'model' | 'annotations'
-> & { texts?: readonly string[] }
+> & {
+  texts?: readonly string[]
+  /** Of the tokens of the text; in a turn by step. */
+  logprobs?: readonly (TokenLogprob | StepLogprobs)[]
+}
+
+/** Returns the probabilities of all tokens in the format of the API; null without any. */
+function logprobsOf({ logprobs = [] }: ChatAnswer): { content: TokenLogprob[]; refusal: null } | null {
+  const content = logprobs.flatMap(each => ('tokens' in each ? each.tokens : each))
+  return content.length > 0 ? { content, refusal: null } : null
+}
+
+/** Tokens in a chunk. The probabilities of an answer follow its text. */
+const LOGPROBS_PER_CHUNK = 100
+
+function* logprobSlices(answer: ChatAnswer): Generator<{ content: TokenLogprob[]; refusal: null }> {
+  const content = logprobsOf(answer)?.content ?? []
+  for (let at = 0; at < content.length; at += LOGPROBS_PER_CHUNK)
+    yield { content: content.slice(at, at + LOGPROBS_PER_CHUNK), refusal: null }
+}
 
 /** Returns the pages that an answer cites; positions are those in the whole text. */
 function annotationFields({ annotations, text, texts }: ChatAnswer): { annotations?: object[] } {
@@ -76,7 +96,7 @@ export function chatCompletion(head: ChatHeader, answer: ChatAnswer, visible: Vi
           ...(called && { tool_calls }),
           ...annotationFields(answer),
         },
-        logprobs: null,
+        logprobs: logprobsOf(answer),
         finish_reason: finishReasonOf(answer),
       },
     ],
@@ -111,10 +131,10 @@ export function chatChunks(
       ...(options.include_usage && { usage: null }),
       ...more,
     })
-  const deltaChunk = (delta: object, finish_reason: string | null = null) => {
+  const deltaChunk = (delta: object, finish_reason: string | null = null, logprobs: object | null = null) => {
     const fullDelta = first ? { role: 'assistant', content: '', ...delta } : delta
     first = false
-    return chunk([{ index: 0, delta: fullDelta, logprobs: null, finish_reason }])
+    return chunk([{ index: 0, delta: fullDelta, logprobs, finish_reason }])
   }
   return {
     version(version) {
@@ -125,6 +145,7 @@ export function chatChunks(
     *end(answer) {
       model = answer.model
       const tool_calls = callsOf(answer).map((call, index) => ({ index, ...call }))
+      for (const logprobs of logprobSlices(answer)) yield deltaChunk({}, null, logprobs)
       if (tool_calls.length > 0) yield deltaChunk({ tool_calls })
       yield deltaChunk(annotationFields(answer), finishReasonOf(answer))
       if (options.include_usage) yield chunk([], { usage: shownUsage(answer.usage, visible) })

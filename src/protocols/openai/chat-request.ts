@@ -6,6 +6,7 @@ import { fitsStrictMode, STRICT_TOOLS } from '../../execution/providers/structur
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
+import { type HostedTool, HostedToolField, hostedToolsOf, isHosted } from './hosted-tools.ts'
 
 const name = z.string().min(1).max(255)
 
@@ -26,6 +27,9 @@ function calledBy({ function: called, custom }: ToolCall): { name: string; argum
 /** Returns the arguments that stand for the text of a call of a custom tool. */
 export const argumentsOfInput = (input: string): string => JSON.stringify({ input })
 
+/** Reasoning of the assistant. */
+export const ReasoningText = z.string().max(262_144)
+
 const Message = z.discriminatedUnion('role', [
   z.object({ role: z.enum(['system', 'developer']), content: TextContent }),
   z.object({ role: z.literal('user'), content: UserContent }),
@@ -34,6 +38,7 @@ const Message = z.discriminatedUnion('role', [
     content: TextContent.nullish(),
     tool_calls: z.array(ToolCall).max(128).nullish(),
     function_call: FunctionCall.nullish(),
+    reasoning_content: ReasoningText.nullish(),
   }),
   z.object({ role: z.literal('tool'), content: TextContent, tool_call_id: name }),
   z.object({ role: z.literal('function'), content: TextContent.nullish(), name }),
@@ -54,10 +59,20 @@ const FunctionTool = z.object({
 export const OtherKind = z.object({
   type: z.string().refine(type => type !== 'function' && type !== 'allowed_tools', 'must have the fields of its type'),
 })
-const Tool = z.discriminatedUnion('type', [
-  z.object({ type: z.literal('function'), function: FunctionTool }),
-  z.object({ type: z.literal('custom') }),
-])
+/** A tool that is ignored. */
+export const OtherTool = OtherKind.refine(({ type }) => !isHosted(type), 'must have the fields of its type')
+const FunctionField = z.object({ type: z.literal('function'), function: FunctionTool })
+type FunctionField = z.output<typeof FunctionField>
+const isFunction = (tool: { type: string }): tool is FunctionField => tool.type === 'function'
+/** Checked by its type: the problems of a union would not name the field. */
+const Tool = z.looseObject({ type: z.string() }).transform((tool, context) => {
+  const schema = isFunction(tool) ? FunctionField : isHosted(tool.type) ? HostedToolField : OtherTool
+  const parsed = schema.safeParse(tool)
+  if (parsed.success) return parsed.data
+  for (const { path, message } of parsed.error.issues)
+    context.issues.push({ code: 'custom', path: [...path], message, input: tool })
+  return z.NEVER
+})
 
 const Choice = z.union([
   z.enum(['none', 'auto', 'required']),
@@ -122,6 +137,7 @@ const ChatRequest = z.object({
   store: z.boolean().nullish(),
   tools: z.array(Tool).max(128).nullish(),
   tool_choice: Choice.nullish(),
+  web_search_options: z.record(z.string(), z.unknown()).nullish(),
   functions: z.array(FunctionTool).max(128).nullish(),
   function_call: z.union([z.enum(['none', 'auto']), z.object({ name })]).nullish(),
   response_format: Format.nullish(),
@@ -187,11 +203,11 @@ const isStrict = ({ strict, parameters }: Pick<z.output<typeof FunctionTool>, 's
 export const ignoredStrictness = (tools: readonly Parameters<typeof isStrict>[0][]): string[] =>
   tools.every(isStrict) ? [] : [STRICT_TOOLS]
 
-const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => ('function' in tool ? tool.function : []))
+const functionsOf = (tools: Body['tools']) => (tools ?? []).flatMap(tool => (isFunction(tool) ? tool.function : []))
 
 /** Returns the names of tools, choices and settings of tools that are ignored. */
 const ignoredTools = ({ tools, functions, tool_choice }: Body): string[] => [
-  ...(tools?.some(tool => !('function' in tool)) ? ['tools'] : []),
+  ...(tools?.some(tool => !isFunction(tool) && !isHosted(tool.type)) ? ['tools'] : []),
   ...(typeof tool_choice === 'object' && tool_choice && !isKnownChoice(tool_choice) ? ['tool_choice'] : []),
   ...ignoredStrictness([...functionsOf(tools), ...(functions ?? [])]),
 ]
@@ -206,14 +222,22 @@ function allowedBy(choice: Body['tool_choice']): AllowedTools | null {
   return { type: 'allowed_tools', mode, tool_names }
 }
 
-function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 'tool_fields'> {
+function toolsOf(
+  body: Body,
+  hosted: HostedTool[],
+): Pick<ClientChatRequest, 'tools' | 'hosted' | 'tool_choice' | 'tool_fields'> {
   const { tools, functions, tool_choice, function_call } = body
   const isOldForm = !tools && !!functions
   const defined = (isOldForm ? functions : functionsOf(tools)).map(toolOf)
+  const hasFunctions = defined.length > 0 || hosted.length === 0
   const choice = isOldForm && typeof function_call === 'object' ? function_call?.name : null
   return {
     tools: defined,
-    tool_fields: namesSet(body, isOldForm ? ['functions', 'function_call', 'tool_choice'] : ['tools', 'tool_choice']),
+    hosted,
+    // Hosted tools are named by themselves, and are not chosen by name.
+    tool_fields: hasFunctions
+      ? namesSet(body, isOldForm ? ['functions', 'function_call', 'tool_choice'] : ['tools', 'tool_choice'])
+      : [],
     tool_choice: checkedChoice(
       defined,
       choice ??
@@ -221,7 +245,7 @@ function toolsOf(body: Body): Pick<ClientChatRequest, 'tools' | 'tool_choice' | 
           ? tool_choice.function.name
           : null),
       (isOldForm ? (typeof function_call === 'string' ? function_call : null) : null) ??
-        (typeof tool_choice === 'string' ? tool_choice : null),
+        (typeof tool_choice === 'string' && hasFunctions ? tool_choice : null),
       isOldForm ? null : allowedBy(tool_choice),
     ),
   }
@@ -276,7 +300,7 @@ function messagesOf({ messages }: Body): { instructions: string | null; messages
         const { tool_calls, function_call } = message
         const old: ToolCall[] = function_call ? [{ id: `call_${function_call.name}`, function: function_call }] : []
         const calls = (tool_calls?.length ? tool_calls : old).map(call => ({ id: call.id, ...calledBy(call) }))
-        history.addAssistant(textOf(message.content), calls)
+        history.addAssistant(textOf(message.content), calls, message.reasoning_content)
         break
       }
       case 'tool':
@@ -303,11 +327,12 @@ export function parseChatRequest(body: unknown): {
 } {
   const parsed = parse(ChatRequest, body ?? {})
   const { instructions, messages } = messagesOf(parsed)
+  const { hosted, ignored } = hostedToolsOf(parsed.tools ?? [], parsed.web_search_options)
   const request: ClientChatRequest = {
     model: parsed.model,
     instructions,
     messages,
-    ...toolsOf(parsed),
+    ...toolsOf(parsed, hosted),
     settings: settingsOf(parsed, chatSettings),
     max_output_tokens: parsed.max_completion_tokens ?? parsed.max_tokens ?? null,
     format: formatOf(parsed.response_format),
@@ -319,6 +344,11 @@ export function parseChatRequest(body: unknown): {
   return {
     request,
     include_usage: parsed.stream_options?.include_usage ?? false,
-    ignored: [...unknownFields(body, ChatRequest.shape), ...replacedFields(parsed), ...ignoredTools(parsed)],
+    ignored: [
+      ...unknownFields(body, ChatRequest.shape),
+      ...replacedFields(parsed),
+      ...ignoredTools(parsed),
+      ...ignored,
+    ],
   }
 }

@@ -1,4 +1,5 @@
 import type { ModelMessage, ModelRequest, VendorSettings } from '../../execution/providers/model-messages.ts'
+import type { HostedTool } from './hosted-tools.ts'
 
 /** A request of a client, of either format, in the terms of the platform. */
 export type ClientChatRequest = {
@@ -8,6 +9,8 @@ export type ClientChatRequest = {
   messages: ModelMessage[]
   tools: ModelRequest['tools']
   tool_choice: ModelRequest['tool_choice']
+  /** Tools that the vendor runs itself. */
+  hosted: HostedTool[]
   /** Names of the fields that define and choose tools, as far as the body has them. */
   tool_fields: string[]
   settings: Partial<Pick<ModelRequest, 'temperature' | 'top_p' | 'seed' | 'stop'>> & VendorSettings

@@ -17,6 +17,7 @@ import { requireUnpaused } from '../../identity/projects/pause.ts'
 import { hasRemoteImages, loadAttachments } from './client-media.ts'
 import { type ClientChatRequest, schemaOf } from './client-request.ts'
 import { awaitFirstChunk, startingWithText } from './first-chunk.ts'
+import { vendorToolsOf } from './hosted-tools.ts'
 import type { ModelRef } from './models.ts'
 
 /** Completions of chats, model routes and models of providers. */
@@ -79,6 +80,7 @@ async function createCompletion(context: Context<Record<string, never>, Completi
       stop: stop ?? null,
       max_output_tokens: request.max_output_tokens,
       vendor_settings,
+      vendor_tools: vendorToolsOf(request.hosted),
       store: request.store ?? undefined,
     },
   })

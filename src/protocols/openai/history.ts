@@ -36,7 +36,7 @@ export class HistoryBuilder {
     this.messages.push({ role: 'user', content })
   }
 
-  addAssistant(text: string, calls: readonly ClientCall[]): void {
+  addAssistant(text: string, calls: readonly ClientCall[], reasoning?: string | null): void {
     this.closeCalls()
     if (text === '' && calls.length === 0) return
     const parts = calls.map(call => {
@@ -47,6 +47,7 @@ export class HistoryBuilder {
     this.messages.push({
       role: 'assistant',
       content: [...(text === '' ? [] : [{ type: 'text' as const, text }]), ...parts],
+      ...(reasoning && { reasoning }),
     })
   }
 
@@ -81,10 +82,11 @@ export class HistoryBuilder {
 }
 
 /** Returns the size of a message without its attachments. */
-function textBytes({ content }: ModelMessage): number {
+function textBytes(message: ModelMessage): number {
+  const { content } = message
   if (typeof content === 'string') return Buffer.byteLength(content)
   return content.reduce(
     (sum, part) => sum + (part.type === 'attachment' ? 0 : Buffer.byteLength(JSON.stringify(part))),
-    0,
+    message.role === 'assistant' ? Buffer.byteLength(message.reasoning ?? '') : 0,
   )
 }

@@ -1,8 +1,10 @@
 import { countsOf, type UsageSums } from '../../control/usage/totals.ts'
 import { argumentsOf } from '../../conversation/chats/openai-format.ts'
 import { eventMessage } from '../../core/api/event-stream.ts'
-import type { Annotation, ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
+import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
+import type { Annotation, ModelAnswer, ModelUsage, TokenLogprob } from '../../execution/providers/model-messages.ts'
 import { shownUsage, type Visibility } from './chat-format.ts'
+import type { StepEnd } from './turn-format.ts'
 
 /**
  * IDs of answers and their items follow from the ID of the generation. An answer that follows results of the client's tools
@@ -44,18 +46,21 @@ const annotationItems = (annotations: readonly Annotation[] = []): object[] =>
     end_index,
   }))
 
+/** What a text cites, and the probabilities of its tokens. */
+type TextParts = { annotations?: readonly Annotation[]; logprobs?: readonly TokenLogprob[] }
+
 export const messageItem = (
   suffix: string,
   step: number,
   text: string,
   status = 'completed',
-  annotations?: readonly Annotation[],
+  { annotations, logprobs = [] }: TextParts = {},
 ) => ({
   id: messageId(suffix, step),
   type: 'message',
   status,
   role: 'assistant',
-  content: [{ type: 'output_text', text, annotations: annotationItems(annotations), logprobs: [] }],
+  content: [{ type: 'output_text', text, annotations: annotationItems(annotations), logprobs }],
 })
 
 const callItem = (suffix: string, { id, tool_name, args }: ToolCall) => ({
@@ -196,7 +201,13 @@ export const statusOf = (finish_reason: string | null): 'completed' | 'incomplet
 /** The end of an answer, with its texts by step. */
 type AnswerEnd = Pick<ModelAnswer, 'tool_calls' | 'finish_reason' | 'usage' | 'annotations'> & {
   texts: readonly string[]
+  /** Of a completion, or of the steps of a turn. */
+  logprobs?: readonly (TokenLogprob | StepLogprobs)[]
 }
+
+/** Returns the probabilities of the tokens of one text: a completion has one. */
+const logprobsOf = ({ logprobs = [] }: Pick<AnswerEnd, 'logprobs'>, step: number): TokenLogprob[] =>
+  logprobs.flatMap(each => ('tokens' in each ? (each.step === step ? each.tokens : []) : each))
 
 /**
  * Returns the items of an answer; the last text of an incomplete answer is incomplete.
@@ -206,8 +217,9 @@ export const outputItems = (suffix: string, answer: AnswerEnd, afterStep: number
   ...answer.texts.flatMap((text, index) => {
     const isLast = index === answer.texts.length - 1
     const status = isLast ? statusOf(answer.finish_reason) : 'completed'
-    const annotations = isLast ? answer.annotations : undefined
-    return text === '' ? [] : messageItem(suffix, afterStep + index + 1, text, status, annotations)
+    const step = afterStep + index + 1
+    const parts = { annotations: isLast ? answer.annotations : undefined, logprobs: logprobsOf(answer, step) }
+    return text === '' ? [] : messageItem(suffix, step, text, status, parts)
   }),
   ...answer.tool_calls.map(call => callItem(suffix, call)),
 ]
@@ -256,16 +268,16 @@ export function responseEvents(
       event('response.content_part.added', { ...at(), part: part('') })
     )
   }
-  const closeText = (status = 'completed', annotations?: readonly Annotation[]): string => {
+  const closeText = (status: string, parts: TextParts): string => {
     if (!isOpen) return ''
     isOpen = false
-    const item = messageItem(suffix, step, text, status, annotations)
+    const item = messageItem(suffix, step, text, status, parts)
     const added = item.content[0].annotations.map((annotation, annotation_index) =>
       event('response.output_text.annotation.added', { ...at(), annotation_index, annotation }),
     )
     const events =
       added.join('') +
-      event('response.output_text.done', { ...at(), text, logprobs: [] }) +
+      event('response.output_text.done', { ...at(), text, logprobs: item.content[0].logprobs }) +
       event('response.content_part.done', { ...at(), part: item.content[0] }) +
       event('response.output_item.done', { output_index: output.length, item })
     output.push(item)
@@ -292,13 +304,14 @@ export function responseEvents(
       text += delta
       return opening() + openText() + event('response.output_text.delta', { ...at(), delta, logprobs: [] })
     },
-    *step(finishReason: string | null): Generator<string> {
-      yield* chunks(closeText(statusOf(finishReason)))
+    *step({ finish_reason = null, ...parts }: StepEnd): Generator<string> {
+      yield* chunks(closeText(statusOf(finish_reason), parts))
       step++
     },
     *end(answer: Omit<AnswerEnd, 'texts'>): Generator<string> {
       const status = statusOf(answer.finish_reason)
-      yield* chunks(opening(), closeText(status, answer.annotations), ...answer.tool_calls.map(callEvents))
+      const parts = { annotations: answer.annotations, logprobs: logprobsOf(answer, step) }
+      yield* chunks(opening(), closeText(status, parts), ...answer.tool_calls.map(callEvents))
       const response = responseObject(head, { status, output, usage: answer.usage, completed_at }, visible)
       yield* chunks(event(`response.${status}`, { response }, true))
     },

@@ -8,6 +8,8 @@ import {
   ignoredStrictness,
   joinTexts,
   OtherKind,
+  OtherTool,
+  ReasoningText,
   sessionKeyOf,
   settingFields,
   settingsOf,
@@ -21,6 +23,7 @@ import {
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'
 import { TextContent, TextContentPart, textOf, UserContent, userContentOf } from './content-parts.ts'
 import { HistoryBuilder } from './history.ts'
+import { HostedToolField, hostedToolsOf, isHosted } from './hosted-tools.ts'
 import { requestEcho } from './responses-format.ts'
 
 const name = z.string().min(1).max(255)
@@ -47,7 +50,13 @@ const CustomCall = z.object({
 })
 const CustomOutput = CallOutput.extend({ type: z.literal('custom_tool_call_output') })
 const Reference = z.object({ type: z.literal('item_reference'), id: z.string().max(512) })
-const Reasoning = z.object({ type: z.literal('reasoning') })
+const Reasoning = z.object({
+  type: z.literal('reasoning'),
+  content: z
+    .array(z.object({ type: z.string(), text: ReasoningText.optional() }))
+    .max(64)
+    .nullish(),
+})
 const Message = z.union([
   z.object({ type: z.literal('message').optional(), role: z.enum(['system', 'developer']), content: TextContent }),
   z.object({ type: z.literal('message').optional(), role: z.literal('user'), content: UserContent }),
@@ -72,8 +81,14 @@ const Tool = z.union([
     parameters: ToolSchema.nullish(),
     strict: z.boolean().nullish(),
   }),
-  OtherKind,
+  HostedToolField,
+  OtherTool,
 ])
+type Tool = z.output<typeof Tool>
+const isFunction = (tool: Tool): tool is Extract<Tool, { name: string }> => tool.type === 'function'
+
+/** Part of a response that is returned only on request. */
+const LOGPROBS = 'message.output_text.logprobs'
 
 const Format = z.discriminatedUnion('type', [
   z.object({ type: z.literal('text') }),
@@ -106,6 +121,7 @@ const ResponseRequest = z.object({
   max_output_tokens: z.int().min(1).max(2_147_483_647).nullish(),
   stream: z.boolean().nullish(),
   store: z.boolean().nullish(),
+  include: z.array(z.string().max(64)).max(32).nullish(),
   background: z.boolean().nullish(),
   previous_response_id: z.string().max(512).nullish(),
   conversation: z.union([z.string().max(255), z.object({ id: z.string().max(255) })]).nullish(),
@@ -136,7 +152,10 @@ const allowedBy = ({ mode, tools }: z.output<typeof Allowed>): AllowedTools => (
 /** @throws VALIDATION_FAILED */
 export function parseResponseRequest(body: unknown): ParsedResponse {
   const parsed = parse(ResponseRequest, body ?? {})
-  const tools = (parsed.tools ?? []).flatMap(tool => ('name' in tool ? toolOf(tool) : []))
+  const functions = (parsed.tools ?? []).filter(isFunction)
+  const tools = functions.map(toolOf)
+  const { hosted, ignored } = hostedToolsOf(parsed.tools ?? [])
+  const hasFunctions = tools.length > 0 || hosted.length === 0
   const { tool_choice: choice, text, reasoning, conversation } = parsed
   const format: OutputFormat =
     text?.format?.type === 'json_schema'
@@ -154,15 +173,18 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     request: {
       model: parsed.model,
       tools,
-      tool_fields: [...(parsed.tools ? ['tools'] : []), ...(choice ? ['tool_choice'] : [])],
+      hosted,
+      // Hosted tools are named by themselves, and are not chosen by name.
+      tool_fields: hasFunctions ? [...(parsed.tools ? ['tools'] : []), ...(choice ? ['tool_choice'] : [])] : [],
       tool_choice: checkedChoice(
         tools,
         isChoice && 'name' in choice ? choice.name : null,
-        typeof choice === 'string' ? choice : null,
+        typeof choice === 'string' && hasFunctions ? choice : null,
         isChoice && 'mode' in choice ? allowedBy(choice) : null,
       ),
       settings: {
         ...settingsOf(parsed, settingFields),
+        ...(parsed.include?.includes(LOGPROBS) && { logprobs: true }),
         ...(text?.verbosity && { verbosity: text.verbosity }),
         ...(reasoning?.effort && { reasoning_effort: reasoning.effort }),
       },
@@ -180,8 +202,10 @@ export function parseResponseRequest(body: unknown): ParsedResponse {
     background: parsed.background ?? false,
     ignored: [
       ...unknownFields(body, ResponseRequest.shape),
-      ...((parsed.tools ?? []).some(tool => !('name' in tool)) ? ['tools'] : []),
-      ...ignoredStrictness((parsed.tools ?? []).flatMap(tool => ('name' in tool ? tool : []))),
+      ...(parsed.include?.some(part => part !== LOGPROBS) ? ['include'] : []),
+      ...((parsed.tools ?? []).some(tool => !isFunction(tool) && !isHosted(tool.type)) ? ['tools'] : []),
+      ...ignoredStrictness(functions),
+      ...ignored,
       ...(choice && (tools.length === 0 || (isChoice && !('name' in choice || 'mode' in choice)))
         ? ['tool_choice']
         : []),
@@ -199,8 +223,13 @@ const ignoredItems = (input: string | readonly Item[]): string[] =>
       return typeof item.output === 'string'
         ? []
         : item.output.flatMap(part => ('text' in part ? [] : `output.${part.type}`))
+    if (item.type === 'reasoning') return reasoningOf(item) === '' ? 'input.reasoning' : []
     return item.type === 'other' ? `input.${item.name}` : []
   })
+
+/** Returns the text of reasoning; summaries, and what only its vendor can decrypt, are none. */
+const reasoningOf = ({ content }: z.output<typeof Reasoning>): string =>
+  (content ?? []).flatMap(({ type, text }) => (type === 'reasoning_text' && text ? text : [])).join('\n\n')
 
 /** Returns the stored text or call that a reference names. */
 export type ResolvedItem =
@@ -223,10 +252,12 @@ export function messagesOfItems(
   // Consecutive texts and calls of the assistant are one message.
   let text: string[] = []
   let calls: { id: string; name: string; arguments: string }[] = []
+  let reasoning: string[] = []
   const flush = () => {
-    if (text.length > 0 || calls.length > 0) history.addAssistant(text.join('\n\n'), calls)
+    if (text.length > 0 || calls.length > 0) history.addAssistant(text.join('\n\n'), calls, reasoning.join('\n\n'))
     text = []
     calls = []
+    reasoning = []
   }
   for (const [index, item] of items.entries()) {
     const path = `input[${index}]`
@@ -239,6 +270,10 @@ export function messagesOfItems(
       flush()
       if (item.role === 'user') history.addUser(userContentOf(item.content, `${path}.content`))
       else system.push(textOf(item.content))
+    } else if (item.type === 'reasoning') {
+      if (text.length > 0 || calls.length > 0) flush()
+      const thought = reasoningOf(item)
+      if (thought !== '') reasoning.push(thought)
     } else if (item.type === 'function_call') {
       calls.push({ id: item.call_id, name: item.name, arguments: item.arguments })
     } else if (item.type === 'custom_tool_call') {

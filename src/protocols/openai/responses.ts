@@ -94,8 +94,8 @@ async function respond(session: OpenAiSession): Promise<void> {
   })
   setIgnored(session, [...parsed.ignored, ...ignoredBy(answer)])
   if (answer.stream) return sendStream(session, answer)
-  const { text, tool_calls, finish_reason, usage } = answerOf(answer)
-  const output = outputItems(suffixOf(id), { texts: [text], tool_calls, finish_reason, usage }, 0)
+  const { text, finish_reason, usage, ...parts } = answerOf(answer)
+  const output = outputItems(suffixOf(id), { ...parts, texts: [text], finish_reason, usage }, 0)
   sendJson(session, responseObject(head, { status: statusOf(finish_reason), output, usage }, visible))
 }
 

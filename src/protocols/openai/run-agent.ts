@@ -17,10 +17,11 @@ export type AgentModel = Extract<ModelRef, { kind: 'agent' | 'agent_name' }>
 export async function runAgent(
   session: OpenAiSession,
   model: AgentModel,
-  request: ClientChatRequest,
+  sent: ClientChatRequest,
   stream: AgentTurnCall['stream'],
   options: { key?: string | null; previous?: PreviousResponse | null; store?: boolean; background?: boolean } = {},
 ): Promise<{ answer: OperationResult; report: TurnReport }> {
+  const request = isEndUser(session) ? withoutReasoning(sent) : sent
   const agent_id = model.kind === 'agent' ? model.id : await findAgentByName(session, model.name)
   const end_user = endUserOf(session, request)
   const { store = true, background = false, previous = null } = options
@@ -48,7 +49,20 @@ export async function runAgent(
   const answer = isSession
     ? await invokeOperation(session, sessionTurnOperation, { body: call })
     : await invokeOperation(session, agentTurnOperation, { params: { agent_id }, body: call })
+  if (request !== sent) report.ignored.push('reasoning_content')
   return { answer, report }
+}
+
+/** Returns a request without reasoning: end users see none, so that theirs is not of the model. The same request without any. */
+function withoutReasoning(request: ClientChatRequest): ClientChatRequest {
+  let isFound = false
+  const messages = request.messages.map(message => {
+    if (message.role !== 'assistant' || message.reasoning === undefined) return message
+    isFound = true
+    const { reasoning: _, ...rest } = message
+    return rest
+  })
+  return isFound ? { ...request, messages } : request
 }
 
 /** Returns the text of the user after the last message of the assistant. */

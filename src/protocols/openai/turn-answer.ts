@@ -3,6 +3,7 @@ import { joinedTexts } from '../../conversation/turns/reply-hash.ts'
 import { AppError, isErrorCode, type RecordedFailure } from '../../core/api/errors.ts'
 import type { Services } from '../../core/process/services.ts'
 import type { GenerationRow } from '../../execution/generations/model.ts'
+import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
 import type { TurnEndState } from '../../execution/generations/request/wait-for-turn.ts'
 import { raiseFailure, raiseRecorded } from '../../execution/generations/request/wait-for-turn.ts'
 import type { Annotation, ModelAnswer, ModelMessage } from '../../execution/providers/model-messages.ts'
@@ -25,17 +26,21 @@ export type TurnResult = {
   required_action: { tool_calls?: { id: string; tool_name: string; args: unknown }[] } | null
   usage: UsageSums | null
   reasoning?: string
+  /** Of steps of a turn that was not streamed, and of a step that paused. */
+  logprobs?: StepLogprobs[]
   ignored_params?: string[]
 }
 
 /** The answer of a turn, whose texts are given by step. */
-export type TurnAnswer = Omit<ModelAnswer, 'ai_provider_id'> & {
+export type TurnAnswer = Omit<ModelAnswer, 'ai_provider_id' | 'logprobs'> & {
   generation_id: string
   agent_version: number | null
   /** The last one has the annotations. */
   texts: string[]
   /** Steps of the turn before the request. */
   afterStep: number
+  /** Of the tokens of the texts. */
+  logprobs: StepLogprobs[]
   ignored_params?: string[]
 }
 
@@ -55,10 +60,11 @@ export const textsOfResult = ({ output, content }: TurnResult): string[] =>
 export const answerOfResult = (
   generation_id: string,
   model: string,
-  { agent_version, output, message, required_action, usage, reasoning, ignored_params }: TurnResult,
+  { agent_version, output, message, required_action, usage, reasoning, logprobs = [], ignored_params }: TurnResult,
   texts: string[],
   afterStep: number,
 ): TurnAnswer => ({
+  logprobs: logprobs.filter(({ step }) => step > afterStep),
   generation_id,
   afterStep,
   agent_version,

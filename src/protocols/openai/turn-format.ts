@@ -1,9 +1,19 @@
 import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
 import { parseExactJson } from '../../core/api/exact-json.ts'
+import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
 import type { VoidText } from '../../execution/generations/streams/frame-store.ts'
 import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
 import type { TurnFormat } from '../../execution/generations/streams/stream.ts'
+import type { Annotation, TokenLogprob } from '../../execution/providers/model-messages.ts'
 import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult, textsOfResult } from './turn-answer.ts'
+
+/** The end of a step in a stream, with what its text cites and the probabilities of its tokens. */
+export type StepEnd = {
+  step?: number
+  finish_reason?: string | null
+  annotations?: Annotation[]
+  logprobs?: TokenLogprob[]
+}
 
 /** Formats the parts of a streamed turn for a client. */
 export type TurnChunks = {
@@ -13,7 +23,7 @@ export type TurnChunks = {
   /** Formats reasoning; without it, reasoning is omitted. */
   reasoning?(delta: string): string
   /** Ends the text of a step; without it, a blank line separates the texts of steps. */
-  step?(finishReason: string | null): Iterable<string>
+  step?(end: StepEnd): Iterable<string>
   end(answer: TurnAnswer): Iterable<string>
   /** Null before the first bytes: the error is then the response. */
   failed(error: unknown): string | null
@@ -28,7 +38,6 @@ type PresentedTurn = {
   voids?: readonly VoidText[]
 }
 
-type StepEnd = { step: number; finish_reason?: string | null }
 type Delta = { choices: { delta: { content: string } }[] }
 
 /** Returns the format of a turn's frames: the texts of all steps as one, without the tools of the agent. */
@@ -37,6 +46,7 @@ export function turnFormat(
   { generation_id, model, afterStep, voids = [] }: PresentedTurn,
 ): TurnFormat {
   const texts: string[] = []
+  const logprobs: StepLogprobs[] = []
   let current = ''
   let hasReasoning = false
   let reasoningSeparator = ''
@@ -54,10 +64,11 @@ export function turnFormat(
     current += content
     return out.text(`${separator}${content}`)
   }
-  const endStep = function* ({ finish_reason = null }: Partial<StepEnd> = {}) {
+  const endStep = function* (end: StepEnd = {}) {
     texts.push(current)
     current = ''
-    if (out.step) yield* out.step(finish_reason)
+    if (out.step) yield* out.step(end)
+    else if (end.logprobs) logprobs.push({ step: end.step ?? 0, tokens: end.logprobs })
     if (hasReasoning) reasoningSeparator = '\n\n'
   }
   /** Yields the texts of a result, of a turn that was not streamed or whose frames were deleted. */
@@ -93,7 +104,7 @@ export function turnFormat(
         case STEP_SETTLED: {
           const end = parseExactJson(data) as StepEnd
           // The step that a resumed turn had paused in was presented before the pause.
-          if (end.step > afterStep) yield* endStep(end)
+          if ((end.step ?? 0) > afterStep) yield* endStep(end)
           break
         }
         case 'tool_call':
@@ -117,7 +128,10 @@ export function turnFormat(
             texts.length = 0
             yield* storedTexts(result)
           }
-          yield* out.end(answerOfResult(generation_id, model, result, [...texts, current], afterStep))
+          // The last step of a completed turn has settled before, so that its text is the last one already.
+          const all = current === '' && texts.length > 0 ? texts : [...texts, current]
+          const answer = answerOfResult(generation_id, model, result, all, afterStep)
+          yield* out.end({ ...answer, logprobs: [...logprobs, ...answer.logprobs] })
           break
         }
         case 'error':

@@ -12,7 +12,7 @@ import {
 } from './dialect-rules.ts'
 import type { Frame } from './frames.ts'
 import { functionsOf, openaiRules } from './openai-chat-rules.ts'
-import { type Answer, type Noise, pieces, type Usage } from './plan.ts'
+import { type Answer, logprobsOf, type Noise, pieces, type Usage } from './plan.ts'
 import type { Call, Rule } from './rules.ts'
 import { type Failure, requestId, type Simulator } from './simulator.ts'
 
@@ -21,6 +21,10 @@ type Dialect = {
   rules: readonly Rule[]
   /** The body of an error; the fields of OpenAI without it. */
   error?(failure: Failure): unknown
+  /** The frame of an error in a stream; the body of an error without it. */
+  errorFrame?(failure: Failure): Frame
+  /** Fields of a message with what the vendor's tools did. */
+  executed?(answer: Answer, body: Call['body']): object
   /** Field of the reasoning in answers; null if it is not shown. */
   reasoning?: 'reasoning_content' | 'reasoning' | null
   callId?(n: number): string
@@ -128,6 +132,31 @@ const dialects = {
     error: ({ message, code, type }) => ({
       error: { message, type: type ?? 'invalid_request_error', ...(code && { code }) },
     }),
+    // 2026-07, S: a stream that began ends with the refusal of the model's own call.
+    errorFrame: ({ status, message, code, type }) => ({
+      event: 'error',
+      data: {
+        error: {
+          message,
+          type: type ?? 'invalid_request_error',
+          ...(code && { code, failed_generation: '<function=look{}</function>' }),
+          status_code: status,
+        },
+      },
+    }),
+    // 2026-11, 1: types of the vendor's own client; compound models run tools without a request for them.
+    executed: ({ searches }, { model, tools = [] }) =>
+      searches.length > 0 && (/compound/.test(model) || tools.some(({ type }: any) => type === 'browser_search'))
+        ? {
+            executed_tools: searches.map(({ query, found, cited }, index) => ({
+              index,
+              type: 'browser_search',
+              arguments: JSON.stringify({ query }),
+              output: cited ?? '',
+              search_results: { results: [{ title: query, url: found, content: cited, score: 0.9 }] },
+            })),
+          }
+        : {},
     reasoning: 'reasoning',
     callId: n => `fc_${String(n).padStart(9, '0')}`,
     usage: 'x_groq',
@@ -200,15 +229,17 @@ function frames(answer: Answer, { model, body }: Call, dialect: Dialect): Frame[
     model: answer.billed.model ?? model,
     ...tierOf(answer, dialect),
   }
-  const choice = (delta: object, finish_reason: string | null = null) => ({
+  const choice = (delta: { content?: string }, finish_reason: string | null = null) => ({
     ...head,
     ...(!dialect.usage && { usage: null }),
-    choices: [{ index: 0, delta, logprobs: null, finish_reason }],
+    choices: [{ index: 0, delta, logprobs: probabilities(delta.content ? [delta.content] : [], body), finish_reason }],
   })
+  const executed = dialect.executed?.(answer, body)
   const usage = usageOf(answer, dialect)
   const end = choice({}, finishOf(answer))
   return [
     ...deltas(answer, dialect).map(delta => ({ data: choice(delta) })),
+    ...(executed ? [{ data: choice(executed) }] : []),
     {
       data: {
         ...end,
@@ -223,18 +254,23 @@ function frames(answer: Answer, { model, body }: Call, dialect: Dialect): Frame[
   ]
 }
 
+/** Probabilities of tokens, if the request wants them. */
+const probabilities = (chunks: readonly string[], { logprobs, top_logprobs }: Call['body']): object | null =>
+  logprobs && chunks.length > 0 ? { content: logprobsOf(chunks, top_logprobs ?? 0), refusal: null } : null
+
 const tierOf = ({ billed }: Answer, dialect: Dialect) => {
   const service_tier = billed.tier ?? dialect.tier
   return service_tier ? { service_tier } : {}
 }
 
-function whole(answer: Answer, { model }: Call, dialect: Dialect) {
+function whole(answer: Answer, { model, body }: Call, dialect: Dialect) {
   const { reasoning: field = 'reasoning_content' } = dialect
   const { text, reasoning, calls } = answer
   const message = {
     role: 'assistant',
     content: text === '' && calls.length > 0 ? null : text,
     ...(reasoning && field && { [field]: reasoning }),
+    ...dialect.executed?.(answer, body),
     ...(calls.length > 0 && {
       tool_calls: calls.map(({ id, name, args }) => ({ id, type: 'function', function: { name, arguments: args } })),
     }),
@@ -246,7 +282,7 @@ function whole(answer: Answer, { model }: Call, dialect: Dialect) {
     created: 1_790_000_000,
     model: answer.billed.model ?? model,
     ...tierOf(answer, dialect),
-    choices: [{ index: 0, message, logprobs: null, finish_reason: finishOf(answer) }],
+    choices: [{ index: 0, message, logprobs: probabilities(answer.chunks, body), finish_reason: finishOf(answer) }],
     ...(usage && { usage }),
   }
 }
@@ -278,7 +314,7 @@ function simulator(name: DialectName): Simulator {
     },
     whole: (answer, call) => whole(answer, call, dialect),
     frames: (answer, call) => frames(answer, call, dialect),
-    errorFrame: failure => ({ data: (dialect.error ?? openaiError)(failure) }),
+    errorFrame: dialect.errorFrame ?? (failure => ({ data: (dialect.error ?? openaiError)(failure) })),
     noise: dialect.noise,
     callId: dialect.callId ?? callIdOfOpenai,
     issue: ({ reasoning, calls }) => (reasoning === null ? [] : calls.map(({ id }) => [id, reasoning])),

@@ -1,5 +1,5 @@
 import type { Frame } from './frames.ts'
-import { type Answer, pieces } from './plan.ts'
+import { type Answer, logprobsOf, pieces } from './plan.ts'
 import { functionsOf, type IssuedItem, responsesRules, xaiRules } from './responses-rules.ts'
 import type { Call, Rule } from './rules.ts'
 import { seal } from './signatures.ts'
@@ -25,15 +25,30 @@ const searchItems = (id: string, searches: number): Item[] =>
         { type: 'open_page', url: 'https://example.com/' },
       ].map((action, n) => ({ type: 'web_search_call', id: `ws_${id}${n}`, status: 'completed', action }))
 
-const citationsOf = (text: string, searches: Answer['searches']): object[] =>
-  searches.flatMap(({ query, found, cited }) =>
+/** xAI (2026-11, S) numbers its citations and marks them in the text; OpenAI has the title of the page. */
+const citationsOf = (text: string, searches: Answer['searches'], call: Call): object[] =>
+  searches.flatMap(({ query, found, cited }, index) =>
     cited === undefined
       ? []
-      : [{ type: 'url_citation', url: found, title: query, start_index: 0, end_index: text.length }],
+      : [
+          isXai(call)
+            ? {
+                type: 'url_citation',
+                url: found,
+                title: String(index + 1),
+                start_index: text.length,
+                end_index: text.length,
+              }
+            : { type: 'url_citation', url: found, title: query, start_index: 0, end_index: text.length },
+        ],
   )
 
+/** Probabilities of the tokens of a text, if the request wants them. */
+const probabilities = (chunks: readonly string[], { body }: Call) =>
+  (body.include ?? []).includes('message.output_text.logprobs') ? logprobsOf(chunks, body.top_logprobs ?? 0) : []
+
 /** The items of an answer: reasoning, searches, text, calls. */
-function itemsOf({ id, reasoning, commentary, text, calls, searches, billed }: Answer, call: Call): Item[] {
+function itemsOf({ id, reasoning, commentary, text, chunks, calls, searches, billed }: Answer, call: Call): Item[] {
   const { body } = call
   const encrypted = (body.include ?? []).includes('reasoning.encrypted_content')
   const thought: Item | null =
@@ -52,7 +67,14 @@ function itemsOf({ id, reasoning, commentary, text, calls, searches, billed }: A
     status: 'completed',
     role: 'assistant',
     ...(commentary !== null && { phase }),
-    content: [{ type: 'output_text', text, annotations: citationsOf(text, searches), logprobs: [] }],
+    content: [
+      {
+        type: 'output_text',
+        text,
+        annotations: citationsOf(text, searches, call),
+        logprobs: phase === 'commentary' ? [] : probabilities(chunks, call),
+      },
+    ],
   })
   return [
     ...(thought ? [thought] : []),
@@ -82,7 +104,7 @@ function itemsOf({ id, reasoning, commentary, text, calls, searches, billed }: A
 const INCOMPLETE = new Set(['max_output_tokens', 'content_filter'])
 
 function response(answer: Answer, call: Call) {
-  const { id, finish, usage, billed } = answer
+  const { id, finish, usage, billed, searches } = answer
   const incomplete = finish !== null && INCOMPLETE.has(finish)
   return {
     id: `resp_${id}`,
@@ -109,7 +131,7 @@ function response(answer: Answer, call: Call) {
       output_tokens: usage.output,
       output_tokens_details: { reasoning_tokens: usage.reasoning },
       total_tokens: usage.input + usage.cached + usage.written + usage.output,
-      ...(billed.searches !== undefined && isXai(call) && toolUsage(billed.searches)),
+      ...(isXai(call) && (billed.searches ?? searches.length) > 0 && toolUsage(billed.searches ?? searches.length)),
     },
   }
 }
@@ -122,7 +144,7 @@ const writes = (written: number, long = 0) => ({
 type Event = { type: string; [key: string]: unknown }
 
 /** Events within an item. */
-function eventsOf(item: Item, output_index: number, chunks: readonly string[]): Event[] {
+function eventsOf(item: Item, output_index: number, chunks: readonly string[], call: Call): Event[] {
   const at = { item_id: item.id, output_index }
   if (item.type === 'reasoning') {
     const part = (item.summary as { text: string }[])[0]!
@@ -147,18 +169,23 @@ function eventsOf(item: Item, output_index: number, chunks: readonly string[]): 
     ]
   }
   if (item.type === 'web_search_call') return []
-  const part = (item.content as { text: string; annotations: object[] }[])[0]!
+  const part = (item.content as { text: string; annotations: object[]; logprobs: object[] }[])[0]!
   const content = { ...at, content_index: 0 }
   return [
     { type: 'response.content_part.added', ...content, part: { ...part, text: '', annotations: [] } },
-    ...chunks.map(delta => ({ type: 'response.output_text.delta', ...content, delta, logprobs: [] })),
+    ...chunks.map(delta => ({
+      type: 'response.output_text.delta',
+      ...content,
+      delta,
+      logprobs: probabilities([delta], call),
+    })),
     ...part.annotations.map((annotation, annotation_index) => ({
       type: 'response.output_text.annotation.added',
       ...content,
       annotation_index,
       annotation,
     })),
-    { type: 'response.output_text.done', ...content, text: part.text, logprobs: [] },
+    { type: 'response.output_text.done', ...content, text: part.text, logprobs: part.logprobs },
     { type: 'response.content_part.done', ...content, part },
   ]
 }
@@ -180,7 +207,12 @@ function frames(answer: Answer, call: Call): Frame[] {
     { type: 'response.in_progress', response: started },
     ...done.output.flatMap((item, output_index) => [
       { type: 'response.output_item.added', output_index, item: begun(item) },
-      ...eventsOf(item, output_index, item.phase === 'commentary' ? [answer.commentary as string] : answer.chunks),
+      ...eventsOf(
+        item,
+        output_index,
+        item.phase === 'commentary' ? [answer.commentary as string] : answer.chunks,
+        call,
+      ),
       { type: 'response.output_item.done', output_index, item },
     ]),
     { type: `response.${done.status}`, response: done },

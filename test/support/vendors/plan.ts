@@ -12,6 +12,7 @@ export type Reply = Pick<
   DoubleReply,
   'text' | 'reasoning' | 'tool_calls' | 'chunks' | 'usage' | 'delay_ms' | 'chunk_delay_ms' | 'stream_error' | 'headers'
 > & {
+  /** With `stream_error`, it is a frame of the stream. */
   error?: { status: number; message?: string; code?: string; type?: string; retry_after?: number | string }
   /** Finish reason in the spelling of the vendor. */
   finish?: string
@@ -47,6 +48,18 @@ export type Billed = {
   tier?: string
   model?: string
 }
+
+/** Probabilities of the tokens of a text, with the `top` likeliest ones, as OpenAI (2026-11, S) and vLLM (S) write them. */
+export const logprobsOf = (chunks: readonly string[], top: number) =>
+  chunks.map(token => {
+    const bytes = [...Buffer.from(token)]
+    const likely = Array.from({ length: top }, (_, n) => ({
+      token: n === 0 ? token : `${token}${n}`,
+      logprob: -0.25 - n,
+      bytes,
+    }))
+    return { token, logprob: -0.25, bytes, top_logprobs: likely }
+  })
 
 /** Replies in order, of which the last is repeated; or a reply for each call. */
 export type Plan = Reply | readonly Reply[] | ((call: Call, n: number) => Reply)

@@ -97,7 +97,7 @@ export async function startSimulators(): Promise<Simulators> {
     }
     const reply = nextReply(simulator, call)
     if (reply.delay_ms) await sleep(reply.delay_ms)
-    if (reply.error) {
+    if (reply.error && !(call.stream && reply.stream_error)) {
       const { status, message = MESSAGES[status] ?? 'The server had an error' } = reply.error
       call.status = status
       const error = simulator.error({ ...reply.error, message })
@@ -111,7 +111,7 @@ export async function startSimulators(): Promise<Simulators> {
     const frames = simulator.frames(answer, call)
     if (reply.stream_error) {
       const { after, message } = reply.stream_error
-      frames.splice(after, frames.length, simulator.errorFrame({ status: 500, message }))
+      frames.splice(after, frames.length, simulator.errorFrame({ status: 500, ...reply.error, message }))
     }
     response.writeHead(200, {
       'content-type': simulator.encode ? 'application/vnd.amazon.eventstream' : 'text/event-stream; charset=utf-8',

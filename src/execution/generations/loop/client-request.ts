@@ -1,5 +1,6 @@
 import type { AgentRow } from '../../agents/model.ts'
 import type { ModelRequest, PromptMessage } from '../../providers/model-messages.ts'
+import type { VendorTool, VendorTools } from '../../providers/options/vendor-tool-settings.ts'
 import { withToolDefaults } from '../../tools/model.ts'
 import type { ClientRequest, TurnData } from '../model.ts'
 import type { TurnTool } from '../tools/toolbox.ts'
@@ -42,6 +43,34 @@ export function modelSettings(
     max_output_tokens: limits.length > 0 ? Math.min(...limits) : null,
     vendor_settings,
   }
+}
+
+/** Returns the tools of the vendor, whose searches the client may narrow to domains. */
+export function vendorToolsOf(
+  { vendor_tools }: Pick<AgentRow, 'vendor_tools'>,
+  { client }: TurnData['overrides'],
+): VendorTools | null {
+  const domains = client?.search_domains
+  if (!vendor_tools || !domains) return vendor_tools
+  return vendor_tools.flatMap(tool => (tool.type === 'web_search' ? narrowedSearch(tool, domains) : tool))
+}
+
+const isWithin = (domain: string, others: readonly string[]): boolean =>
+  others.some(other => domain === other || domain.endsWith(`.${other}`))
+
+/** Returns a search within domains; none if the agent allows none of them. */
+function narrowedSearch(
+  { allowed_domains, blocked_domains = [], ...search }: Extract<VendorTool, { type: 'web_search' }>,
+  domains: readonly string[],
+): VendorTool[] {
+  // A domain with a blocked part cannot be expressed, because vendors take either list.
+  const allowed = domains.filter(
+    domain =>
+      (!allowed_domains || isWithin(domain, allowed_domains)) &&
+      !isWithin(domain, blocked_domains) &&
+      !blocked_domains.some(blocked => isWithin(blocked, [domain])),
+  )
+  return allowed.length > 0 ? [{ ...search, allowed_domains: allowed }] : []
 }
 
 /** Returns the tools of the client; their arguments are validated by the client. */

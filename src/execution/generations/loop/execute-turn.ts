@@ -19,7 +19,7 @@ import { liveTurns, TurnAborted, TurnClaimLost } from '../streams/live-turns.ts'
 import type { ToolCallResults } from '../tools/tool-calls.ts'
 import { type Toolbox, type TurnTool, unavailableNote } from '../tools/toolbox.ts'
 import { callTools, openTools } from '../tools/turn-tools.ts'
-import { clientInstructionMessages, modelSettings } from './client-request.ts'
+import { clientInstructionMessages, modelSettings, vendorToolsOf } from './client-request.ts'
 import { boundHistory, summaryMessages } from './context-bound.ts'
 import { describeMedia } from './describe-media.ts'
 import { ModelWait, modelWaitOf, mustWaitForModel, waitForModel } from './model-wait.ts'
@@ -148,6 +148,7 @@ async function runSteps(turn: TurnAttempt, data: TurnData, signal: AbortSignal):
       turn.partial = ''
       const answer = await requestStep(turn, data, n, offeredTools(tools, settings), signal)
       if (answer.reasoning && turn.showsReasoning) turn.reasoning.push(answer.reasoning)
+      turn.addLogprobs(n, answer.logprobs)
       const step = openStepOf(answer, n, startedAt, turn.steps)
       turn.lastAnswer = step
       await injectFault(services, 'after_model')
@@ -310,7 +311,7 @@ async function requestOnce(turn: TurnAttempt, ...[data, step, offered, signal]: 
     prompt_caching: agent.prompt_caching?.enabled ?? null,
     prompt_cache_ttl: agent.prompt_caching?.ttl,
     provider_options: agent.provider_options,
-    vendor_tools: agent.vendor_tools,
+    vendor_tools: vendorToolsOf(agent, data.overrides),
     ...((generation.content_mode === 'none' || data.overrides.client?.store === false) && { store: false }),
     signal,
     onUnused: answer => turn.addUnusedAnswer(answer, step),

@@ -5,7 +5,7 @@ import { systemClock } from '../../../core/process/clock.ts'
 import { injectFault } from '../../../core/process/fault-injection.ts'
 import { type Entry, type JournalState, journalRows } from '../journal/store.ts'
 import type { GenerationRow } from '../model.ts'
-import { agentResult, requiredAction } from '../request/turn-result.ts'
+import { agentResult, clientParts, requiredAction } from '../request/turn-result.ts'
 import type { AllowedCall } from '../tools/call-decision.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { commitAttempt } from './commit-attempt.ts'
@@ -49,7 +49,8 @@ export async function pauseTurn(
   await commitAttempt(turn, {
     after,
     frames,
-    last: result => turn.frames.next('requires_action', result ?? agentResult(paused, steps, turn, step)),
+    last: result =>
+      turn.frames.next('requires_action', { ...(result ?? agentResult(paused, steps, step)), ...clientParts(turn) }),
     parts: frames => pauseParts(generation, after, entries, frames),
     addWrites(outbox) {
       emitPaused(outbox, after, memory)

@@ -10,7 +10,7 @@ import { isRefused, type ModelMessage } from '../../providers/model-messages.ts'
 import { phasedParts } from '../../providers/vendor-parts.ts'
 import { settledStep, storedStep } from '../journal/step.ts'
 import { type GenerationRow, type JournalStepRow, storedForm, type TurnData } from '../model.ts'
-import { agentResult, laterMessages } from '../request/turn-result.ts'
+import { agentResult, clientParts, laterMessages } from '../request/turn-result.ts'
 import type { StreamEvent } from '../tools/tool-calls.ts'
 import { traceFlusher } from '../traces/flush.ts'
 import { commitAttempt } from './commit-attempt.ts'
@@ -199,7 +199,7 @@ async function settleTurn(
     frames,
     last: result =>
       end.status === 'completed'
-        ? turn.frames.next('completed', result ?? agentResult(settled, steps, turn))
+        ? turn.frames.next('completed', { ...(result ?? agentResult(settled, steps)), ...clientParts(turn) })
         : turn.frames.next('error', end.error),
     parts: frames => settlementParts({ generation, after, step: stored, frames, journalled: turn.journalled }),
     addWrites(outbox) {
@@ -216,8 +216,8 @@ async function settleTurn(
 
 /** Returns a message as the record of its turn shows it. */
 function withoutMarks(message: ModelMessage): ModelMessage {
-  if (message.role !== 'assistant' || !message.vendor) return message
-  const { vendor: _, ...shown } = message
+  if (message.role !== 'assistant' || !(message.vendor || message.reasoning)) return message
+  const { vendor: _, reasoning: __, ...shown } = message
   return shown
 }
 

@@ -10,12 +10,13 @@ import type { Services } from '../../../core/process/services.ts'
 import { logAttempt } from '../../../core/work/attempt.ts'
 import type { AgentRow } from '../../agents/model.ts'
 import type { LoadedRoute } from '../../model-routes/store.ts'
-import type { ModelMessage, UnusedAnswer } from '../../providers/model-messages.ts'
+import type { ModelMessage, TokenLogprob, UnusedAnswer } from '../../providers/model-messages.ts'
 import { storedStep } from '../journal/step.ts'
 import { type Entry, type JournalState, journalRows, readJournal, writeJournal } from '../journal/store.ts'
 import { type GenerationRow, generationKind, type JournalStepRow, type OpenStep, type TurnData } from '../model.ts'
 import { turnQueue } from '../request/create.ts'
 import type { Attachments } from '../request/message-files.ts'
+import type { StepLogprobs } from '../request/turn-result.ts'
 import type { Frame } from '../streams/frame-store.ts'
 import { FrameWriter, STEP_SETTLED, startedOf } from '../streams/frames.ts'
 import { notifyFrames, TURN_CHANNEL, TurnClaimLost } from '../streams/live-turns.ts'
@@ -35,6 +36,9 @@ export const turnsTotal = new Counter({
   registers: [],
 })
 
+/** Last steps whose probabilities are kept; one may have 256 KiB. */
+const MAX_LOGPROB_STEPS = 8
+
 /** One attempt at a turn: its claim, its progress, and the fenced writes until it settles or pauses. */
 export class TurnAttempt {
   readonly services: Services
@@ -53,6 +57,8 @@ export class TurnAttempt {
   partial = ''
   /** Reasoning of this attempt's steps, for a client that requests it. */
   readonly reasoning: string[] = []
+  /** Probabilities of tokens by step; a streamed turn has them in the frames of its settled steps. Not stored otherwise. */
+  readonly logprobs: StepLogprobs[] = []
   /** Read for the first model call; later steps use the same bytes. */
   files: Attachments | null = null
   tools: Toolbox = NO_TOOLS
@@ -159,6 +165,13 @@ export class TurnAttempt {
     this.frames.text(text)
   }
 
+  /** Keeps the probabilities of a step's tokens for the client. */
+  addLogprobs(step: number, tokens: TokenLogprob[] | undefined): void {
+    if (!tokens) return
+    this.logprobs.push({ step, tokens })
+    if (this.logprobs.length > MAX_LOGPROB_STEPS) this.logprobs.shift()
+  }
+
   /** Whether the client gets reasoning: never of an agent that another project shares, which hides its instructions. */
   get showsReasoning(): boolean {
     return this.data?.overrides.client?.reasoning === true && this.generation.publisher_project_id === null
@@ -172,7 +185,15 @@ export class TurnAttempt {
     if (!step) return frames
     if (this.generation.shape !== 'agent') return [...frames, this.frames.next(STEP_SETTLED, { step: step.n })]
     const { n, finish_reason, usage } = step
-    return [...frames, this.frames.next('step', { step: n, finish_reason, usage })]
+    const logprobs = this.logprobs.find(({ step }) => step === n)?.tokens
+    // The result has the probabilities of other steps only.
+    if (logprobs) this.logprobs.length = 0
+    const { annotations } = step
+    const cited = annotations && annotations.length > 0 && { annotations }
+    return [
+      ...frames,
+      this.frames.next('step', { step: n, finish_reason, usage, ...cited, ...(logprobs && { logprobs }) }),
+    ]
   }
 
   /** The step in progress, once its first tool call has started. */

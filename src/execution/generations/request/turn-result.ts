@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { UsageTotals } from '../../../control/usage/totals.ts'
 import { ignoredSettings } from '../../providers/ignored-params.ts'
-import type { ModelMessage } from '../../providers/model-messages.ts'
+import type { ModelMessage, TokenLogprob } from '../../providers/model-messages.ts'
 import { phasedParts } from '../../providers/vendor-parts.ts'
 import { Annotations, type GenerationRow, type JournalStepRow, type OpenStep } from '../model.ts'
 
@@ -36,6 +36,15 @@ export const GenerateResult = z
     required_action: z.record(z.string(), z.unknown()).nullable(),
     usage: UsageTotals.nullable(),
     reasoning: z.string().optional().describe('Reasoning of the model, for clients of the OpenAI API only'),
+    logprobs: z
+      .array(
+        z.object({
+          step: z.int().describe('Number of the step, from 1'),
+          tokens: z.array(z.record(z.string(), z.unknown())).describe('Tokens of its text with their probabilities'),
+        }),
+      )
+      .optional()
+      .describe('Probabilities of the tokens by step, for clients of the OpenAI API only'),
     ignored_params: IgnoredParams,
   })
   .meta({ id: 'GenerateResult' })
@@ -75,14 +84,19 @@ export function laterMessages(step: JournalStepRow): ModelMessage[] {
   return vendor_parts ? promptMessages({ ...step, vendor_parts }) : stepMessages(step)
 }
 
-/**
- * Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. Only the
- * attempt that ends the turn has its reasoning.
- */
+/** Probabilities of the tokens of a step's text. */
+export type StepLogprobs = { step: number; tokens: TokenLogprob[] }
+
+/** Returns what a client of a chat protocol gets beyond the result: only the attempt that ends the turn has it. */
+export const clientParts = ({ reasoning, logprobs }: { reasoning: readonly string[]; logprobs: StepLogprobs[] }) => ({
+  ...(reasoning.length > 0 && { reasoning: reasoning.join('\n\n') }),
+  ...(logprobs.length > 0 && { logprobs }),
+})
+
+/** Returns the result for a caller that waits for an agent turn; for a paused turn, `open` is the step in progress. */
 export function agentResult(
   generation: GenerationRow,
   steps: readonly JournalStepRow[],
-  { reasoning }: { reasoning: readonly string[] } = { reasoning: [] },
   open?: Pick<JournalStepRow, 'ai_provider_id' | 'notes'>,
 ) {
   const { output } = generation
@@ -96,7 +110,6 @@ export function agentResult(
     output: output && { ...output, response_messages: steps.flatMap(stepMessages) },
     required_action: generation.required_action,
     usage: generation.usage,
-    ...(reasoning.length > 0 && { reasoning: reasoning.join('\n\n') }),
     ...(ignored.length > 0 && { ignored_params: ignored }),
   }
 }

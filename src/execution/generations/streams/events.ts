@@ -2,6 +2,7 @@ import { z } from 'zod'
 import { UsageTotals } from '../../../control/usage/totals.ts'
 import type { WaitingGrant } from '../../../core/api/operation.ts'
 import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '../../../core/api/streams.ts'
+import { Annotations } from '../model.ts'
 import { GenerateResult } from '../request/turn-result.ts'
 
 /** Event schemas of turn streams. */
@@ -62,6 +63,11 @@ const stepEvent = streamEvent(
     step: z.int().describe('Number of the step, from 1'),
     finish_reason: z.string().nullable().describe('Finish reason of the model'),
     usage: UsageTotals.nullable().describe('Tokens and cost of the step'),
+    annotations: Annotations.optional().describe('Web pages that the text of the step cites. Absent without any.'),
+    logprobs: z
+      .array(z.record(z.string(), z.unknown()))
+      .optional()
+      .describe('Probabilities of the tokens, for clients of the OpenAI API that request them'),
   }),
 )
 

@@ -46,6 +46,8 @@ export function normaliseRequest(request: ModelRequest, profile: OutgoingProfile
   })
   for (const [name, sent] of names.changed())
     notes.push({ kind: 'tool_renamed', tool_name: name, message: `sent as ${sent}` })
+  if (!profile.callsNeedReasoning && request.messages.some(hasClientReasoning))
+    notes.push({ kind: 'setting_left_out', setting: 'reasoning_content', message: 'the vendor does not require it' })
   const messages = shapeMessages(withUniqueCalls(request.messages), profile)
     .map(message => renamed(message, ids, names))
     .map(message => forTarget(message, target))
@@ -91,16 +93,22 @@ function forTarget(message: PromptMessage, { ai_provider_id, model }: Target): P
 /** Reasoning of a message without any: a vendor that requires reasoning refuses an empty text. */
 const NO_REASONING = ' '
 
-/** Adds reasoning to a message with calls that has none. */
+/** Adds the reasoning of a client to a message, and other reasoning to calls that have none. */
 function withReasoning(message: PromptMessage, target: Target): PromptMessage {
-  if (message.role !== 'assistant' || typeof message.content === 'string') return message
+  if (message.role !== 'assistant') return message
   const parts = message.vendor?.parts ?? partsOf(message.content)
-  const isNeeded = parts.some(({ type }) => type === 'tool_call') && !parts.some(({ type }) => type === 'reasoning')
+  if (parts.some(({ type }) => type === 'reasoning')) return message
+  const isNeeded = hasClientReasoning(message) || parts.some(({ type }) => type === 'tool_call')
   if (!isNeeded) return message
-  return { ...message, vendor: { ...target, parts: [{ type: 'reasoning', text: NO_REASONING }, ...parts] } }
+  const text = hasClientReasoning(message) ? (message.reasoning as string) : NO_REASONING
+  return { ...message, vendor: { ...target, parts: [{ type: 'reasoning', text }, ...parts] } }
 }
 
-function partsOf(content: readonly (TextPart | ToolCallPart)[]): VendorPart[] {
+const hasClientReasoning = (message: PromptMessage): boolean =>
+  message.role === 'assistant' && message.reasoning !== undefined && message.reasoning.trim() !== ''
+
+function partsOf(content: string | readonly (TextPart | ToolCallPart)[]): VendorPart[] {
+  if (typeof content === 'string') return [{ type: 'text', text: content }]
   let calls = 0
   return content.map(part =>
     part.type === 'text' ? { type: 'text', text: part.text } : { type: 'tool_call', position: calls++ },
