@@ -38,7 +38,9 @@ import type { ModelClient } from './models.ts'
 import { sentOptions } from './options/provider-options.ts'
 import { type SentVendorTool, sentVendorTools } from './options/vendor-tools.ts'
 import { type CacheMarks, cacheMarks, markMessages } from './outgoing/cache-marks.ts'
+import { fitMedia } from './outgoing/fit-media.ts'
 import { withoutManualThinking } from './outgoing/manual-thinking.ts'
+import { mediaLimits } from './outgoing/media-limits.ts'
 import { ACKNOWLEDGEMENT } from './outgoing/messages.ts'
 import { normaliseRequest } from './outgoing/normalise.ts'
 import { type OutgoingProfile, outgoingProfile } from './outgoing/profile.ts'
@@ -94,7 +96,7 @@ export async function attemptCall(
   const recordMetrics = (outcome: 'answered' | 'failed' | 'timed_out' | 'aborted') =>
     countModelCall(provider, model, { outcome, durationMs: performance.now() - started, firstPieceMs: firstChunkMs })
   try {
-    const answer = await callSdk(client, { provider, model }, request, {
+    const answer = await callSdk(services, client, { provider, model }, request, {
       signal: deadline.signal,
       markFirstChunk,
       progress,
@@ -151,14 +153,17 @@ type CallControl = {
 
 /** Makes the request in the form that the vendor accepts, and returns the answer with the names of the request. */
 async function callSdk(
+  services: Services,
   client: ModelClient,
-  { provider, model }: { provider: Pick<ProviderRow, 'id'>; model: string },
+  { provider, model }: { provider: Pick<ProviderRow, 'id' | 'project_id'>; model: string },
   request: ModelRequest,
   { signal, markFirstChunk, progress, idle }: CallControl,
 ): Promise<RawAnswer> {
   const target = { ai_provider_id: provider.id, model }
   const profile = outgoingProfile(client.type, client.dialect, model)
-  const { request: normalised, restore, notes } = normaliseRequest(request, profile, target)
+  const limits = mediaLimits(client.type, client.dialect, model)
+  const media = await fitMedia(request, limits, { services, project: provider.project_id, signal })
+  const { request: normalised, restore, notes } = normaliseRequest(media.request, profile, target)
   const strict = strictTools(normalised.tools, client.strictOption)
   const sent = { ...normalised, tools: strict.tools }
   const marks = cacheMarks(client.type, model, sent)
@@ -192,7 +197,7 @@ async function callSdk(
         return readAnswer(vendor, options, request, { watch, reports })
       })
     : await readAnswer(vendor, options, request, { watch, reports })
-  const sentNotes = [...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...thinkingNotes]
+  const sentNotes = [...media.notes, ...notes, ...strict.notes, ...optionNotes, ...hosted.notes, ...thinkingNotes]
   const all = [...sentNotes, ...(answer.notes ?? [])]
   return { ...answer, tool_calls: restore(answer.tool_calls), ...(all.length > 0 && { notes: all }) }
 }
