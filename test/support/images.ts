@@ -1,10 +1,35 @@
+import { crc32, deflateSync } from 'node:zlib'
+
 /** Headers of images with the sides given, followed by no pixels. */
 
 export function pngHeader(width: number, height: number): Buffer {
   const bytes = Buffer.from('89504e470d0a1a0a0000000d4948445200000000000000000806000000', 'hex')
   bytes.writeUInt32BE(width, 16)
   bytes.writeUInt32BE(height, 20)
-  return Buffer.concat([bytes, Buffer.alloc(1024)])
+  return Buffer.concat([bytes, Buffer.alloc(1024), PNG_END])
+}
+
+const PNG_END = Buffer.from('0000000049454e44ae426082', 'hex')
+
+/** A PNG in grey of one bit with rows that may be fewer than its header says; each begins with a zero and has an eighth of its width. */
+export function png(width: number, height: number, rows: Buffer): Buffer {
+  const header = Buffer.alloc(13)
+  header.writeUInt32BE(width, 0)
+  header.writeUInt32BE(height, 4)
+  header[8] = 1
+  const chunk = (type: string, data: Buffer) => {
+    const body = Buffer.concat([Buffer.from(type, 'latin1'), data])
+    const [length, sum] = [Buffer.alloc(4), Buffer.alloc(4)]
+    length.writeUInt32BE(data.length)
+    sum.writeUInt32BE(crc32(body))
+    return Buffer.concat([length, body, sum])
+  }
+  return Buffer.concat([
+    Buffer.from('89504e470d0a1a0a', 'hex'),
+    chunk('IHDR', header),
+    chunk('IDAT', deflateSync(rows)),
+    PNG_END,
+  ])
 }
 
 /** `before`: bytes of metadata in front of the frame header. */

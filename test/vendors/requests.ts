@@ -12,6 +12,18 @@ const PNG_9000 = Buffer.concat([
   Buffer.alloc(64),
 ]).toString('base64')
 
+/** Images in the formats of chat completions, Responses and Converse. */
+const chatImage = (type: string, data = PNG_9000) => ({
+  role: 'user',
+  content: [{ type: 'image_url', image_url: { url: `data:${type};base64,${data}` } }],
+})
+const responsesImage = (type: string, data = PNG_9000) => ({
+  role: 'user',
+  content: [{ type: 'input_image', image_url: `data:${type};base64,${data}` }],
+})
+const converseImage = (format: string, bytes = PNG_9000) => ({ image: { format, source: { bytes } } })
+const SVG = Buffer.from('<svg xmlns="http://www.w3.org/2000/svg"/>').toString('base64')
+
 const LONG = 'x'.repeat(70)
 const image = (media_type: string, data = PNG_9000) => ({
   role: 'user',
@@ -88,6 +100,8 @@ const anthropic: Requests = {
     },
     'image type': body => void body.messages.push(image('image/svg+xml', 'AAAA')),
     'image size': body => void body.messages.push(image('image/png')),
+    'image bytes': body => void body.messages.push(image('image/png', 'A'.repeat(5_242_884))),
+    'declared image type': body => void body.messages.push(image('image/webp')),
     'size of many images': body => void body.messages.push(...Array(21).fill(image('image/png'))),
     'cache breakpoints': body => {
       body.system = Array(5).fill({ type: 'text', text: 'x', cache_control: { type: 'ephemeral' } })
@@ -126,6 +140,7 @@ const answer = (text: string | null = 'It is') => ({ role: 'assistant', content:
 
 const openaiBreaks: Requests['breaks'] = {
   ...pairing,
+  'image format': body => void body.messages.push(chatImage('image/svg+xml', SVG)),
   max_tokens: body => void (body.max_tokens = 10),
   temperature: body => void (body.temperature = 0),
   sampling: body => void (body.top_p = 0.5),
@@ -181,6 +196,7 @@ const responses: Requests = {
   fits: responsesBody('gpt-5-mini'),
   breaks: {
     ...responsesPairing,
+    'image format': body => void body.input.push(responsesImage('image/svg+xml', SVG)),
     'item not stored': body => void body.input.push({ type: 'item_reference', id: 'rs_other' }),
     'reasoning alone': (body, { output }) => void body.input.push(output[0]),
     'call without reasoning': (body, { output }) => {
@@ -290,6 +306,14 @@ const bedrock: Requests = {
     'blank result': body => {
       body.messages[2].content[0].toolResult.content = [{ text: ' ' }]
     },
+    'image format': body => void body.messages[0].content.push(converseImage('svg+xml', SVG)),
+    'image size': body => void body.messages[0].content.push(converseImage('png')),
+    'image bytes': body => void body.messages[0].content.push(converseImage('png', 'A'.repeat(5_242_884))),
+    'size of many images': body => void body.messages[0].content.push(...Array(21).fill(converseImage('png'))),
+    'document bytes': body => {
+      const bytes = 'A'.repeat(6_000_004)
+      body.messages[0].content.push({ document: { name: 'a', format: 'pdf', source: { bytes } } })
+    },
     'document alone': body => {
       body.messages[0].content = [{ document: { name: 'a', format: 'pdf', source: { bytes: '' } } }]
     },
@@ -366,6 +390,8 @@ export const requests: Record<string, Requests> = {
     path: '/groq/v1/chat/completions',
     fits: chatBody('openai/gpt-oss-120b'),
     breaks: {
+      'image pixels': body => void body.messages.push(chatImage('image/png')),
+      'bytes of images': body => void body.messages.push(chatImage('image/png', 'A'.repeat(4_000_004))),
       ...pairing,
       'unknown field of a message': reasoned,
       'tool name': openaiBreaks['tool name']!,
@@ -378,6 +404,7 @@ export const requests: Record<string, Requests> = {
   }),
   llamacpp: dialect('llamacpp', 'devstral-small-2', { ...twoAnswers, ...twoUsers, ...endsWithAnswer }),
   lmstudio: dialect('lmstudio', 'qwen3-8b', {
+    'image pixels': body => void body.messages.push(chatImage('image/png')),
     'answer format': body => void (body.response_format = { type: 'json_object' }),
     'forced tool': body => void (body.tool_choice = { type: 'function', function: { name: 'weather' } }),
   }),
@@ -386,7 +413,11 @@ export const requests: Record<string, Requests> = {
   xai: {
     path: '/xai/v1/responses',
     fits: responsesBody('grok-4'),
-    breaks: { ...responsesPairing, sampling: body => void (body.presence_penalty = 1) },
+    breaks: {
+      'image format': body => void body.input.push(responsesImage('image/webp', SVG)),
+      ...responsesPairing,
+      sampling: body => void (body.presence_penalty = 1),
+    },
   },
   gemini,
   vertex: { ...gemini, path: '/v1/publishers/google/models/gemini-3-pro:generateContent' },

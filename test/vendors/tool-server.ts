@@ -3,6 +3,8 @@ import type { AddressInfo } from 'node:net'
 
 export type ToolServer = {
   url: string
+  /** Sets the content that the tool of the MCP server returns; null: a small image. */
+  returns(content: object[] | null): void
   /** Bodies of the requests whose path contains a text, in their order. */
   received(part: string): string[]
   close(): Promise<void>
@@ -24,6 +26,7 @@ const methods: Record<string, unknown> = {
 
 /** Starts a server of tools: http tools that return `sun`, the body as received, or a blank text, and an MCP server at `/mcp`. */
 export async function startToolServer(): Promise<ToolServer> {
+  let content: object[] | null = null
   const seen: { path: string; body: string }[] = []
   const server = createServer((request, response) => {
     let body = ''
@@ -40,12 +43,16 @@ export async function startToolServer(): Promise<ToolServer> {
       const { id, method } = body === '' ? {} : JSON.parse(body)
       if (request.method !== 'POST') return response.writeHead(405).end()
       if (id === undefined) return response.writeHead(202).end()
-      json(200, JSON.stringify({ jsonrpc: '2.0', id, result: methods[method] ?? {} }))
+      const result = method === 'tools/call' && content ? { content } : (methods[method] ?? {})
+      json(200, JSON.stringify({ jsonrpc: '2.0', id, result }))
     })
   })
   await new Promise<void>(resolve => server.listen(0, '127.0.0.1', resolve))
   return {
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    returns: given => {
+      content = given
+    },
     received: part => seen.filter(({ path }) => path.includes(part)).map(({ body }) => body),
     close: () =>
       new Promise(resolve => {

@@ -5,7 +5,8 @@ import { scanGif, scanJpeg, scanPng, scanWebp } from './media-images.ts'
 import { MAX_FRAMES, MAX_PIXELS, MAX_SIDE } from './media-limits.ts'
 import { essenceOf } from './media-type.ts'
 
-const IMAGE_SCANS: Record<string, () => HeaderScan> = {
+/** Scans of the header of each type of image. */
+export const IMAGE_SCANS: Record<string, () => HeaderScan> = {
   'image/png': scanPng,
   'image/jpeg': scanJpeg,
   'image/webp': scanWebp,

@@ -7,6 +7,8 @@ import { countModelCall } from './metrics.ts'
 import type { ProviderRow } from './model.ts'
 import type { ModelAnswer, ModelRequest, ModelUsage } from './model-messages.ts'
 import type { ModelClient } from './models.ts'
+import { fitMedia } from './outgoing/fit-media.ts'
+import { mediaLimits } from './outgoing/media-limits.ts'
 
 export { modelFailure, modelRetryDelay } from './failure.ts'
 
@@ -51,10 +53,14 @@ export async function attemptCall(
   const target = { ai_provider_id: provider.id, model }
   const limited = { ...request, signal: deadline.signal }
   try {
-    const answer = await callSdk(client, target, limited, {
+    const limits = mediaLimits(client.type, client.dialect, model)
+    const { signal } = deadline
+    const media = await fitMedia(limited, limits, { services, project: provider.project_id, signal })
+    const answer = await callSdk(client, target, media.request, {
       progress,
       idle: { ms: idle.ms, onIdle: () => stop(idle) },
     })
+    if (media.notes.length > 0) answer.notes = [...media.notes, ...(answer.notes ?? [])]
     recordMetrics('answered')
     return { ok: true, answer: { ...answer, ...target }, isShown: progress.isShown }
   } catch (error) {

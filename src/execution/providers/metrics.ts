@@ -25,6 +25,17 @@ export const modelFirstPiece = new Histogram({
   registers: [],
 })
 
+export const imageConversions = new Counter({
+  name: 'muster_image_conversions_total',
+  help: 'Images made fit for a vendor by outcome (converted, refused, failed, unavailable)',
+  labelNames: ['outcome'],
+  registers: [],
+})
+
+/** Records an image that was converted or could not be. */
+export const countImage = (outcome: 'converted' | 'refused' | 'failed' | 'unavailable'): void =>
+  imageConversions.inc({ outcome })
+
 /**
  * Records the metrics of one attempt.
  * @param call.firstPieceMs milliseconds to the first chunk of a stream; null without one

@@ -166,6 +166,7 @@ export type ModelUsage = TokenCounts
 export type VendorNote =
   | { kind: 'tool_left_out' | 'tool_renamed'; tool_name: string; message: string }
   | { kind: 'setting_left_out' | 'setting_changed'; setting: string; message: string }
+  | { kind: 'media_changed' | 'media_left_out'; message: string }
   | { kind: 'warning'; message: string }
   | { kind: 'refused'; category: string | null; message: string }
 

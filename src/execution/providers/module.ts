@@ -3,7 +3,7 @@ import { resourceType } from '../../core/api/resource-type.ts'
 import { cloneables } from '../../identity/projects/clone.ts'
 import { providerCloning } from './clone.ts'
 import { providerErrors } from './errors.ts'
-import { modelCallDuration, modelCalls, modelFirstPiece } from './metrics.ts'
+import { imageConversions, modelCallDuration, modelCalls, modelFirstPiece } from './metrics.ts'
 import { aiProviderKind, providerCredentials } from './model.ts'
 import { aiProviderOperations } from './operations.ts'
 import { providerPriceOperations } from './prices.ts'
@@ -20,6 +20,6 @@ export default module('providers', {
   ],
   operations: [...aiProviderOperations, ...providerPriceOperations],
   sealedColumns: [providerCredentials],
-  metrics: [modelCalls, modelCallDuration, modelFirstPiece],
+  metrics: [modelCalls, modelCallDuration, modelFirstPiece, imageConversions],
   extensions: [cloneables.with(providerCloning)],
 })

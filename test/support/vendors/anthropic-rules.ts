@@ -1,6 +1,6 @@
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import { claudeModel } from './claude.ts'
-import { imageSize } from './image-size.ts'
+import { sentImage } from './image-size.ts'
 import { type Call, first, type Rule } from './rules.ts'
 import { nodes, UNIONS } from './schemas.ts'
 import { isSealed, sign } from './signatures.ts'
@@ -457,19 +457,41 @@ export const anthropicRules: readonly Rule[] = [
     date: '2026-09',
     message: '{path}.source.base64.data: At least one of the image dimensions exceed max allowed size: 8000 pixels',
     breach: first(function* (call) {
-      for (const { source, path } of allImages(call)) if (imageSize(source?.data) > 8000) yield { path }
+      for (const { source, path } of allImages(call)) if (sentImage(source?.data).longest > 8000) yield { path }
+    }),
+  },
+  {
+    name: 'image bytes',
+    source: 'S',
+    date: '2026-03',
+    message: '{path}.source.base64: image exceeds 5 MB maximum: {n} bytes > 5242880 bytes',
+    breach: first(function* (call) {
+      for (const { source, path } of allImages(call))
+        if (source?.data?.length > 5_242_880) yield { path, n: source.data.length }
+    }),
+  },
+  {
+    name: 'declared image type',
+    source: '1',
+    date: '2025-12',
+    message: '{path}.source.base64.data: Image does not match the provided media type {type}',
+    breach: first(function* (call) {
+      for (const { source, path } of allImages(call)) {
+        const { type } = sentImage(source?.data)
+        if (type && type !== source.media_type) yield { path, type: source.media_type }
+      }
     }),
   },
   {
     name: 'size of many images',
-    source: '?',
-    date: '2026-04',
+    source: 'S',
+    date: '2026-09',
     message:
       '{path}.source.base64.data: At least one of the image dimensions exceed max allowed size for many-image requests: 2000 pixels',
     breach: first(function* (call) {
       const images = [...allImages(call)]
       if (images.length <= MANY_IMAGES) return
-      for (const { source, path } of images) if (imageSize(source?.data) > 2000) yield { path }
+      for (const { source, path } of images) if (sentImage(source?.data).longest > 2000) yield { path }
     }),
   },
   {

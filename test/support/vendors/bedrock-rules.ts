@@ -1,5 +1,6 @@
 import { claudeRules } from './anthropic-rules.ts'
 import { claudeModel } from './claude.ts'
+import { sentImage } from './image-size.ts'
 import { type Call, first, type Rule, wrapped } from './rules.ts'
 import { nodes, UNIONS } from './schemas.ts'
 import { sign } from './signatures.ts'
@@ -34,6 +35,74 @@ function* members(call: Call): Generator<{ member: string; value: string }> {
     if (block.toolResult) yield { member: `${path}.toolResult.toolUseId`, value: block.toolResult.toolUseId }
   }
 }
+
+/** Images of messages and of results. */
+const images = (call: Call): { image: any; path: string }[] =>
+  [...blocks(call)].flatMap(({ block, i, j }) => {
+    const path = `messages.${i}.content.${j}`
+    const inner = (block.toolResult?.content ?? []) as any[]
+    return [
+      ...(block.image ? [{ image: block.image, path }] : []),
+      ...inner.flatMap(({ image }, k) => (image ? [{ image, path: `${path}.toolResult.content.${k}` }] : [])),
+    ]
+  })
+
+/** Images of a request above which a lower limit of their sides holds. */
+const MANY_IMAGES = 20
+
+const imageRules: readonly Rule[] = [
+  {
+    name: 'image format',
+    source: 'S',
+    date: '2026-11',
+    message:
+      "1 validation error detected: Value '{format}' at '{path}.image.format' failed to satisfy constraint: Member must satisfy enum value set: [gif, jpeg, png, webp]",
+    breach: first(function* (call) {
+      for (const { image, path } of images(call))
+        if (!['gif', 'jpeg', 'png', 'webp'].includes(image.format)) yield { path, format: image.format }
+    }),
+  },
+  {
+    name: 'image size',
+    source: 'S',
+    date: '2026-09',
+    message: `${OF_MODEL}{path}.image.source.base64.data: At least one of the image dimensions exceed max allowed size: 8000 pixels`,
+    breach: first(function* (call) {
+      for (const { image, path } of images(call)) if (sentImage(image.source?.bytes).longest > 8000) yield { path }
+    }),
+  },
+  {
+    name: 'image bytes',
+    source: 'S',
+    date: '2026-09',
+    message: `${OF_MODEL}{path}.image.source.bytes: image exceeds 5 MB maximum: {n} bytes > 5242880 bytes`,
+    breach: first(function* (call) {
+      for (const { image, path } of images(call))
+        if (image.source?.bytes?.length > 5_242_880) yield { path, n: image.source.bytes.length }
+    }),
+  },
+  {
+    name: 'size of many images',
+    source: 'S',
+    date: '2026-09',
+    message: `${OF_MODEL}{path}.image.source.base64.data: At least one of the image dimensions exceed max allowed size for many-image requests: 2000 pixels`,
+    breach: first(function* (call) {
+      const sent = images(call)
+      if (sent.length <= MANY_IMAGES) return
+      for (const { image, path } of sent) if (sentImage(image.source?.bytes).longest > 2000) yield { path }
+    }),
+  },
+  {
+    name: 'document bytes',
+    source: '1',
+    date: '2026-11',
+    message: 'The size of a document must be at most 4.5 MB.',
+    breach: first(function* (call) {
+      for (const { block } of blocks(call))
+        if (Buffer.byteLength(block.document?.source?.bytes ?? '', 'base64') > 4_500_000) yield {}
+    }),
+  },
+]
 
 export const bedrockRules: readonly Rule[] = [
   {
@@ -175,6 +244,7 @@ export const bedrockRules: readonly Rule[] = [
         if (content(message).some(block => block.document) && !content(message).some(block => 'text' in block)) yield {}
     }),
   },
+  ...imageRules,
   ...wrapped(claudeRules, OF_MODEL),
   {
     name: 'schema union at the top',

@@ -1,7 +1,9 @@
 import { claudeModel } from './claude.ts'
 import { strictAnswerRule } from './function-schemas.ts'
+import { sentImage } from './image-size.ts'
 import {
   calls,
+  chatImages,
   functionsOf,
   isAssistant,
   openaiRules,
@@ -203,6 +205,23 @@ export const openrouterRules: readonly Rule[] = [
 export const litellmRules: readonly Rule[] = wrapped(openaiRules, 'litellm.BadRequestError: OpenAIException - ')
 
 export const groqRules: readonly Rule[] = [
+  {
+    name: 'image pixels',
+    source: '1',
+    date: '2026-11',
+    message: 'image has too many pixels: at most 33177600 pixels are supported per image',
+    breach: first(function* (call) {
+      for (const { data } of chatImages(call)) if (sentImage(data).pixels > 33_177_600) yield {}
+    }),
+  },
+  {
+    name: 'bytes of images',
+    source: '1',
+    date: '2026-11',
+    message: 'Request Entity Too Large',
+    error: { status: 413, code: 'request_too_large' },
+    breach: call => (chatImages(call).reduce((sum, { data }) => sum + data.length, 0) > 4_000_000 ? {} : null),
+  },
   ...pairingRules(),
   {
     name: 'unknown field of a message',
@@ -278,6 +297,15 @@ export const llamacppRules: readonly Rule[] = [
 ]
 
 export const lmstudioRules: readonly Rule[] = [
+  {
+    name: 'image pixels',
+    source: '1',
+    date: '2026-06',
+    message: 'The image has more than 26214400 pixels.',
+    breach: first(function* (call) {
+      for (const { data } of chatImages(call)) if (sentImage(data).pixels > 26_214_400) yield {}
+    }),
+  },
   {
     name: 'answer format',
     source: 'S',

@@ -192,12 +192,12 @@ export const geminiRules: readonly Rule[] = [
   },
   {
     name: 'media type',
-    source: '?',
-    date: '2026-11',
+    source: 'S',
+    date: '2026-01',
     message: 'Unsupported MIME type: {type}',
     breach: first(function* (call) {
       for (const content of contents(call))
-        for (const { inlineData } of parts(content))
+        for (const { inlineData } of parts(content).flatMap(part => [part, ...(part.functionResponse?.parts ?? [])]))
           if (inlineData && !MIME.test(inlineData.mimeType)) yield { type: inlineData.mimeType }
     }),
   },

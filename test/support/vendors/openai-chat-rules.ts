@@ -1,4 +1,6 @@
 import { functionSchemaRules, strictAnswerRule } from './function-schemas.ts'
+import { dataUrl } from './image-size.ts'
+import { openaiImageRule } from './openai-images.ts'
 import { type Breach, type Call, first, type Rule } from './rules.ts'
 
 /** Models of OpenAI that reason; deployments and gateways put a name before it. */
@@ -6,6 +8,12 @@ const reasons = (model: string): boolean => /(^|[-/])(gpt-[56]|o[134])(-|\.|$)/.
 
 const calls = (message: any): any[] => message?.tool_calls ?? []
 const parts = (message: any): any[] => (Array.isArray(message.content) ? message.content : [])
+/** Images of a request in the chat format. */
+export const chatImages = ({ body }: Call): { type: string; data: string }[] =>
+  (body.messages as any[]).flatMap(message =>
+    parts(message).flatMap(part => (part.type === 'image_url' ? (dataUrl(part.image_url?.url) ?? []) : [])),
+  )
+
 const isAssistant = ({ role }: any): boolean => role === 'assistant'
 
 /** Returns the text of a message. */
@@ -145,6 +153,7 @@ export const openaiRules: readonly Rule[] = [
   },
   ...functionSchemaRules(functionsOf, 'tools[{i}].function.parameters'),
   strictAnswerRule(body => body.response_format?.json_schema, 'response_format'),
+  openaiImageRule(chatImages),
   {
     name: 'image in a result',
     source: 'S',

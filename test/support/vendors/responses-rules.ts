@@ -1,4 +1,6 @@
 import { functionSchemaRules, strictAnswerRule } from './function-schemas.ts'
+import { dataUrl, sentImage } from './image-size.ts'
+import { openaiImageRule } from './openai-images.ts'
 import { type Call, first, type Rule } from './rules.ts'
 import { isSealed } from './signatures.ts'
 
@@ -21,6 +23,16 @@ const calledBy = (call: Call, item: any): string | undefined =>
     : item.type === 'item_reference'
       ? fact(call, item.id)?.call_id
       : undefined
+
+/** Images of messages and of results. */
+const images = (call: Call): { type: string; data: string }[] =>
+  items(call).flatMap(({ content, output }) =>
+    [content, output].flatMap(list =>
+      (Array.isArray(list) ? list : []).flatMap(part =>
+        part.type === 'input_image' ? (dataUrl(part.image_url) ?? []) : [],
+      ),
+    ),
+  )
 
 const pairing: readonly Rule[] = [
   {
@@ -182,6 +194,7 @@ export const responsesRules: readonly Rule[] = [
       for (const { i, name } of functionsOf(call)) if (!/^[a-zA-Z0-9_-]{1,64}$/.test(name)) yield { i }
     }),
   },
+  openaiImageRule(images),
   ...functionSchemaRules(functionsOf, 'tools[{i}].parameters'),
   strictAnswerRule(body => body.text?.format, 'text.format.schema', {
     error: { param: 'text.format.schema', code: 'invalid_json_schema' },
@@ -189,6 +202,15 @@ export const responsesRules: readonly Rule[] = [
 ]
 
 export const xaiRules: readonly Rule[] = [
+  {
+    name: 'image format',
+    source: '1',
+    date: '2025-07',
+    message: 'Invalid request content: Downloaded response does not contain a valid JPG or PNG image.',
+    breach: first(function* (call) {
+      for (const { type, data } of images(call)) if (!/^image\/(png|jpeg)$/.test(sentImage(data).type ?? type)) yield {}
+    }),
+  },
   ...pairing.map((rule): Rule => ({ ...rule, source: '?', date: '2026-11' })),
   {
     name: 'sampling',

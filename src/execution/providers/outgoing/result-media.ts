@@ -1,9 +1,10 @@
 /** Content of a tool's result as a model may receive it: texts and media. */
-type ResultItem = { type: 'text'; text: string } | { type: 'media'; media_type: string; data_base64: string }
+export type ResultItem = { type: 'text'; text: string } | MediaItem
+export type MediaItem = { type: 'media'; media_type: string; data_base64: string }
 
 const MAX_ITEMS = 100
-/** Media that vendors take in results. */
-const MEDIA = /^(image\/(png|jpeg|gif|webp)|application\/pdf|audio\/[\w.+-]+)$/
+/** Media that vendors take in results; images after they were made fit. */
+const MEDIA = /^(application\/pdf|(image|audio)\/[\w.+-]+)$/
 const BASE64 = /^[A-Za-z0-9+/]+={0,2}$/
 
 /**
@@ -40,6 +41,16 @@ function mediaItem(mediaType: unknown, data: unknown): ResultItem | null {
     : { type: 'text', text: mediaNote(mediaType, data) }
 }
 
+/** Returns content as a result that contentWithMedia reads. */
+export const mediaResult = (items: readonly ResultItem[]): object[] =>
+  items.map(item => {
+    if (item.type === 'text') return item
+    const { media_type: mimeType, data_base64: data } = item
+    return mimeType.startsWith('image/')
+      ? { type: 'image', mimeType, data }
+      : { type: 'resource', resource: { mimeType, blob: data } }
+  })
+
 /** Returns the text in place of media. */
-export const mediaNote = (mediaType: string, base64: string): string =>
-  `[${mediaType.slice(0, 100)}, ${Math.ceil((base64.length * 3) / 4 / 1024)} KB, not shown]`
+export const mediaNote = (mediaType: string, base64: string, reason?: string): string =>
+  `[${mediaType.slice(0, 100)}, ${Math.ceil((base64.length * 3) / 4 / 1024)} KB, not shown${reason ? `: ${reason}` : ''}]`
