@@ -1,4 +1,4 @@
 #!/usr/bin/env node
-import { doubleCommand } from '../src/local/double/command.ts'
+import { doubleCommand } from '#local/double/command.ts'
 
 await doubleCommand().parseAsync()

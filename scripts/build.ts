@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process'
 import fs from 'node:fs'
 import path from 'node:path'
 import { promisify } from 'node:util'
-import { CONSOLE_INPUTS, hashFile, hashFiles } from '../src/local/build.ts'
+import { CONSOLE_INPUTS, hashFile, hashFiles } from '#local/build.ts'
 
 /**
  * `npm run build`: writes everything that is generated from the sources, without a database or a network. A step whose

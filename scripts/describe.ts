@@ -1,9 +1,9 @@
 import fs from 'node:fs'
 import path from 'node:path'
-import { loadModules } from '../src/core/api/module.ts'
-import { operations } from '../src/core/api/operation.ts'
-import { openApiDocument } from '../src/core/http/openapi.ts'
-import { modules } from '../src/modules.ts'
+import { loadModules } from '#core/api/module.ts'
+import { operations } from '#core/api/operation.ts'
+import { openApiDocument } from '#core/http/openapi.ts'
+import { modules } from '#modules.ts'
 
 /** Writes `client/openapi.json` from the operations, without a database or a running service. */
 

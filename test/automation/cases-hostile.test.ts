@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { ok } from './tasks-support.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
 import { madeDecider, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json } from '../execution/tool-target.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'
 import { ACTIONS, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'

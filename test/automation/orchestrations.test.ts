@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { refused } from '../execution/tool-target.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { edge, graphOf, madeOrchestration, ORCHESTRATION_ACTIONS, refusedGraph, step } from './orchestration-support.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'
 import { attempts, chain, type RunApp, startRunApp } from './fixtures.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { eventsOf } from '../execution/decider-support.ts'
 import { eventually } from '../support/app.ts'
 import { chain, type RunApp, startRunApp } from './fixtures.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { chain, type RunApp, set, startRunApp } from './fixtures.ts'
 
 const MIB = 1024 * 1024

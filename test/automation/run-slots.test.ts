@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { nodeExecutionQueue } from '../../src/automation/runs/queue.ts'
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { nodeExecutionQueue } from '#automation/runs/queue.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'

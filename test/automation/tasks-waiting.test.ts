@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { ACTIONS, historyOf, move, ok, startTaskApp, type TaskApp, task, until, workflow } from './tasks-support.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { isTimezone, nextOccurrence, parseCron } from '../../src/automation/triggers/cron.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { modules } from '../../src/modules.ts'
+import { isTimezone, nextOccurrence, parseCron } from '#automation/triggers/cron.ts'
+import { loadModules } from '#core/api/module.ts'
+import { modules } from '#modules.ts'
 import { random } from '../support/random.ts'
 
 loadModules(modules)

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { json } from '../execution/tool-target.ts'
 import { client as doubleClient } from '../local/double/client.ts'
@@ -336,7 +336,7 @@ describe('durable firings', function () {
   })
 
   it('deletes firings past their retention', async () => {
-    const { firingRetention } = await import('../../src/automation/triggers/retention.ts')
+    const { firingRetention } = await import('#automation/triggers/retention.ts')
     const trigger = await tool()
     await steadyWorker()
     const ids = [await fire(trigger.id), await fire(trigger.id)]

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { createHmac } from 'node:crypto'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { json } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'
 import {

@@ -84,7 +84,7 @@ describe('trigger permissions', function () {
     assert.deepEqual(codeOf(await app.key.post(`/triggers/${trigger.id}/fire`)), [409, 'TRIGGER_CREATOR_UNAVAILABLE'])
     const { status, body } = await hook(app.url, trigger, '{}')
     assert.deepEqual([status, body.error.code], [409, 'TRIGGER_CREATOR_UNAVAILABLE'])
-    const { sql } = await import('../../src/core/db/sql.ts')
+    const { sql } = await import('#core/db/sql.ts')
     await app.services.pool.query(
       sql.unsafe`update triggers set next_fire_at = now() - interval '1 s' where id = ${schedule.id}`,
     )

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
-import { triggersIn } from '../../src/core/db/trigger-chain.ts'
+import { sql } from '#core/db/sql.ts'
+import { triggersIn } from '#core/db/trigger-chain.ts'
 import type { Client } from '../support/app.ts'
 import { eventually } from '../support/app.ts'
 import {

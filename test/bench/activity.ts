@@ -1,5 +1,5 @@
-import { recordActivityLater } from '../../src/control/activity/record.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { recordActivityLater } from '#control/activity/record.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { percentile, rounded } from './measure.ts'
 import type { Row } from './rows.ts'

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { copyTree } from '../automation/support/copies.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'

@@ -1,5 +1,5 @@
 import { pathToFileURL } from 'node:url'
-import { startDouble } from '../../src/local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { type Received, startReceiver } from '../support/receiver.ts'

@@ -5,12 +5,12 @@ import { Readable } from 'node:stream'
 import { pipeline } from 'node:stream/promises'
 import express from 'express'
 import multer from 'multer'
-import { reblock } from '../../src/content/storage/reblock.ts'
-import { newId } from '../../src/core/api/ids.ts'
-import { openPool } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
-import { createEgress } from '../../src/core/net/egress.ts'
-import { openResolver } from '../../src/core/net/resolver.ts'
+import { reblock } from '#content/storage/reblock.ts'
+import { newId } from '#core/api/ids.ts'
+import { openPool } from '#core/db/pool.ts'
+import { sql } from '#core/db/sql.ts'
+import { createEgress } from '#core/net/egress.ts'
+import { openResolver } from '#core/net/resolver.ts'
 import {
   consumeObject,
   findClient,
@@ -18,7 +18,7 @@ import {
   findObject,
   findUsername,
   putRefreshToken,
-} from '../../src/identity/oauth/store.ts'
+} from '#identity/oauth/store.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,

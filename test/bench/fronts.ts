@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { startDouble } from '../../src/local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { type Client, client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'

@@ -1,7 +1,7 @@
 import type { ChildProcess } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
-import { startDouble } from '../../src/local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'

@@ -1,5 +1,5 @@
 import pg from 'pg'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { median, rounded } from './measure.ts'
 import type { Row } from './rows.ts'

@@ -1,11 +1,11 @@
 import { pathToFileURL } from 'node:url'
 import { z } from 'zod'
-import { loadConfig } from '../../src/config.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { openNotifier } from '../../src/core/db/notifier.ts'
-import { type Notifications, openNotifications } from '../../src/core/db/notify.ts'
-import { type Handler, handler } from '../../src/core/jobs/handler.ts'
-import { claimMessages } from '../../src/core/jobs/message-claims.ts'
+import { loadConfig } from '#config.ts'
+import { loadModules } from '#core/api/module.ts'
+import { openNotifier } from '#core/db/notifier.ts'
+import { type Notifications, openNotifications } from '#core/db/notify.ts'
+import { type Handler, handler } from '#core/jobs/handler.ts'
+import { claimMessages } from '#core/jobs/message-claims.ts'
 import {
   createQueuesInDatabase,
   entityMailbox,
@@ -15,10 +15,10 @@ import {
   queueMessage,
   queues as queueTable,
   workQueue,
-} from '../../src/core/jobs/queue.ts'
-import { startWorkers } from '../../src/core/jobs/worker.ts'
-import { silentLog } from '../../src/core/process/log.ts'
-import { modules } from '../../src/modules.ts'
+} from '#core/jobs/queue.ts'
+import { startWorkers } from '#core/jobs/worker.ts'
+import { silentLog } from '#core/process/log.ts'
+import { modules } from '#modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 import type { Row } from './rows.ts'

@@ -1,4 +1,4 @@
-import { startDouble } from '../../src/local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { startAgentApp } from '../execution/fixtures.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { start } from './http.ts'

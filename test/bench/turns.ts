@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 import pg from 'pg'
-import { startDouble } from '../../src/local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'

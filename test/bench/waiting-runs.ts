@@ -7,11 +7,11 @@ import {
   listStaleRunningRuns,
   listStaleWaitingRuns,
   listUnclaimedNodes,
-} from '../../src/automation/runs/engine/sweep-store.ts'
-import { runQueue } from '../../src/automation/runs/queue.ts'
-import { sql } from '../../src/core/db/sql.ts'
-import { queueMessage } from '../../src/core/jobs/queue.ts'
-import { startDouble } from '../../src/local/double/server.ts'
+} from '#automation/runs/engine/sweep-store.ts'
+import { runQueue } from '#automation/runs/queue.ts'
+import { sql } from '#core/db/sql.ts'
+import { queueMessage } from '#core/jobs/queue.ts'
+import { startDouble } from '#local/double/server.ts'
 import { copyRun } from '../automation/support/copies.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'

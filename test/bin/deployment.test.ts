@@ -5,8 +5,8 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import { parse } from 'yaml'
-import { loadConfig, settingRows } from '../../src/config.ts'
-import { CONSOLE_INPUTS } from '../../src/local/build.ts'
+import { loadConfig, settingRows } from '#config.ts'
+import { CONSOLE_INPUTS } from '#local/build.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
+import { program } from '#cli/program.ts'
 import {
   type ApiCommand,
   type CommandField,
@@ -16,7 +17,6 @@ import { OWN_COMMANDS } from '../../cli/src/own-commands.ts'
 import { parseCommand, parserOf } from '../../cli/src/parse.ts'
 import { valueAt } from '../../cli/src/render.ts'
 import { argumentsOf } from '../../cli/src/run.ts'
-import { program } from '../../src/cli/program.ts'
 import { startScripted } from '../client/support.ts'
 import { random } from '../support/random.ts'
 import { PROGRAM, User } from './support.ts'

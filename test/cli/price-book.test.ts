@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { writeFileSync } from 'node:fs'
 import path from 'node:path'
+import { TOKEN_PART_NAMES } from '#control/usage/usage-draft.ts'
+import { PROVIDER_TYPES } from '#execution/providers/model.ts'
 import { pricesOf, readPriceBook } from '../../cli/src/price-book.ts'
-import { TOKEN_PART_NAMES } from '../../src/control/usage/usage-draft.ts'
-import { PROVIDER_TYPES } from '../../src/execution/providers/model.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { User } from './support.ts'
 

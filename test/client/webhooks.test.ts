@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import vm from 'node:vm'
 import { build } from 'esbuild'
+import { signDelivery } from '#control/webhooks/deliver.ts'
 import * as client from '../../client/dist/webhooks.js'
-import { signDelivery } from '../../src/control/webhooks/deliver.ts'
 import { startChromium } from '../support/chromium.ts'
 import { startScripted } from './support.ts'
 

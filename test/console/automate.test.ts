@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Page } from 'playwright-core'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { allowing } from '../support/oauth.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'

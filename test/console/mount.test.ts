@@ -2,9 +2,9 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
-import { createHttp } from '../../src/core/http/adapter.ts'
-import { openServer } from '../../src/core/http/server.ts'
-import { mountConsole } from '../../src/identity/console/mount.ts'
+import { createHttp } from '#core/http/adapter.ts'
+import { openServer } from '#core/http/server.ts'
+import { mountConsole } from '#identity/console/mount.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 const HTML = { accept: 'text/html,*/*' }

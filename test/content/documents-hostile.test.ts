@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
-import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, rowsOf } from './documents-support.ts'
 

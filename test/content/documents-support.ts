@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { newId } from '../../src/core/api/ids.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { newId } from '#core/api/ids.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import type { Client, TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { inTransaction, onSeparateConnection } from '../../src/core/db/pool.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { inTransaction, onSeparateConnection } from '#core/db/pool.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { eventsOf, makeDocument, plantDocument, problemCodes, rowsOf, statementsOf } from './documents-support.ts'
 

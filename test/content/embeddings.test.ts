@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { loadConfig } from '../../src/config.ts'
-import { localVector } from '../../src/content/embeddings/local.ts'
+import { loadConfig } from '#config.ts'
+import { localVector } from '#content/embeddings/local.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 

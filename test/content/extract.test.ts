@@ -25,7 +25,7 @@ import {
   extractText,
   READER_RIGHTS,
   textLimitFailure,
-} from '../../src/content/extract/extract.ts'
+} from '#content/extract/extract.ts'
 import { eventually } from '../support/app.ts'
 import { cidPdf, type PdfStream, pdf, pdfContent, pdfOf, slowPdf } from '../support/pdf.ts'
 

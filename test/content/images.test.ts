@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import sharp from 'sharp'
-import { imageConverter, imageDigest } from '../../src/content/images/convert.ts'
+import { imageConverter, imageDigest } from '#content/images/convert.ts'
 import { eventually } from '../support/app.ts'
 import { png } from '../support/images.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { ingestionWork } from '#content/ingestion/ingest.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, type Reply, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 

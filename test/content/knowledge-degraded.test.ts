@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'
 import { startTools, type TestTools } from '../support/tools.ts'

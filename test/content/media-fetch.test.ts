@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { createServer, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { fetchImage } from '../../src/content/files/media-fetch.ts'
-import { AppError } from '../../src/core/api/errors.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { createEgress, type Egress } from '../../src/core/net/egress.ts'
-import { openResolver } from '../../src/core/net/resolver.ts'
-import { modules } from '../../src/modules.ts'
+import { fetchImage } from '#content/files/media-fetch.ts'
+import { AppError } from '#core/api/errors.ts'
+import { loadModules } from '#core/api/module.ts'
+import { createEgress, type Egress } from '#core/net/egress.ts'
+import { openResolver } from '#core/net/resolver.ts'
+import { modules } from '#modules.ts'
 import { pngHeader } from '../support/images.ts'
 
 describe('images of URLs', () => {

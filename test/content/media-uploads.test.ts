@@ -122,7 +122,7 @@ describe('uploads of end users', function () {
     const big = Buffer.concat([PNG, Buffer.alloc(45_000)])
     const user = await endUser(app, FILES)
     const { services } = app
-    const { rawQuery } = await import('../../src/core/db/sql.ts')
+    const { rawQuery } = await import('#core/db/sql.ts')
     expectStatus(await upload(user.token, 'image/png', big), 201)
     const used = 50 * 1024 * 1024 - 45_000
     await services.pool.query(

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { mediaProblem } from '../../src/content/files/media.ts'
+import { mediaProblem } from '#content/files/media.ts'
 import { gif, jpegHeader, pngHeader, webpHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { metadataCondition } from '../../src/content/documents/metadata-filter.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { metadataCondition } from '#content/documents/metadata-filter.ts'
+import { sql } from '#core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { makeDocument } from './documents-support.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, type Reply, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { statementsOf } from './documents-support.ts'

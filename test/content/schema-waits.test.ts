@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { schemaChecks } from '../../src/core/json-schema/checks.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { schemaChecks } from '#core/json-schema/checks.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { upload } from './file-support.ts'
 

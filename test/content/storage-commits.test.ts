@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, startApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { handmade, sendRaw, upload } from './file-support.ts'

@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { randomBytes } from 'node:crypto'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { download, sendRaw } from './file-support.ts'
 

@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import { createHash, randomBytes } from 'node:crypto'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { statementsOf } from './documents-support.ts'

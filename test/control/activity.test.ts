@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { type ActivityEntry, recordActivityInTx, recordActivityLater } from '../../src/control/activity/record.ts'
-import { pruneActivity } from '../../src/control/activity/retention.ts'
-import { onSeparateConnection } from '../../src/core/db/pool.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { type ActivityEntry, recordActivityInTx, recordActivityLater } from '#control/activity/record.ts'
+import { pruneActivity } from '#control/activity/retention.ts'
+import { onSeparateConnection } from '#core/db/pool.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { openEvents, type StreamedEvent } from '../execution/streams.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 

@@ -1,11 +1,7 @@
 import assert from 'node:assert/strict'
-import {
-  type ExceptionFiling,
-  fileExceptionInTx,
-  fileExceptionLater,
-} from '../../src/control/exceptions/file-exception.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { withTriggerChain } from '../../src/core/db/trigger-chain.ts'
+import { type ExceptionFiling, fileExceptionInTx, fileExceptionLater } from '#control/exceptions/file-exception.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { runWorker } from '../support/hosts.ts'

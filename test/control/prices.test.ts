@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { recordUsage } from '../../src/control/usage/meter.ts'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { recordUsage } from '#control/usage/meter.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'
 import { usageOf, useOf } from './usage-support.ts'

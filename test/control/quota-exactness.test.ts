@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { type ChildProcess, spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { after, before, describe, it } from 'mocha'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { QUOTA_WINDOWS, retryAfter, windowOf } from '../../src/control/quotas/windows.ts'
+import { QUOTA_WINDOWS, retryAfter, windowOf } from '#control/quotas/windows.ts'
 import { random } from '../support/random.ts'
 
 const SECOND = 1000

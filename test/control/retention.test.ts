@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { contentSweepHandler } from '../../src/execution/generations/erase/expire-content.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { contentSweepHandler } from '#execution/generations/erase/expire-content.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'

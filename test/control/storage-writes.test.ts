@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { formOf, sendForm, upload } from '../content/file-support.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { sumsMatchEvents } from '../../src/control/usage/rebuild.ts'
-import { rollUpUsage } from '../../src/control/usage/roll-up.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { systemClock } from '../../src/core/process/clock.ts'
+import { sumsMatchEvents } from '#control/usage/rebuild.ts'
+import { rollUpUsage } from '#control/usage/roll-up.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { systemClock } from '#core/process/clock.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 

@@ -1,5 +1,5 @@
-import { recordUsageLater, type UsageDraft } from '../../src/control/usage/meter.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { recordUsageLater, type UsageDraft } from '#control/usage/meter.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type TestApp } from '../support/app.ts'
 
 /** Usage events of a project in the order in which they were made, with what the wire does not show. */

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { syncManagedPolicies } from '../../src/identity/policies/managed.ts'
+import { syncManagedPolicies } from '#identity/policies/managed.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { openStream } from '../execution/streams.ts'
 import type { Client, Reply } from '../support/app.ts'

@@ -165,7 +165,7 @@ describe('replies of chats', () => {
   })
 
   const turnsOf = async (id: string): Promise<number> => {
-    const { rawQuery } = await import('../../src/core/db/sql.ts')
+    const { rawQuery } = await import('#core/db/sql.ts')
     return (
       (await app.services.pool.any(
         rawQuery('select seq from conversation_turns where conversation_id = $1', [id]),

@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
 import OpenAI from 'openai'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client as control } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'

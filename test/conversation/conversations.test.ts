@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { storedEvents } from '../support/events.ts'
 

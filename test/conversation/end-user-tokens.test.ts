@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { decodeJwt } from 'jose'
 import { z } from 'zod'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
 import { frameIn } from '../support/frames.ts'
 import { CHAT_ACTIONS, chat, endUser } from './end-user-support.ts'

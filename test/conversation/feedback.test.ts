@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { client as lanes } from '../local/double/client.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
-import { newId } from '../../src/core/api/ids.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { snapshotProjects } from '#control/storage/snapshot.ts'
+import { newId } from '#core/api/ids.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { storedEvents } from '../support/events.ts'
 import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'
 

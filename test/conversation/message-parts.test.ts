@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { newId } from '../../src/core/api/ids.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { newId } from '#core/api/ids.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { gif, pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'
 import { type Client, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'

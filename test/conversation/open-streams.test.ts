@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { deleteDeadStreams } from '../../src/conversation/actors/open-streams.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { deleteDeadStreams } from '#conversation/actors/open-streams.ts'
+import { sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { CHAT_ACTIONS, chat, type EndUserClient, endUser, openEndUserStream } from './end-user-support.ts'

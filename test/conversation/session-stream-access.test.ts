@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { openEvents } from '../execution/streams.ts'
 import { type Client, client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
@@ -113,7 +113,7 @@ describe('access to session streams', function () {
       const session = await app.session()
       await ticketOf(`/sessions/${session.id}`)
       await app.services.pool.query(sql.unsafe`update stream_tickets set expires_at = now() - interval '1 hour'`)
-      const { deleteExpiredTickets } = await import('../../src/execution/generations/streams/tickets.ts')
+      const { deleteExpiredTickets } = await import('#execution/generations/streams/tickets.ts')
       assert.ok((await deleteExpiredTickets(app.services.pool, new Date(), 100)) > 0)
     })
   })

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, client } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { startProcess } from '../support/processes.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { DoubleRule } from '../../src/local/double/script.ts'
+import type { DoubleRule } from '#local/double/script.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { type Message, openStream } from '../execution/streams.ts'
 import { type Client, eventually, type Reply } from '../support/app.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { client, eventually } from '../support/app.ts'
 import { chat, endUser, openEndUserStream } from './end-user-support.ts'
 import { expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'

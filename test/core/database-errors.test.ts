@@ -1,17 +1,12 @@
 import assert from 'node:assert/strict'
 import net, { type AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError } from '../../src/core/api/errors.ts'
-import {
-  type DatabaseErrorKind,
-  databaseErrorKind,
-  isDatabaseError,
-  isTransient,
-} from '../../src/core/db/database-errors.ts'
-import { DatabaseClient } from '../../src/core/db/pg-client.ts'
-import { inTransaction, openPool, type Pool } from '../../src/core/db/pool.ts'
-import { retryWhileUnavailable } from '../../src/core/db/retry.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { AppError } from '#core/api/errors.ts'
+import { type DatabaseErrorKind, databaseErrorKind, isDatabaseError, isTransient } from '#core/db/database-errors.ts'
+import { DatabaseClient } from '#core/db/pg-client.ts'
+import { inTransaction, openPool, type Pool } from '#core/db/pool.ts'
+import { retryWhileUnavailable } from '#core/db/retry.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { startResettingProxy } from '../support/resetting-proxy.ts'
 

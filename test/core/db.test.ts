@@ -3,8 +3,8 @@ import { execFile } from 'node:child_process'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
-import { inTransaction, onSeparateConnection, openPool, type Pool } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { inTransaction, onSeparateConnection, openPool, type Pool } from '#core/db/pool.ts'
+import { sql } from '#core/db/sql.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 describe('a second connection where one is held', () => {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { loadModules } from '../../src/core/api/module.ts'
-import { operations } from '../../src/core/api/operation.ts'
-import { modules } from '../../src/modules.ts'
+import { loadModules } from '#core/api/module.ts'
+import { operations } from '#core/api/operation.ts'
+import { modules } from '#modules.ts'
 import { startApp } from '../support/app.ts'
 import { withoutSharing } from '../support/fuzz.ts'
 

@@ -12,9 +12,9 @@ import {
   type EgressOptions,
   type EgressOutcome,
   type EgressRequest,
-} from '../../src/core/net/egress.ts'
-import { RemoteBodyError } from '../../src/core/net/limited-body.ts'
-import { openResolver } from '../../src/core/net/resolver.ts'
+} from '#core/net/egress.ts'
+import { RemoteBodyError } from '#core/net/limited-body.ts'
+import { openResolver } from '#core/net/resolver.ts'
 import { INTERNAL_HOSTS } from '../support/addresses.ts'
 import { eventually } from '../support/app.ts'
 import { cert, key } from '../support/tls.ts'

@@ -12,9 +12,9 @@ import {
   isErrorCode,
   raise,
   raiseInvalid,
-} from '../../src/core/api/errors.ts'
-import { operations } from '../../src/core/api/operation.ts'
-import { sql } from '../../src/core/db/sql.ts'
+} from '#core/api/errors.ts'
+import { operations } from '#core/api/operation.ts'
+import { sql } from '#core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** The table of the contract (reference.md, code catalog), by status. */

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { ExpressionError, expressionProblem } from '../../src/core/expressions/evaluate.ts'
-import { pathsOf } from '../../src/core/expressions/references.ts'
+import { ExpressionError, expressionProblem } from '#core/expressions/evaluate.ts'
+import { pathsOf } from '#core/expressions/references.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { evaluate } from '../support/expressions.ts'
 

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { flatSchema, flatten, unflatten } from '../../src/core/api/flatten.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { type Operation, operation, operations } from '../../src/core/api/operation.ts'
-import { modules } from '../../src/modules.ts'
+import { flatSchema, flatten, unflatten } from '#core/api/flatten.ts'
+import { loadModules } from '#core/api/module.ts'
+import { type Operation, operation, operations } from '#core/api/operation.ts'
+import { modules } from '#modules.ts'
 
 describe('the flat form of a call', () => {
   before(() => loadModules(modules))

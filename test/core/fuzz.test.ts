@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { Agent, request as httpRequest } from 'node:http'
 import net from 'node:net'
 import { Ajv2020 } from 'ajv/dist/2020.js'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import {

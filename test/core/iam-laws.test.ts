@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { couldAllow, type DecisionRequest, decide, type Layer, refusingLayer } from '../../src/core/iam/decide.ts'
-import { explain } from '../../src/core/iam/explain.ts'
-import { compileGlob, globMatches } from '../../src/core/iam/glob.ts'
-import { compileDocument, type PolicyStatement } from '../../src/core/iam/policy.ts'
+import { couldAllow, type DecisionRequest, decide, type Layer, refusingLayer } from '#core/iam/decide.ts'
+import { explain } from '#core/iam/explain.ts'
+import { compileGlob, globMatches } from '#core/iam/glob.ts'
+import { compileDocument, type PolicyStatement } from '#core/iam/policy.ts'
 import { random } from '../support/random.ts'
 
 /** Layers of documents of statements, before compilation. */

@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { createPool, type DatabasePool, sql } from 'slonik'
 import { z } from 'zod'
-import { couldAllow, decide, type Layer, projectVisible } from '../../src/core/iam/decide.ts'
-import { eventAllowed } from '../../src/core/iam/event-gate.ts'
-import { explain } from '../../src/core/iam/explain.ts'
-import { compileGlob, globMatches } from '../../src/core/iam/glob.ts'
-import type { PrincipalFacts } from '../../src/core/iam/match.ts'
-import { canonicalActions, canonicalType } from '../../src/core/iam/names.ts'
+import { couldAllow, decide, type Layer, projectVisible } from '#core/iam/decide.ts'
+import { eventAllowed } from '#core/iam/event-gate.ts'
+import { explain } from '#core/iam/explain.ts'
+import { compileGlob, globMatches } from '#core/iam/glob.ts'
+import type { PrincipalFacts } from '#core/iam/match.ts'
+import { canonicalActions, canonicalType } from '#core/iam/names.ts'
 import {
   type Catalogue,
   type CompiledDocument,
@@ -14,8 +14,8 @@ import {
   compileDocument,
   type PolicyDocument,
   type PolicyStatement,
-} from '../../src/core/iam/policy.ts'
-import { listPossible, listProjects, rowFilter } from '../../src/core/iam/row-filter.ts'
+} from '#core/iam/policy.ts'
+import { listPossible, listProjects, rowFilter } from '#core/iam/row-filter.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { serverUrl } from '../support/postgres.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 
 const LIMIT = 100_000
@@ -100,7 +100,7 @@ describe('responses stored for Idempotency-Keys', () => {
     const quota = { project_id: project.id, scope: 'project', metric: 'storage_bytes', window: 'current', limit: 1e12 }
     const { id } = (await app.admin.post('/quotas', quota)).body
     const names = await fill()
-    const { snapshotProjects } = await import('../../src/control/storage/snapshot.ts')
+    const { snapshotProjects } = await import('#control/storage/snapshot.ts')
     await snapshotProjects(app.services, { all: true })
     const used = (await app.admin.get(`/quotas/${id}/usage`)).body.observed_value
     assert.ok(used > names.length * 200, `${used}`)

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { operations } from '../../src/core/api/operation.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { operations } from '#core/api/operation.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, QUESTIONS, TOOL_ANSWERS } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 const withKey = (key: string) => ({ 'idempotency-key': key })

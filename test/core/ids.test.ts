@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { idFloor, newId } from '../../src/core/api/ids.ts'
-import { isIdOf, kinds } from '../../src/core/api/kind.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { modules } from '../../src/modules.ts'
+import { idFloor, newId } from '#core/api/ids.ts'
+import { isIdOf, kinds } from '#core/api/kind.ts'
+import { loadModules } from '#core/api/module.ts'
+import { modules } from '#modules.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setImmediate } from 'node:timers/promises'
-import { coalescedReads } from '../../src/core/db/coalesced-reads.ts'
-import { abandonmentNow, withTenant } from '../../src/core/db/tenant-context.ts'
+import { coalescedReads } from '#core/db/coalesced-reads.ts'
+import { abandonmentNow, withTenant } from '#core/db/tenant-context.ts'
 
 describe('joined reads', () => {
   it('follow the running read with one for all callers that called meanwhile', async () => {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { SchemaError } from '../../src/core/json-schema/model.ts'
-import { CompiledSchemas } from '../../src/core/json-schema/validate.ts'
+import { SchemaError } from '#core/json-schema/model.ts'
+import { CompiledSchemas } from '#core/json-schema/validate.ts'
 
 describe('JSON Schemas of callers', () => {
   const schemas = new CompiledSchemas()

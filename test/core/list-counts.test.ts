@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process'
 import path from 'node:path'
 import { createInterface } from 'node:readline'
 import pg from 'pg'
-import { kinds } from '../../src/core/api/kind.ts'
+import { kinds } from '#core/api/kind.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 

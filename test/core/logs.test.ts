@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createServer } from 'node:http'
 import net, { type AddressInfo } from 'node:net'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess } from '../support/processes.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { inTransaction, openPool, type Pool } from '../../src/core/db/pool.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { inTransaction, openPool, type Pool } from '#core/db/pool.ts'
+import { sql } from '#core/db/sql.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 
 describe('statements that repeat', () => {

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { coalescedLookups, openResolver, type Resolve } from '../../src/core/net/resolver.ts'
+import { coalescedLookups, openResolver, type Resolve } from '#core/net/resolver.ts'
 import { type NameServer, startNameServer } from '../support/dns.ts'
 
 describe('resolving names', () => {

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError } from '../../src/core/api/errors.ts'
-import { SchemaChecks, SchemaError, type SchemaOf } from '../../src/core/json-schema/checks.ts'
-import { createLog } from '../../src/core/process/log.ts'
-import { type ThreadJob, ThreadPool, threadTask } from '../../src/core/threads/pool.ts'
+import { AppError } from '#core/api/errors.ts'
+import { SchemaChecks, SchemaError, type SchemaOf } from '#core/json-schema/checks.ts'
+import { createLog } from '#core/process/log.ts'
+import { type ThreadJob, ThreadPool, threadTask } from '#core/threads/pool.ts'
 import { eventually } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 
@@ -245,7 +245,7 @@ describe('threads', () => {
 
   it('report the processor time that a schema took', async () => {
     threads = new ThreadPool({ threads: 1, log })
-    const schemaTask = threadTask<typeof import('../../src/core/json-schema/task.ts')>(
+    const schemaTask = threadTask<typeof import('#core/json-schema/task.ts')>(
       'schemas',
       new URL('../../src/core/json-schema/task.ts', import.meta.url),
     )

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
-import { createSecretBox, DEVELOPMENT_KEY } from '../../src/core/secrets/secretbox.ts'
+import { createSecretBox, DEVELOPMENT_KEY } from '#core/secrets/secretbox.ts'
 
 const key = randomBytes(32).toString('hex')
 const other = randomBytes(32).toString('hex')

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { sendWithCommit } from '../../src/core/db/commit-piggyback.ts'
-import { inTransaction, openPool, type Pool, type Transaction } from '../../src/core/db/pool.ts'
-import { setForTransaction } from '../../src/core/db/settings.ts'
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { sendWithCommit } from '#core/db/commit-piggyback.ts'
+import { inTransaction, openPool, type Pool, type Transaction } from '#core/db/pool.ts'
+import { setForTransaction } from '#core/db/settings.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { countRoundTrips } from '../bench/http.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'
 

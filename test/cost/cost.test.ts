@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { loadModules } from '../../src/core/api/module.ts'
-import { modules } from '../../src/modules.ts'
+import { loadModules } from '#core/api/module.ts'
+import { modules } from '#modules.ts'
 import { type CostCase, measure } from './measure.ts'
 
 loadModules(modules)

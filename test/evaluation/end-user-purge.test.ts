@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import pg from 'pg'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { placesOf } from '../support/search-everywhere.ts'
 import { EVAL_ACTIONS, type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { sql, voidStatement } from '../../src/core/db/sql.ts'
-import { queueMessage } from '../../src/core/jobs/queue.ts'
-import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
-import { evalRunQueue } from '../../src/evaluation/eval-runs/settle-run.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
+import { queueMessage } from '#core/jobs/queue.ts'
+import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
+import { evalRunQueue } from '#evaluation/eval-runs/settle-run.ts'
 import { eventually } from '../support/app.ts'
 import { type EvalApp, ended, heldItems, item, made, quotaOfOneTurn, refused, startEvalApp } from './support.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { computeBriefScores } from '../../src/evaluation/eval-runs/score.ts'
+import { computeBriefScores } from '#evaluation/eval-runs/score.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { type EvalApp, ended, item, made, refused, startEvalApp } from './support.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { madeDecider } from '../execution/decider-support.ts'
 import { json, made as madeTool, startTarget, type Target } from '../execution/tool-target.ts'
 import { eventually } from '../support/app.ts'

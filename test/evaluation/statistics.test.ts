@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { exactTail, logTail, mcnemarTest, wilsonInterval } from '../../src/evaluation/eval-runs/statistics.ts'
+import { exactTail, logTail, mcnemarTest, wilsonInterval } from '#evaluation/eval-runs/statistics.ts'
 
 describe('figures of evals', () => {
   const near = (value: number, expected: number, digits = 1e-9) =>

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { countStatement } from '../../src/core/db/sql.ts'
-import { evalItemWork } from '../../src/evaluation/eval-runs/process-item.ts'
+import { countStatement } from '#core/db/sql.ts'
+import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'

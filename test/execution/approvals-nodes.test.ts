@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import type { Services } from '../../src/core/process/services.ts'
-import { type ApprovalRow, approvalKind, approvalWaiters } from '../../src/execution/approvals/model.ts'
+import type { Services } from '#core/process/services.ts'
+import { type ApprovalRow, approvalKind, approvalWaiters } from '#execution/approvals/model.ts'
 import {
   approvedArguments,
   decisionArtifact,
@@ -8,9 +8,9 @@ import {
   fileNodeApproval,
   type NodeProposal,
   withdrawApprovals,
-} from '../../src/execution/approvals/node-approval.ts'
-import { callTool, openCall } from '../../src/execution/tools/call.ts'
-import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/guardrail-gate.ts'
+} from '#execution/approvals/node-approval.ts'
+import { callTool, openCall } from '#execution/tools/call.ts'
+import { type ToolGate, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { loadBeside } from '../support/modules.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { idStatement, sql } from '../../src/core/db/sql.ts'
-import { type ToolGate, toolGate, type Verdict } from '../../src/execution/tools/guardrail-gate.ts'
+import { idStatement, sql } from '#core/db/sql.ts'
+import { type ToolGate, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'

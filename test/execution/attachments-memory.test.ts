@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { acquireReadMemory } from '../../src/content/files/read-memory.ts'
+import { acquireReadMemory } from '#content/files/read-memory.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'

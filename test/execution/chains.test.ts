@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { idStatement } from '../../src/core/db/sql.ts'
+import { idStatement } from '#core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'

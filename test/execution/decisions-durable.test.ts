@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'

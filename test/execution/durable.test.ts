@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { z } from 'zod'
-import { type Fragment, sql } from '../../src/core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -240,7 +240,7 @@ describe('durable turns', function () {
       { within: 40_000, every: 200 },
     )
     const counted = await app.services.pool.any(
-      (await import('../../src/core/db/sql.ts')).sql
+      (await import('#core/db/sql.ts')).sql
         .unsafe`select resource_id, count(*) as count from events where name = 'generations.completed' group by 1 having count(*) > 1`,
     )
     assert.deepEqual(counted, [])

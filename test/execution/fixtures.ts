@@ -1,4 +1,4 @@
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** An application with a model double, a project with a provider that points at it and an agent, and a key of the project. */

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { turnQueue } from '../../src/execution/generations/request/create.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { turnQueue } from '#execution/generations/request/create.ts'
 import { eventually } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, startTarget, type Target, type TargetRequest } from './tool-target.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { newId } from '../../src/core/api/ids.ts'
-import { modelInputs } from '../../src/execution/providers/model-inputs.ts'
+import { newId } from '#core/api/ids.ts'
+import { modelInputs } from '#execution/providers/model-inputs.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 
 describe('inputs of models', () => {

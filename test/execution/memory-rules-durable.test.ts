@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
-import { ruleFiringWork } from '../../src/execution/memory-rules/fire.ts'
+import { sql } from '#core/db/sql.ts'
+import { ruleFiringWork } from '#execution/memory-rules/fire.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { firingRetention } from '../../src/execution/memory-rules/retention.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { firingRetention } from '#execution/memory-rules/retention.ts'
 import { usageSettled } from '../control/usage-support.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'

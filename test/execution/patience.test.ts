@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { retryAfter } from '../../src/execution/providers/retry-after.ts'
+import { retryAfter } from '#execution/providers/retry-after.ts'
 import { eventually } from '../support/app.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 import { begin, finish, refuse, startScriptedVendor, whole } from '../support/scripted-vendor.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWorker } from '../support/hosts.ts'

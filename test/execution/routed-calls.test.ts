@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
-import type { Script } from '../../src/local/double/script.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Script } from '#local/double/script.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'
@@ -710,7 +710,7 @@ describe('the breaker of a target', function () {
   })
 
   it('is forgotten a day after the last failure, and with its provider', async () => {
-    const { sweeps } = await import('../../src/core/jobs/sweeps.ts')
+    const { sweeps } = await import('#core/jobs/sweeps.ts')
     const sweep = () => sweeps.get('failures of model targets').run(its.app.services, new AbortController().signal)
     const [first, second] = [await target(DOWN), await target(DOWN)]
     const route_id = await route([first, second])

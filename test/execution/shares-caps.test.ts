@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { accepted, eventsOf, PUBLISHING, shared, statuses, USING } from './share-support.ts'
 import { call, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'

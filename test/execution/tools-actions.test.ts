@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { Ajv2020 } from 'ajv/dist/2020.js'
-import { flatten } from '../../src/core/api/flatten.ts'
-import { operations as declared } from '../../src/core/api/operation.ts'
+import { flatten } from '#core/api/flatten.ts'
+import { operations as declared } from '#core/api/operation.ts'
 import { startApp, type TestApp, type TestProject } from '../support/app.ts'
 
 /** What models, and people who change the arguments of a call, are shown of the operations that platform tools offer. */

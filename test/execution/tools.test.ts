@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { newId } from '../../src/core/api/ids.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { newId } from '#core/api/ids.ts'
+import { sql } from '#core/db/sql.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'
 import { call, made, refused, refusedAt, secretOf } from './tool-target.ts'

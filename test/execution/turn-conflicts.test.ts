@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { client } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'
 import { HEAP_FLAGS, resident, startProcess } from '../support/processes.ts'

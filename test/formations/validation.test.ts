@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
-import { builtInTypes } from '../../src/formations/types/built-in.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
+import { builtInTypes } from '#formations/types/built-in.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 
 type Json = Record<string, any>

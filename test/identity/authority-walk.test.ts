@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
-import { isAllowed } from '../../src/core/iam/access.ts'
-import { narrowAuthority, narrowToRequester } from '../../src/core/iam/authority.ts'
-import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '../../src/core/iam/caller.ts'
-import { callerForPrincipal, effectiveCaller } from '../../src/identity/principals.ts'
-import { secretKind } from '../../src/identity/secrets/model.ts'
+import { isAllowed } from '#core/iam/access.ts'
+import { narrowAuthority, narrowToRequester } from '#core/iam/authority.ts'
+import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '#core/iam/caller.ts'
+import { callerForPrincipal, effectiveCaller } from '#identity/principals.ts'
+import { secretKind } from '#identity/secrets/model.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 const WALKS = 10_000

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { operations } from '../../src/core/api/operation.ts'
+import { operations } from '#core/api/operation.ts'
 import type { Client, Reply } from '../support/app.ts'
 import { allowing, type OauthApp, REDIRECT, register, startOauthApp, tokensOf } from '../support/oauth.ts'
 

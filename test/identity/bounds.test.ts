@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 
 /**

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import type { Client, Reply } from '../support/app.ts'
 import { allowing, type OauthApp, REDIRECT, refresh, register, startOauthApp, tokensOf } from '../support/oauth.ts'
 

@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
 import { createHmac, randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, SignJWT } from 'jose'
-import { rawQuery } from '../../src/core/db/sql.ts'
-import { createEgress } from '../../src/core/net/egress.ts'
-import { CAPACITY, spendLimit } from '../../src/identity/oauth/limits.ts'
-import oauthModule from '../../src/identity/oauth/module.ts'
+import { rawQuery } from '#core/db/sql.ts'
+import { createEgress } from '#core/net/egress.ts'
+import { CAPACITY, spendLimit } from '#identity/oauth/limits.ts'
+import oauthModule from '#identity/oauth/module.ts'
 import { type Client, eventually, startApp } from '../support/app.ts'
 import {
   allowing,

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { decodeJwt } from 'jose'
 import * as oauth from 'oauth4webapi'
 import { z } from 'zod'
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { type Client, eventually } from '../support/app.ts'
 import {
   allowing,

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { maskSecrets } from '../../src/identity/secrets/mask.ts'
+import { maskSecrets } from '#identity/secrets/mask.ts'
 import { processorMs } from '../support/event-loop.ts'
 
 const html = (text: string) =>

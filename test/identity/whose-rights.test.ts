@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import { upload } from '../content/file-support.ts'
 import { type Client, eventually, type Reply, startApp, type TestApp } from '../support/app.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { idFloor } from '../../src/core/api/ids.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { idFloor } from '#core/api/ids.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client, eventually } from '../support/app.ts'
 import { muster } from '../support/hosts.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
 import { madeTrigger } from '../automation/triggers-support.ts'
 import { json } from '../execution/tool-target.ts'

@@ -1,5 +1,5 @@
 import { strict as assert } from 'node:assert'
-import { type Double, startDouble } from '../../src/local/double/server.ts'
+import { type Double, startDouble } from '#local/double/server.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type HostedProcess, runWeb, steadyWorkers } from '../support/hosts.ts'
 import { type Receiver, startReceiver } from '../support/receiver.ts'

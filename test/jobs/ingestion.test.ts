@@ -3,9 +3,9 @@ import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import type { QuerySqlToken } from 'slonik'
-import { ingestionWork } from '../../src/content/ingestion/ingest.ts'
-import { onSeparateConnection } from '../../src/core/db/pool.ts'
-import { rawFragment, sql } from '../../src/core/db/sql.ts'
+import { ingestionWork } from '#content/ingestion/ingest.ts'
+import { onSeparateConnection } from '#core/db/pool.ts'
+import { rawFragment, sql } from '#core/db/sql.ts'
 import {
   age,
   chunksOf,

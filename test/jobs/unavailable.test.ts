@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { attempts, chain, type RunApp, startRunApp } from '../automation/fixtures.ts'
 import { ended, madeTrigger } from '../automation/triggers-support.ts'
 import { ingested, upload } from '../content/ingestion-support.ts'

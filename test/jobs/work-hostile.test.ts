@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { purgeWork } from '../../src/conversation/actors/purge.ts'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { purgeWork } from '#conversation/actors/purge.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { age, sweep, upload } from '../content/ingestion-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually } from '../support/app.ts'

@@ -3,7 +3,7 @@ import fs from 'node:fs'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
-import { startEmbedded } from '../../src/local/postgres.ts'
+import { startEmbedded } from '#local/postgres.ts'
 import { quietPort } from '../support/postgres.ts'
 
 describe('embedded PostgreSQL', () => {

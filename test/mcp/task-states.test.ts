@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { longWork } from '../../src/core/api/long-work.ts'
-import { failRun } from '../../src/evaluation/eval-runs/settle-run.ts'
+import { longWork } from '#core/api/long-work.ts'
+import { failRun } from '#evaluation/eval-runs/settle-run.ts'
 import { step } from '../automation/orchestration-support.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { item } from '../evaluation/support.ts'

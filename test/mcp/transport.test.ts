@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { subscribe, unsubscribe } from 'node:diagnostics_channel'
 import type { IncomingMessage } from 'node:http'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { clients, MODERN, wire } from './support.ts'
 

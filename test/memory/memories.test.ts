@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { snapshotProjects } from '../../src/control/storage/snapshot.ts'
-import { sql } from '../../src/core/db/sql.ts'
-import { expireMemories } from '../../src/memory/memories/expire.ts'
+import { snapshotProjects } from '#control/storage/snapshot.ts'
+import { sql } from '#core/db/sql.ts'
+import { expireMemories } from '#memory/memories/expire.ts'
 import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import type { EmbeddingServer } from '../support/embedding-server.ts'
 import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'
@@ -323,7 +323,7 @@ describe('memories', () => {
       assert.equal(reply.headers.get('retry-after'), null)
     }
     assert.equal((await entriesOf(key, store)).length, 0)
-    const { writeFact } = await import('../../src/memory/entries/write.ts')
+    const { writeFact } = await import('#memory/entries/write.ts')
     const { entry, memory } = await writeFact(app.services, {
       ...body,
       source_type: 'manual',

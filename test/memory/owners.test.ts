@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { refused as expectRefusal } from '../execution/tool-target.ts'
 import { type Client, client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import type { EmbeddingServer } from '../support/embedding-server.ts'

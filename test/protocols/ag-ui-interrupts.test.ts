@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { rawQuery } from '../../src/core/db/sql.ts'
+import { rawQuery } from '#core/db/sql.ts'
 import { endUser } from '../conversation/end-user-support.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { json, startTarget, type Target } from '../execution/tool-target.ts'

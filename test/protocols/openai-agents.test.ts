@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import type OpenAI from 'openai'
-import { sweepEphemeralSessions } from '../../src/conversation/sessions/expire.ts'
-import { idStatement, sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sweepEphemeralSessions } from '#conversation/sessions/expire.ts'
+import { idStatement, sql, voidStatement } from '#core/db/sql.ts'
 import { startReceiver } from '../support/receiver.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 

@@ -3,7 +3,7 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { streamText } from 'ai'
 import pg from 'pg'
 import { z } from 'zod'
-import { sql, voidStatement } from '../../src/core/db/sql.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { dataLines, type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { type OpenAiApp, startOpenAiApp } from './openai-support.ts'
 
 type Json = Record<string, any>

@@ -1,5 +1,5 @@
-import { generationKind } from '../../src/execution/generations/model.ts'
-import { approvalDesk, type Proposal } from '../../src/execution/generations/tools/approval-desk.ts'
+import { generationKind } from '#execution/generations/model.ts'
+import { approvalDesk, type Proposal } from '#execution/generations/tools/approval-desk.ts'
 import type { TestApp } from './app.ts'
 
 /** Files what a turn proposes, as the loop of turns does when a guardrail sends a call to a person. */

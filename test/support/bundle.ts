@@ -21,7 +21,7 @@ const inPlace: Plugin = {
         JSON.stringify(pathToFileURL(file.path).href),
       ),
     }))
-    onResolve({ filter: /^[^./]/ }, ({ kind, importer }) =>
+    onResolve({ filter: /^[^./#]/ }, ({ kind, importer }) =>
       kind === 'dynamic-import' && importer.endsWith('.ts') ? { external: true } : null,
     )
   },

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Operation, operations } from '../../src/core/api/operation.ts'
+import { type Operation, operations } from '#core/api/operation.ts'
 
 let routes: { operation: Operation; pattern: RegExp }[] | undefined
 

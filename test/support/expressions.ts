@@ -4,7 +4,7 @@ import {
   freshBudget,
   requireValues,
   type Strictness,
-} from '../../src/core/expressions/evaluate.ts'
+} from '#core/expressions/evaluate.ts'
 
 /** Evaluates an expression in this thread, with the whole budget. */
 export function evaluate(

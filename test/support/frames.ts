@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js'
 import { z } from 'zod'
-import { operations } from '../../src/core/api/operation.ts'
+import { operations } from '#core/api/operation.ts'
 import { operationAt } from './declared-fields.ts'
 
 /** One event of a stream as its reader sees it. */

@@ -1,6 +1,6 @@
 import { deflateSync, gzipSync } from 'node:zlib'
-import { type Kind, kinds } from '../../src/core/api/kind.ts'
-import { operations } from '../../src/core/api/operation.ts'
+import { type Kind, kinds } from '#core/api/kind.ts'
+import { operations } from '#core/api/operation.ts'
 
 type Json = Record<string, any>
 

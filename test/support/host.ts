@@ -1,8 +1,8 @@
+import { main } from '#cli/main.ts'
+import { createLog, type Logger } from '#core/process/log.ts'
+import { loadSettings } from '#core/process/settings.ts'
+import { startWeb } from '#web.ts'
 import { startWorker } from '../../jobs/worker.ts'
-import { main } from '../../src/cli/main.ts'
-import { createLog, type Logger } from '../../src/core/process/log.ts'
-import { loadSettings } from '../../src/core/process/settings.ts'
-import { startWeb } from '../../src/web.ts'
 
 type Environment = Record<string, string>
 

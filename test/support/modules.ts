@@ -1,5 +1,5 @@
-import { loadModules, type Module, module } from '../../src/core/api/module.ts'
-import { modules } from '../../src/modules.ts'
+import { loadModules, type Module, module } from '#core/api/module.ts'
+import { modules } from '#modules.ts'
 
 /** Loads a module of a test behind those of the product, until the function it returns is called. */
 export function loadBeside(parts: Omit<Module, 'name'>): () => void {

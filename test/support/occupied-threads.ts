@@ -1,7 +1,7 @@
-import type * as expressionTask from '../../src/core/expressions/task.ts'
-import type { Services } from '../../src/core/process/services.ts'
-import { threadTask } from '../../src/core/threads/pool.ts'
-import { threads } from '../../src/core/threads/threads.ts'
+import type * as expressionTask from '#core/expressions/task.ts'
+import type { Services } from '#core/process/services.ts'
+import { threadTask } from '#core/threads/pool.ts'
+import { threads } from '#core/threads/threads.ts'
 
 const task = threadTask<typeof expressionTask>(
   'expressions',

@@ -5,7 +5,7 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import path from 'node:path'
 import pg from 'pg'
-import { type EmbeddedServer, startEmbedded, stopEmbedded } from '../../src/local/postgres.ts'
+import { type EmbeddedServer, startEmbedded, stopEmbedded } from '#local/postgres.ts'
 import { testEnvironment } from './environment.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
@@ -109,10 +109,10 @@ export async function cloneTemplate(
  */
 async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
-  const { migrate } = await import('../../src/core/db/migrate.ts')
-  const { queues } = await import('../../src/core/jobs/queue.ts')
-  const { loadedModules, loadModules } = await import('../../src/core/api/module.ts')
-  const { modules } = await import('../../src/modules.ts')
+  const { migrate } = await import('#core/db/migrate.ts')
+  const { queues } = await import('#core/jobs/queue.ts')
+  const { loadedModules, loadModules } = await import('#core/api/module.ts')
+  const { modules } = await import('#modules.ts')
   if (loadedModules().length === 0) loadModules(modules)
   const declared = queues
     .all()
@@ -141,10 +141,10 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
 }
 
 async function makeAdmin(url: string): Promise<void> {
-  const { openServices } = await import('../../src/core/process/services-lifecycle.ts')
-  const { silentLog } = await import('../../src/core/process/log.ts')
-  const { loadConfig } = await import('../../src/config.ts')
-  const { bootstrapAdmin } = await import('../../src/identity/users/bootstrap.ts')
+  const { openServices } = await import('#core/process/services-lifecycle.ts')
+  const { silentLog } = await import('#core/process/log.ts')
+  const { loadConfig } = await import('#config.ts')
+  const { bootstrapAdmin } = await import('#identity/users/bootstrap.ts')
   const services = await openServices(loadConfig(testEnvironment(url)), { log: silentLog(), role: 'cli' })
   await bootstrapAdmin(services, ADMIN)
   await services.close()

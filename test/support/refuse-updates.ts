@@ -1,4 +1,4 @@
-import { rawQuery, sql } from '../../src/core/db/sql.ts'
+import { rawQuery, sql } from '#core/db/sql.ts'
 import { eventually, type TestApp } from './app.ts'
 
 type Refusing = {

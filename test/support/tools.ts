@@ -1,10 +1,10 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { type ToolRunner, toolRunners } from '../../src/content/tools.ts'
-import { loadModules, module } from '../../src/core/api/module.ts'
-import { type ToolType, toolKind } from '../../src/execution/tools/model.ts'
-import { toolRunner } from '../../src/execution/tools/runner.ts'
-import { modules } from '../../src/modules.ts'
+import { type ToolRunner, toolRunners } from '#content/tools.ts'
+import { loadModules, module } from '#core/api/module.ts'
+import { type ToolType, toolKind } from '#execution/tools/model.ts'
+import { toolRunner } from '#execution/tools/runner.ts'
+import { modules } from '#modules.ts'
 import type { TestApp } from './app.ts'
 
 /** A call that a tool got: what it was sent, and with which headers. */

@@ -1,5 +1,5 @@
-import { newId } from '../../src/core/api/ids.ts'
-import { sql } from '../../src/core/db/sql.ts'
+import { newId } from '#core/api/ids.ts'
+import { sql } from '#core/db/sql.ts'
 import type { TestApp } from './app.ts'
 
 /** A model call of 100 and 50 tokens; `cost` is that of its input, null for no price. */

@@ -1,10 +1,10 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
-import { commandsOf, workerCommands } from '../../src/core/api/commands.ts'
-import { loadModules } from '../../src/core/api/module.ts'
-import { type Operation, operations } from '../../src/core/api/operation.ts'
-import { modules } from '../../src/modules.ts'
+import { commandsOf, workerCommands } from '#core/api/commands.ts'
+import { loadModules } from '#core/api/module.ts'
+import { type Operation, operations } from '#core/api/operation.ts'
+import { modules } from '#modules.ts'
 
 /** What is called with a token in its path, by machines. */
 const WITHOUT = ['callOrchestrationRunHook', 'callTriggerHook', 'completeIngestionCallback', 'uploadFileWithToken']

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { voidStatement } from '../../src/core/db/sql.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { User } from '../cli/support.ts'
 import { type Client, client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { runWeb } from '../support/hosts.ts'

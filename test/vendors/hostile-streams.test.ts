@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { ExactNumber } from '../../src/core/api/exact-json.ts'
-import { ResponseWatch, watchedFetch } from '../../src/execution/providers/event-stream.ts'
-import { markingFetch, parseModelArguments } from '../../src/execution/providers/exact-arguments.ts'
+import { ExactNumber } from '#core/api/exact-json.ts'
+import { ResponseWatch, watchedFetch } from '#execution/providers/event-stream.ts'
+import { markingFetch, parseModelArguments } from '#execution/providers/exact-arguments.ts'
 import { processorMs } from '../support/event-loop.ts'
 
 const ID = '2512292042121000001'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
-import type { VendorNote } from '../../src/execution/providers/model-messages.ts'
+import type { VendorNote } from '#execution/providers/model-messages.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { GARBAGE_FLAGS, startProcess, type TestProcess } from '../support/processes.ts'
 import { laneOf, type Profile, processSettings, profiles, providerFields } from '../support/vendors/profiles.ts'

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { readFileSync, writeFileSync } from 'node:fs'
 import path from 'node:path'
-import { sql } from '../../src/core/db/sql.ts'
-import { PROVIDER_TYPES } from '../../src/execution/providers/model.ts'
+import { sql } from '#core/db/sql.ts'
+import { PROVIDER_TYPES } from '#execution/providers/model.ts'
 import {
   GROUPS,
   MOVES,
@@ -10,8 +10,8 @@ import {
   optionApisOf,
   optionsOf,
   sentOptions,
-} from '../../src/execution/providers/options/provider-options.ts'
-import { type OptionSchema, snakeCase } from '../../src/execution/providers/options/schema.ts'
+} from '#execution/providers/options/provider-options.ts'
+import { type OptionSchema, snakeCase } from '#execution/providers/options/schema.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { installedOptionSchemas } from '../support/vendors/option-schemas.ts'
 import type { Plan } from '../support/vendors/plan.ts'

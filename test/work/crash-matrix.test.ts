@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
-import { works } from '../../src/core/work/work.ts'
+import { sql } from '#core/db/sql.ts'
+import { works } from '#core/work/work.ts'
 import { upload } from '../content/ingestion-support.ts'
 import { madeDecider, TOOL_ANSWERS, toolAt } from '../execution/decider-support.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { sql } from '../../src/core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { muster, runWorker } from '../support/hosts.ts'

@@ -1,4 +1,4 @@
-import type { TurnContentEraser } from '../../control/retention/erasure.ts'
+import type { TurnContentEraser } from '#control/retention/erasure.ts'
 import { eraseTurnEvidence } from './store.ts'
 
 /** Erases the output of a turn from evidence. The hash remains. No event contains evidence. */

@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { timeInput } from '../../core/api/lists.ts'
-import { metadataBag } from '../../core/api/metadata.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { TagInput } from '../../core/api/tags.ts'
-import { sql, voidStatement } from '../../core/db/sql.ts'
+import { kind } from '#core/api/kind.ts'
+import { timeInput } from '#core/api/lists.ts'
+import { metadataBag } from '#core/api/metadata.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
+import { TagInput } from '#core/api/tags.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
 
 export const CASE_STATUSES = ['open', 'in_progress', 'waiting', 'resolved', 'closed'] as const
 export type CaseStatus = (typeof CASE_STATUSES)[number]

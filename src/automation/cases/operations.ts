@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
+import { raise } from '#core/api/errors.ts'
 import {
   columnFilter,
   containsFilter,
@@ -8,12 +8,12 @@ import {
   filterSchema,
   oneOf,
   tagsFilter,
-} from '../../core/api/filters.ts'
-import { pageOf, pageResult, textFilter, timeOrDateInput } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
-import { resource } from '../../core/api/resource.ts'
-import { sql } from '../../core/db/sql.ts'
-import { systemClock } from '../../core/process/clock.ts'
+} from '#core/api/filters.ts'
+import { pageOf, pageResult, textFilter, timeOrDateInput } from '#core/api/lists.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
+import { resource } from '#core/api/resource.ts'
+import { sql } from '#core/db/sql.ts'
+import { systemClock } from '#core/process/clock.ts'
 import {
   changeCase,
   mergeFields,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { MAX_PAGE_BYTES } from '#core/api/lists.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import {
   type CasePrincipal,
   type CaseRow,

@@ -1,5 +1,5 @@
-import type { TurnContentEraser } from '../../control/retention/erasure.ts'
-import { isObject } from '../../core/api/exact-json.ts'
+import type { TurnContentEraser } from '#control/retention/erasure.ts'
+import { isObject } from '#core/api/exact-json.ts'
 import { redactionOf, withNulledKeys } from '../runs/commands/erase.ts'
 import { executionKind } from './model.ts'
 import { eraseTurnSteps } from './store.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { handler, schedule } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
-import { isolateFailures } from '../../core/jobs/sweeps.ts'
+import { handler, schedule } from '#core/jobs/handler.ts'
+import { workQueue } from '#core/jobs/queue.ts'
+import { isolateFailures } from '#core/jobs/sweeps.ts'
 import { markOverdue } from './command.ts'
 import { hasOverdueSteps, listOverdueExecutions, type OverdueExecution } from './store.ts'
 

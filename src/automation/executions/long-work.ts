@@ -6,9 +6,9 @@ import {
   type WorkState,
   type WorkView,
   workInProgress,
-} from '../../core/api/long-work.ts'
-import type { Services } from '../../core/process/services.ts'
-import { pendingApproval } from '../../execution/approvals/long-work.ts'
+} from '#core/api/long-work.ts'
+import type { Services } from '#core/process/services.ts'
+import { pendingApproval } from '#execution/approvals/long-work.ts'
 import { type ExecutionRow, executionKind, isExecutionTerminal, type StepRecord } from './model.ts'
 
 /** Presents a manual step as a form. */

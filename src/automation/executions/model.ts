@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { UsageTotals } from '../../control/usage/totals.ts'
-import { RecordedFailure, raise } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { UsageTotals } from '#control/usage/totals.ts'
+import { RecordedFailure, raise } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { record } from '#core/api/record.ts'
 import type { PlaybookDefinition } from '../playbooks/definition.ts'
 import { STEP_TYPES } from '../playbooks/definition.ts'
 

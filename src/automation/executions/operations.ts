@@ -1,20 +1,13 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import {
-  columnFilter,
-  equalsFilter,
-  type Filters,
-  filterConditions,
-  filterSchema,
-  oneOf,
-} from '../../core/api/filters.ts'
-import { pageOf, pageResult as pageRows, textFilter } from '../../core/api/lists.ts'
-import { metadataBag } from '../../core/api/metadata.ts'
-import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
-import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
-import { sql } from '../../core/db/sql.ts'
-import { requirePerson } from '../../core/iam/access.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { columnFilter, equalsFilter, type Filters, filterConditions, filterSchema, oneOf } from '#core/api/filters.ts'
+import { pageOf, pageResult as pageRows, textFilter } from '#core/api/lists.ts'
+import { metadataBag } from '#core/api/metadata.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
+import { callerContext, ToolContextInput } from '#core/api/tool-context.ts'
+import { sql } from '#core/db/sql.ts'
+import { requirePerson } from '#core/iam/access.ts'
+import { principalRecord } from '#core/iam/caller.ts'
 import { caseKind, EvidenceInput } from '../cases/model.ts'
 import { byCaller } from '../cases/timeline.ts'
 import { playbookKind } from '../playbooks/model.ts'

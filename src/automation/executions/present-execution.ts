@@ -1,5 +1,5 @@
-import { totalsOfRuns } from '../../control/usage/report-store.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { totalsOfRuns } from '#control/usage/report-store.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { sumTotals } from '../runs/reads/usage.ts'
 import { type ExecutionRow, type PlaybookStepRow, presentExecution } from './model.ts'
 import { listSteps, runTreeIds } from './store.ts'

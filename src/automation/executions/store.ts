@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { selectList } from '../../core/api/kind.ts'
-import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { selectList } from '#core/api/kind.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { ExecutionRow, PlaybookStepRow } from './model.ts'
 
 const columns = selectList(Object.keys(ExecutionRow.shape))

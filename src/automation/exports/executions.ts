@@ -1,5 +1,5 @@
-import type { Queryable } from '../../core/db/sql.ts'
-import { extensionPoint } from '../../core/declarations.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import { extensionPoint } from '#core/declarations.ts'
 import type { ExportedExecution } from './snapshot.ts'
 
 /** Operations of the executions module that exports use without importing it. */

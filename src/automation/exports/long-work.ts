@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '#core/api/long-work.ts'
 import type { ExportRow } from './model.ts'
 
 export const exportLongWork: LongWork<ExportRow> = {

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { fileKind } from '../../content/files/model.ts'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { type Kind, kind } from '../../core/api/kind.ts'
-import { projectField, record } from '../../core/api/record.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import { fileKind } from '#content/files/model.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { type Kind, kind } from '#core/api/kind.ts'
+import { projectField, record } from '#core/api/record.ts'
+import type { Tx } from '#core/db/writer.ts'
 import { CasePrincipal } from '../cases/model.ts'
 
 export const SUBJECT_TYPES = ['case', 'playbook_execution'] as const

@@ -1,5 +1,5 @@
-import { longWork } from '../../core/api/long-work.ts'
-import { module } from '../../core/api/module.ts'
+import { longWork } from '#core/api/long-work.ts'
+import { module } from '#core/api/module.ts'
 import { caseDeleteHooks } from '../cases/executions.ts'
 import { exportWork } from './build.ts'
 import { exportLongWork } from './long-work.ts'

@@ -1,4 +1,4 @@
-import { isObject } from '../../core/api/exact-json.ts'
+import { isObject } from '#core/api/exact-json.ts'
 import {
   type CaseSnapshot,
   type ExportedExecution,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { Kind } from '../../core/api/kind.ts'
-import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { Kind } from '#core/api/kind.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import {
   type CaseRow,
   caseKind,

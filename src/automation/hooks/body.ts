@@ -1,11 +1,11 @@
 import type { IncomingMessage } from 'node:http'
-import { AppError, raise } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
-import { limitJson } from '../../core/api/json-limits.ts'
-import type { StreamedRequest } from '../../core/api/operation.ts'
-import { storableValue } from '../../core/api/storable-text.ts'
-import { countAnonymous } from '../../core/http/anonymous-bodies.ts'
-import { CLIENT_GONE } from '../../core/http/body.ts'
+import { AppError, raise } from '#core/api/errors.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import { limitJson } from '#core/api/json-limits.ts'
+import type { StreamedRequest } from '#core/api/operation.ts'
+import { storableValue } from '#core/api/storable-text.ts'
+import { countAnonymous } from '#core/http/anonymous-bodies.ts'
+import { CLIENT_GONE } from '#core/http/body.ts'
 
 const BODY_BYTES = 1024 * 1024
 

@@ -1,4 +1,4 @@
-import { isObject } from '../../core/api/exact-json.ts'
+import { isObject } from '#core/api/exact-json.ts'
 
 /** Types of nodes; executed in `runs/`. */
 export const NODE_TYPES = [

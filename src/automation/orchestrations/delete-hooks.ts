@@ -1,6 +1,6 @@
-import type { Tx } from '../../core/db/writer.ts'
-import { extensionPoint } from '../../core/declarations.ts'
-import type { Services } from '../../core/process/services.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { extensionPoint } from '#core/declarations.ts'
+import type { Services } from '#core/process/services.ts'
 import type { OrchestrationRow } from './model.ts'
 
 /**

@@ -1,4 +1,4 @@
-import { eventNames } from '../../core/db/events.ts'
+import { eventNames } from '#core/db/events.ts'
 
 export const EVENT_TYPE = /^[a-z0-9_]+(\.[a-z0-9_]+)+$/
 

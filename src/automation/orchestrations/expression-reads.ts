@@ -1,4 +1,4 @@
-import { rootReadsOf } from '../../core/expressions/references.ts'
+import { rootReadsOf } from '#core/expressions/references.ts'
 import type { Node } from './definition.ts'
 import { isMapping, nodeFields } from './fields.ts'
 import { stateSubpath } from './state-paths.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { isObject } from '../../core/api/exact-json.ts'
-import { operationOf } from '../../core/expressions/evaluate.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { operationOf } from '#core/expressions/evaluate.ts'
 import { type Edge, type Node, type NodeType, WORKER_TYPES } from './definition.ts'
 import { DURATION_SYNTAX, parseDuration, parseInstant } from './duration.ts'
 import { EVENT_TYPE } from './event-types.ts'

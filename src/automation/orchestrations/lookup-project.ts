@@ -1,7 +1,7 @@
-import { raise } from '../../core/api/errors.ts'
-import type { Kind } from '../../core/api/kind.ts'
-import type { Context } from '../../core/api/operation.ts'
-import { idStatement } from '../../core/db/sql.ts'
+import { raise } from '#core/api/errors.ts'
+import type { Kind } from '#core/api/kind.ts'
+import type { Context } from '#core/api/operation.ts'
+import { idStatement } from '#core/db/sql.ts'
 
 /**
  * Returns the project in which a validation looks up references; null without one.

@@ -1,5 +1,5 @@
-import type { Tx } from '../../core/db/writer.ts'
-import type { VersionAuthor } from '../../core/versions/version.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { VersionAuthor } from '#core/versions/version.ts'
 import { type GraphDefinition, type OrchestrationRow, orchestrationKind, orchestrationVersions } from './model.ts'
 
 /**

@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { cloneables } from '../../identity/projects/clone.ts'
+import { module } from '#core/api/module.ts'
+import { cloneables } from '#identity/projects/clone.ts'
 import { orchestrationCloning } from './clone.ts'
 import { orchestrationErrors } from './errors.ts'
 import { orchestrationKind } from './model.ts'

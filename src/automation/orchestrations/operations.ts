@@ -1,10 +1,10 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
-import { containsFilter } from '../../core/api/filters.ts'
-import { itemOperation, type Operation, operation, streamResult } from '../../core/api/operation.ts'
-import { resource } from '../../core/api/resource.ts'
-import { sql } from '../../core/db/sql.ts'
-import { versionAuthor } from '../../core/versions/version.ts'
+import { containsFilter } from '#core/api/filters.ts'
+import { itemOperation, type Operation, operation, streamResult } from '#core/api/operation.ts'
+import { resource } from '#core/api/resource.ts'
+import { sql } from '#core/db/sql.ts'
+import { versionAuthor } from '#core/versions/version.ts'
 import {
   checkGraph,
   contextKeyProblems,

@@ -1,4 +1,4 @@
-import { resourceType } from '../../core/api/resource-type.ts'
+import { resourceType } from '#core/api/resource-type.ts'
 import { contextKeyProblems } from './check.ts'
 import { type GraphDefinition, orchestrationKind } from './model.ts'
 import { graphIn } from './operations.ts'

@@ -1,8 +1,8 @@
-import type { Problem } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
-import { lenientSchema, SchemaError, schemaChecks } from '../../core/json-schema/checks.ts'
-import { wireProblems } from '../../core/json-schema/problems.ts'
-import type { Services } from '../../core/process/services.ts'
+import type { Problem } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { lenientSchema, SchemaError, schemaChecks } from '#core/json-schema/checks.ts'
+import { wireProblems } from '#core/json-schema/problems.ts'
+import type { Services } from '#core/process/services.ts'
 import type { GraphDefinition } from './definition.ts'
 import { graphLimitProblems } from './validate.ts'
 

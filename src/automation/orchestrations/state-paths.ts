@@ -1,4 +1,4 @@
-import { isReservedName } from '../../core/expressions/evaluate.ts'
+import { isReservedName } from '#core/expressions/evaluate.ts'
 
 /** Paths into the state of a run, as used by state_mapping and `collection`. */
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 
 /**
  * Lists the IDs of orchestrations of a project that are not managed by a module, oldest first. By

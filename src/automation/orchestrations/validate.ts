@@ -1,8 +1,8 @@
-import type { Problem } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
-import { truncateChars } from '../../core/api/storable-text.ts'
-import { validationProblems } from '../../core/api/validate.ts'
-import { expressionProblem, isReservedName } from '../../core/expressions/evaluate.ts'
+import type { Problem } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { truncateChars } from '#core/api/storable-text.ts'
+import { validationProblems } from '#core/api/validate.ts'
+import { expressionProblem, isReservedName } from '#core/expressions/evaluate.ts'
 import { type Edge, type GraphDefinition, NODE_TYPES, type Node } from './definition.ts'
 import { EVENT_TYPE, namespaceOf, platformEvents } from './event-types.ts'
 import {

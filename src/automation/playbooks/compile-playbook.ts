@@ -1,4 +1,4 @@
-import { pathsOf } from '../../core/expressions/references.ts'
+import { pathsOf } from '#core/expressions/references.ts'
 import type { Edge, GraphDefinition as Graph, Node } from '../orchestrations/definition.ts'
 import { DECIDE } from '../orchestrations/definition.ts'
 import {

@@ -1,5 +1,5 @@
-import type { Tx } from '../../core/db/writer.ts'
-import { extensionPoint } from '../../core/declarations.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { extensionPoint } from '#core/declarations.ts'
 import type { PlaybookRow } from './model.ts'
 
 /** Called in the transaction that deletes a playbook, after its row is locked; may refuse the delete. */

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
 
 export const playbookErrors = {
   PLAYBOOK_HAS_ACTIVE_EXECUTIONS: {
@@ -14,6 +14,6 @@ export const playbookErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '../../core/api/errors.ts' {
+declare module '#core/api/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof playbookErrors> {}
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { isObject } from '../../core/api/exact-json.ts'
-import { operationOf } from '../../core/expressions/evaluate.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { operationOf } from '#core/expressions/evaluate.ts'
 import { describedField, isMapping } from '../orchestrations/fields.ts'
 import { MACHINE_TYPES, type PlaybookStep, type StepType } from './definition.ts'
 

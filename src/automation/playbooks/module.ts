@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { cloneables } from '../../identity/projects/clone.ts'
+import { module } from '#core/api/module.ts'
+import { cloneables } from '#identity/projects/clone.ts'
 import { definitionCloning } from '../orchestrations/clone.ts'
 import { playbookErrors } from './errors.ts'
 import { playbookKind } from './model.ts'

@@ -1,4 +1,4 @@
-import { resourceType } from '../../core/api/resource-type.ts'
+import { resourceType } from '#core/api/resource-type.ts'
 import { playbookKind } from './model.ts'
 import { playbookIn } from './operations.ts'
 import { validatePlaybook } from './validate.ts'

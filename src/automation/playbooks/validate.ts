@@ -1,8 +1,8 @@
-import type { Problem } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
-import { validationProblems } from '../../core/api/validate.ts'
-import { expressionProblem, isReservedName, operationOf } from '../../core/expressions/evaluate.ts'
-import { pathsOf, unknownOperators } from '../../core/expressions/references.ts'
+import type { Problem } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { validationProblems } from '#core/api/validate.ts'
+import { expressionProblem, isReservedName, operationOf } from '#core/expressions/evaluate.ts'
+import { pathsOf, unknownOperators } from '#core/expressions/references.ts'
 import { exceededLimits, FindingList, isMissing, quoteName } from '../orchestrations/validate.ts'
 import { patternProblem } from '../triggers/events.ts'
 import {

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
 
 export const runErrors = {
   ORCHESTRATION_CYCLE_DETECTED: { status: 422, description: 'Graph has a cycle' },
@@ -73,6 +73,6 @@ export const runErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '../../core/api/errors.ts' {
+declare module '#core/api/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof runErrors> {}
 }

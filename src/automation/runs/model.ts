@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { UsageTotals } from '../../control/usage/totals.ts'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
-import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { UsageTotals } from '#control/usage/totals.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { record } from '#core/api/record.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
+import { sealedColumn } from '#core/secrets/sealed.ts'
 
 export const RUN_STATUSES = [
   'queued',

@@ -1,26 +1,19 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import {
-  columnFilter,
-  equalsFilter,
-  type Filters,
-  filterConditions,
-  filterSchema,
-  oneOf,
-} from '../../core/api/filters.ts'
-import { newId } from '../../core/api/ids.ts'
-import { booleanQuery, listTable, pageOf, textFilter } from '../../core/api/lists.ts'
-import { metadataBag } from '../../core/api/metadata.ts'
-import { type Context, itemOperation, type Operation, operation, result } from '../../core/api/operation.ts'
-import { projectField } from '../../core/api/record.ts'
-import { resource } from '../../core/api/resource.ts'
-import { callerContext, ToolContextInput } from '../../core/api/tool-context.ts'
-import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import { requirePerson } from '../../core/iam/access.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
-import type { Services } from '../../core/process/services.ts'
-import { lastEventId } from '../../execution/generations/streams/stream.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { columnFilter, equalsFilter, type Filters, filterConditions, filterSchema, oneOf } from '#core/api/filters.ts'
+import { newId } from '#core/api/ids.ts'
+import { booleanQuery, listTable, pageOf, textFilter } from '#core/api/lists.ts'
+import { metadataBag } from '#core/api/metadata.ts'
+import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
+import { projectField } from '#core/api/record.ts'
+import { resource } from '#core/api/resource.ts'
+import { callerContext, ToolContextInput } from '#core/api/tool-context.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { requirePerson } from '#core/iam/access.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import type { Services } from '#core/process/services.ts'
+import { lastEventId } from '#execution/generations/streams/stream.ts'
 import { orchestrationKind, orchestrationVersions } from '../orchestrations/model.ts'
 import { callRunHook } from './commands/callback.ts'
 import { cancelRun, pauseRun, resumeRun, submitInput } from './commands/command.ts'

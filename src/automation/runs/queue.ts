@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { entityMailbox, workQueue } from '../../core/jobs/queue.ts'
+import { entityMailbox, workQueue } from '#core/jobs/queue.ts'
 
 /** Wake-ups that advance a run. */
 export const runQueue = entityMailbox('run.advance', {

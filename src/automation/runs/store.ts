@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { selectList } from '../../core/api/kind.ts'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { StatementWrite } from '../../core/db/writer.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { selectList } from '#core/api/kind.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { StatementWrite } from '#core/db/writer.ts'
 import { columnList, type NodeExecutionRow, timestampColumns } from './engine/node-execution-store.ts'
 import { isStopping, jsonObject, LIVE, RUN_STATUSES, type RunRow, RunRow as RunShape } from './model.ts'
 

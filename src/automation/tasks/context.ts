@@ -1,6 +1,6 @@
-import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Services } from '../../core/process/services.ts'
-import { openJson, sealJson } from '../../core/secrets/json.ts'
+import type { ToolContext } from '#core/api/tool-context.ts'
+import type { Services } from '#core/process/services.ts'
+import { openJson, sealJson } from '#core/secrets/json.ts'
 import { sealedForTask, type TaskRow } from './model.ts'
 
 /** Returns the tool context of a task's dispatches. @throws SECRET_NOT_DECRYPTABLE */

@@ -1,4 +1,4 @@
-import type { TurnContentEraser } from '../../control/retention/erasure.ts'
+import type { TurnContentEraser } from '#control/retention/erasure.ts'
 import { taskKind } from './model.ts'
 import { eraseTaskTurns } from './store.ts'
 

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
 
 export const taskErrors = {
   ORCHESTRATION_DISPATCH_FAILED: {
@@ -50,6 +50,6 @@ export const taskErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '../../core/api/errors.ts' {
+declare module '#core/api/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof taskErrors> {}
 }

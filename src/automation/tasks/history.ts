@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { newId } from '../../core/api/ids.ts'
-import { selectList } from '../../core/api/kind.ts'
+import { newId } from '#core/api/ids.ts'
+import { selectList } from '#core/api/kind.ts'
 
 export const PRINCIPAL_KINDS = ['user', 'api_key', 'automation', 'approval'] as const
 

@@ -1,13 +1,13 @@
 import { z } from 'zod'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { timeInput } from '../../core/api/lists.ts'
-import { MetadataBag, metadataBag } from '../../core/api/metadata.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { storableValue } from '../../core/api/storable-text.ts'
-import { ToolContextInput } from '../../core/api/tool-context.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
-import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { timeInput } from '#core/api/lists.ts'
+import { MetadataBag, metadataBag } from '#core/api/metadata.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
+import { storableValue } from '#core/api/storable-text.ts'
+import { ToolContextInput } from '#core/api/tool-context.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
+import { sealedColumn } from '#core/secrets/sealed.ts'
 
 export const TASK_STATUSES = ['open', 'closed'] as const
 export const AUTOMATION_STATUSES = ['running', 'completed', 'failed', 'unrouted', 'paused'] as const

@@ -1,5 +1,5 @@
-import { AppError, type Problem } from '../../core/api/errors.ts'
-import type { Services } from '../../core/process/services.ts'
+import { AppError, type Problem } from '#core/api/errors.ts'
+import type { Services } from '#core/process/services.ts'
 import { valueProblems } from '../orchestrations/schemas.ts'
 import type { Machine } from '../workflows/definition.ts'
 import { PAYLOAD_BYTES } from './model.ts'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { Outbox } from '../../core/db/writer.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
-import type { WorkRef } from '../../core/work/store.ts'
-import { works } from '../../core/work/work.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import { workQueue } from '#core/jobs/queue.ts'
+import type { WorkRef } from '#core/work/store.ts'
+import { works } from '#core/work/work.ts'
 
 export const TASK_DISPATCH = 'task.dispatch'
 

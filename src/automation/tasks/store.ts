@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
-import { countStatement, type Fragment, idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import { raise } from '#core/api/errors.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { TransitionRow } from './history.ts'
 import { type TaskRow, taskKind } from './model.ts'
 import type { NewDispatch } from './task-change.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/process/services.ts'
+import type { Services } from '#core/process/services.ts'
 import { taskKind } from './model.ts'
 import { wakeDispatch } from './queue.ts'
 import { checkStarted, claimStalled } from './store.ts'

@@ -1,4 +1,4 @@
-import type { TurnContentEraser } from '../../control/retention/erasure.ts'
+import type { TurnContentEraser } from '#control/retention/erasure.ts'
 import { eraseFiringTurns } from './store.ts'
 
 /** Erases the input and output of a turn from its firing. No event contains firings. */

@@ -1,14 +1,14 @@
 import { z } from 'zod'
-import { fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
-import { DispatchedEvent, type EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
-import { policyAllowsEvent } from '../../control/webhooks/matching.ts'
-import { AppError, raise } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
-import { newId } from '../../core/api/ids.ts'
-import { eventNames, eventTypes, isEventPattern, patternMatches } from '../../core/db/events.ts'
-import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { rootMark, rootOf, triggersIn, withTriggerChain } from '../../core/db/trigger-chain.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
+import { DispatchedEvent, type EventSubscriber } from '#control/webhooks/event-subscribers.ts'
+import { policyAllowsEvent } from '#control/webhooks/matching.ts'
+import { AppError, raise } from '#core/api/errors.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import { newId } from '#core/api/ids.ts'
+import { eventNames, eventTypes, isEventPattern, patternMatches } from '#core/db/events.ts'
+import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
+import { rootMark, rootOf, triggersIn, withTriggerChain } from '#core/db/trigger-chain.ts'
+import type { Tx } from '#core/db/writer.ts'
 import {
   briefShareOf,
   ExpressionError,
@@ -16,12 +16,12 @@ import {
   freshBudget,
   NotBriefError,
   truthy,
-} from '../../core/expressions/evaluate.ts'
-import { type CompiledDocument, compileDocument } from '../../core/iam/policy.ts'
-import { handler } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
-import { eventLoopYielder } from '../../core/process/event-loop.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#core/expressions/evaluate.ts'
+import { type CompiledDocument, compileDocument } from '#core/iam/policy.ts'
+import { handler } from '#core/jobs/handler.ts'
+import { workQueue } from '#core/jobs/queue.ts'
+import { eventLoopYielder } from '#core/process/event-loop.ts'
+import type { Services } from '#core/process/services.ts'
 import { FanoutLimiter, type FanoutRoot } from './fanout.ts'
 import { wakeFiring } from './fire.ts'
 import { firingKind, triggerKind } from './model.ts'

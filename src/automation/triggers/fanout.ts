@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { rootMark } from '../../core/db/trigger-chain.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { rootMark } from '#core/db/trigger-chain.ts'
 import type { FiringRow } from './model.ts'
 
 /** Fields of a firing that identify its root: the event or firing that the causal chain started with. */

@@ -1,25 +1,18 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import {
-  containsFilter,
-  equalsFilter,
-  filterConditions,
-  filterSchema,
-  flagFilter,
-  oneOf,
-} from '../../core/api/filters.ts'
-import { newId } from '../../core/api/ids.ts'
-import { isIdOf } from '../../core/api/kind.ts'
-import { booleanQuery, listTable, pageOf, pageResult } from '../../core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import { resource } from '../../core/api/resource.ts'
-import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import { canSeeProject } from '../../core/iam/access.ts'
-import { addStarter } from '../../core/iam/authority.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
-import { systemClock } from '../../core/process/clock.ts'
-import type { Services } from '../../core/process/services.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { containsFilter, equalsFilter, filterConditions, filterSchema, flagFilter, oneOf } from '#core/api/filters.ts'
+import { newId } from '#core/api/ids.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import { booleanQuery, listTable, pageOf, pageResult } from '#core/api/lists.ts'
+import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
+import { resource } from '#core/api/resource.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { canSeeProject } from '#core/iam/access.ts'
+import { addStarter } from '#core/iam/authority.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import { systemClock } from '#core/process/clock.ts'
+import type { Services } from '#core/process/services.ts'
 import {
   checkTriggerFields,
   firstFireTime,

@@ -1,5 +1,5 @@
-import { AppError, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import type { Waiter } from '../../core/work/waiters.ts'
+import { AppError, type RecordedFailure, raise } from '#core/api/errors.ts'
+import type { Waiter } from '#core/work/waiters.ts'
 import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
 import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
 import type { RunRow } from '../runs/model.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '../../core/api/errors.ts'
-import { newId } from '../../core/api/ids.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import { newId } from '#core/api/ids.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 
 const triggerCountRow = sql.type(z.object({ all: z.int(), events: z.int() }))

@@ -1,4 +1,4 @@
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
 
 /** Kinds of work that entering a state can dispatch. */
 export const DISPATCH_KINDS = ['agent', 'orchestration', 'tool', 'trigger'] as const

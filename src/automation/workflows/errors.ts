@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
 
 export const workflowErrors = {
   WORKFLOW_HAS_OPEN_TASKS: {
@@ -20,6 +20,6 @@ export const workflowErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '../../core/api/errors.ts' {
+declare module '#core/api/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof workflowErrors> {}
 }

@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { cloneables } from '../../identity/projects/clone.ts'
+import { module } from '#core/api/module.ts'
+import { cloneables } from '#identity/projects/clone.ts'
 import { definitionCloning } from '../orchestrations/clone.ts'
 import { workflowErrors } from './errors.ts'
 import { workflowKind, workflowVersions } from './model.ts'

@@ -1,6 +1,6 @@
-import type { Queryable } from '../../core/db/sql.ts'
-import type { Services } from '../../core/process/services.ts'
-import { versionCache } from '../../core/versions/cache.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Services } from '#core/process/services.ts'
+import { versionCache } from '#core/versions/cache.ts'
 import { Machine, type WorkflowDefinition } from './definition.ts'
 import { workflowVersions } from './model.ts'
 

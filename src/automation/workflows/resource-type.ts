@@ -1,4 +1,4 @@
-import { resourceType } from '../../core/api/resource-type.ts'
+import { resourceType } from '#core/api/resource-type.ts'
 import { workflowKind } from './model.ts'
 import { type UncheckedWorkflow, validateWorkflow } from './validate.ts'
 

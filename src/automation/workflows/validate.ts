@@ -1,6 +1,6 @@
-import type { Problem } from '../../core/api/errors.ts'
-import { isObject, withDoubles } from '../../core/api/exact-json.ts'
-import { expressionProblem, operationOf } from '../../core/expressions/evaluate.ts'
+import type { Problem } from '#core/api/errors.ts'
+import { isObject, withDoubles } from '#core/api/exact-json.ts'
+import { expressionProblem, operationOf } from '#core/expressions/evaluate.ts'
 import { exceededLimits, FindingList, quoteName } from '../orchestrations/validate.ts'
 import {
   DISPATCH_KINDS,

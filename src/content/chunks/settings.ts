@@ -1,4 +1,4 @@
-import { raiseInvalid } from '../../core/api/errors.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
 import type { ChunkSettings, PartialSettings } from './model.ts'
 
 /** Default size and overlap. `auto` has no overlap: its chunks end at paragraph boundaries. */

@@ -1,5 +1,5 @@
 import { setImmediate as yieldToEventLoop } from 'node:timers/promises'
-import { AppError } from '../../core/api/errors.ts'
+import { AppError } from '#core/api/errors.ts'
 import type { ChunkDraft, ChunkSettings, PageText } from './model.ts'
 import { splitByStructure } from './structure-split.ts'
 import { CharacterMeasure, type TextMeasure } from './text-measure.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { pageResult } from '../../core/api/lists.ts'
-import type { Context } from '../../core/api/operation.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { pageResult } from '#core/api/lists.ts'
+import type { Context } from '#core/api/operation.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import {
   hasVector,

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
-import { ExactNumber, isObject, parseExactJson } from '../../core/api/exact-json.ts'
-import { storabilityProblem } from '../../core/api/validate.ts'
-import { allOf, type Fragment, jsonb, sql } from '../../core/db/sql.ts'
+import { raise } from '#core/api/errors.ts'
+import { ExactNumber, isObject, parseExactJson } from '#core/api/exact-json.ts'
+import { storabilityProblem } from '#core/api/validate.ts'
+import { allOf, type Fragment, jsonb, sql } from '#core/db/sql.ts'
 
 const MAX_FIELDS = 20
 const MAX_VALUES = 100

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { raise } from '#core/api/errors.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PageStarts } from '../chunks/pages.ts'
 import { type ChunkOptions, type ChunkParts, chunkCtes, type NewChunk } from '../chunks/store.ts'
 import { type FileRow, raisePathConflict } from '../files/model.ts'

@@ -1,5 +1,5 @@
 import { Histogram } from 'prom-client'
-import type { Services } from '../../core/process/services.ts'
+import type { Services } from '#core/process/services.ts'
 import type { EmbeddingModel } from './model.ts'
 import { type CallFailure, callFailure, type EmbeddingModelRef, type ProviderResponse } from './providers.ts'
 

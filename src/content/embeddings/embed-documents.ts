@@ -1,4 +1,4 @@
-import type { Services } from '../../core/process/services.ts'
+import type { Services } from '#core/process/services.ts'
 import { type ChunkVectors, chunkVectors } from '../chunks/embed.ts'
 import { chunkVectorRows, findExistingChunks, listChunksToEmbed, type UnembeddedChunk } from '../chunks/store.ts'
 import { insertVectors, removeVectors, VECTOR_SOURCES } from '../vectors/store.ts'

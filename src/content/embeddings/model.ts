@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { kindWithoutRows } from '../../core/api/kind.ts'
+import { kindWithoutRows } from '#core/api/kind.ts'
 
 /** The embedding model of the deployment. */
 export type EmbeddingModel = { provider: string; model: string; dimensions: number }

@@ -1,5 +1,5 @@
-import { footprints } from '../../control/storage/footprint.ts'
-import { module } from '../../core/api/module.ts'
+import { footprints } from '#control/storage/footprint.ts'
+import { module } from '#core/api/module.ts'
 import { vectorFootprint } from '../footprint.ts'
 import { indexHandler, indexSchedule, requireVectorIndex } from '../vectors/pgvector.ts'
 import { embeddingCallDuration } from './call.ts'

@@ -1,5 +1,5 @@
-import { closeMatter, fileExceptionInTx } from '../../control/exceptions/file-exception.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import { closeMatter, fileExceptionInTx } from '#control/exceptions/file-exception.ts'
+import type { Tx } from '#core/db/writer.ts'
 import { listWhole, type PartialChange, type PartialDocuments } from './store.ts'
 
 /** Key of the one exception of a project about its partial documents. */

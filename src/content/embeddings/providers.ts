@@ -1,9 +1,9 @@
 import type { EmbeddingModelV4 } from '@ai-sdk/provider'
-import type { Config } from '../../config.ts'
-import { truncateChars } from '../../core/api/storable-text.ts'
-import { deploymentAwsKeys } from '../../core/net/aws.ts'
-import { fetchWithLimit, RemoteBodyError } from '../../core/net/limited-body.ts'
-import { maskSecrets } from '../../identity/secrets/mask.ts'
+import type { Config } from '#config.ts'
+import { truncateChars } from '#core/api/storable-text.ts'
+import { deploymentAwsKeys } from '#core/net/aws.ts'
+import { fetchWithLimit, RemoteBodyError } from '#core/net/limited-body.ts'
+import { maskSecrets } from '#identity/secrets/mask.ts'
 
 type CallOptions = Parameters<EmbeddingModelV4['doEmbed']>[0]
 

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/process/services.ts'
+import type { Services } from '#core/process/services.ts'
 import { resolveTextSearchConfig, wordsSetting } from '../words/languages.ts'
 import { currentSpace } from './space.ts'
 import { findActiveSettings, type RetrievalSettings, setActiveSettings } from './store.ts'

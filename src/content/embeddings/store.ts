@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { hasVector, VECTOR_SOURCES } from '../vectors/store.ts'
 import type { Space } from './space.ts'
 

@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '#core/api/long-work.ts'
 import type { DocumentRow } from '../documents/model.ts'
 
 export const ingestionLongWork: LongWork<DocumentRow> = {

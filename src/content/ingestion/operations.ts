@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
-import { newId } from '../../core/api/ids.ts'
-import { isIdOf } from '../../core/api/kind.ts'
-import { booleanQuery } from '../../core/api/lists.ts'
+import { raise } from '#core/api/errors.ts'
+import { newId } from '#core/api/ids.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import { booleanQuery } from '#core/api/lists.ts'
 import {
   type Context,
   itemOperation,
@@ -10,8 +10,8 @@ import {
   type OperationResult,
   operation,
   result,
-} from '../../core/api/operation.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+} from '#core/api/operation.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
 import { checkEmbeddingSpend } from '../embeddings/embedder.ts'
 import { fileKind } from '../files/model.ts'

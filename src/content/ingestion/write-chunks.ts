@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Tx } from '../../core/db/writer.ts'
-import { injectFault } from '../../core/process/fault-injection.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { injectFault } from '#core/process/fault-injection.ts'
 import { embedChunks } from '../chunks/embed.ts'
 import type { ChunkDraft, PageText } from '../chunks/model.ts'
 import { pageStarts } from '../chunks/pages.ts'

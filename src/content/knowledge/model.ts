@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { TagBag } from '../../core/api/record.ts'
+import { TagBag } from '#core/api/record.ts'
 import { MetadataFilter } from '../documents/metadata-filter.ts'
 import { Directory } from '../paths.ts'
 

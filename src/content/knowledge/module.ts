@@ -1,4 +1,4 @@
-import { module } from '../../core/api/module.ts'
+import { module } from '#core/api/module.ts'
 import { vectorSearches } from '../vectors/scan.ts'
 import { codeCacheBytes, vectorCacheBytes } from '../vectors/vector-memory.ts'
 import { documentSource } from './documents.ts'

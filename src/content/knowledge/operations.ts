@@ -1,4 +1,4 @@
-import { type Operation, operation } from '../../core/api/operation.ts'
+import { type Operation, operation } from '#core/api/operation.ts'
 import { documentKind } from '../documents/model.ts'
 import { SearchAnswer, SearchInput } from './model.ts'
 import { runSearch } from './search.ts'

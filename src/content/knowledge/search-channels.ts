@@ -1,6 +1,6 @@
 import { StatementTimeoutError } from 'slonik'
-import { AppError } from '../../core/api/errors.ts'
-import type { Services } from '../../core/process/services.ts'
+import { AppError } from '#core/api/errors.ts'
+import type { Services } from '#core/process/services.ts'
 import { embedderOf } from '../embeddings/embedder.ts'
 import { currentSpace, type Space } from '../embeddings/space.ts'
 import { nearestRows } from '../vectors/scan.ts'

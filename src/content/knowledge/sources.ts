@@ -1,8 +1,8 @@
-import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import { extensionPoint } from '../../core/declarations.ts'
-import { type CallerFacts, principalFacts } from '../../core/iam/caller.ts'
-import { listProjects } from '../../core/iam/row-filter.ts'
-import type { Services } from '../../core/process/services.ts'
+import type { Fragment, Queryable } from '#core/db/sql.ts'
+import { extensionPoint } from '#core/declarations.ts'
+import { type CallerFacts, principalFacts } from '#core/iam/caller.ts'
+import { listProjects } from '#core/iam/row-filter.ts'
+import type { Services } from '#core/process/services.ts'
 import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
 import type { Result, SearchInput } from './model.ts'
 

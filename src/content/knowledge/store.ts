@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { allOf, equalsAny, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import type { WordQuery } from '../words/query.ts'
 import type { SourceSelection } from './sources.ts'
 

@@ -1,4 +1,4 @@
-import type { Services } from '../../core/process/services.ts'
+import type { Services } from '#core/process/services.ts'
 import { resolveTextSearchConfig } from '../words/languages.ts'
 
 /** Whether the database has the configuration KNOWLEDGE_TEXT_SEARCH_CONFIG. */

@@ -1,6 +1,6 @@
-import { newId } from '../../core/api/ids.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import { newId } from '#core/api/ids.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { ingestionRuleKind } from './model.ts'
 import { listIngestionRules } from './store.ts'
 

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '../../core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
 
 export const ruleErrors = {
   CONVERTER_FAILED: {
@@ -32,6 +32,6 @@ export const ruleErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '../../core/api/errors.ts' {
+declare module '#core/api/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof ruleErrors> {}
 }

@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { essenceOf } from '../files/media-type.ts'
 import type { IngestionRuleRow } from './model.ts'
 import { findMatchingRule } from './store.ts'

@@ -1,6 +1,6 @@
-import { raise } from '../../core/api/errors.ts'
-import { isObject, withDoubles } from '../../core/api/exact-json.ts'
-import { storableText } from '../../core/api/storable-text.ts'
+import { raise } from '#core/api/errors.ts'
+import { isObject, withDoubles } from '#core/api/exact-json.ts'
+import { storableText } from '#core/api/storable-text.ts'
 import type { PageText } from '../chunks/model.ts'
 
 /** Maximum of an integer column. */

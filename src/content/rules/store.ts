@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { type IngestionRuleRow, ingestionRuleKind } from './model.ts'
 
 /** Lists the rules of a project, oldest first. Index ingestion_rules_project. */

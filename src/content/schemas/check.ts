@@ -1,14 +1,14 @@
-import { AppError, raise, raiseInvalid } from '../../core/api/errors.ts'
-import type { Queryable } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import { AppError, raise, raiseInvalid } from '#core/api/errors.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
 import {
   type CheckOptions,
   SchemaError,
   type SchemaOf,
   type SchemaProblem,
   schemaChecks,
-} from '../../core/json-schema/checks.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#core/json-schema/checks.ts'
+import type { Services } from '#core/process/services.ts'
 import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
 import { findSchemaByPrefix } from './store.ts'
 

@@ -1,4 +1,4 @@
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { metadataSchemaKind } from './model.ts'
 import { listSchemas } from './store.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { allOf, type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { allOf, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import { atOrBelow, outsideReserved } from '../paths.ts'
 import { type MetadataSchemaRow, metadataSchemaKind, type SchemaResourceType } from './model.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Location, StagedBytes } from './backend.ts'
 
 const blobRow = sql.type(z.object({ size: z.int(), chunk_bytes: z.int() }))

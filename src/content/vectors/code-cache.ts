@@ -1,9 +1,9 @@
 import { setImmediate } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { inTransaction } from '../../core/db/pool.ts'
-import type { Queryable } from '../../core/db/sql.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
-import type { Services } from '../../core/process/services.ts'
+import { inTransaction } from '#core/db/pool.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
 import { codeBits, hammingDistances } from './codes.ts'
 import {
   type CodedRows,

@@ -1,8 +1,8 @@
 import { Counter } from 'prom-client'
-import { sendWithCommit } from '../../core/db/commit-piggyback.ts'
-import { inTransaction } from '../../core/db/pool.ts'
-import { setForTransaction } from '../../core/db/settings.ts'
-import type { Services } from '../../core/process/services.ts'
+import { sendWithCommit } from '#core/db/commit-piggyback.ts'
+import { inTransaction } from '#core/db/pool.ts'
+import { setForTransaction } from '#core/db/settings.ts'
+import type { Services } from '#core/process/services.ts'
 import {
   type CachedCodes,
   type CodeSnapshot,

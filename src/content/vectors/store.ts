@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { allOf, equalsAny, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
+import { allOf, equalsAny, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
 import { isZero } from '../embeddings/local.ts'
 import { codeBits, codeOf } from './codes.ts'
 

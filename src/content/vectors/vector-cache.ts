@@ -1,7 +1,7 @@
 import { LRUCache } from 'lru-cache'
-import type { Queryable } from '../../core/db/sql.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
-import type { Services } from '../../core/process/services.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
 import { type KnownVectors, type NewVectors, readNewVectors, type Scan } from './store.ts'
 import { type VectorMemory, vectorMemory } from './vector-memory.ts'
 

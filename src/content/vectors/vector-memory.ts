@@ -1,5 +1,5 @@
 import { Gauge } from 'prom-client'
-import { processSingleton } from '../../core/process/process-singleton.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
 
 export const codeCacheBytes = new Gauge({
   name: 'muster_code_cache_bytes',

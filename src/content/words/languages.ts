@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { NotifiedCache } from '../../core/db/notified-cache.ts'
-import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
-import type { Services } from '../../core/process/services.ts'
-import { searchLanguageChannel } from '../../identity/search-language.ts'
+import { NotifiedCache } from '#core/db/notified-cache.ts'
+import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
+import { searchLanguageChannel } from '#identity/search-language.ts'
 
 /**
  * The words of a row have a tag in its column `tsv_config`: the language and the format of words, such as `german/2`, and

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
-import { type EventStream, FailedEvent, streamEvent } from '../../core/api/streams.ts'
+import { kind } from '#core/api/kind.ts'
+import { record } from '#core/api/record.ts'
+import { type EventStream, FailedEvent, streamEvent } from '#core/api/streams.ts'
 
 export const SEVERITIES = ['info', 'warning', 'critical'] as const
 export type Severity = (typeof SEVERITIES)[number]

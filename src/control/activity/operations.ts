@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { ndjsonStream } from '../../core/api/ndjson.ts'
-import { type Operation, operation } from '../../core/api/operation.ts'
+import { ndjsonStream } from '#core/api/ndjson.ts'
+import { type Operation, operation } from '#core/api/operation.ts'
 import { decodeCursor, encodeCursor } from './cursor.ts'
 import { Activity, type ActivityRow, activityEvents, activityKind } from './model.ts'
 import { ActivityExportQuery, FeedQuery, StreamQuery, selectionOf } from './query.ts'

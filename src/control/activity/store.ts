@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { allOf, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '../../core/db/sql.ts'
+import { allOf, type Fragment, type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
 import { type ActivityKind, type ActivityRow, activityKind, type Severity } from './model.ts'
 
 /** An entry to insert; `detail` is JSON text, the database sets `created_at`. */

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { columnFilter, equalsFilter, filterSchema } from '../../core/api/filters.ts'
-import { kind } from '../../core/api/kind.ts'
-import { integerQuery, parseTime, textFilter } from '../../core/api/lists.ts'
-import { prefix, sql } from '../../core/db/sql.ts'
+import { columnFilter, equalsFilter, filterSchema } from '#core/api/filters.ts'
+import { kind } from '#core/api/kind.ts'
+import { integerQuery, parseTime, textFilter } from '#core/api/lists.ts'
+import { prefix, sql } from '#core/db/sql.ts'
 
 /** An audit entry in responses. */
 export const AuditRecord = z

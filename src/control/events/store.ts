@@ -1,6 +1,6 @@
-import { idFloor } from '../../core/api/ids.ts'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '../../core/db/event-envelopes.ts'
-import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { idFloor } from '#core/api/ids.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/db/event-envelopes.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { eventKind } from './model.ts'
 
 const envelopeRow = sql.type(StoredEnvelope)

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { projectField, record } from '../../core/api/record.ts'
+import { kind } from '#core/api/kind.ts'
+import { projectField, record } from '#core/api/record.ts'
 import { SEVERITIES, type Severity } from '../activity/model.ts'
 
 export const EXCEPTION_STATUSES = ['open', 'acknowledged', 'resolved'] as const

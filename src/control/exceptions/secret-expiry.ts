@@ -1,6 +1,6 @@
-import { deleteInBatches } from '../../core/jobs/sweeps.ts'
-import type { Services } from '../../core/process/services.ts'
-import { claimExpiring } from '../../identity/secrets/store.ts'
+import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import type { Services } from '#core/process/services.ts'
+import { claimExpiring } from '#identity/secrets/store.ts'
 import { fileExceptionInTx } from './file-exception.ts'
 
 /** Lead time of the report before a secret expires. */

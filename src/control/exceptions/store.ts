@@ -1,4 +1,4 @@
-import { type Fragment, type Queryable, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import { type ExceptionRow, exceptionKind } from './model.ts'
 
 /** A new exception with its dedup key; `detail` is JSON text. */

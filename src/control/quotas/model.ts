@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { patchBody, projectField, record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { raise } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { patchBody, projectField, record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
 import { QUOTA_WINDOWS } from './windows.ts'
 
 export const QUOTA_SCOPES = ['project', 'api_key', 'agent', 'actor'] as const

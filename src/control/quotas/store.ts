@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { countStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { QUOTA_METRICS, QUOTA_MODES, QUOTA_SCOPES, type QuotaRow, quotaKind } from './model.ts'
 import { QUOTA_WINDOWS } from './windows.ts'
 

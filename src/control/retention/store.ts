@@ -1,5 +1,5 @@
-import { storedBytes } from '../../core/api/idempotency.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { storedBytes } from '#core/api/idempotency.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Footprint } from '../storage/footprint.ts'
 
 /** Bytes of the responses stored for an Idempotency-Key. Index idempotency_keys_project. */

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import { footprintOf } from './footprint.ts'
 
 const StorageSnapshot = z.object({ bytes: z.number(), chunk_count: z.number() })

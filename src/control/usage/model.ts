@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
+import { kind } from '#core/api/kind.ts'
+import { record } from '#core/api/record.ts'
 
 export const METER_TYPES = ['llm_tokens', 'compute_execution', 'tool_execution', 'api_request', 'storage'] as const
 

@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { requestCounting } from '../../core/invoke/hooks.ts'
+import { module } from '#core/api/module.ts'
+import { requestCounting } from '#core/invoke/hooks.ts'
 import { usageErrors } from './errors.ts'
 import { quantityHandlers } from './late-quantities.ts'
 import { usageDropped } from './meter.ts'

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { timeOrDateInput } from '../../core/api/lists.ts'
-import { record } from '../../core/api/record.ts'
-import { sql, voidStatement } from '../../core/db/sql.ts'
-import { expressionProblem } from '../../core/expressions/evaluate.ts'
+import { kind } from '#core/api/kind.ts'
+import { timeOrDateInput } from '#core/api/lists.ts'
+import { record } from '#core/api/record.ts'
+import { sql, voidStatement } from '#core/db/sql.ts'
+import { expressionProblem } from '#core/expressions/evaluate.ts'
 import { METER_TYPES } from './model.ts'
 
 const name = z.string().trim().min(1).max(255)

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { newId } from '../../core/api/ids.ts'
-import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { newId } from '#core/api/ids.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
 
 /** A price in a price book; the exact unit price is text. */

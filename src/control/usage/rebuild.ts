@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { allOf, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { allOf, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 
 const Day = z.object({ project_id: z.string(), day: z.string() })
 

@@ -1,4 +1,4 @@
-import { type Fragment, sql } from '../../core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 import type { PricedUsage } from './price-usage.ts'
 
 /** Returns the insert of usage under a condition. A repeated idempotency key has no effect (index usage_events_key). */

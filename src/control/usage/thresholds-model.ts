@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { createBody, record } from '../../core/api/record.ts'
+import { kind } from '#core/api/kind.ts'
+import { createBody, record } from '#core/api/record.ts'
 
 const THRESHOLD_METRICS = ['cost_usd', 'tokens'] as const
 const THRESHOLD_WINDOWS = ['calendar_month', 'rolling_24h'] as const

@@ -1,8 +1,8 @@
 import { createHmac } from 'node:crypto'
-import { storableText, truncateBytes } from '../../core/api/storable-text.ts'
-import type { EgressOutcome } from '../../core/net/egress.ts'
-import type { Services } from '../../core/process/services.ts'
-import { maskSecrets } from '../../identity/secrets/mask.ts'
+import { storableText, truncateBytes } from '#core/api/storable-text.ts'
+import type { EgressOutcome } from '#core/net/egress.ts'
+import type { Services } from '#core/process/services.ts'
+import { maskSecrets } from '#identity/secrets/mask.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 import { MAX_ATTEMPTS, sealedForWebhook } from './model.ts'
 

@@ -1,7 +1,7 @@
-import { isObject } from '../../core/api/exact-json.ts'
-import type { Operation } from '../../core/api/operation.ts'
-import { reachOf } from '../../core/iam/authority.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import type { Operation } from '#core/api/operation.ts'
+import { reachOf } from '#core/iam/authority.ts'
+import type { Caller } from '#core/iam/caller.ts'
 
 /** Turns may read only memory facts of their end user, and events do not contain the end user of a fact. */
 

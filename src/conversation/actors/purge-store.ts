@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { EndUser, ErasedBy } from '../../control/retention/erasure.ts'
-import { newId } from '../../core/api/ids.ts'
-import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import type { EndUser, ErasedBy } from '#control/retention/erasure.ts'
+import { newId } from '#core/api/ids.ts'
+import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
 import type { ActorRow } from './model.ts'
 
 /** Columns of a purge: who requested it, where its second pass ends, and the counts of erased records. */

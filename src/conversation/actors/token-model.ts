@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { projectField } from '../../core/api/record.ts'
-import { END_USER_SCOPES, type EndUserLimits } from '../../core/iam/caller.ts'
+import { projectField } from '#core/api/record.ts'
+import { END_USER_SCOPES, type EndUserLimits } from '#core/iam/caller.ts'
 import { DEFAULT_LIMITS, MAX_LIMIT_FACTOR } from './limits.ts'
 import { ActorName } from './model.ts'
 

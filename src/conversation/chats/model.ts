@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
+import { kind } from '#core/api/kind.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
 
 const id = z.string().min(1).max(255)
 

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { dataMessage } from '../../core/api/event-stream.ts'
-import { type EventStream, streamEvent } from '../../core/api/streams.ts'
-import { Part, textField } from '../../execution/generations/request/generate-request.ts'
-import type { ModelAnswer, ModelUsage } from '../../execution/providers/model-messages.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { dataMessage } from '#core/api/event-stream.ts'
+import { type EventStream, streamEvent } from '#core/api/streams.ts'
+import { Part, textField } from '#execution/generations/request/generate-request.ts'
+import type { ModelAnswer, ModelUsage } from '#execution/providers/model-messages.ts'
 
 const id = z.string().min(1).max(255)
 const role = <const T extends string>(value: T) => z.literal(value).describe('Author of the message')

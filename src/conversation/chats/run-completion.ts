@@ -1,11 +1,11 @@
 import { randomUUID } from 'node:crypto'
-import { answerUsage, recordUsageWith, type UsageDraft, type UsedAnswer } from '../../control/usage/meter.ts'
-import type { Outbox } from '../../core/db/writer.ts'
-import type { Services } from '../../core/process/services.ts'
-import { callRoute, routingRecorder } from '../../execution/model-routes/call.ts'
-import { callModel } from '../../execution/providers/call.ts'
-import { estimatedUsage } from '../../execution/providers/estimated-usage.ts'
-import type { ModelAnswer, ModelRequest, UnusedAnswer } from '../../execution/providers/model-messages.ts'
+import { answerUsage, recordUsageWith, type UsageDraft, type UsedAnswer } from '#control/usage/meter.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
+import { callRoute, routingRecorder } from '#execution/model-routes/call.ts'
+import { callModel } from '#execution/providers/call.ts'
+import { estimatedUsage } from '#execution/providers/estimated-usage.ts'
+import type { ModelAnswer, ModelRequest, UnusedAnswer } from '#execution/providers/model-messages.ts'
 import type { ServedTarget } from './store.ts'
 
 /** Target of a completion. `model` null is the default of the provider or of the target of the route. */

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import { defaultRouteOf, type LoadedRoute, loadedRoute, routeById } from '../../execution/model-routes/store.ts'
-import { aiProviderKind, type ProviderRow } from '../../execution/providers/model.ts'
-import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
-import { PauseState, pauseStateOf } from '../../identity/projects/store.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
+import { defaultRouteOf, type LoadedRoute, loadedRoute, routeById } from '#execution/model-routes/store.ts'
+import { aiProviderKind, type ProviderRow } from '#execution/providers/model.ts'
+import type { DefaultRouteUsers } from '#identity/projects/default-model-route.ts'
+import { PauseState, pauseStateOf } from '#identity/projects/store.ts'
 import { type ChatRow, chatKind } from './model.ts'
 
 /** Lists the chats that use the default route of their project. By chats_inheriting. */

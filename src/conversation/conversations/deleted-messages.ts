@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { deleteInBatches } from '../../core/jobs/sweeps.ts'
-import type { Services } from '../../core/process/services.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import type { Services } from '#core/process/services.ts'
 import type { ConversationRow } from './model.ts'
 
 /** Records of deleted messages, with which the purge of an end user finds copies in events and memories. */

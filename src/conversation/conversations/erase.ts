@@ -1,5 +1,5 @@
-import { deleteMessageTexts, lockMessageTexts } from '../../content/documents/message-text.ts'
-import { redactEvents, redactFields } from '../../control/events/redact.ts'
+import { deleteMessageTexts, lockMessageTexts } from '#content/documents/message-text.ts'
+import { redactEvents, redactFields } from '#control/events/redact.ts'
 import {
   type Counts,
   contentUnavailable,
@@ -8,11 +8,11 @@ import {
   type EndUserPurge,
   eraseInBatches,
   type TurnContentEraser,
-} from '../../control/retention/erasure.ts'
-import { eraseStoredResponses } from '../../core/api/idempotency.ts'
-import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#control/retention/erasure.ts'
+import { eraseStoredResponses } from '#core/api/idempotency.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 import { deleteSummariesOf } from '../summaries/store.ts'
 import { deleteDeletedMessages, listDeletedMessages } from './deleted-messages.ts'
 import { messageEvents } from './model.ts'

@@ -1,16 +1,16 @@
 import { z } from 'zod'
-import { type Counts, isTurnHeld } from '../../control/retention/erasure.ts'
+import { type Counts, isTurnHeld } from '#control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
   expirePages,
   retentionSweep,
   sweepProjects,
-} from '../../control/retention/expire.ts'
-import { requireNoLegalHold } from '../../control/retention/legal-hold.ts'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#control/retention/expire.ts'
+import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 import { sessionHooks } from '../turns/hooks.ts'
 import { type ConversationRow, conversationKind } from './model.ts'
 import { removeConversation } from './store.ts'

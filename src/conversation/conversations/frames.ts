@@ -1,5 +1,5 @@
-import { sql } from '../../core/db/sql.ts'
-import type { Outbox } from '../../core/db/writer.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Outbox } from '#core/db/writer.ts'
 import type { ConversationRow } from './model.ts'
 
 /** Notifies web processes of frames of a session: the session id, followed by the event if it is not stored. */

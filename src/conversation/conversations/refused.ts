@@ -1,4 +1,4 @@
-import { sql } from '../../core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 
 /** Expression for whether a message `m` is an answer that the vendor refused: its history is empty. */
 export const isRefusedMessage = sql.fragment`coalesce(m.history = '[]', false)`

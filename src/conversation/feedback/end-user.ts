@@ -1,5 +1,5 @@
-import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type EndUserAccess, endUserView } from '#core/api/end-user.ts'
+import { sql } from '#core/db/sql.ts'
 import { ownSessionIds, sessionAccess } from '../sessions/end-user.ts'
 
 /** Access of end users to their feedback on replies in their sessions. */

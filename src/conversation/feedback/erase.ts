@@ -1,14 +1,14 @@
-import { type Redaction, redactEvents, redactFields } from '../../control/events/redact.ts'
+import { type Redaction, redactEvents, redactFields } from '#control/events/redact.ts'
 import {
   type Counts,
   contentUnavailable,
   type EndUserContentEraser,
   eraseInBatches,
   type TurnContentEraser,
-} from '../../control/retention/erasure.ts'
-import { eraseStoredResponses } from '../../core/api/idempotency.ts'
-import { sql } from '../../core/db/sql.ts'
-import type { Tx } from '../../core/db/writer.ts'
+} from '#control/retention/erasure.ts'
+import { eraseStoredResponses } from '#core/api/idempotency.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { feedbackKind } from './model.ts'
 import { eraseTexts, isOfEndUser, listFeedbackOfEndUser } from './store.ts'

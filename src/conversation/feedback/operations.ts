@@ -1,17 +1,10 @@
 import { z } from 'zod'
-import { columnFilter, equalsFilter } from '../../core/api/filters.ts'
-import {
-  booleanQuery,
-  integerQuery,
-  MAX_INTEGER,
-  parseTime,
-  textFilter,
-  timeRangeCondition,
-} from '../../core/api/lists.ts'
-import { itemOperation, type Operation, operation } from '../../core/api/operation.ts'
-import { resource } from '../../core/api/resource.ts'
-import { sql } from '../../core/db/sql.ts'
-import { generationKind } from '../../execution/generations/model.ts'
+import { columnFilter, equalsFilter } from '#core/api/filters.ts'
+import { booleanQuery, integerQuery, MAX_INTEGER, parseTime, textFilter, timeRangeCondition } from '#core/api/lists.ts'
+import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
+import { resource } from '#core/api/resource.ts'
+import { sql } from '#core/db/sql.ts'
+import { generationKind } from '#execution/generations/model.ts'
 import { sessionKind } from '../sessions/kind.ts'
 import { giveAccess, listAccess } from './end-user.ts'
 import { authorOf, deleteFeedback, giveFeedback, targetOfMessage, targetOfTurn } from './give.ts'

@@ -1,21 +1,16 @@
 import type { z } from 'zod'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import type { Context, OperationResult } from '../../core/api/operation.ts'
-import { callerContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
-import type { ClientInput } from '../../core/invoke/call.ts'
-import type { Services } from '../../core/process/services.ts'
-import { checkOverlay } from '../../execution/agents/knowledge.ts'
-import { generationKind } from '../../execution/generations/model.ts'
-import { admitTurn } from '../../execution/generations/request/admission.ts'
-import {
-  createdStatus,
-  patienceOf,
-  respondWithTurn,
-  responseMode,
-} from '../../execution/generations/request/respond.ts'
-import { streamTurn } from '../../execution/generations/streams/stream.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import type { Context, OperationResult } from '#core/api/operation.ts'
+import { callerContext } from '#core/api/tool-context.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import type { ClientInput } from '#core/invoke/call.ts'
+import type { Services } from '#core/process/services.ts'
+import { checkOverlay } from '#execution/agents/knowledge.ts'
+import { generationKind } from '#execution/generations/model.ts'
+import { admitTurn } from '#execution/generations/request/admission.ts'
+import { createdStatus, patienceOf, respondWithTurn, responseMode } from '#execution/generations/request/respond.ts'
+import { streamTurn } from '#execution/generations/streams/stream.ts'
 import {
   cancelTurns,
   endCancelledTurns,

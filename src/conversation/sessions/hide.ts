@@ -1,5 +1,5 @@
-import type { Context } from '../../core/api/operation.ts'
-import { voidStatement } from '../../core/db/sql.ts'
+import type { Context } from '#core/api/operation.ts'
+import { voidStatement } from '#core/db/sql.ts'
 import { changeSession } from './change.ts'
 import type { SessionRow } from './model.ts'
 

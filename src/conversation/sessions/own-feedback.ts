@@ -1,5 +1,5 @@
-import { type Fragment, sql } from '../../core/db/sql.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
+import type { Caller } from '#core/iam/caller.ts'
 
 /**
  * Expression for the feedback of an end user on a message `m`. Null for other callers, which include turns: comments are

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { itemOperation } from '../../core/api/operation.ts'
-import { type Queryable, voidStatement } from '../../core/db/sql.ts'
+import { itemOperation } from '#core/api/operation.ts'
+import { type Queryable, voidStatement } from '#core/db/sql.ts'
 import { readAccess } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 

@@ -1,5 +1,5 @@
-import { AppError, type ErrorCode, type RecordedFailure, raise } from '../../core/api/errors.ts'
-import type { Tx } from '../../core/db/writer.ts'
+import { AppError, type ErrorCode, type RecordedFailure, raise } from '#core/api/errors.ts'
+import type { Tx } from '#core/db/writer.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import { lockConversation } from '../conversations/store.ts'
 import { findSession } from './kind.ts'

@@ -1,10 +1,10 @@
-import { itemOperation, streamResult } from '../../core/api/operation.ts'
+import { itemOperation, streamResult } from '#core/api/operation.ts'
 import {
   consumeStreamTicket,
   StreamQuery,
   streamPosition,
   ticketOperation,
-} from '../../execution/generations/streams/tickets.ts'
+} from '#execution/generations/streams/tickets.ts'
 import { sessionAccess, streamAccess } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import { sessionEvents } from './stream-events.ts'

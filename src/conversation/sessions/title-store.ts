@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '../../core/api/errors.ts'
-import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { isRefusedMessage } from '../conversations/refused.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'

@@ -1,4 +1,4 @@
-import { sql } from '../../core/db/sql.ts'
+import { sql } from '#core/db/sql.ts'
 
 /** Most unread messages that are counted. */
 const MAX_UNREAD = 100

@@ -1,5 +1,5 @@
-import { raise } from '../../core/api/errors.ts'
-import { itemOperation, type Operation } from '../../core/api/operation.ts'
+import { raise } from '#core/api/errors.ts'
+import { itemOperation, type Operation } from '#core/api/operation.ts'
 import { conversationKind } from '../conversations/model.ts'
 import { ConversationSummary } from './model.ts'
 import { findSummary } from './store.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { messageTextJoin } from '../../content/documents/message-text.ts'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { DEFAULT_KEEP_LAST } from '../../execution/agents/context-policy.ts'
+import { messageTextJoin } from '#content/documents/message-text.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { DEFAULT_KEEP_LAST } from '#execution/agents/context-policy.ts'
 import { isInRefusedExchange } from '../conversations/refused.ts'
 import { ConversationSummary, type SummaryRow } from './model.ts'
 

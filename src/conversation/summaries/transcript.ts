@@ -1,4 +1,4 @@
-import { truncateBytes } from '../../core/api/storable-text.ts'
+import { truncateBytes } from '#core/api/storable-text.ts'
 import type { CoveredMessage } from './store.ts'
 
 /** Who wrote a message, by its origin or its role. */

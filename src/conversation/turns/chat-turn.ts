@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import { jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { Outbox } from '../../core/db/writer.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
 
 /** A conversation turn that a chat answers with one completion, without a generation. */
 export type ChatTurnRef = { conversation_id: string; seq: number }

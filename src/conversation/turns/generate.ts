@@ -1,16 +1,16 @@
 import type { z } from 'zod'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import type { Made } from '../../core/api/idempotency.ts'
-import { isIdOf } from '../../core/api/kind.ts'
-import type { Context, OperationResult } from '../../core/api/operation.ts'
-import { callerContext, mergeContext } from '../../core/api/tool-context.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import { principalRecord } from '../../core/iam/caller.ts'
-import type { Services } from '../../core/process/services.ts'
-import { checkOverlay } from '../../execution/agents/knowledge.ts'
-import { admitTurn } from '../../execution/generations/request/admission.ts'
-import type { Mailboxes } from '../../execution/generations/request/cancel-turn.ts'
-import { nestedTurnFields } from '../../execution/generations/request/create.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import type { Made } from '#core/api/idempotency.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import type { Context, OperationResult } from '#core/api/operation.ts'
+import { callerContext, mergeContext } from '#core/api/tool-context.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import type { Services } from '#core/process/services.ts'
+import { checkOverlay } from '#execution/agents/knowledge.ts'
+import { admitTurn } from '#execution/generations/request/admission.ts'
+import type { Mailboxes } from '#execution/generations/request/cancel-turn.ts'
+import { nestedTurnFields } from '#execution/generations/request/create.ts'
 import {
   createdStatus,
   patienceOf,
@@ -18,7 +18,7 @@ import {
   replayTurnResponse,
   respondWithTurn,
   responseMode,
-} from '../../execution/generations/request/respond.ts'
+} from '#execution/generations/request/respond.ts'
 import { actorKind } from '../actors/model.ts'
 import type { ConversationRow, GenerateMessageInput } from '../conversations/model.ts'
 import { appendMessage, lockConversation } from '../conversations/store.ts'

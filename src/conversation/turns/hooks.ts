@@ -1,10 +1,10 @@
-import type { RecordedFailure } from '../../core/api/errors.ts'
-import type { KindRow } from '../../core/api/kind.ts'
-import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import type { Outbox, Tx } from '../../core/db/writer.ts'
-import { extensionPoint } from '../../core/declarations.ts'
-import type { SessionKnowledge } from '../../execution/agents/knowledge.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import type { KindRow } from '#core/api/kind.ts'
+import type { ToolContext } from '#core/api/tool-context.ts'
+import type { Fragment, Queryable } from '#core/db/sql.ts'
+import type { Outbox, Tx } from '#core/db/writer.ts'
+import { extensionPoint } from '#core/declarations.ts'
+import type { SessionKnowledge } from '#execution/agents/knowledge.ts'
 import type { MessageRow } from '../conversations/model.ts'
 
 /** The session of a conversation, as its mailbox requires it. */

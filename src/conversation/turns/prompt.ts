@@ -1,12 +1,7 @@
-import type { RecordedFailure } from '../../core/api/errors.ts'
-import type { Queryable } from '../../core/db/sql.ts'
-import type { PromptContext } from '../../execution/generations/model.ts'
-import {
-  type FilePart,
-  type ModelMessage,
-  messageText,
-  type TextPart,
-} from '../../execution/providers/model-messages.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { PromptContext } from '#execution/generations/model.ts'
+import { type FilePart, type ModelMessage, messageText, type TextPart } from '#execution/providers/model-messages.ts'
 import type { ConversationRow } from '../conversations/model.ts'
 import type { MessagePart } from '../conversations/parts-model.ts'
 import { type PromptFacts, type SeenMessage, startTurnWithPrompt, type TurnRow } from './store.ts'

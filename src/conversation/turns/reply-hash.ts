@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { type Fragment, sql } from '../../core/db/sql.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 
 const DETAILS = /<details\b/gi
 const END_OF_DETAILS = /<\/details>/gi

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { IgnoredParams } from '../../execution/generations/request/turn-result.ts'
-import { turnEvents } from '../../execution/generations/streams/events.ts'
+import { IgnoredParams } from '#execution/generations/request/turn-result.ts'
+import { turnEvents } from '#execution/generations/streams/events.ts'
 import { ConversationMessage } from '../conversations/model.ts'
 
 /** Result of a turn in a conversation, for waiting callers and the last stream event. */

@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
 import { z } from 'zod'
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import type { Queryable } from '../db/sql.ts'
 import type { Outbox, Tx } from '../db/writer.ts'
 import { declarations } from '../declarations.ts'

@@ -1,5 +1,5 @@
 import MiniSearch, { type Options } from 'minisearch'
-import { settingRows } from '../../config.ts'
+import { settingRows } from '#config.ts'
 import { errorCodes, errorEntry } from '../api/errors.ts'
 import { eventTypes } from '../db/events.ts'
 import type { Section } from './markdown.ts'

@@ -1,4 +1,4 @@
-import { settingRows } from '../../config.ts'
+import { settingRows } from '#config.ts'
 
 /** The table of the settings. */
 

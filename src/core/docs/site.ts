@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import type { Operation } from '../api/operation.ts'
 import { cataloguePages, requiredPages } from './catalogues.ts'
 import type { Description } from './description.ts'

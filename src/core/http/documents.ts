@@ -1,4 +1,4 @@
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import type { Operation } from '../api/operation.ts'
 import type { Site } from '../docs/site.ts'
 import { release } from '../process/release.ts'

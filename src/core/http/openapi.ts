@@ -1,5 +1,5 @@
 import type { z } from 'zod'
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import { commandsOf, pagingOf } from '../api/commands.ts'
 import type { EndUserAccess } from '../api/end-user.ts'
 import { type ErrorCode, errorDocument, errorEntry } from '../api/errors.ts'

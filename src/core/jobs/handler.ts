@@ -1,4 +1,4 @@
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import type { Fragment } from '../db/sql.ts'
 import type { Outbox } from '../db/writer.ts'
 import type { SlotHolder } from '../net/hanging-calls.ts'

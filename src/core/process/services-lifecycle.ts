@@ -1,4 +1,4 @@
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import { openNotifier } from '../db/notifier.ts'
 import { openNotifications } from '../db/notify.ts'
 import { cancelAbandonedStatements } from '../db/pg-client.ts'

@@ -1,4 +1,4 @@
-import { type Config, ConfigError, loadConfig, type SettingProblem } from '../../config.ts'
+import { type Config, ConfigError, loadConfig, type SettingProblem } from '#config.ts'
 import { parseDatabaseUrl } from '../db/database-url.ts'
 import { parseAllowHosts } from '../net/allow-hosts.ts'
 import { parseNameServers } from '../net/resolver.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import { type AppError, executorLost } from '../api/errors.ts'
 import type { Fragment } from '../db/sql.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'

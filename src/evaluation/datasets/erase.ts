@@ -1,5 +1,5 @@
-import { contentUnavailable, type EndUserContentEraser, eraseInBatches } from '../../control/retention/erasure.ts'
-import { eraseStoredResponses } from '../../core/api/idempotency.ts'
+import { contentUnavailable, type EndUserContentEraser, eraseInBatches } from '#control/retention/erasure.ts'
+import { eraseStoredResponses } from '#core/api/idempotency.ts'
 import { addToDatasetCounts, deleteItems, listItemsOfEndUser, lockDatasets } from './store.ts'
 
 /** Deletes items copied from turns and sessions of an end user; items written by callers remain. */

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/erasure.ts'
-import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { turnsOfEndUser } from '../../execution/generations/erase/purge-store.ts'
+import type { EndUser } from '#control/retention/erasure.ts'
+import { MAX_PAGE_BYTES } from '#core/api/lists.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { turnsOfEndUser } from '#execution/generations/erase/purge-store.ts'
 import { type DatasetItemRow, type DatasetRow, datasetItemKind } from './model.ts'
 
 /** Source of a copied item: a turn, a conversation, and their end user. */

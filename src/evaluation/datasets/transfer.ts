@@ -1,7 +1,7 @@
 import { Readable } from 'node:stream'
 import { z } from 'zod'
-import { MAX_PAGE_BYTES } from '../../core/api/lists.ts'
-import { type Context, itemOperation, type Operation, result, streamResult } from '../../core/api/operation.ts'
+import { MAX_PAGE_BYTES } from '#core/api/lists.ts'
+import { type Context, itemOperation, type Operation, result, streamResult } from '#core/api/operation.ts'
 import { addItems, checkItem, itemBytes, lockAndReserve, newItem } from './add.ts'
 import { csvHeader, csvLines, ITEM_FORMATS, jsonLine, MEDIA_TYPES } from './item-files.ts'
 import {

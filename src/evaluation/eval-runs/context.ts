@@ -1,5 +1,5 @@
-import type { Services } from '../../core/process/services.ts'
-import { openJson, sealJson } from '../../core/secrets/json.ts'
+import type { Services } from '#core/process/services.ts'
+import { openJson, sealJson } from '#core/secrets/json.ts'
 import { type EvalRunRow, evalRunSeal } from './model.ts'
 
 type RunRef = Pick<EvalRunRow, 'id' | 'project_id'>

@@ -4,12 +4,12 @@ import {
   type EndUserPurge,
   sumCounts,
   type TurnContentEraser,
-} from '../../control/retention/erasure.ts'
-import { AppError } from '../../core/api/errors.ts'
-import { eraseStoredResponses } from '../../core/api/idempotency.ts'
-import { eraseDecisions } from '../../execution/deciders/erase.ts'
-import { purgeTraces } from '../../execution/generations/erase/purge.ts'
-import { cancelTurnIfActive } from '../../execution/generations/request/cancel-turn.ts'
+} from '#control/retention/erasure.ts'
+import { AppError } from '#core/api/errors.ts'
+import { eraseStoredResponses } from '#core/api/idempotency.ts'
+import { eraseDecisions } from '#execution/deciders/erase.ts'
+import { purgeTraces } from '#execution/generations/erase/purge.ts'
+import { cancelTurnIfActive } from '#execution/generations/request/cancel-turn.ts'
 import {
   eraseOutputs,
   eraseResults,

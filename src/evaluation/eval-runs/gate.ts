@@ -1,5 +1,5 @@
-import { isIdOf } from '../../core/api/kind.ts'
-import type { PromotionGates } from '../../execution/agents/release.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import type { PromotionGates } from '#execution/agents/release.ts'
 import { evalKind } from '../evals/model.ts'
 import { findPassedRun } from './store.ts'
 

@@ -1,4 +1,4 @@
-import { type LongWork, longWorkResult, workInProgress } from '../../core/api/long-work.ts'
+import { type LongWork, longWorkResult, workInProgress } from '#core/api/long-work.ts'
 import { type EvalRunRow, evalRunKind, isLive } from './model.ts'
 
 export const evalRunWork: LongWork<EvalRunRow> = {

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/erasure.ts'
-import type { RecordedFailure } from '../../core/api/errors.ts'
-import { storableText } from '../../core/api/storable-text.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import type { EndUser } from '#control/retention/erasure.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import { storableText } from '#core/api/storable-text.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { copiedRowIds } from '../datasets/store.ts'
 import { type EvalRunRow, evalResultKind, OpenItem, RESULT_STATES, type Score } from './model.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { expressionProblem } from '../../core/expressions/evaluate.ts'
+import { expressionProblem } from '#core/expressions/evaluate.ts'
 
 /** Scorers: each returns a score from 0 to 1 and whether the output passed. */
 

@@ -1,4 +1,4 @@
-import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
+import { type EndUserAccess, endUserView } from '#core/api/end-user.ts'
 import { type MediaSettings, mediaRules } from './media.ts'
 import type { AgentRow } from './model.ts'
 

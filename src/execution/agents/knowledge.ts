@@ -1,14 +1,14 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
-import { documentKind } from '../../content/documents/model.ts'
-import { SEARCH_ACTION as SEARCH } from '../../content/knowledge/sources.ts'
-import { Directory } from '../../content/paths.ts'
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import { isIdOf, type Kind, type KindRow, kinds } from '../../core/api/kind.ts'
-import type { Context } from '../../core/api/operation.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { Caller } from '../../core/iam/caller.ts'
-import { refuseEndUserBound } from '../../memory/reach.ts'
+import { documentKind } from '#content/documents/model.ts'
+import { SEARCH_ACTION as SEARCH } from '#content/knowledge/sources.ts'
+import { Directory } from '#content/paths.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { isIdOf, type Kind, type KindRow, kinds } from '#core/api/kind.ts'
+import type { Context } from '#core/api/operation.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
+import type { Caller } from '#core/iam/caller.ts'
+import { refuseEndUserBound } from '#memory/reach.ts'
 
 /** Knowledge of an agent: the sources searched before its turns, and the memory store that its turns may write to. */
 

@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto'
-import { type Fragment, type Queryable, rawFragment, sql } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, rawFragment, sql } from '#core/db/sql.ts'
 import { type AgentRow, agentKind, readConfig } from './model.ts'
 
 /** Owner of a turn, which determines its version during a release. */

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { DefaultRouteUsers } from '../../identity/projects/default-model-route.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { DefaultRouteUsers } from '#identity/projects/default-model-route.ts'
 import { type AgentRow, agentKind } from './model.ts'
 
 /** Lists the agents of a project, oldest first. */

@@ -1,5 +1,5 @@
-import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
-import { sql } from '../../core/db/sql.ts'
+import { type EndUserAccess, endUserView } from '#core/api/end-user.ts'
+import { sql } from '#core/db/sql.ts'
 import { endUserSessions, isOfOwnSession } from '../generations/end-user.ts'
 import type { ApprovalRow } from './model.ts'
 

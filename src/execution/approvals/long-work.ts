@@ -6,10 +6,10 @@ import {
   type WorkState,
   type WorkView,
   workInProgress,
-} from '../../core/api/long-work.ts'
-import { truncateBytes } from '../../core/api/storable-text.ts'
-import type { Queryable } from '../../core/db/sql.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#core/api/long-work.ts'
+import { truncateBytes } from '#core/api/storable-text.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Services } from '#core/process/services.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { readTurnEnd } from '../generations/request/wait-for-turn.ts'
 import { type ApprovalRow, approvalKind } from './model.ts'

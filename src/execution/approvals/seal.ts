@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto'
-import { canonicalJson } from '../../core/api/canonical.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
-import type { Services } from '../../core/process/services.ts'
-import { sealJson } from '../../core/secrets/json.ts'
+import { canonicalJson } from '#core/api/canonical.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import type { Services } from '#core/process/services.ts'
+import { sealJson } from '#core/secrets/json.ts'
 import type { ApprovedCallOutcome, Frozen } from './model.ts'
 
 type Owner = { id: string; project_id: string }

@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { findAgent, readConfig } from '../agents/model.ts'
 import { agentVersions } from '../agents/versions.ts'
 import { findGrantingShares } from '../shares/grants.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { kind } from '#core/api/kind.ts'
+import { record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
 
 export const CHAIN_STATUSES = ['active', 'concluded', 'expired', 'budget_exhausted'] as const
 

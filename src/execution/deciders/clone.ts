@@ -1,5 +1,5 @@
-import { copyAuthor } from '../../core/versions/version.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import { copyAuthor } from '#core/versions/version.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { deciderKind, deciderVersions } from './model.ts'
 import { listProjectDeciders } from './store.ts'
 

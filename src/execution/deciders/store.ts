@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import type { PrincipalRecord } from '../../core/iam/caller.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
 import { type DeciderRow, type DecisionRow, deciderKind, decisionKind } from './model.ts'
 
 /** Lists the deciders of a project, oldest first (index deciders_project). */

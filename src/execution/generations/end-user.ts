@@ -1,7 +1,7 @@
-import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '../../core/api/end-user.ts'
-import type { Fragment, Queryable } from '../../core/db/sql.ts'
-import { extensionPoint } from '../../core/declarations.ts'
-import type { EndUser } from '../../core/iam/caller.ts'
+import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '#core/api/end-user.ts'
+import type { Fragment, Queryable } from '#core/db/sql.ts'
+import { extensionPoint } from '#core/declarations.ts'
+import type { EndUser } from '#core/iam/caller.ts'
 import type { GenerationRow } from './model.ts'
 
 /** What end users see of turns of their sessions. */

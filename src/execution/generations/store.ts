@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { type FileRow, fileKind } from '../../content/files/model.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { type MemoryEntryRow, memoryEntryKind } from '../../memory/entries/model.ts'
+import { type FileRow, fileKind } from '#content/files/model.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { type MemoryEntryRow, memoryEntryKind } from '#memory/entries/model.ts'
 import { type JournalRow, journalInsert } from './journal/store.ts'
 import { AbortRequest, type GenerationRow, generationKind, type Knowledge } from './model.ts'
 

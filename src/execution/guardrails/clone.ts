@@ -1,5 +1,5 @@
-import { copyAuthor } from '../../core/versions/version.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import { copyAuthor } from '#core/versions/version.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { guardrailKind, guardrailVersions } from './model.ts'
 import { listProjectGuardrails } from './store.ts'
 

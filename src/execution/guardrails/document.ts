@@ -1,7 +1,7 @@
-import { raise, raiseInvalid } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
-import { expressionProblem, operationOf } from '../../core/expressions/evaluate.ts'
-import { type RootRead, rootReadsOf, unknownOperators } from '../../core/expressions/references.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { expressionProblem, operationOf } from '#core/expressions/evaluate.ts'
+import { type RootRead, rootReadsOf, unknownOperators } from '#core/expressions/references.ts'
 import { CLASSES, type Class, type GuardrailDocument, type GuardrailRow } from './model.ts'
 import { RUNTIME_KEYS } from './runtime.ts'
 

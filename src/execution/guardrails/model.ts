@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { Author } from '../../core/api/authors.ts'
-import { jsonOrJsonText } from '../../core/api/json-text.ts'
-import { kind } from '../../core/api/kind.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { withWarnings } from '../../core/api/warnings.ts'
-import { invalidateOnCommit } from '../../core/db/notified-cache.ts'
-import { versionLabel } from '../../core/versions/version.ts'
-import { versioned } from '../../core/versions/versioned.ts'
+import { Author } from '#core/api/authors.ts'
+import { jsonOrJsonText } from '#core/api/json-text.ts'
+import { kind } from '#core/api/kind.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
+import { withWarnings } from '#core/api/warnings.ts'
+import { invalidateOnCommit } from '#core/db/notified-cache.ts'
+import { versionLabel } from '#core/versions/version.ts'
+import { versioned } from '#core/versions/versioned.ts'
 
 /** Class of a call: A harmless, B guarded, C requires approval, D blocked. */
 export const CLASSES = ['A', 'B', 'C', 'D'] as const

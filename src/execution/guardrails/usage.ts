@@ -1,4 +1,4 @@
-import { isFullyUnpriced, type SumsRow, usedByRun, usedWithin } from '../../control/usage/sums.ts'
+import { isFullyUnpriced, type SumsRow, usedByRun, usedWithin } from '#control/usage/sums.ts'
 import type { RuntimeReader } from './runtime.ts'
 
 const HOUR_MS = 3_600_000

@@ -1,4 +1,4 @@
-import type { TurnContentEraser } from '../../control/retention/erasure.ts'
+import type { TurnContentEraser } from '#control/retention/erasure.ts'
 import { settleFiringsOfTurns } from './store.ts'
 
 /** Settles the firings of erased turns, so that a worker that processes one stores nothing more. */

@@ -1,4 +1,4 @@
-import type { SubmittedFact as StatedFact } from '../../memory/entries/write.ts'
+import type { SubmittedFact as StatedFact } from '#memory/entries/write.ts'
 import type { GenerationRow } from '../generations/model.ts'
 import { factProvenance } from '../generations/tools/write-memory.ts'
 import type { ExtractedFact } from './facts.ts'

@@ -1,5 +1,5 @@
-import type { Tx } from '../../core/db/writer.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { copyProviders } from '../providers/clone.ts'
 import { modelRouteKind, targetProviderIds } from './model.ts'
 import { listProjectRoutes } from './store.ts'

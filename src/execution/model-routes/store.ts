@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { aiProviderKind, type ProviderRow } from '../providers/model.ts'
 import { type ModelRouteRow, modelRouteKind } from './model.ts'
 

@@ -1,5 +1,5 @@
-import type { Tx } from '../../core/db/writer.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { withoutCredentials } from './config.ts'
 import { aiProviderKind } from './model.ts'
 import { listProjectProviders } from './store.ts'

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { type Problem, raise, raiseInvalid } from '../../core/api/errors.ts'
-import { isObject } from '../../core/api/exact-json.ts'
-import type { Services } from '../../core/process/services.ts'
-import { sealJson } from '../../core/secrets/json.ts'
-import { tokensIn } from '../../identity/secrets/resolve.ts'
+import { type Problem, raise, raiseInvalid } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import type { Services } from '#core/process/services.ts'
+import { sealJson } from '#core/secrets/json.ts'
+import { tokensIn } from '#identity/secrets/resolve.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import {
   DIALECTS,

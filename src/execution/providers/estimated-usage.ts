@@ -1,4 +1,4 @@
-import { estimatedTokens } from '../../control/usage/meter.ts'
+import { estimatedTokens } from '#control/usage/meter.ts'
 import type { ModelRequest, ModelUsage } from './model-messages.ts'
 
 /** Returns the tokens of a request and of the characters of its answer, where the vendor reported none. */

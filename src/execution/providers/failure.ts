@@ -8,10 +8,10 @@ import {
   TypeValidationError,
   UnsupportedFunctionalityError,
 } from '@ai-sdk/provider'
-import { AppError, type ErrorCode } from '../../core/api/errors.ts'
-import { truncateChars } from '../../core/api/storable-text.ts'
-import { EgressBlockedError } from '../../core/net/egress.ts'
-import { maskSecrets } from '../../identity/secrets/mask.ts'
+import { AppError, type ErrorCode } from '#core/api/errors.ts'
+import { truncateChars } from '#core/api/storable-text.ts'
+import { EgressBlockedError } from '#core/net/egress.ts'
+import { maskSecrets } from '#identity/secrets/mask.ts'
 import { type FailureClass, failureClassOf, isTransientClass } from './failure-class.ts'
 import { misconfiguredProvider } from './misconfigured.ts'
 import { retryAfter } from './retry-after.ts'

@@ -1,4 +1,4 @@
-import type { TokenCounts } from '../../control/usage/meter.ts'
+import type { TokenCounts } from '#control/usage/meter.ts'
 import type { ModelInput } from './model.ts'
 import type { VendorTools } from './options/vendor-tool-settings.ts'
 

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { withWarnings } from '../../core/api/warnings.ts'
-import { sql } from '../../core/db/sql.ts'
-import { sealedColumn } from '../../core/secrets/sealed.ts'
+import { kind } from '#core/api/kind.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
+import { withWarnings } from '#core/api/warnings.ts'
+import { sql } from '#core/db/sql.ts'
+import { sealedColumn } from '#core/secrets/sealed.ts'
 
 export const PROVIDER_TYPES = [
   'openai',

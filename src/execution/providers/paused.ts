@@ -1,4 +1,4 @@
-import { sumAnswer, UNREPORTED } from '../../control/usage/meter.ts'
+import { sumAnswer, UNREPORTED } from '#control/usage/meter.ts'
 import { MAX_ANNOTATIONS } from './annotations.ts'
 import type { ModelAnswer, ModelRequest, ModelUsage, PromptMessage, VendorPart } from './model-messages.ts'
 

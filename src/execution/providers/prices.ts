@@ -1,7 +1,7 @@
-import { providerScope } from '../../control/usage/prices.ts'
-import { ProviderPricesInput } from '../../control/usage/prices-model.ts'
-import { priceOperationsFor } from '../../control/usage/prices-operations.ts'
-import type { Operation } from '../../core/api/operation.ts'
+import { providerScope } from '#control/usage/prices.ts'
+import { ProviderPricesInput } from '#control/usage/prices-model.ts'
+import { priceOperationsFor } from '#control/usage/prices-operations.ts'
+import type { Operation } from '#core/api/operation.ts'
 import { aiProviderKind } from './model.ts'
 
 /** Price overrides of a provider, which take precedence over the prices of its project and of the deployment. */

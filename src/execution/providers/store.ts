@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { aiProviderKind, Matrix, type ProviderProfile, type ProviderRow } from './model.ts'
 
 /** Lists the providers of a project, oldest first. */

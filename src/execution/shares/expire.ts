@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { handler, schedule } from '../../core/jobs/handler.ts'
-import { workQueue } from '../../core/jobs/queue.ts'
-import { deleteInBatches } from '../../core/jobs/sweeps.ts'
-import type { Services } from '../../core/process/services.ts'
+import { handler, schedule } from '#core/jobs/handler.ts'
+import { workQueue } from '#core/jobs/queue.ts'
+import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import type { Services } from '#core/process/services.ts'
 import { revokeShares } from './kind.ts'
 import { deleteShareCounters, deleteUsage, lockExpiredShares } from './store.ts'
 

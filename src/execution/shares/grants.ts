@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../core/db/sql.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import { ALL_PROJECTS, Cap, type ResourceKind, SHAREABLE } from './terms.ts'
 
 /** Share by which a project may call a tool or agent of another project. */

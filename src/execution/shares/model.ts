@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { projectField, record } from '../../core/api/record.ts'
+import { projectField, record } from '#core/api/record.ts'
 import { AgentProjection } from '../agents/model.ts'
 import { ToolProjection } from '../tools/projection.ts'
 import { Cap } from './terms.ts'

@@ -1,7 +1,7 @@
-import { recordActivityInTx, recordActivityLater } from '../../control/activity/record.ts'
-import { srn } from '../../core/api/kind.ts'
-import type { Outbox } from '../../core/db/writer.ts'
-import type { Services } from '../../core/process/services.ts'
+import { recordActivityInTx, recordActivityLater } from '#control/activity/record.ts'
+import { srn } from '#core/api/kind.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 
 const SUMMARIES = {
   share_suspended: 'was suspended by its publisher',

@@ -1,4 +1,4 @@
-import type { GrantRequest, GrantSource } from '../../core/api/grants.ts'
+import type { GrantRequest, GrantSource } from '#core/api/grants.ts'
 import { findGrantingShares, isOffered } from './grants.ts'
 import { type ShareRow, shareKind } from './kind.ts'
 import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind } from './terms.ts'

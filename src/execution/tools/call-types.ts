@@ -1,8 +1,8 @@
-import type { Attribution, UsageDraft } from '../../control/usage/meter.ts'
-import type { ToolContext } from '../../core/api/tool-context.ts'
-import type { EvaluationBudget } from '../../core/expressions/evaluate.ts'
-import type { Caller, PrincipalRecord } from '../../core/iam/caller.ts'
-import type { Origin } from '../../core/invoke/call.ts'
+import type { Attribution, UsageDraft } from '#control/usage/meter.ts'
+import type { ToolContext } from '#core/api/tool-context.ts'
+import type { EvaluationBudget } from '#core/expressions/evaluate.ts'
+import type { Caller, PrincipalRecord } from '#core/iam/caller.ts'
+import type { Origin } from '#core/invoke/call.ts'
 import type { Consumer } from '../shares/grants.ts'
 import type { ToolDefinition } from './model.ts'
 

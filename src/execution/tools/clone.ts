@@ -1,5 +1,5 @@
-import { principalRecord } from '../../core/iam/caller.ts'
-import type { Cloneable } from '../../identity/projects/clone.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import type { Cloneable } from '#identity/projects/clone.ts'
 import { stepToolIds } from './check-pipeline.ts'
 import { guardrailCopies } from './guardrail-gate.ts'
 import { type Execute, type Mcp, type Pipeline, type ToolRow, toolKind } from './model.ts'

@@ -1,4 +1,4 @@
-import type { Queryable } from '../../core/db/sql.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import type { Callable } from './call-types.ts'
 import { type Pipeline, withToolDefaults } from './model.ts'
 import { pinnedAction, readsOnly } from './platform.ts'

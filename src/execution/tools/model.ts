@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { Author } from '../../core/api/authors.ts'
-import { jsonOrJsonText } from '../../core/api/json-text.ts'
-import { kind } from '../../core/api/kind.ts'
-import { createBody, patchBody, record } from '../../core/api/record.ts'
-import { withWarnings } from '../../core/api/warnings.ts'
-import { GuardrailIds } from '../../identity/guardrail-ids.ts'
+import { Author } from '#core/api/authors.ts'
+import { jsonOrJsonText } from '#core/api/json-text.ts'
+import { kind } from '#core/api/kind.ts'
+import { createBody, patchBody, record } from '#core/api/record.ts'
+import { withWarnings } from '#core/api/warnings.ts'
+import { GuardrailIds } from '#identity/guardrail-ids.ts'
 
 export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as const
 

@@ -1,5 +1,5 @@
-import { isIdOf } from '../../core/api/kind.ts'
-import type { Queryable } from '../../core/db/sql.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import type { Queryable } from '#core/db/sql.ts'
 import { findGrantingShares } from '../shares/grants.ts'
 import type { Callable } from './call-types.ts'
 import { type ToolRow, toolKind } from './model.ts'

@@ -1,5 +1,5 @@
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import { PauseState } from '../../identity/projects/store.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
+import { PauseState } from '#identity/projects/store.ts'
 import { type ToolRow, toolKind } from './model.ts'
 
 /** Tool to call, with the pause state of its project. */

@@ -1,6 +1,6 @@
-import { raise } from '../../core/api/errors.ts'
-import type { ToolContext } from '../../core/api/tool-context.ts'
-import { tokensIn } from '../../identity/secrets/resolve.ts'
+import { raise } from '#core/api/errors.ts'
+import type { ToolContext } from '#core/api/tool-context.ts'
+import { tokensIn } from '#identity/secrets/resolve.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 
 /**

@@ -1,10 +1,10 @@
-import type { Problem } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
-import { excessOfJson } from '../../core/api/json-limits.ts'
-import { storabilityProblem } from '../../core/api/validate.ts'
-import type { Services } from '../../core/process/services.ts'
-import { threadTask } from '../../core/threads/pool.ts'
-import { threads } from '../../core/threads/threads.ts'
+import type { Problem } from '#core/api/errors.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import { excessOfJson } from '#core/api/json-limits.ts'
+import { storabilityProblem } from '#core/api/validate.ts'
+import type { Services } from '#core/process/services.ts'
+import { threadTask } from '#core/threads/pool.ts'
+import { threads } from '#core/threads/threads.ts'
 import { MAX_BYTES, type Parsed as ParsedYaml, parseYaml, refused, type run, tooLarge } from './yaml.ts'
 
 export type Parsed = { value: unknown } | { problem: Problem }

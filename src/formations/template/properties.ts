@@ -1,6 +1,6 @@
-import type { Problem } from '../../core/api/errors.ts'
-import type { JsonObject } from '../../core/api/flatten.ts'
-import type { Services } from '../../core/process/services.ts'
+import type { Problem } from '#core/api/errors.ts'
+import type { JsonObject } from '#core/api/flatten.ts'
+import type { Services } from '#core/process/services.ts'
 import type { TemplateType } from '../types/model.ts'
 import { type ResolvedValue, resolveValue, type TemplateScope } from './expressions.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { storabilityProblem } from '../../core/api/validate.ts'
+import { storabilityProblem } from '#core/api/validate.ts'
 
 const issuer = z
   .string()

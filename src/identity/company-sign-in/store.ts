@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { pageResult } from '../../core/api/lists.ts'
-import type { Page } from '../../core/api/operation.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { pageResult } from '#core/api/lists.ts'
+import type { Page } from '#core/api/operation.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type Account, UserIdentity } from './model.ts'
 
 const columns = sql.fragment`t.issuer, t.subject, t.label, t.created_at, t.last_login_at`

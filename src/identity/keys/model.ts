@@ -1,9 +1,9 @@
 import ipaddr from 'ipaddr.js'
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { parseTime } from '../../core/api/lists.ts'
-import { record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { kind } from '#core/api/kind.ts'
+import { parseTime } from '#core/api/lists.ts'
+import { record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
 
 export const ProjectKey = record(
   'ProjectKey',

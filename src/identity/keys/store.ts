@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import { idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
+import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { sha256Of } from '#core/secrets/digest.ts'
 import { type KeyFields, type KeyRow, KeyUsage, projectKeyKind } from './model.ts'
 
 const ALPHABET = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz'

@@ -1,9 +1,9 @@
 import { randomBytes, timingSafeEqual } from 'node:crypto'
 import { errors, Provider } from 'oidc-provider'
-import type { Config } from '../../config.ts'
-import { storabilityProblem } from '../../core/api/validate.ts'
-import { isLoopback, LOOPBACK } from '../../core/net/loopback.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
+import type { Config } from '#config.ts'
+import { storabilityProblem } from '#core/api/validate.ts'
+import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
+import { sha256Of } from '#core/secrets/digest.ts'
 import { derivedKeys, signatureOf } from '../signatures.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
 

@@ -1,4 +1,4 @@
-import type { Config } from '../../config.ts'
+import type { Config } from '#config.ts'
 import { cookieName } from '../signed-cookies.ts'
 
 /** Names of the cookies that bind a browser to its requests. */

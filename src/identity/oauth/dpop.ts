@@ -1,7 +1,7 @@
 import { calculateJwkThumbprint, EmbeddedJWK, type JWK, jwtVerify } from 'jose'
-import type { Proof } from '../../core/invoke/hooks.ts'
-import type { Services } from '../../core/process/services.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
+import type { Proof } from '#core/invoke/hooks.ts'
+import type { Services } from '#core/process/services.ts'
+import { sha256Of } from '#core/secrets/digest.ts'
 import { recordProof } from './store.ts'
 
 /** DPoP proofs of API requests (RFC 9449). The library checks the proofs of token requests. */

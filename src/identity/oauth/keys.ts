@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, type JWK } from 'jose'
-import type { Services } from '../../core/process/services.ts'
-import { openJson, sealJson } from '../../core/secrets/json.ts'
+import type { Services } from '#core/process/services.ts'
+import { openJson, sealJson } from '#core/secrets/json.ts'
 import { KEY_SEAL } from './model.ts'
 import { listLiveKeys, lockKeys, replaceKey } from './store.ts'
 

@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { deleteInBatches } from '../../core/jobs/sweeps.ts'
+import { module } from '#core/api/module.ts'
+import { deleteInBatches } from '#core/jobs/sweeps.ts'
 import { sweepLogins } from '../company-sign-in/login.ts'
 import { checkDraft } from './draft.ts'
 import { clientKind, grantKind, sealedOauthValues } from './model.ts'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { operations } from '../../core/api/operation.ts'
-import { actionCatalogue } from '../../core/iam/catalogue.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
-import type { Services } from '../../core/process/services.ts'
+import { operations } from '#core/api/operation.ts'
+import { actionCatalogue } from '#core/iam/catalogue.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
 
 /** Scopes of tokens: `mcp:access`, `muster:user`, and consented actions as `*`, `<module>:*` or `<module>:<Action>`. */
 

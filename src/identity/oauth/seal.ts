@@ -1,6 +1,6 @@
 import type { AdapterPayload } from 'oidc-provider'
-import type { Services } from '../../core/process/services.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
+import type { Services } from '#core/process/services.ts'
+import { sha256Of } from '#core/secrets/digest.ts'
 import { OBJECT_SEAL } from './model.ts'
 
 /**

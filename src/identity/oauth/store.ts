@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import type { Pool } from '../../core/db/pool.ts'
-import { countStatement, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { sha256Of } from '../../core/secrets/digest.ts'
+import type { Pool } from '#core/db/pool.ts'
+import { countStatement, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { sha256Of } from '#core/secrets/digest.ts'
 
 /** Identifiers of objects are stored only as hashes. */
 const hashOf = (text: string | undefined) => (text === undefined ? null : sql.binary(sha256Of(text)))

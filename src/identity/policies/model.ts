@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { operations } from '../../core/api/operation.ts'
-import { record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
-import { policyCatalogue } from '../../core/iam/catalogue.ts'
-import { checkPolicyDocument, type PolicyDocument } from '../../core/iam/policy.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { operations } from '#core/api/operation.ts'
+import { record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
+import { policyCatalogue } from '#core/iam/catalogue.ts'
+import { checkPolicyDocument, type PolicyDocument } from '#core/iam/policy.ts'
 
 const strings = z.array(z.string().min(1)).min(1).max(100)
 

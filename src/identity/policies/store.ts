@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { referencesTo } from '../../core/api/dependents.ts'
-import { pageResult } from '../../core/api/lists.ts'
-import type { Page } from '../../core/api/operation.ts'
-import { idStatement, jsonb, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { referencesTo } from '#core/api/dependents.ts'
+import { pageResult } from '#core/api/lists.ts'
+import type { Page } from '#core/api/operation.ts'
+import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type PolicyRow, PolicyVersion, policyKind } from './model.ts'
 
 type PolicyFields = Pick<PolicyRow, 'name' | 'description' | 'document'>

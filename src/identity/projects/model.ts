@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { kind } from '../../core/api/kind.ts'
-import { booleanQuery, integerQuery, timeInput } from '../../core/api/lists.ts'
-import { patchBody, record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { kind } from '#core/api/kind.ts'
+import { booleanQuery, integerQuery, timeInput } from '#core/api/lists.ts'
+import { patchBody, record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
 import { GuardrailIds } from '../guardrail-ids.ts'
 import { SearchLanguage } from '../search-language.ts'
 

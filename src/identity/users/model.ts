@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { kind } from '../../core/api/kind.ts'
-import { patchBody, record } from '../../core/api/record.ts'
-import { sql } from '../../core/db/sql.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
+import { kind } from '#core/api/kind.ts'
+import { patchBody, record } from '#core/api/record.ts'
+import { sql } from '#core/db/sql.ts'
 
 export const roles = ['admin', 'user'] as const
 export type Role = (typeof roles)[number]

@@ -1,5 +1,5 @@
-import { module } from '../../core/api/module.ts'
-import { authentication } from '../../core/invoke/hooks.ts'
+import { module } from '#core/api/module.ts'
+import { authentication } from '#core/invoke/hooks.ts'
 import { authenticate } from '../principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'

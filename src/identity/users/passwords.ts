@@ -1,8 +1,8 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
-import { serviceNotReady } from '../../core/api/errors.ts'
-import { FairSemaphore } from '../../core/process/fair-semaphore.ts'
-import { processSingleton } from '../../core/process/process-singleton.ts'
-import type { Services } from '../../core/process/services.ts'
+import { serviceNotReady } from '#core/api/errors.ts'
+import { FairSemaphore } from '#core/process/fair-semaphore.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
 import { networkOf } from '../networks.ts'
 
 /** Parameters of scrypt for new hashes: 32 MiB and about 100 ms. Changed only by tests. */

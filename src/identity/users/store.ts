@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type Role, roles, type UserRow, userKind } from './model.ts'
 
 const SignInRow = z.object({

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { EndUser } from '../../control/retention/erasure.ts'
-import { idStatement, type Queryable, sql } from '../../core/db/sql.ts'
+import type { EndUser } from '#control/retention/erasure.ts'
+import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
 
 const memoryRefRow = sql.type(z.strictObject({ id: z.string(), memory_store_id: z.string() }))
 export type MemoryRef = { id: string; memory_store_id: string }

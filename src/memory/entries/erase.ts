@@ -1,15 +1,15 @@
-import { removeVectors, VECTOR_SOURCES } from '../../content/vectors/store.ts'
-import { redactEvents, redactFields } from '../../control/events/redact.ts'
+import { removeVectors, VECTOR_SOURCES } from '#content/vectors/store.ts'
+import { redactEvents, redactFields } from '#control/events/redact.ts'
 import {
   type Counts,
   contentUnavailable,
   type EndUserContentEraser,
   type EndUserPurge,
   eraseInBatches,
-} from '../../control/retention/erasure.ts'
-import { eraseStoredResponses } from '../../core/api/idempotency.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import type { Services } from '../../core/process/services.ts'
+} from '#control/retention/erasure.ts'
+import { eraseStoredResponses } from '#core/api/idempotency.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 import { lockStores } from '../memories/lock-store.ts'
 import { memoryKind } from '../memories/model.ts'
 import { deleteMemories } from '../memories/store.ts'

@@ -1,4 +1,4 @@
-import { resourceType } from '../../core/api/resource-type.ts'
+import { resourceType } from '#core/api/resource-type.ts'
 import type { MemoryRow } from '../memories/model.ts'
 import { findCurrentMemory } from '../memories/store.ts'
 import { type MemoryEntryRow, memoryEntryKind } from './model.ts'

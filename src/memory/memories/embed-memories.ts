@@ -1,7 +1,7 @@
-import { textVectors } from '../../content/chunks/embed.ts'
-import type { Space } from '../../content/embeddings/space.ts'
-import { insertVectors } from '../../content/vectors/store.ts'
-import type { Services } from '../../core/process/services.ts'
+import { textVectors } from '#content/chunks/embed.ts'
+import type { Space } from '#content/embeddings/space.ts'
+import { insertVectors } from '#content/vectors/store.ts'
+import type { Services } from '#core/process/services.ts'
 import { type BareMemory, dropVectors, lockUnchanged, memoryVectorRows, settleEmbedding } from './store.ts'
 
 /** Result of embedding memories. `down`: the provider returned no vector, and the memories are unchanged. */

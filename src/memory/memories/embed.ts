@@ -1,6 +1,6 @@
-import { textVectors } from '../../content/chunks/embed.ts'
-import { currentSpace } from '../../content/embeddings/space.ts'
-import type { Services } from '../../core/process/services.ts'
+import { textVectors } from '#content/chunks/embed.ts'
+import { currentSpace } from '#content/embeddings/space.ts'
+import type { Services } from '#core/process/services.ts'
 import type { EmbeddedMemory } from './store.ts'
 
 /**

@@ -1,7 +1,7 @@
-import { type EndUserAccess, endUserView } from '../../core/api/end-user.ts'
-import { allOf, type Fragment, sql, voidStatement } from '../../core/db/sql.ts'
-import { extensionPoint } from '../../core/declarations.ts'
-import type { EndUser } from '../../core/iam/caller.ts'
+import { type EndUserAccess, endUserView } from '#core/api/end-user.ts'
+import { allOf, type Fragment, sql, voidStatement } from '#core/db/sql.ts'
+import { extensionPoint } from '#core/declarations.ts'
+import type { EndUser } from '#core/iam/caller.ts'
 import { currentCondition, type MemoryRow } from './model.ts'
 
 /** Access of end users to the current facts that belong to them, in the stores that the agents of their token read. */

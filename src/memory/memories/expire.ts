@@ -1,5 +1,5 @@
-import { deleteInBatches } from '../../core/jobs/sweeps.ts'
-import type { Services } from '../../core/process/services.ts'
+import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import type { Services } from '#core/process/services.ts'
 import { lockStores } from './lock-store.ts'
 import { invalidateExpired, listStoresWithExpired } from './store.ts'
 

@@ -1,4 +1,4 @@
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { ownerKeyOf } from '../reach.ts'
 
 /**

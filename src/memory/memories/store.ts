@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { Space } from '../../content/embeddings/space.ts'
+import type { Space } from '#content/embeddings/space.ts'
 import {
   type NewVector,
   refsWrittenSince,
@@ -8,18 +8,10 @@ import {
   vectorInsert,
   vectorRemoval,
   vectorsOf,
-} from '../../content/vectors/store.ts'
-import { indexText } from '../../content/words/index-text.ts'
-import { wordsLanguageExpr } from '../../content/words/languages.ts'
-import {
-  countStatement,
-  type Fragment,
-  idStatement,
-  jsonb,
-  type Queryable,
-  sql,
-  voidStatement,
-} from '../../core/db/sql.ts'
+} from '#content/vectors/store.ts'
+import { indexText } from '#content/words/index-text.ts'
+import { wordsLanguageExpr } from '#content/words/languages.ts'
+import { countStatement, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { ownerKeyOf } from '../reach.ts'
 import { currentCondition, type MemoryRow, memoryKind, ownerColumn } from './model.ts'
 

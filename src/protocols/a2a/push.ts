@@ -1,22 +1,17 @@
 import { z } from 'zod'
-import { runKind } from '../../automation/runs/model.ts'
-import type { EventSubscriber } from '../../control/webhooks/event-subscribers.ts'
-import { newWebhookSecret, sealedForWebhook, type WebhookRow, webhookKind } from '../../control/webhooks/model.ts'
-import { notifyWorkers, reloadWebhook } from '../../control/webhooks/operations.ts'
-import {
-  insertTaskDeliveries,
-  insertWebhook,
-  listTaskWebhooks,
-  removeTaskWebhook,
-} from '../../control/webhooks/store.ts'
-import { sessionKind } from '../../conversation/sessions/kind.ts'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { newId } from '../../core/api/ids.ts'
-import type { Kind } from '../../core/api/kind.ts'
-import { type Context, itemOperation } from '../../core/api/operation.ts'
-import type { Tx } from '../../core/db/writer.ts'
-import { addressProblems } from '../../core/net/refused-address.ts'
-import type { Services } from '../../core/process/services.ts'
+import { runKind } from '#automation/runs/model.ts'
+import type { EventSubscriber } from '#control/webhooks/event-subscribers.ts'
+import { newWebhookSecret, sealedForWebhook, type WebhookRow, webhookKind } from '#control/webhooks/model.ts'
+import { notifyWorkers, reloadWebhook } from '#control/webhooks/operations.ts'
+import { insertTaskDeliveries, insertWebhook, listTaskWebhooks, removeTaskWebhook } from '#control/webhooks/store.ts'
+import { sessionKind } from '#conversation/sessions/kind.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
+import { newId } from '#core/api/ids.ts'
+import type { Kind } from '#core/api/kind.ts'
+import { type Context, itemOperation } from '#core/api/operation.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { addressProblems } from '#core/net/refused-address.ts'
+import type { Services } from '#core/process/services.ts'
 import { callOperation } from '../call.ts'
 import { refuse } from './fault.ts'
 import {

@@ -1,16 +1,8 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
-import { RecordedFailure } from '../../core/api/errors.ts'
-import {
-  allOf,
-  countStatement,
-  type Fragment,
-  idStatement,
-  type Queryable,
-  sql,
-  voidStatement,
-} from '../../core/db/sql.ts'
-import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { allOf, countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { CANCEL_REASONS, CANCELLED } from '#execution/generations/request/cancel-turn.ts'
 import { isTerminal, TASK_STATES } from './wire.ts'
 
 /** Codes of turns and runs that are refused before they start: quotas and a paused project. */

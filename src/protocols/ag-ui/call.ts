@@ -1,4 +1,4 @@
-import type { Operation, OperationResult } from '../../core/api/operation.ts'
+import type { Operation, OperationResult } from '#core/api/operation.ts'
 import { type CallInput, callOperation as callFor, type MountRequest, type MountSurface } from '../call.ts'
 import type { TranslatedStream } from '../event-format.ts'
 import type { RunInput } from './input.ts'

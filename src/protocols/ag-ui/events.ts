@@ -1,6 +1,6 @@
-import { CANCEL_REASONS, CANCELLED } from '../../execution/generations/request/cancel-turn.ts'
-import { NESTED_AGENT } from '../../execution/generations/streams/frames.ts'
-import type { StateChange } from '../../execution/generations/tools/update-state.ts'
+import { CANCEL_REASONS, CANCELLED } from '#execution/generations/request/cancel-turn.ts'
+import { NESTED_AGENT } from '#execution/generations/streams/frames.ts'
+import type { StateChange } from '#execution/generations/tools/update-state.ts'
 import { type Message, PROTOCOL_VERSION, RESULT_PREFIX, stepOfMessage, turnOfMessage } from './input.ts'
 
 /** An event of the protocol. */

@@ -1,6 +1,6 @@
-import { AppError } from '../../core/api/errors.ts'
-import { findAgent } from '../../execution/agents/model.ts'
-import { findGrantingShares } from '../../execution/shares/grants.ts'
+import { AppError } from '#core/api/errors.ts'
+import { findAgent } from '#execution/agents/model.ts'
+import { findGrantingShares } from '#execution/shares/grants.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import type { SettledCall, TurnReads } from './events.ts'
 

@@ -1,7 +1,7 @@
-import { AppError, raise } from '../../core/api/errors.ts'
-import type { ClientInput } from '../../core/invoke/call.ts'
-import { RequestCount } from '../../core/invoke/request-count.ts'
-import { resolvedName } from '../../execution/tools/actions.ts'
+import { AppError, raise } from '#core/api/errors.ts'
+import type { ClientInput } from '#core/invoke/call.ts'
+import { RequestCount } from '#core/invoke/request-count.ts'
+import { resolvedName } from '#execution/tools/actions.ts'
 import { openTranslated } from '../event-format.ts'
 import { callOperation, type Run, type ShownTurn } from './call.ts'
 import {

@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
-import { messageOrigin } from '../../conversation/conversations/store.ts'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
-import { approvalKind } from '../../execution/approvals/model.ts'
+import { messageOrigin } from '#conversation/conversations/store.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { approvalKind } from '#execution/approvals/model.ts'
 
 const Thread = z.object({
   agent_project_id: z.string(),

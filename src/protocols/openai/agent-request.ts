@@ -1,5 +1,5 @@
-import type { AgentRow } from '../../execution/agents/model.ts'
-import type { ClientRequest, TurnData } from '../../execution/generations/model.ts'
+import type { AgentRow } from '#execution/agents/model.ts'
+import type { ClientRequest, TurnData } from '#execution/generations/model.ts'
 import { type ClientChatRequest, schemaOf } from './client-request.ts'
 
 export type TurnSettings = { overrides: TurnData['overrides']; system_extra: string[]; ignored: string[] }

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { messageTextJoin } from '../../content/documents/message-text.ts'
-import { messageOrigin } from '../../conversation/conversations/store.ts'
-import { comparedText, replyHash } from '../../conversation/turns/reply-hash.ts'
-import { type Queryable, sql } from '../../core/db/sql.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import { messageTextJoin } from '#content/documents/message-text.ts'
+import { messageOrigin } from '#conversation/conversations/store.ts'
+import { comparedText, replyHash } from '#conversation/turns/reply-hash.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
+import type { ModelMessage } from '#execution/providers/model-messages.ts'
 import type { StoredMedia, StoredMessages } from './stored-media.ts'
 
 /**

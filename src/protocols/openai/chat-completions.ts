@@ -1,4 +1,4 @@
-import { newCompletionHeader } from '../../conversation/chats/completion.ts'
+import { newCompletionHeader } from '#conversation/chats/completion.ts'
 import { type ChatHeader, chatChunks, chatCompletion, fingerprintOf } from './chat-format.ts'
 import { parseChatRequest } from './chat-request.ts'
 import type { ClientChatRequest } from './client-request.ts'

@@ -1,8 +1,8 @@
-import type { CompletionFrames } from '../../conversation/chats/complete.ts'
-import { callsOf, usageOf } from '../../conversation/chats/openai-format.ts'
-import { dataMessage } from '../../core/api/event-stream.ts'
-import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
-import type { ModelAnswer, ModelUsage, TokenLogprob } from '../../execution/providers/model-messages.ts'
+import type { CompletionFrames } from '#conversation/chats/complete.ts'
+import { callsOf, usageOf } from '#conversation/chats/openai-format.ts'
+import { dataMessage } from '#core/api/event-stream.ts'
+import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
+import type { ModelAnswer, ModelUsage, TokenLogprob } from '#execution/providers/model-messages.ts'
 
 /** Id, time and version of a completion and its chunks. */
 export type ChatHeader = { id: string; created: number; system_fingerprint: string | null }

@@ -1,4 +1,4 @@
-import type { ModelMessage, ModelRequest, VendorSettings } from '../../execution/providers/model-messages.ts'
+import type { ModelMessage, ModelRequest, VendorSettings } from '#execution/providers/model-messages.ts'
 import type { HostedTool } from './hosted-tools.ts'
 
 /** A request of a client, of either format, in the terms of the platform. */

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Problem, raiseInvalid } from '../../core/api/errors.ts'
-import type { AttachedFile, FilePart, TextPart } from '../../execution/providers/model-messages.ts'
+import { type Problem, raiseInvalid } from '#core/api/errors.ts'
+import type { AttachedFile, FilePart, TextPart } from '#execution/providers/model-messages.ts'
 import { imageName, type RemoteImage } from './client-media.ts'
 
 const text = z.string().max(262_144)

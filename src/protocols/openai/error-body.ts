@@ -1,7 +1,7 @@
-import { endUserError } from '../../core/api/end-user.ts'
-import { AppError, type ErrorCode, errorBody, type Problem } from '../../core/api/errors.ts'
-import { isIdOf } from '../../core/api/kind.ts'
-import { agentKind } from '../../execution/agents/model.ts'
+import { endUserError } from '#core/api/end-user.ts'
+import { AppError, type ErrorCode, errorBody, type Problem } from '#core/api/errors.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import { agentKind } from '#execution/agents/model.ts'
 
 /**
  * Errors in the format of the OpenAI API. Its clients retry 408, 409, 429 and statuses from 500 on, and only some of them

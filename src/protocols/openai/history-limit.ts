@@ -1,7 +1,7 @@
-import { raiseLimit } from '../../conversation/actors/limits.ts'
-import { comparedText } from '../../conversation/turns/reply-hash.ts'
-import { countStatement, type Queryable, sql } from '../../core/db/sql.ts'
-import type { Caller } from '../../core/iam/caller.ts'
+import { raiseLimit } from '#conversation/actors/limits.ts'
+import { comparedText } from '#conversation/turns/reply-hash.ts'
+import { countStatement, type Queryable, sql } from '#core/db/sql.ts'
+import type { Caller } from '#core/iam/caller.ts'
 import type { Spoken } from './align.ts'
 
 /** Turns of an end user among which a text of the assistant is searched. */

@@ -1,7 +1,7 @@
-import { parseClientArguments } from '../../conversation/chats/completion.ts'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { MAX_MESSAGES_BYTES } from '../../execution/generations/request/generate-request.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import { parseClientArguments } from '#conversation/chats/completion.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
+import { MAX_MESSAGES_BYTES } from '#execution/generations/request/generate-request.ts'
+import type { ModelMessage } from '#execution/providers/model-messages.ts'
 
 type ClientCall = { id: string; name: string; arguments: string }
 

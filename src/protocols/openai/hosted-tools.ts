@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { VendorTool, VendorTools } from '../../execution/providers/options/vendor-tool-settings.ts'
+import type { VendorTool, VendorTools } from '#execution/providers/options/vendor-tool-settings.ts'
 
 /** A tool of the request that the vendor runs itself, and the field that has it. */
 export type HostedTool = { tool: VendorTool; field: 'tools' | 'web_search_options' }

@@ -1,7 +1,7 @@
-import type { Queryable } from '../../core/db/sql.ts'
-import type { Caller } from '../../core/iam/caller.ts'
-import { type GenerationRow, generationKind } from '../../execution/generations/model.ts'
-import type { ModelMessage } from '../../execution/providers/model-messages.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Caller } from '#core/iam/caller.ts'
+import { type GenerationRow, generationKind } from '#execution/generations/model.ts'
+import type { ModelMessage } from '#execution/providers/model-messages.ts'
 
 /** A result of a client's tool. */
 type ToolOutput = { tool_call_id: string; output: unknown }

@@ -1,8 +1,8 @@
-import { countsOf, type UsageSums } from '../../control/usage/totals.ts'
-import { argumentsOf } from '../../conversation/chats/openai-format.ts'
-import { eventMessage } from '../../core/api/event-stream.ts'
-import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
-import type { Annotation, ModelAnswer, ModelUsage, TokenLogprob } from '../../execution/providers/model-messages.ts'
+import { countsOf, type UsageSums } from '#control/usage/totals.ts'
+import { argumentsOf } from '#conversation/chats/openai-format.ts'
+import { eventMessage } from '#core/api/event-stream.ts'
+import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
+import type { Annotation, ModelAnswer, ModelUsage, TokenLogprob } from '#execution/providers/model-messages.ts'
 import { shownUsage, type Visibility } from './chat-format.ts'
 import type { StepEnd } from './turn-format.ts'
 

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raiseInvalid } from '../../core/api/errors.ts'
-import { parse } from '../../core/api/validate.ts'
-import type { AllowedTools } from '../../execution/providers/model-messages.ts'
+import { raiseInvalid } from '#core/api/errors.ts'
+import { parse } from '#core/api/validate.ts'
+import type { AllowedTools } from '#execution/providers/model-messages.ts'
 import {
   argumentsOfInput,
   checkedChoice,

@@ -1,5 +1,5 @@
-import { raiseNotAccepted } from '../../content/files/media.ts'
-import type { OperationResult } from '../../core/api/operation.ts'
+import { raiseNotAccepted } from '#content/files/media.ts'
+import type { OperationResult } from '#core/api/operation.ts'
 import { agentTurnOperation, sessionTurnOperation } from './agent-turn.ts'
 import { spokenTexts } from './align.ts'
 import { hasRemoteImages } from './client-media.ts'

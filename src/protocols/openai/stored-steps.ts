@@ -1,8 +1,8 @@
-import type { Services } from '../../core/process/services.ts'
-import { readJournal } from '../../execution/generations/journal/store.ts'
-import { loadTurn } from '../../execution/generations/loop/turn-store.ts'
-import type { GenerationRow, JournalStepRow } from '../../execution/generations/model.ts'
-import { readSteps } from '../../execution/generations/traces/file.ts'
+import type { Services } from '#core/process/services.ts'
+import { readJournal } from '#execution/generations/journal/store.ts'
+import { loadTurn } from '#execution/generations/loop/turn-store.ts'
+import type { GenerationRow, JournalStepRow } from '#execution/generations/model.ts'
+import { readSteps } from '#execution/generations/traces/file.ts'
 
 /** A turn with its steps. */
 export type StoredSteps = { generation: GenerationRow; steps: JournalStepRow[] }

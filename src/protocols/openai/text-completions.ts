@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { dataMessage } from '../../core/api/event-stream.ts'
-import { parse } from '../../core/api/validate.ts'
+import { dataMessage } from '#core/api/event-stream.ts'
+import { parse } from '#core/api/validate.ts'
 import { type chatChunks, chatCompletion, finishReasonOf, shownUsage } from './chat-format.ts'
 import { parseChatRequest } from './chat-request.ts'
 

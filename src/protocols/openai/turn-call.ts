@@ -1,5 +1,5 @@
-import type { Context } from '../../core/api/operation.ts'
-import type { GenerationRow } from '../../execution/generations/model.ts'
+import type { Context } from '#core/api/operation.ts'
+import type { GenerationRow } from '#execution/generations/model.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import type { EndUserRef } from './identity.ts'
 import type { TurnChunks } from './turn-format.ts'

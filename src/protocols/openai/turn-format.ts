@@ -1,10 +1,10 @@
-import { AppError, type RecordedFailure } from '../../core/api/errors.ts'
-import { parseExactJson } from '../../core/api/exact-json.ts'
-import type { StepLogprobs } from '../../execution/generations/request/turn-result.ts'
-import type { VoidText } from '../../execution/generations/streams/frame-store.ts'
-import { STEP_SETTLED } from '../../execution/generations/streams/frames.ts'
-import type { TurnFormat } from '../../execution/generations/streams/stream.ts'
-import type { Annotation, TokenLogprob } from '../../execution/providers/model-messages.ts'
+import { AppError, type RecordedFailure } from '#core/api/errors.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
+import type { VoidText } from '#execution/generations/streams/frame-store.ts'
+import { STEP_SETTLED } from '#execution/generations/streams/frames.ts'
+import type { TurnFormat } from '#execution/generations/streams/stream.ts'
+import type { Annotation, TokenLogprob } from '#execution/providers/model-messages.ts'
 import { answerOfResult, frameFailure, type TurnAnswer, type TurnResult, textsOfResult } from './turn-answer.ts'
 
 /** The end of a step in a stream, with what its text cites and the probabilities of its tokens. */

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql, voidStatement } from '../../core/db/sql.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 
 const latestRow = sql.type(
   z.object({ id: z.string(), status: z.string(), required_action: z.record(z.string(), z.unknown()).nullable() }),

@@ -1,4 +1,4 @@
-import { idStatement, type Queryable, sql } from '../../../src/core/db/sql.ts'
+import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
 
 /**
  * As many copies of a run that no other run started, with its attempts, as rows alone: what would take minutes over HTTP.

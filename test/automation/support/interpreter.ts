@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Edge, GraphDefinition, Node } from '../../../src/automation/orchestrations/model.ts'
-import { readPath } from '../../../src/core/expressions/evaluate.ts'
+import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/model.ts'
+import { readPath } from '#core/expressions/evaluate.ts'
 import { evaluate } from '../../support/expressions.ts'
 import { answerOf } from './answers.ts'
 import { answerTo, type Script } from './tool-double.ts'

@@ -1,6 +1,6 @@
-import { decodeCursor } from '../../../src/control/activity/cursor.ts'
-import { detailText, singleLine } from '../../../src/control/activity/entry-text.ts'
-import { WebhookInput } from '../../../src/control/webhooks/model.ts'
+import { decodeCursor } from '#control/activity/cursor.ts'
+import { detailText, singleLine } from '#control/activity/entry-text.ts'
+import { WebhookInput } from '#control/webhooks/model.ts'
 import { items, keys, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

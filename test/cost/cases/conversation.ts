@@ -1,7 +1,7 @@
-import { titleOf } from '../../../src/conversation/sessions/title.ts'
-import { transcriptLine } from '../../../src/conversation/summaries/transcript.ts'
-import { withoutNoteTags } from '../../../src/conversation/turns/prompt.ts'
-import { comparedText } from '../../../src/conversation/turns/reply-hash.ts'
+import { titleOf } from '#conversation/sessions/title.ts'
+import { transcriptLine } from '#conversation/summaries/transcript.ts'
+import { withoutNoteTags } from '#conversation/turns/prompt.ts'
+import { comparedText } from '#conversation/turns/reply-hash.ts'
 import { repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

@@ -1,8 +1,8 @@
 import { Readable } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
-import { eventLoopYielder } from '../../../src/core/process/event-loop.ts'
-import { parseRows, readLines } from '../../../src/evaluation/datasets/item-files.ts'
-import { computeBriefScores, parseEmbeddedObject, requireScore } from '../../../src/evaluation/eval-runs/score.ts'
+import { eventLoopYielder } from '#core/process/event-loop.ts'
+import { parseRows, readLines } from '#evaluation/datasets/item-files.ts'
+import { computeBriefScores, parseEmbeddedObject, requireScore } from '#evaluation/eval-runs/score.ts'
 import { nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

@@ -1,18 +1,12 @@
-import type { JsonObject } from '../../../src/core/api/flatten.ts'
-import { stripCodeFence } from '../../../src/execution/generations/loop/structured-output.ts'
-import { extractedFacts, factsOfText } from '../../../src/execution/memory-rules/facts.ts'
-import { BodyReader } from '../../../src/execution/providers/body-facts.ts'
-import { outgoingProfile } from '../../../src/execution/providers/outgoing/profile.ts'
-import { contentWithMedia } from '../../../src/execution/providers/outgoing/result-media.ts'
-import { MAX_SCHEMAS, sentSchema } from '../../../src/execution/providers/outgoing/tool-schemas.ts'
-import { EventReader } from '../../../src/execution/tools/event-reader.ts'
-import {
-  fillPlaceholders,
-  fillTokens,
-  misplacedTokens,
-  placeholdersOf,
-  presetTokens,
-} from '../../../src/execution/tools/tokens.ts'
+import type { JsonObject } from '#core/api/flatten.ts'
+import { stripCodeFence } from '#execution/generations/loop/structured-output.ts'
+import { extractedFacts, factsOfText } from '#execution/memory-rules/facts.ts'
+import { BodyReader } from '#execution/providers/body-facts.ts'
+import { outgoingProfile } from '#execution/providers/outgoing/profile.ts'
+import { contentWithMedia } from '#execution/providers/outgoing/result-media.ts'
+import { MAX_SCHEMAS, sentSchema } from '#execution/providers/outgoing/tool-schemas.ts'
+import { EventReader } from '#execution/tools/event-reader.ts'
+import { fillPlaceholders, fillTokens, misplacedTokens, placeholdersOf, presetTokens } from '#execution/tools/tokens.ts'
 import { items, nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

@@ -1,14 +1,14 @@
-import { idsIn, replaceIds } from '../../../src/formations/export/ids.ts'
-import { cyclicReferences, dependencyOrder } from '../../../src/formations/template/dependencies.ts'
+import { idsIn, replaceIds } from '#formations/export/ids.ts'
+import { cyclicReferences, dependencyOrder } from '#formations/template/dependencies.ts'
 import {
   expressionsIn,
   findExcessExpression,
   resolveValue,
   scopeOf,
   substitutedNames,
-} from '../../../src/formations/template/expressions.ts'
-import { isBelowAny } from '../../../src/formations/template/properties.ts'
-import { parseYaml } from '../../../src/formations/template/yaml.ts'
+} from '#formations/template/expressions.ts'
+import { isBelowAny } from '#formations/template/properties.ts'
+import { parseYaml } from '#formations/template/yaml.ts'
 import { flat, items, keys, nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

@@ -1,6 +1,6 @@
-import { maskSecrets } from '../../../src/identity/secrets/mask.ts'
-import { tokensIn } from '../../../src/identity/secrets/resolve.ts'
-import { cookiesOf } from '../../../src/identity/signed-cookies.ts'
+import { maskSecrets } from '#identity/secrets/mask.ts'
+import { tokensIn } from '#identity/secrets/resolve.ts'
+import { cookiesOf } from '#identity/signed-cookies.ts'
 import { repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

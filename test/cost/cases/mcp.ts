@@ -1,5 +1,5 @@
-import { operationTools } from '../../../src/mcp/registry.ts'
-import { rankTools } from '../../../src/mcp/search.ts'
+import { operationTools } from '#mcp/registry.ts'
+import { rankTools } from '#mcp/search.ts'
 import { items, repeated } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

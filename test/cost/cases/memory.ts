@@ -1,4 +1,4 @@
-import { contentHash } from '../../../src/memory/memories/hash.ts'
+import { contentHash } from '#memory/memories/hash.ts'
 import { repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

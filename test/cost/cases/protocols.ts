@@ -1,15 +1,9 @@
-import { dataOf, textOf as textOfParts } from '../../../src/protocols/a2a/parts.ts'
-import {
-  contextBlock,
-  parseRunInput,
-  submittedOutputs,
-  toolOutput,
-  turnOfMessage,
-} from '../../../src/protocols/ag-ui/input.ts'
-import { alignTexts, spokenTexts } from '../../../src/protocols/openai/align.ts'
-import { textOf, userContentOf } from '../../../src/protocols/openai/content-parts.ts'
-import { parseItemId } from '../../../src/protocols/openai/responses-format.ts'
-import { parseChatInput, runInputOf } from '../../../src/protocols/ui/input.ts'
+import { dataOf, textOf as textOfParts } from '#protocols/a2a/parts.ts'
+import { contextBlock, parseRunInput, submittedOutputs, toolOutput, turnOfMessage } from '#protocols/ag-ui/input.ts'
+import { alignTexts, spokenTexts } from '#protocols/openai/align.ts'
+import { textOf, userContentOf } from '#protocols/openai/content-parts.ts'
+import { parseItemId } from '#protocols/openai/responses-format.ts'
+import { parseChatInput, runInputOf } from '#protocols/ui/input.ts'
 import { flat, items, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 

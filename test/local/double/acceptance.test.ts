@@ -3,9 +3,9 @@ import { spawnSync } from 'node:child_process'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { embedText } from '../../../src/local/double/embeddings.ts'
-import type { Double } from '../../../src/local/double/server.ts'
-import { startDouble } from '../../../src/local/double/server.ts'
+import { embedText } from '#local/double/embeddings.ts'
+import type { Double } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { client, framesOf, piecesOf, tool, until } from './client.ts'
 
 describe('model double: acceptance', () => {

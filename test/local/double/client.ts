@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import type { Script } from '../../../src/local/double/script.ts'
-import type { Double } from '../../../src/local/double/server.ts'
+import type { Script } from '#local/double/script.ts'
+import type { Double } from '#local/double/server.ts'
 
 type Json = Record<string, any>
 

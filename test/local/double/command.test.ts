@@ -5,7 +5,7 @@ import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { parseScripts } from '../../../src/local/double/script.ts'
+import { parseScripts } from '#local/double/script.ts'
 
 const main = new URL('../../../bin/llm-double.ts', import.meta.url).pathname
 

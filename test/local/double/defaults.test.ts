@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { smallestValue } from '../../../src/local/double/schema.ts'
-import type { Double } from '../../../src/local/double/server.ts'
-import { startDouble } from '../../../src/local/double/server.ts'
+import { smallestValue } from '#local/double/schema.ts'
+import type { Double } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { client, tool } from './client.ts'
 
 describe('model double: when no rule matches', () => {

@@ -3,8 +3,8 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { request } from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import type { Double } from '../../../src/local/double/server.ts'
-import { startDouble } from '../../../src/local/double/server.ts'
+import type { Double } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { client, until } from './client.ts'
 
 describe('model double: routes, lanes and log', () => {

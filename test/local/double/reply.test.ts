@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { performance } from 'node:perf_hooks'
-import type { Reply } from '../../../src/local/double/script.ts'
-import type { Double } from '../../../src/local/double/server.ts'
-import { startDouble } from '../../../src/local/double/server.ts'
+import type { Reply } from '#local/double/script.ts'
+import type { Double } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { afterTool, client, piecesOf, tool } from './client.ts'
 
 describe('model double: replies', () => {

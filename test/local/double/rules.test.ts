@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import type { DoubleRule, Match } from '../../../src/local/double/script.ts'
-import type { Double } from '../../../src/local/double/server.ts'
-import { startDouble } from '../../../src/local/double/server.ts'
+import type { DoubleRule, Match } from '#local/double/script.ts'
+import type { Double } from '#local/double/server.ts'
+import { startDouble } from '#local/double/server.ts'
 import { afterTool, client, tool } from './client.ts'
 
 describe('model double: rules', () => {

@@ -1,13 +1,13 @@
 import { z } from 'zod'
-import { actorKind } from '../../../src/conversation/actors/model.ts'
-import { type LongWork, longWork, type WorkState, workInProgress } from '../../../src/core/api/long-work.ts'
-import type { Module } from '../../../src/core/api/module.ts'
-import { itemOperation } from '../../../src/core/api/operation.ts'
-import { invokeInSession } from '../../../src/mcp/invoke.ts'
-import { type ResourceSource, resourcePoint } from '../../../src/mcp/resources.ts'
-import { acceptsTasks, type McpClientSession, MISSING_CAPABILITY, RpcError } from '../../../src/mcp/session.ts'
-import { readTaskState, taskOf } from '../../../src/mcp/tasks.ts'
-import { type FixedTool, toolArgumentsSchema, toolPoint } from '../../../src/mcp/tools.ts'
+import { actorKind } from '#conversation/actors/model.ts'
+import { type LongWork, longWork, type WorkState, workInProgress } from '#core/api/long-work.ts'
+import type { Module } from '#core/api/module.ts'
+import { itemOperation } from '#core/api/operation.ts'
+import { invokeInSession } from '#mcp/invoke.ts'
+import { type ResourceSource, resourcePoint } from '#mcp/resources.ts'
+import { acceptsTasks, type McpClientSession, MISSING_CAPABILITY, RpcError } from '#mcp/session.ts'
+import { readTaskState, taskOf } from '#mcp/tasks.ts'
+import { type FixedTool, toolArgumentsSchema, toolPoint } from '#mcp/tools.ts'
 
 /** Tools and resources that the conformance suite requires, only for the test process. */
 

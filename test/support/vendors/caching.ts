@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { countTokens } from '../../../src/local/double/reply.ts'
+import { countTokens } from '#local/double/reply.ts'
 import type { CacheUse } from './plan.ts'
 import type { Call } from './rules.ts'
 

@@ -1,5 +1,5 @@
 import { countTokens } from 'gpt-tokenizer/encoding/cl100k_base'
-import { embedText, toBase64 } from '../../../src/local/double/embeddings.ts'
+import { embedText, toBase64 } from '#local/double/embeddings.ts'
 import { type Call, first, type Refusal, type Rule, refusalsOf } from './rules.ts'
 import type { VendorError } from './simulator.ts'
 

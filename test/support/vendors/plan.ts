@@ -1,7 +1,7 @@
-import { parseExactJson } from '../../../src/core/api/exact-json.ts'
-import { countTokens } from '../../../src/local/double/reply.ts'
-import { smallestValue } from '../../../src/local/double/schema.ts'
-import type { Reply as DoubleReply } from '../../../src/local/double/script.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import { countTokens } from '#local/double/reply.ts'
+import { smallestValue } from '#local/double/schema.ts'
+import type { Reply as DoubleReply } from '#local/double/script.ts'
 import type { Call } from './rules.ts'
 
 /** Lines that a stream may contain without meaning. */

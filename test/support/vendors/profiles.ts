@@ -1,4 +1,4 @@
-import type { ProviderType } from '../../../src/execution/providers/model.ts'
+import type { ProviderType } from '#execution/providers/model.ts'
 import type { Reply } from './plan.ts'
 
 /** A kind of provider as an operator makes it, with its vendor's simulator in place of the vendor. */

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import type { Redaction } from '../../../control/events/redact.ts'
-import { sumCounts, type TurnContentEraser } from '../../../control/retention/erasure.ts'
-import { isObject } from '../../../core/api/exact-json.ts'
-import { type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
+import type { Redaction } from '#control/events/redact.ts'
+import { sumCounts, type TurnContentEraser } from '#control/retention/erasure.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { runDrivers } from '../engine/driver.ts'
 import { runKind } from '../model.ts'
 

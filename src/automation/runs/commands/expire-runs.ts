@@ -1,16 +1,16 @@
 import { z } from 'zod'
-import type { Counts } from '../../../control/retention/erasure.ts'
+import type { Counts } from '#control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
   expirePages,
   retentionSweep,
   sweepProjects,
-} from '../../../control/retention/expire.ts'
-import { requireNoLegalHold } from '../../../control/retention/legal-hold.ts'
-import { type Fragment, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
-import type { Services } from '../../../core/process/services.ts'
+} from '#control/retention/expire.ts'
+import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
+import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 import { LIVE } from '../model.ts'
 
 /** Deletes ended runs after the retention of their project (`run_retention_days`). */

@@ -1,6 +1,6 @@
-import type { Tx } from '../../../core/db/writer.ts'
-import { handler, type JobContext } from '../../../core/jobs/handler.ts'
-import { lockPauseState } from '../../../identity/projects/store.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { handler, type JobContext } from '#core/jobs/handler.ts'
+import { lockPauseState } from '#identity/projects/store.ts'
 import { projectRunWakeQueue, runQueue } from '../queue.ts'
 import { listLiveRuns, pauseWithProject, resumeWithProject } from '../store.ts'
 

@@ -1,7 +1,7 @@
-import { type JobContext, RequeueError } from '../../../core/jobs/handler.ts'
-import { injectFault } from '../../../core/process/fault-injection.ts'
-import type { OrchestrationDeleteHook } from '../../orchestrations/delete-hooks.ts'
-import { deleteMarked, markDeleted } from '../../orchestrations/store.ts'
+import type { OrchestrationDeleteHook } from '#automation/orchestrations/delete-hooks.ts'
+import { deleteMarked, markDeleted } from '#automation/orchestrations/store.ts'
+import { type JobContext, RequeueError } from '#core/jobs/handler.ts'
+import { injectFault } from '#core/process/fault-injection.ts'
 import { type RemovalMessage, removalQueue } from '../queue.ts'
 import { cancelOrchestrationRuns, cancelRunPage, MAX_RUNS_PER_TX, PAGE_RUNS } from './cancel-descendants.ts'
 import {

@@ -1,5 +1,5 @@
-import type { Services } from '../../../core/process/services.ts'
-import { openJson, sealJson } from '../../../core/secrets/json.ts'
+import type { Services } from '#core/process/services.ts'
+import { openJson, sealJson } from '#core/secrets/json.ts'
 import { type RunContext, type RunRow, runSeal } from '../model.ts'
 
 const EMPTY_CONTEXT: RunContext = { tool_context: null, guardrail_context: null }

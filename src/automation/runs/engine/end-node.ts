@@ -1,4 +1,4 @@
-import { recordActivityInTx } from '../../../control/activity/record.ts'
+import { recordActivityInTx } from '#control/activity/record.ts'
 import { fileApproval } from '../nodes/approval.ts'
 import { type Advance, isFailure } from './advance.ts'
 import type { NodeWorkOutcome, SuccessfulToolCall } from './node-execution.ts'

@@ -1,5 +1,5 @@
-import type { Graph } from '../../orchestrations/graph.ts'
-import type { Edge } from '../../orchestrations/model.ts'
+import type { Graph } from '#automation/orchestrations/graph.ts'
+import type { Edge } from '#automation/orchestrations/model.ts'
 import type { NodeOutcome, RunRow } from '../model.ts'
 
 /** Progress of a run through its graph. */

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { RecordedFailure } from '../../../core/api/errors.ts'
-import { selectList } from '../../../core/api/kind.ts'
-import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
-import { WORKER_TYPES } from '../../orchestrations/definition.ts'
+import { WORKER_TYPES } from '#automation/orchestrations/definition.ts'
+import { RecordedFailure } from '#core/api/errors.ts'
+import { selectList } from '#core/api/kind.ts'
+import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { isStopping, jsonObject, LIVE, NODE_STATUSES, type RunRow, RunRow as RunShape } from '../model.ts'
 
 /** SQL list of the node types that workers execute. */

@@ -1,8 +1,8 @@
-import type { Queryable } from '../../../core/db/sql.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { versionCache } from '../../../core/versions/cache.ts'
-import { type Graph, graphOf } from '../../orchestrations/graph.ts'
-import { type GraphDefinition, orchestrationVersions } from '../../orchestrations/model.ts'
+import { type Graph, graphOf } from '#automation/orchestrations/graph.ts'
+import { type GraphDefinition, orchestrationVersions } from '#automation/orchestrations/model.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Services } from '#core/process/services.ts'
+import { versionCache } from '#core/versions/cache.ts'
 
 /** Graph that a run executes, with the schema of its input. */
 export type PinnedGraph = { graph: Graph; input_schema: object | null }

@@ -1,5 +1,5 @@
-import { errorEntry, isErrorCode, type RecordedFailure } from '../../../core/api/errors.ts'
-import type { Node } from '../../orchestrations/model.ts'
+import type { Node } from '#automation/orchestrations/model.ts'
+import { errorEntry, isErrorCode, type RecordedFailure } from '#core/api/errors.ts'
 
 const RETRIED_STATUSES = [408, 425, 429]
 

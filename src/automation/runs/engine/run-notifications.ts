@@ -1,7 +1,7 @@
-import type { Outbox } from '../../../core/db/writer.ts'
-import { subscribeUntil } from '../../../core/jobs/subscription.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { waiters } from '../../../core/work/waiters.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import { subscribeUntil } from '#core/jobs/subscription.ts'
+import type { Services } from '#core/process/services.ts'
+import { waiters } from '#core/work/waiters.ts'
 import { isRunTerminal, type RunRow, type RunStatus, runKind } from '../model.ts'
 
 /** Rows that wait for the end of a run or for its request of input. */

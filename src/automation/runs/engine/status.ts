@@ -1,5 +1,5 @@
-import { startsRuns } from '../../orchestrations/definition.ts'
-import type { Graph } from '../../orchestrations/graph.ts'
+import { startsRuns } from '#automation/orchestrations/definition.ts'
+import type { Graph } from '#automation/orchestrations/graph.ts'
 import type { RunRow, RunStatus } from '../model.ts'
 import { isDecided } from '../nodes/required-actions.ts'
 import type { ChildCounts } from '../store.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Queryable, sql } from '../../../core/db/sql.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import { isStopping, LIVE } from '../model.ts'
 import { RunRef } from '../store.ts'
 import { WORKER_EXECUTED } from './node-execution-store.ts'

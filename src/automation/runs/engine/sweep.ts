@@ -1,7 +1,7 @@
-import type { JobContext } from '../../../core/jobs/handler.ts'
-import { queueMessage } from '../../../core/jobs/queue.ts'
-import { systemClock } from '../../../core/process/clock.ts'
-import { listMarkedOrchestrations } from '../../orchestrations/store.ts'
+import { listMarkedOrchestrations } from '#automation/orchestrations/store.ts'
+import type { JobContext } from '#core/jobs/handler.ts'
+import { queueMessage } from '#core/jobs/queue.ts'
+import { systemClock } from '#core/process/clock.ts'
 import { nodeExecutionQueue, removalQueue, runQueue } from '../queue.ts'
 import type { RunRef } from '../store.ts'
 import {

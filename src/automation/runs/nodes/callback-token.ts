@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
-import { isAllowed } from '../../../core/iam/access.ts'
-import type { CallerFacts } from '../../../core/iam/caller.ts'
-import type { Services } from '../../../core/process/services.ts'
+import { isAllowed } from '#core/iam/access.ts'
+import type { CallerFacts } from '#core/iam/caller.ts'
+import type { Services } from '#core/process/services.ts'
 import { listCallbacks, type NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { type OrchestrationRunRecord, runKind } from '../model.ts'
 

@@ -1,4 +1,4 @@
-import type { Graph } from '../../orchestrations/graph.ts'
+import type { Graph } from '#automation/orchestrations/graph.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RequiredAction } from '../model.ts'
 import type { ChildCounts } from '../store.ts'

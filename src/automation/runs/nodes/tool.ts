@@ -1,10 +1,12 @@
-import type { UsageDraft } from '../../../control/usage/meter.ts'
-import { AppError } from '../../../core/api/errors.ts'
-import type { Queryable } from '../../../core/db/sql.ts'
-import { truthy } from '../../../core/expressions/evaluate.ts'
-import type { Caller } from '../../../core/iam/caller.ts'
-import { approvalKind } from '../../../execution/approvals/model.ts'
-import { approvedArguments } from '../../../execution/approvals/node-approval.ts'
+import { parseDuration } from '#automation/orchestrations/duration.ts'
+import type { Node } from '#automation/orchestrations/model.ts'
+import type { UsageDraft } from '#control/usage/meter.ts'
+import { AppError } from '#core/api/errors.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import { truthy } from '#core/expressions/evaluate.ts'
+import type { Caller } from '#core/iam/caller.ts'
+import { approvalKind } from '#execution/approvals/model.ts'
+import { approvedArguments } from '#execution/approvals/node-approval.ts'
 import {
   actingThrough,
   callTool,
@@ -12,14 +14,12 @@ import {
   judgedArguments,
   openCall,
   prepareCall,
-} from '../../../execution/tools/call.ts'
-import type { ToolCall } from '../../../execution/tools/call-types.ts'
-import { toolGate, type Verdict } from '../../../execution/tools/guardrail-gate.ts'
-import { lostCall } from '../../../execution/tools/metering.ts'
-import { type ResolvedTool, resolveSharedTool } from '../../../execution/tools/resolve.ts'
-import { callerForPrincipal } from '../../../identity/principals.ts'
-import { parseDuration } from '../../orchestrations/duration.ts'
-import type { Node } from '../../orchestrations/model.ts'
+} from '#execution/tools/call.ts'
+import type { ToolCall } from '#execution/tools/call-types.ts'
+import { toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
+import { lostCall } from '#execution/tools/metering.ts'
+import { type ResolvedTool, resolveSharedTool } from '#execution/tools/resolve.ts'
+import { callerForPrincipal } from '#identity/principals.ts'
 import { runToolContext } from '../engine/context.ts'
 import type { NodeWork, NodeWorkOutcome } from '../engine/node-execution.ts'
 import { evaluateValue, mapState, toArtifact } from '../engine/run-state.ts'

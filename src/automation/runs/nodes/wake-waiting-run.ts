@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { sql } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
 import { runWakeQueue } from '../queue.ts'
 
 const waitingRunRow = sql.type(z.object({ run_id: z.string(), project_id: z.string() }))

@@ -1,5 +1,5 @@
-import type { WaitingGrant } from '../../../core/api/operation.ts'
-import { type EventStream, FailedEvent, streamEvent } from '../../../core/api/streams.ts'
+import type { WaitingGrant } from '#core/api/operation.ts'
+import { type EventStream, FailedEvent, streamEvent } from '#core/api/streams.ts'
 import { NodeExecution, OrchestrationRun } from '../model.ts'
 
 /** Describes how a client polls a run until it ends. */

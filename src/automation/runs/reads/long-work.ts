@@ -1,3 +1,4 @@
+import { orchestrationVersions } from '#automation/orchestrations/model.ts'
 import {
   type AwaitedInput,
   type LongWork,
@@ -6,12 +7,11 @@ import {
   type WorkState,
   type WorkView,
   workInProgress,
-} from '../../../core/api/long-work.ts'
-import { truncateBytes } from '../../../core/api/storable-text.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { outputsInput, pendingApproval, SHOWN_BYTES } from '../../../execution/approvals/long-work.ts'
-import { generationKind } from '../../../execution/generations/model.ts'
-import { orchestrationVersions } from '../../orchestrations/model.ts'
+} from '#core/api/long-work.ts'
+import { truncateBytes } from '#core/api/storable-text.ts'
+import type { Services } from '#core/process/services.ts'
+import { outputsInput, pendingApproval, SHOWN_BYTES } from '#execution/approvals/long-work.ts'
+import { generationKind } from '#execution/generations/model.ts'
 import { listExecutions, type NodeExecutionRow } from '../engine/node-execution-store.ts'
 import { isRunTerminal, type RequiredAction, type RunRow, runKind } from '../model.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, idStatement, type Queryable, sql } from '../../../core/db/sql.ts'
+import { type Fragment, idStatement, type Queryable, sql } from '#core/db/sql.ts'
 import { WORKER_EXECUTED } from '../engine/node-execution-store.ts'
 
 const ProjectQueue = z.strictObject({

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '../../../core/api/errors.ts'
-import { type Context, type Operation, operation } from '../../../core/api/operation.ts'
-import { isAllowed } from '../../../core/iam/access.ts'
-import { orchestrationKind } from '../../orchestrations/model.ts'
+import { orchestrationKind } from '#automation/orchestrations/model.ts'
+import { raise } from '#core/api/errors.ts'
+import { type Context, type Operation, operation } from '#core/api/operation.ts'
+import { isAllowed } from '#core/iam/access.ts'
 import { requireDriver } from '../operations.ts'
 import { countWorkByProject, listProjectIds, measureClaimLatency } from './stats-store.ts'
 

@@ -1,8 +1,8 @@
-import { type UsageComponent, type UsageDraft, wholeOf } from '../../../control/usage/meter.ts'
-import { type PricedUsage, totalCost } from '../../../control/usage/price-usage.ts'
-import { type RunTotals, totalsOfRuns, totalsOfTrees } from '../../../control/usage/report-store.ts'
-import type { UsageSums } from '../../../control/usage/totals.ts'
-import { type Queryable, sql } from '../../../core/db/sql.ts'
+import { type UsageComponent, type UsageDraft, wholeOf } from '#control/usage/meter.ts'
+import { type PricedUsage, totalCost } from '#control/usage/price-usage.ts'
+import { type RunTotals, totalsOfRuns, totalsOfTrees } from '#control/usage/report-store.ts'
+import type { UsageSums } from '#control/usage/totals.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import type { NodeExecutionRow } from '../engine/node-execution-store.ts'
 import type { RunRow } from '../model.ts'
 

@@ -1,17 +1,17 @@
-import type { ErasedBy } from '../../../control/retention/erasure.ts'
+import type { ErasedBy } from '#control/retention/erasure.ts'
 import {
   type ExpiringProject,
   inPages,
   retentionSweep,
   sweepProjects,
   togetherOrApart,
-} from '../../../control/retention/expire.ts'
-import { newId } from '../../../core/api/ids.ts'
-import { srn } from '../../../core/api/kind.ts'
-import { sql } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
-import { injectFault } from '../../../core/process/fault-injection.ts'
-import type { Services } from '../../../core/process/services.ts'
+} from '#control/retention/expire.ts'
+import { newId } from '#core/api/ids.ts'
+import { srn } from '#core/api/kind.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { injectFault } from '#core/process/fault-injection.ts'
+import type { Services } from '#core/process/services.ts'
 import { traceKind } from '../traces/kind.ts'
 import { purgeTraces } from './purge.ts'
 import { hasExpiredContent, listRoots, type TraceRoot } from './purge-store.ts'

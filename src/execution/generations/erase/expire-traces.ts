@@ -1,4 +1,4 @@
-import { type Counts, sumCounts } from '../../../control/retention/erasure.ts'
+import { type Counts, sumCounts } from '#control/retention/erasure.ts'
 import {
   auditExpiry,
   type ExpiringProject,
@@ -6,12 +6,12 @@ import {
   retentionSweep,
   sweepProjects,
   togetherOrApart,
-} from '../../../control/retention/expire.ts'
-import { raise } from '../../../core/api/errors.ts'
-import { sql } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
-import { injectFault } from '../../../core/process/fault-injection.ts'
-import type { Services } from '../../../core/process/services.ts'
+} from '#control/retention/expire.ts'
+import { raise } from '#core/api/errors.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import { injectFault } from '#core/process/fault-injection.ts'
+import type { Services } from '#core/process/services.ts'
 import { deleteTraces } from '../traces/store.ts'
 import { RETENTION } from './expire-content.ts'
 import { purgeTraces } from './purge.ts'

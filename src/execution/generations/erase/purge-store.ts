@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { type ErasedBy, isTurnHeld } from '../../../control/retention/erasure.ts'
-import type { ExpiringProject } from '../../../control/retention/expire.ts'
-import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
+import { type ErasedBy, isTurnHeld } from '#control/retention/erasure.ts'
+import type { ExpiringProject } from '#control/retention/expire.ts'
+import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type GenerationRow, generationKind, Trace, type TraceRow } from '../model.ts'
 
 const traceRow = sql.type(Trace)

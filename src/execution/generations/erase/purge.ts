@@ -1,18 +1,18 @@
-import { deleteAllBytes } from '../../../content/storage/backends.ts'
-import { redactFields } from '../../../control/events/redact.ts'
+import { deleteAllBytes } from '#content/storage/backends.ts'
+import { redactFields } from '#control/events/redact.ts'
 import {
   type Counts,
   contentUnavailable,
   type ErasedBy,
   eraseTurnContent,
   sumCounts,
-} from '../../../control/retention/erasure.ts'
-import { requireNoLegalHold } from '../../../control/retention/legal-hold.ts'
-import { raise } from '../../../core/api/errors.ts'
-import { eraseStoredResponses, type ReplayCondition } from '../../../core/api/idempotency.ts'
-import { sql } from '../../../core/db/sql.ts'
-import type { Tx } from '../../../core/db/writer.ts'
-import type { Services } from '../../../core/process/services.ts'
+} from '#control/retention/erasure.ts'
+import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
+import { raise } from '#core/api/errors.ts'
+import { eraseStoredResponses, type ReplayCondition } from '#core/api/idempotency.ts'
+import { sql } from '#core/db/sql.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
 import { findAbandonedSteps } from '../journal/store.ts'
 import { meterAbortedTurn } from '../loop/metering.ts'
 import { emitSettled, withMemory } from '../loop/turn-hooks.ts'

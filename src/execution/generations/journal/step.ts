@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto'
-import { totalsOf } from '../../../control/usage/totals.ts'
-import { systemClock } from '../../../core/process/clock.ts'
-import type { ModelAnswer } from '../../providers/model-messages.ts'
+import { totalsOf } from '#control/usage/totals.ts'
+import { systemClock } from '#core/process/clock.ts'
+import type { ModelAnswer } from '#execution/providers/model-messages.ts'
 import type { GenerationRow, JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
 
 /** Ids that are valid as an Idempotency-Key. */

@@ -1,7 +1,7 @@
-import type { AgentRow } from '../../agents/model.ts'
-import type { ModelRequest, PromptMessage } from '../../providers/model-messages.ts'
-import type { VendorTool, VendorTools } from '../../providers/options/vendor-tool-settings.ts'
-import { withToolDefaults } from '../../tools/model.ts'
+import type { AgentRow } from '#execution/agents/model.ts'
+import type { ModelRequest, PromptMessage } from '#execution/providers/model-messages.ts'
+import type { VendorTool, VendorTools } from '#execution/providers/options/vendor-tool-settings.ts'
+import { withToolDefaults } from '#execution/tools/model.ts'
 import type { ClientRequest, TurnData } from '../model.ts'
 import type { TurnTool } from '../tools/toolbox.ts'
 

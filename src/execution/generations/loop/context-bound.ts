@@ -1,6 +1,6 @@
-import { type ContextPolicy, completePolicy } from '../../agents/context-policy.ts'
-import type { ModelMessage, ModelRequest, PromptMessage, ToolResultPart } from '../../providers/model-messages.ts'
-import { contentWithMedia } from '../../providers/outgoing/result-media.ts'
+import { type ContextPolicy, completePolicy } from '#execution/agents/context-policy.ts'
+import type { ModelMessage, ModelRequest, PromptMessage, ToolResultPart } from '#execution/providers/model-messages.ts'
+import { contentWithMedia } from '#execution/providers/outgoing/result-media.ts'
 import type { TurnData } from '../model.ts'
 import type { Attachments } from '../request/message-files.ts'
 

@@ -1,19 +1,19 @@
-import type { Result, SearchInput } from '../../../content/knowledge/model.ts'
-import { runSearch } from '../../../content/knowledge/search.ts'
-import { recordedFailure } from '../../../core/api/errors.ts'
-import { kinds } from '../../../core/api/kind.ts'
-import { truncateChars } from '../../../core/api/storable-text.ts'
-import { isTransient } from '../../../core/db/database-errors.ts'
-import type { CallerFacts } from '../../../core/iam/caller.ts'
-import { injectFault } from '../../../core/process/fault-injection.ts'
+import type { Result, SearchInput } from '#content/knowledge/model.ts'
+import { runSearch } from '#content/knowledge/search.ts'
+import { recordedFailure } from '#core/api/errors.ts'
+import { kinds } from '#core/api/kind.ts'
+import { truncateChars } from '#core/api/storable-text.ts'
+import { isTransient } from '#core/db/database-errors.ts'
+import type { CallerFacts } from '#core/iam/caller.ts'
+import { injectFault } from '#core/process/fault-injection.ts'
 import {
   mergedKnowledge,
   type NamedStore,
   namesExternalId,
   type SessionKnowledge,
   searchedKnowledge,
-} from '../../agents/knowledge.ts'
-import { type ModelMessage, messageText, type PromptMessage } from '../../providers/model-messages.ts'
+} from '#execution/agents/knowledge.ts'
+import { type ModelMessage, messageText, type PromptMessage } from '#execution/providers/model-messages.ts'
 import type { Knowledge, TurnData } from '../model.ts'
 import { escapeClosingTag, referenceBlock } from '../request/reference-block.ts'
 import { storeKnowledge } from '../store.ts'

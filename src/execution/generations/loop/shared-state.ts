@@ -1,4 +1,4 @@
-import type { PromptMessage } from '../../providers/model-messages.ts'
+import type { PromptMessage } from '#execution/providers/model-messages.ts'
 import type { TurnData } from '../model.ts'
 
 /** References of a turn for its model, before the history: the context of the client, and the state shared with it. */

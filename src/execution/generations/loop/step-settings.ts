@@ -1,4 +1,4 @@
-import type { AgentRow, StepRule, ToolChoice } from '../../agents/model.ts'
+import type { AgentRow, StepRule, ToolChoice } from '#execution/agents/model.ts'
 import type { StepSettings, TurnData } from '../model.ts'
 
 type Settings = { tool_choice: ToolChoice | null; active: ReadonlySet<string> | null }

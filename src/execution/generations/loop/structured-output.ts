@@ -1,9 +1,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError, type Problem } from '../../../core/api/errors.ts'
-import { parseExactJson } from '../../../core/api/exact-json.ts'
-import { storableValue } from '../../../core/api/storable-text.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { outputProblems } from '../../agents/schema.ts'
+import { AppError, type Problem } from '#core/api/errors.ts'
+import { parseExactJson } from '#core/api/exact-json.ts'
+import { storableValue } from '#core/api/storable-text.ts'
+import type { Services } from '#core/process/services.ts'
+import { outputProblems } from '#execution/agents/schema.ts'
 
 const FENCE = '```'
 

@@ -1,11 +1,11 @@
-import { raise } from '../../../core/api/errors.ts'
-import type { Tx } from '../../../core/db/writer.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { lockUnpaused } from '../../../identity/projects/pause.ts'
-import type { AgentRow } from '../../agents/model.ts'
-import { findAgentVersion, findServedAgent, type ReleaseSubject } from '../../agents/served-version.ts'
-import { consumeShareCall } from '../../shares/consume-cap.ts'
-import { findGrantingShares } from '../../shares/grants.ts'
+import { raise } from '#core/api/errors.ts'
+import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/process/services.ts'
+import type { AgentRow } from '#execution/agents/model.ts'
+import { findAgentVersion, findServedAgent, type ReleaseSubject } from '#execution/agents/served-version.ts'
+import { consumeShareCall } from '#execution/shares/consume-cap.ts'
+import { findGrantingShares } from '#execution/shares/grants.ts'
+import { lockUnpaused } from '#identity/projects/pause.ts'
 
 /**
  * Admits a turn: share-locks the project against a pause until the transaction ends, resolves the agent, which is one

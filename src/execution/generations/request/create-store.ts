@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { type Fragment, jsonb, type Queryable, sql } from '../../../core/db/sql.ts'
-import type { StatementWrite } from '../../../core/db/writer.ts'
-import { agentKind } from '../../agents/model.ts'
-import { type ReleaseSubject, releaseKey, servedAgent } from '../../agents/served-version.ts'
-import { loadedRoute, routeOfRow } from '../../model-routes/store.ts'
-import { aiProviderKind, type ProviderRow } from '../../providers/model.ts'
+import { type Fragment, jsonb, type Queryable, sql } from '#core/db/sql.ts'
+import type { StatementWrite } from '#core/db/writer.ts'
+import { agentKind } from '#execution/agents/model.ts'
+import { type ReleaseSubject, releaseKey, servedAgent } from '#execution/agents/served-version.ts'
+import { loadedRoute, routeOfRow } from '#execution/model-routes/store.ts'
+import { aiProviderKind, type ProviderRow } from '#execution/providers/model.ts'
 import type { GenerationRow } from '../model.ts'
 
 /** Values of a new turn. */

@@ -1,15 +1,22 @@
 import { z } from 'zod'
-import { type ErrorCode, raise, raiseInvalid } from '../../../core/api/errors.ts'
-import { newId } from '../../../core/api/ids.ts'
-import { MetadataBag } from '../../../core/api/metadata.ts'
-import { type Context, itemOperation } from '../../../core/api/operation.ts'
-import { callerContext, ToolContextInput } from '../../../core/api/tool-context.ts'
-import type { Outbox } from '../../../core/db/writer.ts'
-import { principalRecord } from '../../../core/iam/caller.ts'
-import { timeIn } from '../../../core/process/clock.ts'
-import { checkToolSettings } from '../../agents/bindings.ts'
-import { checkOverlay, KnowledgeOverlay } from '../../agents/knowledge.ts'
-import { type AgentRow, agentKind, StepRules, StepToolChoice, TurnStopConditions, toolIds } from '../../agents/model.ts'
+import { type ErrorCode, raise, raiseInvalid } from '#core/api/errors.ts'
+import { newId } from '#core/api/ids.ts'
+import { MetadataBag } from '#core/api/metadata.ts'
+import { type Context, itemOperation } from '#core/api/operation.ts'
+import { callerContext, ToolContextInput } from '#core/api/tool-context.ts'
+import type { Outbox } from '#core/db/writer.ts'
+import { principalRecord } from '#core/iam/caller.ts'
+import { timeIn } from '#core/process/clock.ts'
+import { checkToolSettings } from '#execution/agents/bindings.ts'
+import { checkOverlay, KnowledgeOverlay } from '#execution/agents/knowledge.ts'
+import {
+  type AgentRow,
+  agentKind,
+  StepRules,
+  StepToolChoice,
+  TurnStopConditions,
+  toolIds,
+} from '#execution/agents/model.ts'
 import { generationKind, type TurnData } from '../model.ts'
 import { agentTurnEvents, turnWaiting } from '../streams/events.ts'
 import { requireContext } from '../tools/toolbox.ts'

@@ -1,10 +1,10 @@
-import { documentKind } from '../../../content/documents/model.ts'
-import { listDocumentTexts } from '../../../content/documents/store.ts'
-import { raise, raiseInvalid } from '../../../core/api/errors.ts'
-import { isIdOf } from '../../../core/api/kind.ts'
-import type { Context } from '../../../core/api/operation.ts'
-import type { Queryable } from '../../../core/db/sql.ts'
-import type { FilePart, ModelMessage, TextPart } from '../../providers/model-messages.ts'
+import { documentKind } from '#content/documents/model.ts'
+import { listDocumentTexts } from '#content/documents/store.ts'
+import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import type { Context } from '#core/api/operation.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { FilePart, ModelMessage, TextPart } from '#execution/providers/model-messages.ts'
 
 /** A document of the project in place of a text. */
 export type DocumentPart = { type: 'document'; document_id: string }

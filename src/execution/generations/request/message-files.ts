@@ -1,12 +1,12 @@
-import { mediaInput } from '../../../content/files/media.ts'
-import { essenceOf } from '../../../content/files/media-type.ts'
-import { type FileRow, fileKind } from '../../../content/files/model.ts'
-import { fileBytes, referencedChunks } from '../../../content/files/read-file.ts'
-import { acquireReadMemory, maxWholeRead } from '../../../content/files/read-memory.ts'
-import { type Problem, raise, raiseInvalid } from '../../../core/api/errors.ts'
-import type { Context } from '../../../core/api/operation.ts'
-import type { Queryable } from '../../../core/db/sql.ts'
-import type { Services } from '../../../core/process/services.ts'
+import { mediaInput } from '#content/files/media.ts'
+import { essenceOf } from '#content/files/media-type.ts'
+import { type FileRow, fileKind } from '#content/files/model.ts'
+import { fileBytes, referencedChunks } from '#content/files/read-file.ts'
+import { acquireReadMemory, maxWholeRead } from '#content/files/read-memory.ts'
+import { type Problem, raise, raiseInvalid } from '#core/api/errors.ts'
+import type { Context } from '#core/api/operation.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { Services } from '#core/process/services.ts'
 import type {
   AttachedFile,
   FilePart,
@@ -14,7 +14,7 @@ import type {
   ModelMessage,
   PromptMessage,
   TextPart,
-} from '../../providers/model-messages.ts'
+} from '#execution/providers/model-messages.ts'
 import { findFiles } from '../store.ts'
 import {
   currentMedia,

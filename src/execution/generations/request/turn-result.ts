@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { UsageTotals } from '../../../control/usage/totals.ts'
-import { ignoredSettings } from '../../providers/ignored-params.ts'
-import type { ModelMessage, TokenLogprob } from '../../providers/model-messages.ts'
-import { phasedParts } from '../../providers/vendor-parts.ts'
+import { UsageTotals } from '#control/usage/totals.ts'
+import { ignoredSettings } from '#execution/providers/ignored-params.ts'
+import type { ModelMessage, TokenLogprob } from '#execution/providers/model-messages.ts'
+import { phasedParts } from '#execution/providers/vendor-parts.ts'
 import { Annotations, type GenerationRow, type JournalStepRow, type OpenStep } from '../model.ts'
 
 /** Response to a request that does not wait for the turn. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { UsageTotals } from '../../../control/usage/totals.ts'
-import type { WaitingGrant } from '../../../core/api/operation.ts'
-import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '../../../core/api/streams.ts'
+import { UsageTotals } from '#control/usage/totals.ts'
+import type { WaitingGrant } from '#core/api/operation.ts'
+import { type EventSchema, type EventStream, FailedEvent, streamEvent } from '#core/api/streams.ts'
 import { Annotations } from '../model.ts'
 import { GenerateResult } from '../request/turn-result.ts'
 

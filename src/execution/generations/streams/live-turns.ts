@@ -1,8 +1,8 @@
-import type { RecordedFailure } from '../../../core/api/errors.ts'
-import { withoutTenant } from '../../../core/db/tenant-context.ts'
-import { exclusiveLoop } from '../../../core/process/loop.ts'
-import { processSingleton } from '../../../core/process/process-singleton.ts'
-import type { Services } from '../../../core/process/services.ts'
+import type { RecordedFailure } from '#core/api/errors.ts'
+import { withoutTenant } from '#core/db/tenant-context.ts'
+import { exclusiveLoop } from '#core/process/loop.ts'
+import { processSingleton } from '#core/process/process-singleton.ts'
+import type { Services } from '#core/process/services.ts'
 import { listAbortedOrLost } from '../store.ts'
 
 /** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled`. */

@@ -1,11 +1,18 @@
-import { AppError, type RecordedFailure } from '../../../core/api/errors.ts'
-import { isObject } from '../../../core/api/exact-json.ts'
-import { storableValue } from '../../../core/api/storable-text.ts'
-import { isDatabaseError, isTransient } from '../../../core/db/database-errors.ts'
-import type { Caller } from '../../../core/iam/caller.ts'
-import type { Services } from '../../../core/process/services.ts'
-import { actingThrough, checkInput, guardrailView, judgedArguments, openCall, prepareCall } from '../../tools/call.ts'
-import { type GateRequest, runOfCall, toolGate, type Verdict } from '../../tools/guardrail-gate.ts'
+import { AppError, type RecordedFailure } from '#core/api/errors.ts'
+import { isObject } from '#core/api/exact-json.ts'
+import { storableValue } from '#core/api/storable-text.ts'
+import { isDatabaseError, isTransient } from '#core/db/database-errors.ts'
+import type { Caller } from '#core/iam/caller.ts'
+import type { Services } from '#core/process/services.ts'
+import {
+  actingThrough,
+  checkInput,
+  guardrailView,
+  judgedArguments,
+  openCall,
+  prepareCall,
+} from '#execution/tools/call.ts'
+import { type GateRequest, runOfCall, toolGate, type Verdict } from '#execution/tools/guardrail-gate.ts'
 import { callFailed, failedCall, UNKNOWN } from '../journal/step.ts'
 import type { GenerationRow, OpenStep, ToolCallOutcome, TurnData } from '../model.ts'
 import { approvalDesk, type Proposal } from './approval-desk.ts'

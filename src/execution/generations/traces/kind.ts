@@ -1,7 +1,7 @@
-import { RESERVED } from '../../../content/paths.ts'
-import { deleteAllBytes } from '../../../content/storage/backends.ts'
-import { kind, pickFields } from '../../../core/api/kind.ts'
-import { type Fragment, sql } from '../../../core/db/sql.ts'
+import { RESERVED } from '#content/paths.ts'
+import { deleteAllBytes } from '#content/storage/backends.ts'
+import { kind, pickFields } from '#core/api/kind.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
 import { Trace } from '../model.ts'
 import { deleteTraces, detachTraceFiles } from './store.ts'
 

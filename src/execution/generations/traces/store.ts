@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { type FileRow, fileKind } from '../../../content/files/model.ts'
-import type { Location } from '../../../content/storage/backend.ts'
-import { jsonb, type Queryable, sql, voidStatement } from '../../../core/db/sql.ts'
+import { type FileRow, fileKind } from '#content/files/model.ts'
+import type { Location } from '#content/storage/backend.ts'
+import { jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type GenerationRow, JournalStepRow, Trace, type TraceRow } from '../model.ts'
 
 /** Converts the times of a step from jsonb to wire format. */

@@ -1,5 +1,5 @@
-import { deploymentAwsKeys } from '../../../core/net/aws.ts'
-import { fetchWithLimit } from '../../../core/net/limited-body.ts'
+import { deploymentAwsKeys } from '#core/net/aws.ts'
+import { fetchWithLimit } from '#core/net/limited-body.ts'
 import { ANSWER_BYTES, fieldOf, type SecretStore, storeFailure } from './store.ts'
 
 const awsFetch = fetchWithLimit(ANSWER_BYTES)

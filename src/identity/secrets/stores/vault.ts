@@ -1,5 +1,5 @@
 import { readFile } from 'node:fs/promises'
-import { fetchWithLimit } from '../../../core/net/limited-body.ts'
+import { fetchWithLimit } from '#core/net/limited-body.ts'
 import { ANSWER_BYTES, fieldOf, type SecretStore, storeFailure } from './store.ts'
 
 const DEFAULT_FIELD = 'value'
