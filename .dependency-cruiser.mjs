@@ -1,18 +1,104 @@
-/** Areas in the order in which they may know each other: a later one may import an earlier one, never the reverse. */
-const areas = [
-  'core',
-  'identity',
-  'control',
-  'content',
-  'memory',
-  'execution',
-  'conversation',
-  'automation',
-  'evaluation',
-  'formations',
-  'mcp',
-  'protocols',
-]
+/**
+ * Areas in the order in which they may know each other: a later one may import an earlier one, never the reverse. Within an
+ * area the same holds for its folders, in the order of the list: `.` stands for the files of the area itself. The folders of
+ * one module, such as those of `memory`, are one entry.
+ */
+const floors = {
+  core: [
+    'base',
+    'net',
+    'secrets',
+    'threads',
+    'db',
+    'queues',
+    'writes',
+    'work',
+    'services',
+    'iam',
+    'json-schema',
+    'expressions',
+    'api',
+    'resources',
+    'modules',
+    'invoke',
+    'openapi',
+    'docs',
+    'http',
+  ],
+  identity: [
+    'tokens',
+    'sign-in',
+    'grants',
+    'principals',
+    'users',
+    'policies',
+    'company-sign-in',
+    'projects',
+    'keys',
+    'secrets',
+    'console',
+    'oauth',
+  ],
+  control: [
+    'activity',
+    'audit',
+    'system',
+    'exceptions',
+    'usage',
+    'webhooks',
+    'storage',
+    'events',
+    'quotas',
+    'retention',
+  ],
+  content: [
+    '.',
+    'storage',
+    'schemas',
+    'index',
+    'extract',
+    'files',
+    'images',
+    'documents',
+    'ingestion-rules',
+    'ingestion',
+    'knowledge',
+  ],
+  memory: ['(entries|facts|stores|.)'],
+  execution: [
+    'providers',
+    'model-routes',
+    'grants',
+    'tools',
+    'agents',
+    'shares',
+    'guardrails',
+    'generations',
+    'chains',
+    'deciders',
+    'approvals',
+    'memory-rules',
+  ],
+  conversation: ['chats', 'actors', 'dialog', 'sessions', 'feedback'],
+  automation: [
+    'inbound',
+    'cases',
+    'orchestrations/definition',
+    'orchestrations/runs',
+    'triggers',
+    'workflows/definition',
+    'workflows/tasks',
+    'playbooks/definition',
+    'playbooks/exports',
+    'playbooks/executions',
+  ],
+  evaluation: ['datasets', 'evals', 'eval-runs'],
+  formations: ['template', 'records', 'types', 'plans', 'drift', 'export', 'deploys', 'requests', '.'],
+  mcp: ['.'],
+  protocols: ['.', 'openai', 'a2a', 'ag-ui', 'ui'],
+}
+
+const areas = Object.keys(floors)
 
 const packages = (...names) => names.flatMap(name => [`^${name}$`, `(^|/)node_modules/(@types/)?${name}/`])
 
@@ -24,23 +110,48 @@ const downward = areas.map((area, index) => ({
   to: { path: '^src/', pathNot: `^src/(((${areas.slice(0, index + 1).join('|')})/)|config\\.ts$)` },
 }))
 
+/** The path of the files of a folder of an area; `.` are the files beside its folders. */
+const filesOf = (area, folder) =>
+  folder === '.' ? `^src/${area}/[^/]+$` : `^src/${area}/${folder.replace('|.)', '|[^/]+$)')}(/|$)`
+
+const ascending = areas.flatMap(area =>
+  floors[area].map((folder, index) => ({
+    name: `no-upward-import-from-${area}/${folder}`,
+    comment: `src/${area}/${folder} may import ${floors[area].slice(0, index).join(', ') || 'no other folder'} of src/${area}.`,
+    severity: 'error',
+    from: { path: filesOf(area, folder) },
+    to: { path: `^src/${area}/`, pathNot: floors[area].slice(0, index + 1).map(each => filesOf(area, each)) },
+  })),
+)
+
 export default {
   forbidden: [
     ...downward,
+    ...ascending,
+    {
+      name: 'known-folder',
+      comment: 'Every folder of an area is on a floor of the list above.',
+      severity: 'error',
+      from: {},
+      to: {
+        path: `^src/(${areas.join('|')})/`,
+        pathNot: areas.flatMap(area => floors[area].map(folder => filesOf(area, folder))),
+      },
+    },
     {
       name: 'known-area',
       comment:
         'Every folder of src is an area of the list above, the command line, or what a machine without anything else runs on.',
       severity: 'error',
       from: {},
-      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|cli|local)/` },
+      to: { path: '^src/[^/]+/', pathNot: `^src/(${areas.join('|')}|operator|local)/` },
     },
     {
       name: 'command-line-is-on-top',
       comment: 'The command line may use everything; only bin uses it.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/cli/' },
-      to: { path: '^src/cli/' },
+      from: { path: '^(src|jobs)/', pathNot: '^src/operator/' },
+      to: { path: '^src/operator/' },
     },
     {
       name: 'client-stands-alone',
@@ -105,7 +216,7 @@ export default {
       from: {
         path: '^(src|jobs)/',
         pathNot:
-          '^src/(core/db/(pool|pg-client|pg-driver|commit-piggyback|server-watchdog|notify|notifier|connections|migrate)|core/jobs/queue|local/postgres)\\.ts$',
+          '^src/(core/db/(pool|pg-client|pg-driver|commit-piggyback|server-watchdog|notify|notifier|connections)|core/queues/(queue|migrate)|local/postgres)\\.ts$',
       },
       to: { path: packages('pg', 'pg-boss') },
     },
@@ -133,7 +244,7 @@ export default {
       name: 'local-is-not-the-application',
       comment: 'Only the command line and tests use the embedded PostgreSQL and the model double.',
       severity: 'error',
-      from: { path: '^(src|jobs)/', pathNot: '^src/(cli|local)/' },
+      from: { path: '^(src|jobs)/', pathNot: '^src/(operator|local)/' },
       to: { path: '^src/local/' },
     },
     {
@@ -146,7 +257,7 @@ export default {
       name: 'entries-are-on-top',
       comment: 'A module names its handlers; which process runs them is known to jobs and bin alone.',
       severity: 'error',
-      from: { path: '^src/', pathNot: '^src/cli/' },
+      from: { path: '^src/', pathNot: '^src/operator/' },
       to: { path: '^(jobs|bin)/' },
     },
     {

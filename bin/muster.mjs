@@ -39,7 +39,7 @@ async function run(args) {
     return writeFileSync(1, `${version}\n`)
   }
   if (isOperatorVerb(args)) {
-    const { main } = await import('../src/cli/main.ts')
+    const { main } = await import('#operator/main.ts')
     const code = await main(args)
     // Whatever a successful command left open ends by itself.
     if (code !== 0) process.exit(code)

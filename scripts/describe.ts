@@ -1,8 +1,8 @@
 import fs from 'node:fs'
 import path from 'node:path'
-import { loadModules } from '#core/api/module.ts'
 import { operations } from '#core/api/operation.ts'
-import { openApiDocument } from '#core/http/openapi.ts'
+import { loadModules } from '#core/modules/module.ts'
+import { openApiDocument } from '#core/openapi/openapi.ts'
 import { modules } from '#modules.ts'
 
 /** Writes `client/openapi.json` from the operations, without a database or a running service. */

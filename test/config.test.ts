@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { type ConfigError, effectiveSettings, loadConfig } from '#config.ts'
-import { loadSettings } from '#core/process/settings.ts'
+import { loadSettings } from '#core/services/settings.ts'
 
 const PRODUCTION = {
   NODE_ENV: 'production',

@@ -6,48 +6,48 @@ const root = path.resolve(import.meta.dirname, '..')
 
 /** Tables that more than one module writes: the module that owns it, and the others, each with its reason. */
 const WRITERS: Record<string, { owner: string; also: Record<string, string> }> = {
-  audit_entries: { owner: 'control/audit', also: { 'core/db': 'the outbox of every write' } },
+  audit_entries: { owner: 'control/audit', also: { 'core/writes': 'the outbox of every write' } },
   conversation_messages: {
-    owner: 'conversation/conversations',
+    owner: 'conversation/dialog/messages',
     also: {
       'conversation/actors': 'a merge moves what names the actor',
       'conversation/sessions': 'a fork copies messages',
     },
   },
   conversation_turns: {
-    owner: 'conversation/turns',
+    owner: 'conversation/dialog/mailbox',
     also: {
       'conversation/actors': 'a merge moves what names the actor',
-      'conversation/conversations': 'deleted messages leave the turns that wait for them',
+      'conversation/dialog/messages': 'deleted messages leave the turns that wait for them',
     },
   },
   conversations: {
-    owner: 'conversation/conversations',
+    owner: 'conversation/dialog/messages',
     also: {
       'conversation/actors': 'a merge moves what names the actor',
       'conversation/sessions': 'a session is a conversation with more columns',
     },
   },
   deleted_conversations: {
-    owner: 'conversation/conversations',
+    owner: 'conversation/dialog/messages',
     also: { 'conversation/actors': 'a merge moves what names the actor' },
   },
   deleted_messages: {
-    owner: 'conversation/conversations',
+    owner: 'conversation/dialog/messages',
     also: { 'conversation/actors': 'a merge moves what names the actor' },
   },
   documents: {
     owner: 'content/documents',
     also: {
-      'content/chunks': 'counts of chunks are columns of their document',
-      'content/embeddings': 'so is the space of its vectors',
+      'content/index/chunks': 'counts of chunks are columns of their document',
+      'content/index/embeddings': 'so is the space of its vectors',
       'content/ingestion': 'so is how far its ingestion is',
     },
   },
   events: {
     owner: 'control/events',
     also: {
-      'core/db': 'the outbox of every write',
+      'core/writes': 'the outbox of every write',
       'control/webhooks': 'an event carries its own dispatch',
     },
   },
@@ -64,10 +64,10 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     also: { 'content/documents': 'another text supersedes an attempt, in the statement that writes it' },
   },
   knowledge_vectors: {
-    owner: 'content/vectors',
-    also: { 'content/embeddings': 'vectors that nothing refers to go with the space' },
+    owner: 'content/index/vectors',
+    also: { 'content/index/embeddings': 'vectors that nothing refers to go with the space' },
   },
-  project_keys: { owner: 'identity/keys', also: { identity: 'use of keys is noted in batches' } },
+  project_keys: { owner: 'identity/keys', also: { 'identity/principals': 'use of keys is noted in batches' } },
   retained_envelopes: {
     owner: 'control/events',
     also: {
@@ -75,15 +75,23 @@ const WRITERS: Record<string, { owner: string; also: Record<string, string> }> =
     },
   },
   session_frames: {
-    owner: 'conversation/conversations',
+    owner: 'conversation/dialog/messages',
     also: { 'conversation/sessions': 'retention of what streams read' },
+  },
+  share_counters: {
+    owner: 'execution/grants',
+    also: { 'execution/shares': 'a share deletes what is past' },
+  },
+  share_usage: {
+    owner: 'execution/grants',
+    also: { 'execution/shares': 'a share deletes what is past' },
   },
   users: { owner: 'identity/users', also: { 'identity/policies': 'a change of attachments makes tokens anew' } },
   webhook_deliveries: {
     owner: 'control/webhooks',
     also: { 'control/events': 'content is erased in deliveries as in their events' },
   },
-  worker_heartbeats: { owner: 'core/jobs', also: { 'control/retention': 'retention of core' } },
+  worker_heartbeats: { owner: 'core/work', also: { 'control/retention': 'retention of core' } },
 }
 
 const filesBelow = (folder: string, extension: string): string[] =>
@@ -93,6 +101,14 @@ const filesBelow = (folder: string, extension: string): string[] =>
     .map(file => path.join(folder, file))
 
 const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
+
+/** The module of a file: a folder of an area, or of a folder that has nothing but a module.ts and folders. */
+function moduleOf(file: string): string {
+  const parts = path.dirname(file).split(path.sep).slice(1)
+  const beside = fs.readdirSync(path.join(root, 'src', ...parts.slice(0, 2)), { withFileTypes: true })
+  const isDivided = beside.every(entry => entry.isDirectory() || entry.name === 'module.ts')
+  return parts.slice(0, isDivided ? 3 : 2).join('/')
+}
 
 describe('tables', () => {
   const tables = new Set(
@@ -108,7 +124,7 @@ describe('tables', () => {
   /** Modules that write each table, by the text of their statements. */
   const writers = new Map<string, Set<string>>()
   for (const file of filesBelow('src', '.ts')) {
-    const module = path.dirname(file).split(path.sep).slice(1, 3).join('/')
+    const module = moduleOf(file)
     for (const [, name] of read(file).matchAll(/\b(?:insert into|update|delete from) (\w+)/g)) {
       if (!tables.has(name)) continue
       writers.set(name, (writers.get(name) ?? new Set()).add(module))

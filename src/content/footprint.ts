@@ -1,5 +1,5 @@
-import type { Footprint } from '../control/storage/footprint.ts'
-import { sql } from '../core/db/sql.ts'
+import type { Footprint } from '#control/storage/footprint.ts'
+import { sql } from '#core/db/sql.ts'
 
 /**
  * Bytes of files: stored ones, or declared ones until content is stored. Files of conversation messages are not

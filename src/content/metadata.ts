@@ -1,4 +1,4 @@
-import { metadataBag } from '../core/api/metadata.ts'
+import { metadataBag } from '#core/api/metadata.ts'
 
 /** Metadata of files, documents and ingestion rules. */
 export const ContentMetadata = metadataBag(64, 16)

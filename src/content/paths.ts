@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Fragment, prefix, sql } from '../core/db/sql.ts'
+import { type Fragment, prefix, sql } from '#core/db/sql.ts'
 
 /** Root of platform files; callers cannot write below it. */
 export const RESERVED = '/.system'

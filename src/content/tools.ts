@@ -1,8 +1,8 @@
-import type { RecordedFailure } from '../core/api/errors.ts'
-import type { Queryable } from '../core/db/sql.ts'
-import { extensionPoint } from '../core/declarations.ts'
-import type { PrincipalRecord } from '../core/iam/caller.ts'
-import type { Services } from '../core/process/services.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { PrincipalRecord } from '#core/iam/caller.ts'
 
 /**
  * Calls tools for content: converters of ingestion rules and rerankers of searches. The tools module registers the only

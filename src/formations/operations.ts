@@ -1,21 +1,14 @@
 import { z } from 'zod'
-import { raise } from '../core/api/errors.ts'
-import { equalsFilter, oneOf } from '../core/api/filters.ts'
-import { booleanQuery, pageOf, pageResult } from '../core/api/lists.ts'
-import { itemOperation, type Operation, operation, type WaitingGrant } from '../core/api/operation.ts'
-import { resource } from '../core/api/resource.ts'
-import { sql } from '../core/db/sql.ts'
-import { adoptResource } from './adopt.ts'
-import {
-  createFormation,
-  deleteFormation,
-  planDeploy,
-  replayedResult,
-  updateFormation,
-  validateTemplate,
-} from './deploy-requests.ts'
-import { getDrift } from './drift.ts'
+import { equalsFilter, oneOf } from '#core/api/filters.ts'
+import { booleanQuery, pageOf, pageResult } from '#core/api/lists.ts'
+import { itemOperation, type Operation, operation, type WaitingGrant } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
+import { sql } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
+import { streamOperation } from './deploys/stream.ts'
+import { getDrift } from './drift/drift.ts'
 import { exportProject } from './export/project.ts'
+import { adoptResource } from './plans/adopt.ts'
 import {
   Drift,
   ExportedTemplate,
@@ -34,10 +27,17 @@ import {
   type FormationOperation as ShownOperation,
   TemplateValidation,
   ValidateTemplateInput,
-} from './model.ts'
-import { presentFormation } from './present.ts'
-import { findOperation, operationBytes, operationColumns } from './store.ts'
-import { streamOperation } from './stream.ts'
+} from './records/model.ts'
+import { findOperation, operationBytes, operationColumns } from './records/store.ts'
+import {
+  createFormation,
+  deleteFormation,
+  planDeploy,
+  replayedResult,
+  updateFormation,
+  validateTemplate,
+} from './requests/deploy-requests.ts'
+import { presentFormation } from './requests/present.ts'
 
 const tag = 'Formations'
 const path = '/formations'

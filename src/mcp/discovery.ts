@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { parse } from '../core/api/validate.ts'
+import { parse } from '#core/api/validate.ts'
 import { callMcpOperation } from './call.ts'
 import { operationTool, permittedTools } from './registry.ts'
 import { jsonResult } from './result.ts'

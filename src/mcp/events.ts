@@ -1,6 +1,6 @@
 import { PassThrough } from 'node:stream'
-import { eventMessage } from '../core/api/event-stream.ts'
-import type { MountExchange } from '../core/http/mounts.ts'
+import { eventMessage } from '#core/api/event-stream.ts'
+import type { MountExchange } from '#core/http/mounts.ts'
 
 const KEEP_ALIVE_MS = 15_000
 

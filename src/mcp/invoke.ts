@@ -1,9 +1,9 @@
-import { flatten, unflatten } from '../core/api/flatten.ts'
-import type { KindRow } from '../core/api/kind.ts'
-import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
-import { type Call, callAs } from '../core/invoke/call.ts'
-import { openInvocation } from '../core/invoke/invocation.ts'
-import { executeInvocation, invoke } from '../core/invoke/invoke.ts'
+import { type Call, callAs } from '#core/api/call.ts'
+import { flatten, unflatten } from '#core/api/flatten.ts'
+import type { KindRow } from '#core/api/kind.ts'
+import { type Operation, type OperationResult, operations } from '#core/api/operation.ts'
+import { openInvocation } from '#core/invoke/invocation.ts'
+import { executeInvocation, invoke } from '#core/invoke/invoke.ts'
 import type { McpClientSession } from './session.ts'
 
 type RequestContext = Pick<McpClientSession, 'services' | 'caller'> & {

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { eventLoopYielder } from '../core/process/event-loop.ts'
-import { release } from '../core/process/release.ts'
+import { eventLoopYielder } from '#core/base/event-loop.ts'
+import { release } from '#core/base/release.ts'
 import { callMcpTool } from './call.ts'
 import { listenToServer } from './listen.ts'
 import { type McpTool, presentTool } from './registry.ts'

@@ -1,5 +1,5 @@
-import { module } from '../core/api/module.ts'
-import { mounts } from '../core/http/mounts.ts'
+import { mounts } from '#core/http/mounts.ts'
+import { module } from '#core/modules/module.ts'
 import { discoveryTools } from './discovery.ts'
 import { manualTools } from './docs.ts'
 import { documentResources, fileResources, resourcePoint } from './resources.ts'

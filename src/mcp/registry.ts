@@ -1,7 +1,7 @@
-import { type FlatCall, flatSchema, flatten } from '../core/api/flatten.ts'
-import { type Operation, operations, toolNameOf } from '../core/api/operation.ts'
-import { couldEverAllow, passesAdminGate } from '../core/iam/access.ts'
-import type { Caller } from '../core/iam/caller.ts'
+import { couldEverAllow, passesAdminGate } from '#core/api/access.ts'
+import { type FlatCall, flatSchema, flatten } from '#core/api/flatten.ts'
+import { type Operation, operations, toolNameOf } from '#core/api/operation.ts'
+import type { Caller } from '#core/iam/caller.ts'
 
 /** Operations as tools. The registry depends only on the operations and is equal in all processes. */
 

@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream'
 import { z } from 'zod'
-import { AppError } from '../core/api/errors.ts'
-import { extensionPoint } from '../core/declarations.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import { AppError } from '#core/base/errors.ts'
 import { invokeInSession } from './invoke.ts'
 import { INVALID_PARAMS, invalidParams, type McpClientSession, type PendingAnswer, RpcError } from './session.ts'
 

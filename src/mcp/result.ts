@@ -1,7 +1,7 @@
-import { AppError, errorBody } from '../core/api/errors.ts'
-import { isObject, parseExactJson } from '../core/api/exact-json.ts'
-import type { Operation, OperationResult } from '../core/api/operation.ts'
-import { truncateBytes } from '../core/api/storable-text.ts'
+import type { Operation, OperationResult } from '#core/api/operation.ts'
+import { AppError, errorBody } from '#core/base/errors.ts'
+import { isObject, parseExactJson } from '#core/base/exact-json.ts'
+import { truncateBytes } from '#core/base/storable-text.ts'
 import { type McpClientSession, refuseOverHttp } from './session.ts'
 
 export type ToolResult = { content: object[]; structuredContent?: unknown; isError?: boolean }

@@ -1,7 +1,7 @@
-import type { AppError } from '../core/api/errors.ts'
-import type { MountExchange } from '../core/http/mounts.ts'
-import type { Caller } from '../core/iam/caller.ts'
-import type { Services } from '../core/process/services.ts'
+import type { AppError } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import type { MountExchange } from '#core/http/mounts.ts'
+import type { Caller } from '#core/iam/caller.ts'
 import { TASKS } from './versions.ts'
 import type { View } from './view.ts'
 

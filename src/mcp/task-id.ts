@@ -1,6 +1,6 @@
 import { createHmac, timingSafeEqual } from 'node:crypto'
-import type { Caller } from '../core/iam/caller.ts'
-import type { Services } from '../core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Caller } from '#core/iam/caller.ts'
 
 /** IDs of tasks: the ID of the record, and a signature for the principal that started the task. */
 

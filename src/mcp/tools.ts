@@ -1,6 +1,6 @@
 import type { z } from 'zod'
-import { inlineSchema } from '../core/api/flatten.ts'
-import { extensionPoint } from '../core/declarations.ts'
+import { inlineSchema } from '#core/api/flatten.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
 import type { McpTool } from './registry.ts'
 import type { ToolResult } from './result.ts'
 import type { McpClientSession, PendingAnswer } from './session.ts'

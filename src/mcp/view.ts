@@ -1,5 +1,5 @@
-import { raiseInvalid } from '../core/api/errors.ts'
-import type { Caller } from '../core/iam/caller.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
+import type { Caller } from '#core/iam/caller.ts'
 import { modulesOf, type OperationTool, operationTools, permittedTools } from './registry.ts'
 
 /** Selection of tools and resources by the query of /mcp. */

@@ -1,5 +1,5 @@
-import type { Footprint } from '../control/storage/footprint.ts'
-import { sql } from '../core/db/sql.ts'
+import type { Footprint } from '#control/storage/footprint.ts'
+import { sql } from '#core/db/sql.ts'
 
 /** Bytes of memory texts, including invalidated memories; vectors are counted separately. Index memories_project. */
 export const memoryFootprint: Footprint = project => ({

@@ -1,7 +1,7 @@
-import { raise } from '../core/api/errors.ts'
-import { type Fragment, sql } from '../core/db/sql.ts'
-import { type Reach, reachOf } from '../core/iam/authority.ts'
-import type { CallerFacts } from '../core/iam/caller.ts'
+import { raise } from '#core/base/errors.ts'
+import { type Fragment, sql } from '#core/db/sql.ts'
+import { type Reach, reachOf } from '#core/iam/authority.ts'
+import type { CallerFacts } from '#core/iam/caller.ts'
 
 /** Returns the owner column of a row: the end user, or '' without one. */
 export const ownerKeyOf = (actorId: string | null): string => actorId ?? ''

@@ -1,10 +1,10 @@
 import type { IncomingMessage } from 'node:http'
-import { type Operation, type OperationResult, operations } from '../core/api/operation.ts'
-import type { MountExchange } from '../core/http/mounts.ts'
-import type { Caller } from '../core/iam/caller.ts'
-import { type CallSurface, type ClientInput, callAs, identifyOnce } from '../core/invoke/call.ts'
-import { invoke } from '../core/invoke/invoke.ts'
-import type { Services } from '../core/process/services.ts'
+import { type CallSurface, type ClientInput, callAs, identifyOnce } from '#core/api/call.ts'
+import { type Operation, type OperationResult, operations } from '#core/api/operation.ts'
+import type { Services } from '#core/base/services.ts'
+import type { MountExchange } from '#core/http/mounts.ts'
+import type { Caller } from '#core/iam/caller.ts'
+import { invoke } from '#core/invoke/invoke.ts'
 
 /** A request to a mount by an identified caller. */
 export type MountRequest = { services: Services; exchange: MountExchange; caller: Caller }

@@ -1,7 +1,7 @@
 import type { Readable } from 'node:stream'
-import { dataMessage } from '../core/api/event-stream.ts'
-import { parseExactJson } from '../core/api/exact-json.ts'
-import type { FrameFormat } from '../core/api/frame-format.ts'
+import { dataMessage } from '#core/api/event-stream.ts'
+import type { FrameFormat } from '#core/api/frame-format.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { type CallInput, callOperation, type MountRequest, type MountSurface } from './call.ts'
 
 type Translate = (event: string, data: Record<string, any>) => Promise<readonly object[]>

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto'
 import type { IncomingMessage } from 'node:http'
 import { Readable } from 'node:stream'
-import { mediaProblem, raiseNotAccepted } from '../content/files/media.ts'
-import { AppError } from '../core/api/errors.ts'
-import { couldAllowIn, raiseForbidden } from '../core/iam/access.ts'
+import { mediaProblem, raiseNotAccepted } from '#content/files/media.ts'
+import { couldAllowIn, raiseForbidden } from '#core/api/access.ts'
+import { AppError } from '#core/base/errors.ts'
 import { callOperation, type MountRequest, type MountSurface } from './call.ts'
 
 /** Bytes of a client, with the name and the media type of their file. */

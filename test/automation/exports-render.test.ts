@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import type { ExportFormat } from '#automation/exports/model.ts'
-import { RENDERERS } from '#automation/exports/render.ts'
-import type { CaseSnapshot } from '#automation/exports/snapshot.ts'
+import type { ExportFormat } from '#automation/playbooks/exports/model.ts'
+import { RENDERERS } from '#automation/playbooks/exports/render.ts'
+import type { CaseSnapshot } from '#automation/playbooks/exports/snapshot.ts'
 import { openPage, startChromium } from '../support/chromium.ts'
 
 const HOSTILE = [

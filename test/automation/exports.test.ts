@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
-import { expireExports } from '#automation/exports/remove.ts'
+import { expireExports } from '#automation/playbooks/exports/remove.ts'
 import { sql, voidStatement } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import net from 'node:net'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { resident, startProcess, type TestProcess } from '../support/processes.ts'
 import { hook, madeTrigger, signatureOf, startTriggerApp, type TriggerApp } from './triggers-support.ts'

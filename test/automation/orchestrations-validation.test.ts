@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { validateGraph } from '#automation/orchestrations/validate.ts'
-import { ExactNumber } from '#core/api/exact-json.ts'
+import { validateGraph } from '#automation/orchestrations/definition/validate.ts'
+import { ExactNumber } from '#core/base/exact-json.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { refused } from '../execution/tool-target.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'

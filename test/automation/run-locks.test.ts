@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { taskTurns } from '#automation/tasks/targets.ts'
+import { taskTurns } from '#automation/workflows/tasks/targets.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
 import { client as doubleClient } from '../local/double/client.ts'
 import { eventually } from '../support/app.ts'

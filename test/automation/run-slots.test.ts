@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { nodeExecutionQueue } from '#automation/runs/queue.ts'
+import { nodeExecutionQueue } from '#automation/orchestrations/runs/queue.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { guardrail } from '../execution/guardrail-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { sweepRuns } from '#automation/runs/engine/sweep.ts'
-import { runQueue } from '#automation/runs/queue.ts'
+import { sweepRuns } from '#automation/orchestrations/runs/engine/sweep.ts'
+import { runQueue } from '#automation/orchestrations/runs/queue.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { runWorker } from '../support/hosts.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { isDeepStrictEqual } from 'node:util'
-import { runQueue } from '#automation/runs/queue.ts'
+import { runQueue } from '#automation/orchestrations/runs/queue.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { usageOf } from '../control/usage-support.ts'
 import { json, type TargetRequest } from '../execution/tool-target.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { TASK_DISPATCH } from '#automation/tasks/queue.ts'
+import { TASK_DISPATCH } from '#automation/workflows/tasks/queue.ts'
 import { sql } from '#core/db/sql.ts'
 import { json, made } from '../execution/tool-target.ts'
 import { type Client, eventually } from '../support/app.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
-import { taskFirings, taskTurns } from '#automation/tasks/targets.ts'
+import { taskFirings, taskTurns } from '#automation/workflows/tasks/targets.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { purgeGeneration } from '#execution/generations/erase/purge.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { isTimezone, nextOccurrence, parseCron } from '#automation/triggers/cron.ts'
-import { loadModules } from '#core/api/module.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 import { random } from '../support/random.ts'
 

@@ -6,7 +6,7 @@ import { pipeline } from 'node:stream/promises'
 import express from 'express'
 import multer from 'multer'
 import { reblock } from '#content/storage/reblock.ts'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { openPool } from '#core/db/pool.ts'
 import { sql } from '#core/db/sql.ts'
 import { createEgress } from '#core/net/egress.ts'
@@ -18,7 +18,7 @@ import {
   findObject,
   findUsername,
   putRefreshToken,
-} from '#identity/oauth/store.ts'
+} from '#identity/grants/store.ts'
 
 /**
  * What the API is measured against: bare Express and one statement through the same Slonik pool, without identity,

@@ -1,5 +1,5 @@
 import { setImmediate } from 'node:timers/promises'
-import { localVector } from '#content/embeddings/local.ts'
+import { localVector } from '#content/index/embeddings/local.ts'
 
 /**
  * Generated corpora of vectors, the same in every run. Each is a list of rows and a way to ask: questions are made as rows

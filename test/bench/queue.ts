@@ -1,11 +1,10 @@
 import { pathToFileURL } from 'node:url'
 import { z } from 'zod'
 import { loadConfig } from '#config.ts'
-import { loadModules } from '#core/api/module.ts'
+import { silentLog } from '#core/base/log.ts'
 import { openNotifier } from '#core/db/notifier.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
-import { type Handler, handler } from '#core/jobs/handler.ts'
-import { claimMessages } from '#core/jobs/message-claims.ts'
+import { loadModules } from '#core/modules/module.ts'
 import {
   createQueuesInDatabase,
   entityMailbox,
@@ -15,9 +14,10 @@ import {
   queueMessage,
   queues as queueTable,
   workQueue,
-} from '#core/jobs/queue.ts'
-import { startWorkers } from '#core/jobs/worker.ts'
-import { silentLog } from '#core/process/log.ts'
+} from '#core/queues/queue.ts'
+import { type Handler, handler } from '#core/work/handler.ts'
+import { claimMessages } from '#core/work/message-claims.ts'
+import { startWorkers } from '#core/work/worker.ts'
 import { modules } from '#modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'

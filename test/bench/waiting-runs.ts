@@ -7,10 +7,10 @@ import {
   listStaleRunningRuns,
   listStaleWaitingRuns,
   listUnclaimedNodes,
-} from '#automation/runs/engine/sweep-store.ts'
-import { runQueue } from '#automation/runs/queue.ts'
+} from '#automation/orchestrations/runs/engine/sweep-store.ts'
+import { runQueue } from '#automation/orchestrations/runs/queue.ts'
 import { sql } from '#core/db/sql.ts'
-import { queueMessage } from '#core/jobs/queue.ts'
+import { queueMessage } from '#core/queues/queue.ts'
 import { startDouble } from '#local/double/server.ts'
 import { copyRun } from '../automation/support/copies.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'

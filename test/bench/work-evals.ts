@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client } from '../local/double/client.ts'
 import { median, rounded } from './measure.ts'

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import pg from 'pg'
-import { migrationNames } from '#core/db/migrate.ts'
+import { migrationNames } from '#core/queues/migrate.ts'
 import { run } from '../support/commands.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { cloneTemplate } from '../support/postgres.ts'

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { program } from '#cli/program.ts'
-import { settingsEnvironment, withSettings } from '#cli/settings.ts'
 import { loadConfig } from '#config.ts'
+import { program } from '#operator/program.ts'
+import { settingsEnvironment, withSettings } from '#operator/settings.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
 const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')

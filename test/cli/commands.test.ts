@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { program } from '#cli/program.ts'
+import { program } from '#operator/program.ts'
 import {
   type ApiCommand,
   type CommandField,

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import type { Request } from 'playwright-core'
-import { ExactNumber, parseExactJson } from '#core/api/exact-json.ts'
+import { ExactNumber, parseExactJson } from '#core/base/exact-json.ts'
 import { voidStatement } from '#core/db/sql.ts'
 import { eventually } from '../support/app.ts'
 import { propose } from '../support/approvals.ts'

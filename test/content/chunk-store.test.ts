@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { embeddingWindows } from '#content/chunks/embed.ts'
+import { embeddingWindows } from '#content/index/chunks/embed.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { pageStarts, splitIntoPages } from '#content/chunks/pages.ts'
-import { joinPages } from '#content/chunks/split.ts'
+import { pageStarts, splitIntoPages } from '#content/index/chunks/pages.ts'
+import { joinPages } from '#content/index/chunks/split.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { pdf } from '../support/pdf.ts'
 import { rowsOf } from './documents-support.ts'

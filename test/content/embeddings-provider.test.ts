@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { embedderOf } from '#content/embeddings/embedder.ts'
-import type { EmbedOptions } from '#content/embeddings/model.ts'
+import { embedderOf } from '#content/index/embeddings/embedder.ts'
+import type { EmbedOptions } from '#content/index/embeddings/model.ts'
 import { sql } from '#core/db/sql.ts'
 import { usageOnce, usageSettled } from '../control/usage-support.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { loadConfig } from '#config.ts'
-import { localVector } from '#content/embeddings/local.ts'
+import { localVector } from '#content/index/embeddings/local.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { testEnvironment } from '../support/environment.ts'
 

@@ -1,7 +1,7 @@
 import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { insertFile } from '#content/files/store.ts'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'

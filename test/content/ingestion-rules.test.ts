@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import type { Reply } from '../support/app.ts'
 import { processorMs } from '../support/event-loop.ts'

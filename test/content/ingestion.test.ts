@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { loadConfig } from '#config.ts'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { type EmbeddingServer, startEmbeddingServer } from '../support/embedding-server.ts'

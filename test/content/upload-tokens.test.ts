@@ -1,8 +1,8 @@
 import { strict as assert } from 'node:assert'
 import { createHash } from 'node:crypto'
 import { deleteEndedTokens } from '#content/files/store.ts'
+import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { manualClock } from '#core/process/clock.ts'
 import { type Client, client, startApp, type TestApp } from '../support/app.ts'
 import { download, formOf, handmade, type Part, sendForm, sendRaw } from './file-support.ts'
 

@@ -1,6 +1,6 @@
-import { nearestRows } from '#content/vectors/scan.ts'
-import { type NewVector, VECTOR_SOURCES } from '#content/vectors/store.ts'
-import type { Services } from '#core/process/services.ts'
+import { nearestRows } from '#content/index/vectors/scan.ts'
+import { type NewVector, VECTOR_SOURCES } from '#content/index/vectors/store.ts'
+import type { Services } from '#core/base/services.ts'
 
 /** Where vectors of a test are. */
 export type Place = { project: string; space: { id: number; dimensions: number } }

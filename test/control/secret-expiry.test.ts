@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { reportExpiring } from '#control/exceptions/secret-expiry.ts'
-import { retentionSweepQueue } from '#core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 

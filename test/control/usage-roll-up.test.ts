@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { sumsMatchEvents } from '#control/usage/rebuild.ts'
 import { rollUpUsage } from '#control/usage/roll-up.ts'
+import { systemClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { systemClock } from '#core/process/clock.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { insertUsage, tokenUse } from '../support/usage.ts'
 

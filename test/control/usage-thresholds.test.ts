@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { recordUsage } from '#control/usage/meter.ts'
 import { rebuildSums } from '#control/usage/rebuild.ts'
+import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { manualClock } from '#core/process/clock.ts'
 import { eventually, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { usageOf, useOf } from './usage-support.ts'
 

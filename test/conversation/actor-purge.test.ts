@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { retentionSweepQueue } from '#core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { eventually, type Reply } from '../support/app.ts'
 import { steadyWorkers } from '../support/hosts.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { steadyWorkers } from '../support/hosts.ts'
 import { pngHeader } from '../support/images.ts'
 import { startProcess } from '../support/processes.ts'

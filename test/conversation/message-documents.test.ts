@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { storedEvents } from '../support/events.ts'
 import { contents, expectRefusal, expectStatus, type SessionApp, startSessionApp } from './session-support.ts'

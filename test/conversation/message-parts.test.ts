@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { gif, pngHeader } from '../support/images.ts'
 import { pdf } from '../support/pdf.ts'

@@ -10,17 +10,17 @@ const root = path.resolve(import.meta.dirname, '../..')
  */
 const OWN_CLOCK: Record<string, string> = {
   'jobs/worker.ts': 'a file of the host',
-  'src/automation/runs/reads/stream.ts': 'a pause',
-  'src/content/embeddings/providers.ts': 'Retry-After of another host',
+  'src/automation/orchestrations/runs/reads/stream.ts': 'a pause',
+  'src/content/index/embeddings/providers.ts': 'Retry-After of another host',
   'src/control/system/status.ts': 'the start and heartbeat of the answering process',
   'src/conversation/chats/completion.ts': 'the time of an answer',
   'src/conversation/sessions/typing.ts': 'expiry in the process',
   'src/core/api/event-stream.ts': 'a pause',
   'src/core/api/ndjson.ts': 'a pause',
-  'src/core/jobs/subscription.ts': 'a wait',
-  'src/core/jobs/takeover.ts': 'the measured clock itself',
-  'src/core/process/clock.ts': 'the corrected clock itself',
-  'src/core/process/stall-thread.ts': 'the log',
+  'src/core/work/subscription.ts': 'a wait',
+  'src/core/work/takeover.ts': 'the measured clock itself',
+  'src/core/base/clock.ts': 'the corrected clock itself',
+  'src/core/services/stall-thread.ts': 'the log',
   'src/execution/providers/retry-after.ts': 'Retry-After of another host',
   'src/execution/tools/http.ts': 'Retry-After of another host',
   'src/identity/company-sign-in/provider.ts': 'a token of another host',
@@ -37,8 +37,8 @@ describe('the clock of a process', () => {
   it('is in no row: rows have the time of the database, or of the clock that is corrected by it', () => {
     const files = ['src', 'jobs']
       .flatMap(folder => fs.globSync(`${folder}/**/*.ts`, { cwd: root }))
-      .filter(file => !/^src\/(cli|local)\//.test(file))
+      .filter(file => !/^src\/(operator|local)\//.test(file))
       .filter(file => /Date\.now\(\)|new Date\(\)/.test(fs.readFileSync(path.join(root, file), 'utf8')))
-    assert.deepEqual(files.toSorted(), Object.keys(OWN_CLOCK))
+    assert.deepEqual(files.toSorted(), Object.keys(OWN_CLOCK).sort())
   })
 })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import net, { type AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import { type DatabaseErrorKind, databaseErrorKind, isDatabaseError, isTransient } from '#core/db/database-errors.ts'
 import { DatabaseClient } from '#core/db/pg-client.ts'
 import { inTransaction, openPool, type Pool } from '#core/db/pool.ts'

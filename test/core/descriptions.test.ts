@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { loadModules } from '#core/api/module.ts'
 import { operations } from '#core/api/operation.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 import { startApp } from '../support/app.ts'
 import { withoutSharing } from '../support/fuzz.ts'

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import ts from 'typescript'
+import { operations } from '#core/api/operation.ts'
 import {
   AppError,
   type ErrorCode,
@@ -12,8 +13,7 @@ import {
   isErrorCode,
   raise,
   raiseInvalid,
-} from '#core/api/errors.ts'
-import { operations } from '#core/api/operation.ts'
+} from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { ExactNumber, parseExactJson } from '#core/api/exact-json.ts'
+import { ExactNumber, parseExactJson } from '#core/base/exact-json.ts'
 import { sql } from '#core/db/sql.ts'
 import { evaluateBriefly } from '#core/expressions/evaluate.ts'
 import { chain, type RunApp, startRunApp } from '../automation/fixtures.ts'

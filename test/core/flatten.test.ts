@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
 import { flatSchema, flatten, unflatten } from '#core/api/flatten.ts'
-import { loadModules } from '#core/api/module.ts'
 import { type Operation, operation, operations } from '#core/api/operation.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 
 describe('the flat form of a call', () => {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { idFloor, newId } from '#core/api/ids.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
-import { loadModules } from '#core/api/module.ts'
+import { idFloor, newId } from '#core/base/ids.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 
 const ALPHABET = '0123456789abcdefghjkmnpqrstvwxyz'

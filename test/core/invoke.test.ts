@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
-import { AppError } from '#core/api/errors.ts'
+import { callAs } from '#core/api/call.ts'
 import { operations } from '#core/api/operation.ts'
+import { AppError } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { callAs } from '#core/invoke/call.ts'
 import { authentication } from '#core/invoke/hooks.ts'
 import { invoke } from '#core/invoke/invoke.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** Operations through the pipeline without HTTP, as surfaces that are no requests call them. */

@@ -3,8 +3,8 @@ import { once } from 'node:events'
 import net from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
+import { silentLog } from '#core/base/log.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
-import { silentLog } from '#core/process/log.ts'
 import { serverUrl } from '../support/postgres.ts'
 
 describe('core/notify', () => {

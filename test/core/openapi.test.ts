@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { Ajv2020 } from 'ajv/dist/2020.js'
 import { parse } from 'yaml'
-import { errorCodes, errorEntry } from '#core/api/errors.ts'
+import { policyActions } from '#core/api/catalogue.ts'
 import { operations } from '#core/api/operation.ts'
-import { policyActions } from '#core/iam/catalogue.ts'
+import { errorCodes, errorEntry } from '#core/base/errors.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 import { codesOf, type Described, describedOperations, withoutSharing } from '../support/fuzz.ts'
 

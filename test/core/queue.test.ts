@@ -7,16 +7,15 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import pino, { type Logger } from 'pino'
 import { type Config, loadConfig } from '#config.ts'
-import { loadModules } from '#core/api/module.ts'
+import { silentLog } from '#core/base/log.ts'
+import { registry, setQueueDepthSource } from '#core/base/metrics.ts'
+import type { Services } from '#core/base/services.ts'
 import { type Notifier, openNotifier } from '#core/db/notifier.ts'
 import { type Notifications, openNotifications } from '#core/db/notify.ts'
 import { inTransaction, openPool } from '#core/db/pool.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
 import { currentTriggerChain } from '#core/db/trigger-chain.ts'
-import { createWriter } from '#core/db/writer.ts'
-import { type Handler, handler, type JobContext, RequeueError, schedule } from '#core/jobs/handler.ts'
-import { claimMessages } from '#core/jobs/message-claims.ts'
-import { MessageOutcomes } from '#core/jobs/message-outcomes.ts'
+import { loadModules } from '#core/modules/module.ts'
 import {
   createQueuesInDatabase,
   delayedChannel,
@@ -25,11 +24,12 @@ import {
   type Queues,
   queueMessage,
   queues as queueTable,
-} from '#core/jobs/queue.ts'
-import { startWorkers, type Workers } from '#core/jobs/worker.ts'
-import { silentLog } from '#core/process/log.ts'
-import { registry, setQueueDepthSource } from '#core/process/metrics.ts'
-import type { Services } from '#core/process/services.ts'
+} from '#core/queues/queue.ts'
+import { type Handler, handler, type JobContext, RequeueError, schedule } from '#core/work/handler.ts'
+import { claimMessages } from '#core/work/message-claims.ts'
+import { MessageOutcomes } from '#core/work/message-outcomes.ts'
+import { startWorkers, type Workers } from '#core/work/worker.ts'
+import { createWriter } from '#core/writes/writer.ts'
 import { modules } from '#modules.ts'
 import { testEnvironment } from '../support/environment.ts'
 import { createDatabase, dropDatabase } from '../support/postgres.ts'

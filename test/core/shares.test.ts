@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 
 describe('shares of something that a process has', () => {
   /** Takes parts one after the other, each held until `release` is called, and notes who got one. */

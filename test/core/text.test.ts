@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { truncateBytes, truncateChars } from '#core/api/storable-text.ts'
+import { truncateBytes, truncateChars } from '#core/base/storable-text.ts'
 
 describe('a text that is cut', () => {
   it('keeps the characters that are whole within its first bytes', () => {

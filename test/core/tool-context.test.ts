@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { AppError } from '#core/api/errors.ts'
 import { callerContext, mergeContext, ToolContextInput } from '#core/api/tool-context.ts'
+import { AppError } from '#core/base/errors.ts'
 
 describe('tool contexts', () => {
   const refused = (bag: Record<string, string>) => {

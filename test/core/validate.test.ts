@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { z } from 'zod'
-import { AppError, type Problem } from '#core/api/errors.ts'
 import { enumListQuery } from '#core/api/lists.ts'
 import { parse } from '#core/api/validate.ts'
+import { AppError, type Problem } from '#core/base/errors.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 
 /** The first problem of a value, as `CODE path: message`. */

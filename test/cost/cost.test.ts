@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
-import { loadModules } from '#core/api/module.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 import { type CostCase, measure } from './measure.ts'
 

@@ -20,13 +20,13 @@ const CALLS: Record<string, string> = {
   'console/src/views/orchestration-form.tsx: `"id"\\\\s*:\\\\s*"${id}"`': 'a definition that the user edits',
   "console/src/views/search.tsx: `(?<![\\\\p{L}\\\\p{N}])((?:${stems.join('|')})[\\\\p{L}\\\\p{N}]*)`":
     'words of the query in an excerpt: a match starts only at the start of a word',
-  'src/content/chunks/token-measure.ts: tokenizer.split':
-    'windows of bounded length; content/chunks/split.ts is measured',
+  'src/content/index/chunks/token-measure.ts: tokenizer.split':
+    'windows of bounded length; content/index/chunks/split.ts is measured',
   'src/content/files/media-type.ts: `^${TOKEN}/${TOKEN}( *; *${TOKEN}=(${TOKEN}|"[ !#-\\\\[\\\\]-~]*"))*$`':
     'at most 255 characters',
-  'src/content/words/fold.ts: `(?<run>(?:${UNSPACED_LETTER}\\\\p{M}*)+)|[[\\\\p{L}\\\\p{M}\\\\p{N}]--${UNSPACED_LETTER}]+`':
+  'src/content/index/words/fold.ts: `(?<run>(?:${UNSPACED_LETTER}\\\\p{M}*)+)|[[\\\\p{L}\\\\p{M}\\\\p{N}]--${UNSPACED_LETTER}]+`':
     'classes of characters without common characters',
-  "src/content/words/fold.ts: `[${Object.keys(LETTERS).join('')}]`": 'one character',
+  "src/content/index/words/fold.ts: `[${Object.keys(LETTERS).join('')}]`": 'one character',
   'src/core/json-schema/validate.ts: text':
     'compiled to a linear automaton where the analysis of the pattern demands it',
   'src/execution/providers/body-facts.ts: `"${name}": ?"([^"\\\\\\\\]{1,255})"`': 'names in the source',

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { sql, voidStatement } from '#core/db/sql.ts'
-import { queueMessage } from '#core/jobs/queue.ts'
+import { queueMessage } from '#core/queues/queue.ts'
 import { evalItemWork } from '#evaluation/eval-runs/process-item.ts'
 import { evalRunQueue } from '#evaluation/eval-runs/settle-run.ts'
 import { eventually } from '../support/app.ts'

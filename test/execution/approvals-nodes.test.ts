@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { type ApprovalRow, approvalKind, approvalWaiters } from '#execution/approvals/model.ts'
 import {
   approvedArguments,

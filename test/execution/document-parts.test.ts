@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { client } from '../local/double/client.ts'
 import { type Client, eventually } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'

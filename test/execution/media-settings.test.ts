@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { modelInputs } from '#execution/providers/model-inputs.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 

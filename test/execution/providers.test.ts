@@ -417,7 +417,7 @@ describe('AI providers', () => {
 
   it('keep their credentials through a change of the encryption key', async () => {
     const { id } = await made({ provider: 'bedrock', base_url: null, config: { api_key: 'ABSK-config-key' } })
-    const { sealedColumns } = await import('#core/secrets/sealed.ts')
+    const { sealedColumns } = await import('#core/db/sealed.ts')
     assert.ok(sealedColumns.all().some(column => column.table === 'ai_providers'))
     const sealed = (await app.services.pool.oneFirst(
       sql.unsafe`select sealed_credentials from ai_providers where id = ${id}`,

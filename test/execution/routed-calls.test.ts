@@ -710,7 +710,7 @@ describe('the breaker of a target', function () {
   })
 
   it('is forgotten a day after the last failure, and with its provider', async () => {
-    const { sweeps } = await import('#core/jobs/sweeps.ts')
+    const { sweeps } = await import('#core/work/sweeps.ts')
     const sweep = () => sweeps.get('failures of model targets').run(its.app.services, new AbortController().signal)
     const [first, second] = [await target(DOWN), await target(DOWN)]
     const route_id = await route([first, second])

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
 import { operations } from '#core/api/operation.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { call, json, made, refused, refusedAt, secretOf, startTarget, type Target } from './tool-target.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Client, startApp, type TestApp } from '../support/app.ts'
 import { longestTurn } from '../support/event-loop.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { turnOwners } from '#execution/generations/loop/turn-owner.ts'
 import { createTurn, type TurnInput } from '#execution/generations/request/create.ts'
 import { type Client, eventually } from '../support/app.ts'

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { rawQuery } from '#core/db/sql.ts'
-import { sweepFormations } from '#formations/saved-plans.ts'
+import { sweepFormations } from '#formations/requests/saved-plans.ts'
 import { client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import { active, physical, planned, store, updated } from './support.ts'
 

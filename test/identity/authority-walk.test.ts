@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { isAllowed } from '#core/iam/access.ts'
+import { isAllowed } from '#core/api/access.ts'
 import { narrowAuthority, narrowToRequester } from '#core/iam/authority.ts'
 import { type Caller, type CallerDefinition, type PrincipalRecord, principalRecord } from '#core/iam/caller.ts'
-import { callerForPrincipal, effectiveCaller } from '#identity/principals.ts'
+import { callerForPrincipal, effectiveCaller } from '#identity/principals/principals.ts'
 import { secretKind } from '#identity/secrets/model.ts'
 import { startApp, type TestApp } from '../support/app.ts'
 

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
-import { sweeps } from '#core/jobs/sweeps.ts'
+import { sweeps } from '#core/work/sweeps.ts'
 import { eventually } from '../support/app.ts'
 import { Browser } from '../support/browser.ts'
 import type { IdToken } from '../support/identity-provider.ts'

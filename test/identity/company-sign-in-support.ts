@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
+import { type Clock, manualClock } from '#core/base/clock.ts'
 import { sql } from '#core/db/sql.ts'
-import { type Clock, manualClock } from '#core/process/clock.ts'
 import { type Reply, startApp, type TestApp } from '../support/app.ts'
 import { Browser } from '../support/browser.ts'
 import { ACCOUNT_HEADER, CLIENT, type IdentityProvider, startIdentityProvider } from '../support/identity-provider.ts'

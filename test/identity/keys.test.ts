@@ -1,6 +1,6 @@
 import { strict as assert } from 'node:assert'
+import { manualClock } from '#core/base/clock.ts'
 import { rawQuery } from '#core/db/sql.ts'
-import { manualClock } from '#core/process/clock.ts'
 import { eventually, startApp, type TestApp } from '../support/app.ts'
 import { storedEvents } from '../support/events.ts'
 

@@ -3,9 +3,9 @@ import { createHash, randomUUID } from 'node:crypto'
 import { createRemoteJWKSet, exportJWK, jwtVerify, SignJWT } from 'jose'
 import * as oauth from 'oauth4webapi'
 import * as openid from 'openid-client'
+import { findObject, rewriteObject } from '#identity/grants/store.ts'
 import { rotateSigningKey } from '#identity/oauth/keys.ts'
 import { openObject, sealObject } from '#identity/oauth/seal.ts'
-import { findObject, rewriteObject } from '#identity/oauth/store.ts'
 import type { Client } from '../support/app.ts'
 import {
   allowing,

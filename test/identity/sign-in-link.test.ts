@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
-import { findFirstAdmin } from '#cli/store.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { systemClock } from '#core/base/clock.ts'
 import { issueSignInLink } from '#identity/users/sign-in-link.ts'
+import { findFirstAdmin } from '#operator/store.ts'
 import { ADMIN, startApp, type TestApp } from '../support/app.ts'
 
 describe('sign-in links', () => {

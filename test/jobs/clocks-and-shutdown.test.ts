@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { idFloor } from '#core/api/ids.ts'
+import { idFloor } from '#core/base/ids.ts'
 import { rawQuery } from '#core/db/sql.ts'
 import { type AgentApp, startAgentApp } from '../execution/fixtures.ts'
 import { client, eventually } from '../support/app.ts'

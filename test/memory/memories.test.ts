@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { snapshotProjects } from '#control/storage/snapshot.ts'
 import { sql } from '#core/db/sql.ts'
-import { expireMemories } from '#memory/memories/expire.ts'
+import { expireMemories } from '#memory/facts/expire.ts'
 import { type Client, startApp, type TestApp, type TestProject } from '../support/app.ts'
 import type { EmbeddingServer } from '../support/embedding-server.ts'
 import { at, createStore, DIMENSIONS, entriesOf, eventsOf, memoriesOf, remote, startAngles, state } from './support.ts'

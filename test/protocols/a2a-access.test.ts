@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { randomUUID } from 'node:crypto'
 import { sql } from '#core/db/sql.ts'
-import { retentionSweepQueue } from '#core/jobs/sweeps.ts'
+import { retentionSweepQueue } from '#core/work/sweeps.ts'
 import { type SessionApp, startSessionApp } from '../conversation/session-support.ts'
 import { accepted, shared } from '../execution/share-support.ts'
 import { startTarget, type Target } from '../execution/tool-target.ts'

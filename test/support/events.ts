@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { kinds } from '#core/api/kind.ts'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/db/event-envelopes.ts'
 import { allOf, type Queryable, sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/writes/event-envelopes.ts'
+import type { Tx } from '#core/writes/writer.ts'
 
 /** Emits an event by its name with any record, as the module of its kind would with a row. */
 export function emitNamed(tx: Tx, name: string, projectId: string, record: { id: string }): void {

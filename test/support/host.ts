@@ -1,6 +1,6 @@
-import { main } from '#cli/main.ts'
-import { createLog, type Logger } from '#core/process/log.ts'
-import { loadSettings } from '#core/process/settings.ts'
+import { createLog, type Logger } from '#core/base/log.ts'
+import { loadSettings } from '#core/services/settings.ts'
+import { main } from '#operator/main.ts'
 import { startWeb } from '#web.ts'
 import { startWorker } from '../../jobs/worker.ts'
 

@@ -1,4 +1,4 @@
-import { loadModules, type Module, module } from '#core/api/module.ts'
+import { loadModules, type Module, module } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 
 /** Loads a module of a test behind those of the product, until the function it returns is called. */

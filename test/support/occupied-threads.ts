@@ -1,5 +1,5 @@
+import type { Services } from '#core/base/services.ts'
 import type * as expressionTask from '#core/expressions/task.ts'
-import type { Services } from '#core/process/services.ts'
 import { threadTask } from '#core/threads/pool.ts'
 import { threads } from '#core/threads/threads.ts'
 

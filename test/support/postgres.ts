@@ -109,9 +109,9 @@ export async function cloneTemplate(
  */
 async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
   // Imported late: the test command takes its server from here and must run when the application does not load.
-  const { migrate } = await import('#core/db/migrate.ts')
-  const { queues } = await import('#core/jobs/queue.ts')
-  const { loadedModules, loadModules } = await import('#core/api/module.ts')
+  const { migrate } = await import('#core/queues/migrate.ts')
+  const { queues } = await import('#core/queues/queue.ts')
+  const { loadedModules, loadModules } = await import('#core/modules/module.ts')
   const { modules } = await import('#modules.ts')
   if (loadedModules().length === 0) loadModules(modules)
   const declared = queues
@@ -141,8 +141,8 @@ async function migratedTemplates(): Promise<{ empty: string; admin: string }> {
 }
 
 async function makeAdmin(url: string): Promise<void> {
-  const { openServices } = await import('#core/process/services-lifecycle.ts')
-  const { silentLog } = await import('#core/process/log.ts')
+  const { openServices } = await import('#core/services/lifecycle.ts')
+  const { silentLog } = await import('#core/base/log.ts')
   const { loadConfig } = await import('#config.ts')
   const { bootstrapAdmin } = await import('#identity/users/bootstrap.ts')
   const services = await openServices(loadConfig(testEnvironment(url)), { log: silentLog(), role: 'cli' })
@@ -155,7 +155,7 @@ function templateHash(declarations: string[]): string {
   const sql = path.join(root, 'sql')
   const migrations = fs.readdirSync(sql).filter(file => file.endsWith('.sql'))
   for (const file of migrations.sort()) hash.update(`${file}\0`).update(fs.readFileSync(path.join(sql, file)))
-  for (const file of ['core/db/migrate.ts', 'core/jobs/queue.ts', 'identity/users/bootstrap.ts'])
+  for (const file of ['core/queues/migrate.ts', 'core/queues/queue.ts', 'identity/users/bootstrap.ts'])
     hash.update(fs.readFileSync(path.join(root, 'src', file)))
   hash.update(createRequire(import.meta.url)('pg-boss/package.json').version)
   return hash.digest('hex').slice(0, 16)

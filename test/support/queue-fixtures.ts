@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { entityMailbox, workQueue } from '#core/jobs/queue.ts'
+import { entityMailbox, workQueue } from '#core/queues/queue.ts'
 
 /** Queues of the queue tests and of the worker programs they start. */
 const entity = z.object({ id: z.string() })

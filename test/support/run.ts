@@ -216,7 +216,7 @@ async function testAll(databaseUrl: string): Promise<{ files: FileTotals; times:
 
 /** Names the events of streams that operations declare and no test received; returns the number of failures, 0 or 1. */
 async function checkStreams(framesFile: string): Promise<number> {
-  const { loadModules } = await import('#core/api/module.ts')
+  const { loadModules } = await import('#core/modules/module.ts')
   const { modules } = await import('#modules.ts')
   const { neverReceived } = await import('./frames.ts')
   loadModules(modules)

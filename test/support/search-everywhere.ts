@@ -1,8 +1,8 @@
 import { readdir, readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { z } from 'zod'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/db/event-envelopes.ts'
 import { rawQuery, sql } from '#core/db/sql.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/writes/event-envelopes.ts'
 import type { TestApp } from './app.ts'
 
 const table = sql.type(z.object({ name: z.string() }))

@@ -30,7 +30,7 @@ type Pair = {
   prepared: Map<string, string>
 }
 
-/** Whether a statement claims messages of a queue (core/jobs/message-claims.ts). */
+/** Whether a statement claims messages of a queue (core/work/message-claims.ts). */
 export const claimsMessages =
   (queue: string) =>
   (sent: string): boolean =>

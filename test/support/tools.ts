@@ -1,7 +1,7 @@
 import { createServer, type IncomingHttpHeaders, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { type ToolRunner, toolRunners } from '#content/tools.ts'
-import { loadModules, module } from '#core/api/module.ts'
+import { loadModules, module } from '#core/modules/module.ts'
 import { type ToolType, toolKind } from '#execution/tools/model.ts'
 import { toolRunner } from '#execution/tools/runner.ts'
 import { modules } from '#modules.ts'

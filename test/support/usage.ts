@@ -1,4 +1,4 @@
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import type { TestApp } from './app.ts'
 

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 import { commandsOf, workerCommands } from '#core/api/commands.ts'
-import { loadModules } from '#core/api/module.ts'
 import { type Operation, operations } from '#core/api/operation.ts'
+import { loadModules } from '#core/modules/module.ts'
 import { modules } from '#modules.ts'
 
 /** What is called with a token in its path, by machines. */

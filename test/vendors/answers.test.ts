@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { parseExactJson } from '#core/api/exact-json.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { type Client, eventually, startApp, type TestApp } from '../support/app.ts'
 import type { Plan } from '../support/vendors/plan.ts'
 import { profiles, providerFields } from '../support/vendors/profiles.ts'

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict'
-import { ExactNumber } from '#core/api/exact-json.ts'
+import { ExactNumber } from '#core/base/exact-json.ts'
 import { ResponseWatch, watchedFetch } from '#execution/providers/event-stream.ts'
 import { markingFetch, parseModelArguments } from '#execution/providers/exact-arguments.ts'
 import { processorMs } from '../support/event-loop.ts'

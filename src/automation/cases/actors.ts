@@ -1,5 +1,5 @@
 import type { ActorRow } from '#conversation/actors/model.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { caseKind } from './model.ts'
 import { insertEntries, listCasesWithinLimit, replaceCaseActor } from './store.ts'
 import { AUTOMATION, timelineEntries } from './timeline.ts'

@@ -1,7 +1,7 @@
 import type { Context } from '#core/api/operation.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { CaseRow } from './model.ts'
 
 /** Operations of the executions module that cases use without importing it. */

@@ -1,7 +1,7 @@
 import { turnContent } from '#control/retention/erasure.ts'
 import { footprints } from '#control/storage/footprint.ts'
 import { actorDeleteHooks, actorMergeHooks } from '#conversation/actors/merge.ts'
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { moveActorCases } from './actors.ts'
 import { evidenceContent } from './erase.ts'
 import { caseErrors } from './errors.ts'

@@ -1,5 +1,4 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
 import {
   columnFilter,
   containsFilter,
@@ -11,9 +10,10 @@ import {
 } from '#core/api/filters.ts'
 import { pageOf, pageResult, textFilter, timeOrDateInput } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation, result } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { resource } from '#core/resources/resource.ts'
 import {
   changeCase,
   mergeFields,

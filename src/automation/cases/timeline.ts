@@ -1,6 +1,6 @@
-import { newId } from '#core/api/ids.ts'
-import type { Tx } from '#core/db/writer.ts'
+import { newId } from '#core/base/ids.ts'
 import type { Caller } from '#core/iam/caller.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type CasePrincipal, type CaseRow, type TimelineKind, type TimelineRow, timelineKind } from './model.ts'
 import { timelineInsert } from './store.ts'
 

@@ -1,4 +1,4 @@
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import { refuseBoundedAgents } from './configure.ts'

@@ -1,6 +1,6 @@
-import { raise } from '#core/api/errors.ts'
 import type { KindRow } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import { isTimezone, nextOccurrence, parseCron } from './cron.ts'

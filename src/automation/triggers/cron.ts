@@ -1,5 +1,5 @@
 import { LRUCache } from 'lru-cache'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 
 /** Parsed cron expression. */
 type Cron = {

@@ -1,8 +1,8 @@
-import { AppError } from '#core/api/errors.ts'
-import { isObject } from '#core/api/exact-json.ts'
+import { AppError } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import { ExpressionError } from '#core/expressions/evaluate.ts'
 import { evaluate } from '#core/expressions/evaluation.ts'
-import type { Services } from '#core/process/services.ts'
 import type { FiringRow, TriggerRow } from './model.ts'
 import { inputInvalid } from './targets.ts'
 

@@ -1,12 +1,12 @@
 import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
-import { RecordedFailure, raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
+import { RecordedFailure, raise } from '#core/base/errors.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { sql } from '#core/db/sql.ts'
 import { expressionProblem } from '#core/expressions/evaluate.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
 
 export const TRIGGER_TYPES = ['manual', 'webhook', 'schedule', 'event'] as const
 export type TriggerType = (typeof TRIGGER_TYPES)[number]

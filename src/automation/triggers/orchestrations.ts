@@ -1,8 +1,8 @@
-import { AppError, type RecordedFailure, raise } from '#core/api/errors.ts'
+import { AppError, type RecordedFailure, raise } from '#core/base/errors.ts'
 import type { Waiter } from '#core/work/waiters.ts'
-import { type OrchestrationRow, orchestrationKind } from '../orchestrations/model.ts'
-import { inputProblems, requireSize, startRun } from '../runs/commands/start-run.ts'
-import type { RunRow } from '../runs/model.ts'
+import { type OrchestrationRow, orchestrationKind } from '../orchestrations/definition/model.ts'
+import { inputProblems, requireSize, startRun } from '../orchestrations/runs/commands/start-run.ts'
+import type { RunRow } from '../orchestrations/runs/model.ts'
 import { settleStarted } from './settle.ts'
 import { inputInvalid, type TriggerTarget } from './targets.ts'
 

@@ -1,4 +1,4 @@
-import { deleteInBatches, type Sweep } from '#core/jobs/sweeps.ts'
+import { deleteInBatches, type Sweep } from '#core/work/sweeps.ts'
 import { deleteFanouts } from './fanout.ts'
 import { deleteSettledTriggerFirings } from './store.ts'
 

@@ -1,10 +1,10 @@
-import { AppError, type RecordedFailure } from '#core/api/errors.ts'
 import { kinds } from '#core/api/kind.ts'
-import { storableValue, truncateChars } from '#core/api/storable-text.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { isolateFailures } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError, type RecordedFailure } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import { storableValue, truncateChars } from '#core/base/storable-text.ts'
+import { isolateFailures } from '#core/work/sweeps.ts'
 import { waiters } from '#core/work/waiters.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { FIRING_CHANNEL, type FiringRow } from './model.ts'
 import {
   listOrphanedFirings,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type FiringResult, type FiringRow, firingKind, type TriggerRow, triggerKind } from './model.ts'
 

@@ -1,11 +1,11 @@
 import { recordActivityInTx } from '#control/activity/record.ts'
-import { raise } from '#core/api/errors.ts'
 import type { KindRow } from '#core/api/kind.ts'
+import { raise } from '#core/base/errors.ts'
 import { callTool, openCall } from '#execution/tools/call.ts'
 import { lostCall } from '#execution/tools/metering.ts'
 import { toolKind } from '#execution/tools/model.ts'
 import { type ResolvedTool, resolveSharedTool } from '#execution/tools/resolve.ts'
-import { callerForPrincipal } from '#identity/principals.ts'
+import { callerForPrincipal } from '#identity/principals/principals.ts'
 import { requireUnpaused } from '#identity/projects/pause.ts'
 import type { TriggerTarget } from './targets.ts'
 

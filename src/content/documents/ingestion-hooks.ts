@@ -1,5 +1,5 @@
-import { extensionPoint } from '#core/declarations.ts'
-import type { Services } from '#core/process/services.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import type { DocumentRow } from './model.ts'
 
 /** Fails the ingestion of a pending or processing document if it has stalled; returns the current document. */

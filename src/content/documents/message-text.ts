@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { fileKind } from '../files/model.ts'
 import { RESERVED } from '../paths.ts'

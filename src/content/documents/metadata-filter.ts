@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
-import { ExactNumber, isObject, parseExactJson } from '#core/api/exact-json.ts'
 import { storabilityProblem } from '#core/api/validate.ts'
+import { raise } from '#core/base/errors.ts'
+import { ExactNumber, isObject, parseExactJson } from '#core/base/exact-json.ts'
 import { allOf, type Fragment, jsonb, sql } from '#core/db/sql.ts'
 
 const MAX_FIELDS = 20

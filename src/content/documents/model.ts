@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { RecordedFailure } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { projectField, record, TagBag } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
+import { RecordedFailure } from '#core/base/errors.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { chunkFields, chunkRecord } from '../chunks/model.ts'
+import { chunkFields, chunkRecord } from '../index/chunks/model.ts'
 import { ContentMetadata } from '../metadata.ts'
 import { Filename, WritablePath } from '../paths.ts'
 

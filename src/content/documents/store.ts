@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { PageStarts } from '../chunks/pages.ts'
-import { type ChunkOptions, type ChunkParts, chunkCtes, type NewChunk } from '../chunks/store.ts'
 import { type FileRow, raisePathConflict } from '../files/model.ts'
 import { fileInsert, type NewFile } from '../files/store.ts'
+import type { PageStarts } from '../index/chunks/pages.ts'
+import { type ChunkOptions, type ChunkParts, chunkCtes, type NewChunk } from '../index/chunks/store.ts'
 import { type DocumentAuthor, DocumentRow, DocumentVersionRow, documentKind, StoredText } from './model.ts'
 
 const documentWithTextRow = sql.type(DocumentRow.extend({ content: z.string().nullable() }))

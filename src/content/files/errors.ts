@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const fileErrors = {
   FILE_HAS_DEPENDENTS: {
@@ -45,6 +45,6 @@ export const fileErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof fileErrors> {}
 }

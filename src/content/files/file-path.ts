@@ -1,5 +1,5 @@
-import { raiseInvalid } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
 import { filePath, isReserved, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
 import type { FileRow } from './model.ts'
 

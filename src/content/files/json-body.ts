@@ -2,8 +2,8 @@ import type { Readable } from 'node:stream'
 import { getManyValues, isMany, none } from 'stream-chain/core'
 import { jsonParser, type parser } from 'stream-json/core/parser.js'
 import { stringer } from 'stream-json/core/stringer.js'
-import { AppError, raiseInvalid } from '#core/api/errors.ts'
-import { parseJson } from '#core/api/json-limits.ts'
+import { AppError, raiseInvalid } from '#core/base/errors.ts'
+import { parseJson } from '#core/base/json-limits.ts'
 
 type Token = parser.Token
 

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { IMAGE_TYPES, type MediaProblem, mediaProblem, raiseNotAccepted } from './media.ts'
 import { essenceOf } from './media-type.ts'
 

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { countPdfPages } from '../extract/extract.ts'
 import type { MediaProblem } from './media.ts'
 import { MAX_PDF_PAGES } from './media-limits.ts'

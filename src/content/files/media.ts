@@ -1,5 +1,5 @@
 import { fileTypeFromBuffer } from 'file-type'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Header, type HeaderScan, type Pieces, scanHeader } from './media-header.ts'
 import { scanGif, scanJpeg, scanPng, scanWebp } from './media-images.ts'
 import { MAX_FRAMES, MAX_PIXELS, MAX_SIDE } from './media-limits.ts'

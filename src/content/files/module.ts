@@ -1,7 +1,7 @@
 import { endUserContent } from '#control/retention/erasure.ts'
 import { footprints } from '#control/storage/footprint.ts'
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { projectDeleteHooks } from '#identity/projects/delete.ts'
 import { fileFootprint } from '../footprint.ts'
 import { enqueueProjectBytes } from '../storage/backends.ts'

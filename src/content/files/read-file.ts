@@ -1,6 +1,6 @@
 import { pipeline, Readable, Transform } from 'node:stream'
-import { AppError, raise } from '#core/api/errors.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError, raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { ByteRange } from '../storage/backend.ts'
 import { raiseTooLarge, storageBackends } from '../storage/backends.ts'
 import { type FileRow, fileKind } from './model.ts'

@@ -1,8 +1,8 @@
 import type { Config } from '#config.ts'
-import { type AppError, serviceNotReady } from '#core/api/errors.ts'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { type AppError, serviceNotReady } from '#core/base/errors.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 
 /**
  * Memory for a file that is read whole and sent to a model, in multiples of its size: the bytes, their base64, the

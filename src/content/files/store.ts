@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { deleteContent, type FileRow, fileKind, raisePathConflict } from './model.ts'
 
 /** Columns of a new file. */

@@ -1,4 +1,4 @@
-import { handler, schedule } from '#core/jobs/handler.ts'
+import { handler, schedule } from '#core/work/handler.ts'
 import { deleteQueue, projectDeleteQueue, stagedQueue, storageBackends } from '../storage/backends.ts'
 import { SWEEP_SECONDS, storageSweepQueue, sweepBlobs } from '../storage/cleanup.ts'
 import { deleteEndedTokens } from './store.ts'

@@ -4,8 +4,8 @@ import { realpathSync } from 'node:fs'
 import path from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { LRUCache } from 'lru-cache'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
 import type { ImageAnswer, ImageRequest, ImageTarget } from './image-process.ts'
 
 /** A converted image, or why there is none. `unavailable`: the library cannot be loaded on this host. */

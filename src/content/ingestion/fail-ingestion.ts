@@ -1,9 +1,9 @@
-import type { RecordedFailure } from '#core/api/errors.ts'
-import { storableText } from '#core/api/storable-text.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { removeChunks } from '../chunks/store.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
+import { storableText } from '#core/base/storable-text.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 import { updateDocument } from '../documents/store.ts'
+import { removeChunks } from '../index/chunks/store.ts'
 import { DOCUMENT_SETTLED_CHANNEL } from './wait.ts'
 
 const MAX_MESSAGE = 2000

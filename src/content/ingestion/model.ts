@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { projectField } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
-import { chunkFields } from '../chunks/model.ts'
+import { chunkFields } from '../index/chunks/model.ts'
 import { ContentMetadata } from '../metadata.ts'
 import { WritableDirectory } from '../paths.ts'
 

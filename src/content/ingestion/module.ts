@@ -1,6 +1,6 @@
 import { longWork } from '#core/api/long-work.ts'
-import { module } from '#core/api/module.ts'
-import { waitingRows } from '#core/jobs/waiting-rows.ts'
+import { module } from '#core/modules/module.ts'
+import { waitingRows } from '#core/work/waiting-rows.ts'
 import { endStalledIngestion } from '../documents/ingestion-hooks.ts'
 import { ingestionErrors } from './errors.ts'
 import { failIfStalled, ingestionWork } from './ingest.ts'

@@ -1,6 +1,4 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { booleanQuery } from '#core/api/lists.ts'
 import {
@@ -11,10 +9,12 @@ import {
   operation,
   result,
 } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { Document, type DocumentRow, documentKind } from '../documents/model.ts'
-import { checkEmbeddingSpend } from '../embeddings/embedder.ts'
 import { fileKind } from '../files/model.ts'
+import { checkEmbeddingSpend } from '../index/embeddings/embedder.ts'
 import { filePath, PathError } from '../paths.ts'
 import { completeIngestionCallback } from './callback.ts'
 import { IngestInput, ReingestInput } from './model.ts'

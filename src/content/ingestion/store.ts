@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import type { WorkAttempt } from '#core/work/attempt.ts'
-import { type ChunkSettings, chunkRecord, type PageText, type PartialSettings } from '../chunks/model.ts'
 import type { DocumentRow } from '../documents/model.ts'
+import { type ChunkSettings, chunkRecord, type PageText, type PartialSettings } from '../index/chunks/model.ts'
 
 /** Columns of an ingestion attempt; `pages` are the output of the converter. */
 export const ingestionColumns = {

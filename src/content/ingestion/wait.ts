@@ -1,5 +1,5 @@
-import { subscribeUntil } from '#core/jobs/subscription.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { subscribeUntil } from '#core/work/subscription.ts'
 import { type DocumentRow, documentKind } from '../documents/model.ts'
 
 /** Notification channel for settled ingestions; the payload is the document ID. */

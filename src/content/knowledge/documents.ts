@@ -4,8 +4,8 @@ import { allOf, equalsAny, type Fragment, type Queryable, sql } from '#core/db/s
 import { principalFacts } from '#core/iam/caller.ts'
 import { rowFilter } from '#core/iam/row-filter.ts'
 import { metadataCondition } from '../documents/metadata-filter.ts'
+import { VECTOR_SOURCES } from '../index/vectors/store.ts'
 import { atOrBelow } from '../paths.ts'
-import { VECTOR_SOURCES } from '../vectors/store.ts'
 import { DocumentResult, type SearchInput } from './model.ts'
 import { isPresent, type ReadOptions, SEARCH_ACTION, type SearchScope, type SearchSource } from './sources.ts'
 

@@ -1,9 +1,9 @@
+import type { Services } from '#core/base/services.ts'
 import { sendWithCommit } from '#core/db/commit-piggyback.ts'
 import { inTransaction } from '#core/db/pool.ts'
 import { setForTransaction } from '#core/db/settings.ts'
-import type { Services } from '#core/process/services.ts'
-import { findSearchLanguages } from '../words/languages.ts'
-import { parseQuery } from '../words/query.ts'
+import { findSearchLanguages } from '../index/words/languages.ts'
+import { parseQuery } from '../index/words/query.ts'
 import type { SourceSelection } from './sources.ts'
 import { type Hit, matchAnyWord, matchEveryWord, type Word } from './store.ts'
 

@@ -1,9 +1,9 @@
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Fragment, Queryable } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import { type CallerFacts, principalFacts } from '#core/iam/caller.ts'
 import { listProjects } from '#core/iam/row-filter.ts'
-import type { Services } from '#core/process/services.ts'
-import type { SourceNumber, VectorColumns } from '../vectors/store.ts'
+import type { SourceNumber, VectorColumns } from '../index/vectors/store.ts'
 import type { Result, SearchInput } from './model.ts'
 
 export const SEARCH_ACTION = 'knowledge:SearchKnowledge'

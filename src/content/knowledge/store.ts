@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { allOf, equalsAny, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import type { WordQuery } from '../words/query.ts'
+import type { WordQuery } from '../index/words/query.ts'
 import type { SourceSelection } from './sources.ts'
 
 /** Maximum number of newest matches that are ranked, which bounds the cost of common words. */

@@ -1,5 +1,5 @@
-import type { Services } from '#core/process/services.ts'
-import { resolveTextSearchConfig } from '../words/languages.ts'
+import type { Services } from '#core/base/services.ts'
+import { resolveTextSearchConfig } from '../index/words/languages.ts'
 
 /** Whether the database has the configuration KNOWLEDGE_TEXT_SEARCH_CONFIG. */
 export async function hasTextSearch({ config, pool }: Pick<Services, 'config' | 'pool'>): Promise<boolean> {

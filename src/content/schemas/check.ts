@@ -1,6 +1,6 @@
-import { AppError, raise, raiseInvalid } from '#core/api/errors.ts'
+import { AppError, raise, raiseInvalid } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
 import {
   type CheckOptions,
   SchemaError,
@@ -8,7 +8,7 @@ import {
   type SchemaProblem,
   schemaChecks,
 } from '#core/json-schema/checks.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { MetadataSchemaRow, SchemaResourceType } from './model.ts'
 import { findSchemaByPrefix } from './store.ts'
 

@@ -2,8 +2,8 @@ import type { z } from 'zod'
 import { oneOf } from '#core/api/filters.ts'
 import { kinds } from '#core/api/kind.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
 import { sql } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
 import { findGoverningSchema, requireUsableSchema, schemaViolations } from './check.ts'
 import {
   MetadataAudit,

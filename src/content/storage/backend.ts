@@ -1,5 +1,5 @@
 import type { Readable } from 'node:stream'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 
 export const BACKENDS = ['postgres', 'local', 's3'] as const
 export type BackendName = (typeof BACKENDS)[number]

@@ -2,12 +2,12 @@ import { createHash, type Hash } from 'node:crypto'
 import { Readable } from 'node:stream'
 import { setFlagsFromString } from 'node:v8'
 import { z } from 'zod'
-import { AppError, raise } from '#core/api/errors.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { queueMessage, workQueue } from '#core/jobs/queue.ts'
-import { timeIn } from '#core/process/clock.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { timeIn } from '#core/base/clock.ts'
+import { AppError, raise } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
+import { queueMessage, workQueue } from '#core/queues/queue.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import {
   BACKENDS,
   type BackendName,

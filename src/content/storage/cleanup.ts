@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { workQueue } from '#core/jobs/queue.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { workQueue } from '#core/queues/queue.ts'
 import { STAGED_FOR_MS } from './backends.ts'
 import { deleteBlob, deleteChunks, listAbandonedUploads, listOrphanedBlobs } from './store.ts'
 

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { Readable } from 'node:stream'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import type { ByteRange, StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'
 import {

@@ -1,6 +1,6 @@
-import { raise } from '#core/api/errors.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { parseTime } from '#core/api/lists.ts'
+import { raise } from '#core/base/errors.ts'
 import { activityKind } from './model.ts'
 import type { FeedPosition } from './store.ts'
 

@@ -1,5 +1,5 @@
-import { parseExactJson } from '#core/api/exact-json.ts'
-import { storableText, storableValue, truncateBytes } from '#core/api/storable-text.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import { storableText, storableValue, truncateBytes } from '#core/base/storable-text.ts'
 
 const LINE_CHARS = 500
 /** Ids of the platform have 34 characters at most. */

@@ -1,4 +1,4 @@
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { activityErrors } from './errors.ts'
 import { activityKind } from './model.ts'
 import { activityOperations } from './operations.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { enumListQuery, integerQuery, parseTime, textFilter, timeRangeCondition } from '#core/api/lists.ts'
 import type { Context } from '#core/api/operation.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { allOf, sql } from '#core/db/sql.ts'
 import { ACTIVITY_KIND_NAMES, SEVERITIES } from './model.ts'
 import type { FeedSelection } from './store.ts'

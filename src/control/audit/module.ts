@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
 import { readAudit } from '#core/invoke/hooks.ts'
+import { module } from '#core/modules/module.ts'
 import { auditEntryKind } from './model.ts'
 import { auditOperations } from './operations.ts'
 import { auditReadsDropped, readAuditOf } from './read-audit.ts'

@@ -1,13 +1,13 @@
-import { raiseInvalid } from '#core/api/errors.ts'
 import { filterConditions } from '#core/api/filters.ts'
 import { timeRangeCondition } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
-import type { AuditEntry as Entry } from '#core/db/audit-entry.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { allOf, sql } from '#core/db/sql.ts'
 import { type Caller, isAdmin } from '#core/iam/caller.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { resource } from '#core/resources/resource.ts'
+import type { AuditEntry as Entry } from '#core/writes/audit-entry.ts'
 import {
   AuditExportQuery,
   AuditRecord,

@@ -1,12 +1,12 @@
 import { Counter } from 'prom-client'
-import type { AuditEntry } from '#core/db/audit-entry.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { NotifiedCache } from '#core/db/notified-cache.ts'
 import { isProjectDeleted } from '#core/db/sql.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
+import { WriteBehind } from '#core/db/write-behind.ts'
 import type { ReadAudit } from '#core/invoke/hooks.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
-import { WriteBehind } from '#core/process/write-behind.ts'
+import type { AuditEntry } from '#core/writes/audit-entry.ts'
 import { readAuditFlags } from './store.ts'
 
 /** A trigger on projects sends the id of a project whose audit_reads_enabled changed. */

@@ -1,6 +1,6 @@
+import type { Services } from '#core/base/services.ts'
 import { inTransaction } from '#core/db/pool.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { deleteAuditEntries, listPrunedChains, pruneSeals } from './store.ts'
 
 const DAY_MS = 86_400_000

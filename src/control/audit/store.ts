@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import type { AuditEntry as Entry } from '#core/db/audit-entry.ts'
 import { setForTransaction } from '#core/db/settings.ts'
 import { allOf, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import type { AuditEntry as Entry } from '#core/writes/audit-entry.ts'
 import { AuditRecord, auditEntryKind } from './model.ts'
 
 /**

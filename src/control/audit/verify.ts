@@ -1,10 +1,10 @@
 import { randomUUID } from 'node:crypto'
 import { setTimeout as pause } from 'node:timers/promises'
+import { settledWithin } from '#core/base/event-loop.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
 import { withoutTenantLimit } from '#core/db/tenant-context.ts'
-import { settledWithin } from '#core/process/event-loop.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
 import type { Verification } from './model.ts'
 import { entryHash, sealChain } from './seal.ts'
 import {

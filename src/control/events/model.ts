@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { parseExactJson } from '#core/api/exact-json.ts'
 import { kind } from '#core/api/kind.ts'
-import { readEnvelope, StoredEnvelope } from '#core/db/event-envelopes.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { sql } from '#core/db/sql.ts'
+import { readEnvelope, StoredEnvelope } from '#core/writes/event-envelopes.ts'
 import { Envelope } from '../webhooks/model.ts'
 
 export const Event = Envelope.extend({

@@ -1,4 +1,4 @@
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { eventKind } from './model.ts'
 import { eventOperations } from './operations.ts'
 import { pruneEvents } from './retention.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { parseExactJson } from '#core/api/exact-json.ts'
-import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '#core/db/event-envelopes.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { compressEnvelope, readEnvelope, StoredEnvelope, storedEnvelope } from '#core/writes/event-envelopes.ts'
 
 /** Removal of content from the events of some resources. */
 export type Redaction = {

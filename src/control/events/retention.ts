@@ -1,5 +1,5 @@
+import type { Services } from '#core/base/services.ts'
 import { inTransaction } from '#core/db/pool.ts'
-import type { Services } from '#core/process/services.ts'
 import { deleteExpiredEvents, lockExpiredEvents } from './store.ts'
 
 const DAY_MS = 86_400_000

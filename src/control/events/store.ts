@@ -1,6 +1,6 @@
-import { idFloor } from '#core/api/ids.ts'
-import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/db/event-envelopes.ts'
+import { idFloor } from '#core/base/ids.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { readEnvelope, StoredEnvelope, storedEnvelope } from '#core/writes/event-envelopes.ts'
 import { eventKind } from './model.ts'
 
 const envelopeRow = sql.type(StoredEnvelope)

@@ -1,6 +1,6 @@
-import type { MessageClaim } from '#core/jobs/message-claims.ts'
-import { NO_PROJECT, type Queue } from '#core/jobs/queue.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { NO_PROJECT, type Queue } from '#core/queues/queue.ts'
+import type { MessageClaim } from '#core/work/message-claims.ts'
 import { fileExceptionInTx } from './file-exception.ts'
 
 /** Files the exception of a message that ended its workers. */

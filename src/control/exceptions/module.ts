@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
-import { lostMessageHooks } from '#core/jobs/lost-messages.ts'
+import { module } from '#core/modules/module.ts'
+import { lostMessageHooks } from '#core/work/lost-messages.ts'
 import { exceptionErrors } from './errors.ts'
 import { exceptionsDropped, filingHandler } from './file-exception.ts'
 import { reportLostMessage } from './lost-messages.ts'

@@ -1,8 +1,8 @@
-import { AppError, raise } from '#core/api/errors.ts'
 import { equalsFilter, oneOf } from '#core/api/filters.ts'
 import { type Operation, operation, result } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { AppError, raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
 import { SEVERITIES } from '../activity/model.ts'
 import { fileExceptionNow } from './file-exception.ts'
 import {

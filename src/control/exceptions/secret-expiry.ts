@@ -1,5 +1,5 @@
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { claimExpiring } from '#identity/secrets/store.ts'
 import { fileExceptionInTx } from './file-exception.ts'
 

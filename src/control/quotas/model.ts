@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { patchBody, projectField, record } from '#core/api/record.ts'
+import { raise } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 import { QUOTA_WINDOWS } from './windows.ts'
 

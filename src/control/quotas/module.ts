@@ -1,6 +1,6 @@
-import { module } from '#core/api/module.ts'
+import { requestCounting } from '#core/api/request-count.ts'
 import { resourceType } from '#core/api/resource-type.ts'
-import { requestCounting } from '#core/invoke/hooks.ts'
+import { module } from '#core/modules/module.ts'
 import { quotaErrors } from './errors.ts'
 import { quotaKind } from './model.ts'
 import { quotaOperations } from './operations.ts'

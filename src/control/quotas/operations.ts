@@ -1,9 +1,9 @@
-import { raiseInvalid } from '#core/api/errors.ts'
 import { equalsFilter, oneOf } from '#core/api/filters.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
 import { newestSnapshot } from '../storage/store.ts'
 import {
   isReservable,

@@ -1,7 +1,7 @@
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { invalidateOnCommit, NotifiedCache } from '#core/db/notified-cache.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type CachedQuota, listCachedQuotas } from './store.ts'
 
 /** Invalidation channel; the payload is the id of a project whose cached quota fields changed. */

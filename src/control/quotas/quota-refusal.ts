@@ -1,4 +1,4 @@
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import type { QuotaScope } from './model.ts'
 import type { QuotaMeasurement } from './store.ts'
 import { retryAfter, type Window } from './windows.ts'

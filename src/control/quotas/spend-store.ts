@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import { extensionPoint } from '#core/base/declarations.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import { type ActorUsage, listActorsByUsage, SumsRow, usageSince } from '../usage/sums.ts'
 import type { QuotaRow } from './model.ts'
 import { measurementColumns, QuotaMeasurement } from './store.ts'

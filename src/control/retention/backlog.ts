@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import { closeMatter, fileExceptionInTx } from '../exceptions/file-exception.ts'
 
 /** Expired records that a sweep left, by project and setting. */

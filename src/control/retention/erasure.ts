@@ -1,8 +1,8 @@
-import { AppError } from '#core/api/errors.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import { AppError } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type Redaction, redactEvents } from '../events/redact.ts'
 
 /** Numbers of erased rows, by name. */

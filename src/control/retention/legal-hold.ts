@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 
 const legalHoldRow = sql.type(z.object({ content_hold_until: z.string().nullable() }))

@@ -1,4 +1,4 @@
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { footprints } from '../storage/footprint.ts'
 import { retentionErrors } from './errors.ts'
 import { idempotencyFootprint } from './store.ts'

@@ -1,5 +1,5 @@
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { deleteHeartbeats, deleteIdempotencyKeys } from './store.ts'
 
 const DAY_MS = 86_400_000

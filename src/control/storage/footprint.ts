@@ -1,5 +1,5 @@
+import { extensionPoint } from '#core/base/declarations.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 
 /**
  * Returns selects of one value for the part of a module in the footprint of a project: its stored bytes and the number

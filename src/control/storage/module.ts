@@ -1,4 +1,4 @@
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { initialSnapshots, snapshotHandler, snapshotSchedule } from './snapshot.ts'
 
 export default module('storage', {

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { integerQuery } from '#core/api/lists.ts'
-import { MESSAGE_STATES } from '#core/jobs/inspection.ts'
+import { MESSAGE_STATES } from '#core/work/inspection.ts'
 
 const count = (of: string) => z.int().describe(of)
 

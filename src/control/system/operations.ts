@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import { effectiveSettings } from '#config.ts'
-import { raise } from '#core/api/errors.ts'
 import { pageOf, pageOfArray } from '#core/api/lists.ts'
 import { type Operation, operation } from '#core/api/operation.ts'
-import { countActiveMessages, listMessages, listWorkers } from '#core/jobs/inspection.ts'
-import { type Queue, queues } from '#core/jobs/queue.ts'
+import { raise } from '#core/base/errors.ts'
+import { type Queue, queues } from '#core/queues/queue.ts'
+import { countActiveMessages, listMessages, listWorkers } from '#core/work/inspection.ts'
 import { QueueMessage, QueueMessageQuery, SystemSetting, SystemStatus } from './model.ts'
 import { leaseSeconds, liveSlots, messageEntity, silentMs, systemStatus, waitReason } from './status.ts'
 

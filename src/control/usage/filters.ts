@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { columnFilter, equalsFilter, type Filters, oneOf } from '#core/api/filters.ts'
 import { textFilter } from '#core/api/lists.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import { METER_TYPES } from './model.ts'
 
 /** Select of the ids of the direct runs of an orchestration, registered by the runs module. */

@@ -1,5 +1,5 @@
 import { Counter } from 'prom-client'
-import { modelLabels } from '#core/process/label-values.ts'
+import { modelLabels } from '#core/base/label-values.ts'
 import type { PricedUsage } from './price-usage.ts'
 
 export const tokensTotal = new Counter({

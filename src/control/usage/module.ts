@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
-import { requestCounting } from '#core/invoke/hooks.ts'
+import { requestCounting } from '#core/api/request-count.ts'
+import { module } from '#core/modules/module.ts'
 import { usageErrors } from './errors.ts'
 import { quantityHandlers } from './late-quantities.ts'
 import { usageDropped } from './meter.ts'

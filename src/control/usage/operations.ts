@@ -1,6 +1,6 @@
 import { filterSchema } from '#core/api/filters.ts'
 import type { Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { resource } from '#core/resources/resource.ts'
 import { usageFilters, usageQuery } from './filters.ts'
 import { usageKind } from './model.ts'
 

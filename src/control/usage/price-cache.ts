@@ -1,9 +1,9 @@
 import { Big } from 'big.js'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { NotifiedCache } from '#core/db/notified-cache.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
 import { listPriceBooks, type PriceBookRow } from './prices-store.ts'
 
 /**

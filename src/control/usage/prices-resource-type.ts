@@ -1,6 +1,6 @@
 import { inlineSchema, type JsonObject } from '#core/api/flatten.ts'
 import { resourceType } from '#core/api/resource-type.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { systemClock } from '#core/base/clock.ts'
 import { type PriceInput, type PriceRow, ProjectPriceInput, ProjectPricesInput, priceKind } from './prices-model.ts'
 import { findBackdatedPrice, findPriceEnd } from './prices-store.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { type PriceInput, type PriceRow, priceKind } from './prices-model.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { workQueue } from '#core/jobs/queue.ts'
+import { workQueue } from '#core/queues/queue.ts'
 
 /** Usage for whose quantities no thread was free, sealed: it contains inputs and outputs of calls. */
 export const quantityQueue = workQueue('usage.price_quantities', {

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { timeRangeCondition } from '#core/api/lists.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
 import { allOf, type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import { type UsageRow, usageKind } from './model.ts'
 import { TOKEN_PART_NAMES, TOKEN_PARTS } from './usage-draft.ts'
 

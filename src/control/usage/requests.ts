@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
 import { recordUsageLater, usageBuffer } from './meter.ts'
 import type { UsageDraft } from './usage-draft.ts'
 

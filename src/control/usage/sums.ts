@@ -1,7 +1,7 @@
 import { z } from 'zod'
+import type { Services } from '#core/base/services.ts'
 import { countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 
 const HOUR_MS = 3_600_000
 const DAY_MS = 24 * HOUR_MS

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { entityMailbox } from '#core/jobs/queue.ts'
+import { entityMailbox } from '#core/queues/queue.ts'
 
 /** Wake-ups of projects with thresholds: their usage changed. */
 export const thresholdQueue = entityMailbox('usage.check_thresholds', {

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { fileExceptionInTx } from '../exceptions/file-exception.ts'
 import type { DeliveryAttemptOutcome } from './deliver.ts'
 import { type ClaimedDelivery, countFailures } from './delivery-store.ts'

@@ -1,11 +1,11 @@
 import { randomUUID } from 'node:crypto'
+import { injectFault } from '#core/base/fault-injection.ts'
+import { HOLDER } from '#core/base/holder.ts'
+import { runLoopOnce } from '#core/base/loop.ts'
+import type { Services } from '#core/base/services.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'
-import { MAX_WORKER_LOSSES } from '#core/jobs/message-claims.ts'
-import type { Suspect, SuspectSource } from '#core/jobs/suspects.ts'
-import { injectFault } from '#core/process/fault-injection.ts'
-import { HOLDER } from '#core/process/holder.ts'
-import { runLoopOnce } from '#core/process/loop.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Suspect, SuspectSource } from '#core/queues/suspects.ts'
+import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
 import { disableFailing } from './auto-disable.ts'
 import { attemptDelivery, type DeliveryAttemptOutcome, requeuedOutcome } from './deliver.ts'
 import { logAttempt } from './delivery-report.ts'
@@ -114,7 +114,7 @@ export class DeliveryLoop implements SuspectSource {
     this.wake([target])
   }
 
-  /* Suspects (core/jobs/quarantine.ts). */
+  /* Suspects (core/work/quarantine.ts). */
 
   pause(paused: boolean): void {
     if (this.#paused === paused) return

@@ -1,5 +1,5 @@
 import { Counter } from 'prom-client'
-import type { Logger } from '#core/process/log.ts'
+import type { Logger } from '#core/base/log.ts'
 import type { DeliveryAttemptOutcome } from './deliver.ts'
 import type { ClaimedDelivery } from './delivery-store.ts'
 

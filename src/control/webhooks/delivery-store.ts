@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { allOf, type Fragment, idStatement, type Queryable, rawFragment, sql, voidStatement } from '#core/db/sql.ts'
-import { MAX_WORKER_LOSSES } from '#core/jobs/message-claims.ts'
-import { hasTimeLeft, joinAccount, leastDebt } from '#core/jobs/suspects.ts'
+import { hasTimeLeft, joinAccount, leastDebt } from '#core/queues/suspects.ts'
+import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
 import { envelopeExpr } from './model.ts'
 

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
+import { LoopStalledError, runLoopOnce } from '#core/base/loop.ts'
+import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
-import { eventDispatchQueue } from '#core/db/writer.ts'
-import { LoopStalledError, runLoopOnce } from '#core/process/loop.ts'
-import type { Services } from '#core/process/services.ts'
+import { eventDispatchQueue } from '#core/writes/writer.ts'
 import {
   completeDispatch,
   deferDispatch,

@@ -1,8 +1,8 @@
 import { z } from 'zod'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Fragment } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 
 export const DispatchedEvent = z.object({
   id: z.string(),

@@ -1,5 +1,5 @@
-import { isObject } from '#core/api/exact-json.ts'
 import type { Operation } from '#core/api/operation.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import { reachOf } from '#core/iam/authority.ts'
 import type { Caller } from '#core/iam/caller.ts'
 

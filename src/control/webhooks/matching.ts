@@ -1,10 +1,10 @@
-import { isObject } from '#core/api/exact-json.ts'
 import { srn } from '#core/api/kind.ts'
-import { eventAliases, patternMatches } from '#core/db/events.ts'
+import { isObject } from '#core/base/exact-json.ts'
+import type { Logger } from '#core/base/log.ts'
 import { eventAllowed } from '#core/iam/event-gate.ts'
 import type { TagConditions } from '#core/iam/match.ts'
 import { type CompiledDocument, compileDocument } from '#core/iam/policy.ts'
-import type { Logger } from '#core/process/log.ts'
+import { eventAliases, patternMatches } from '#core/writes/events.ts'
 import type { WebhookSubscriber } from './delivery-store.ts'
 import type { DispatchedEvent } from './event-subscribers.ts'
 

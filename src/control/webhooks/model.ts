@@ -1,13 +1,13 @@
 import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
-import { parseExactJson } from '#core/api/exact-json.ts'
 import { kind } from '#core/api/kind.ts'
 import { parseTime } from '#core/api/lists.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
-import { isEventPattern } from '#core/db/events.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
+import { isEventPattern } from '#core/writes/events.ts'
 
 /** Notification channel for webhooks that changed or have new deliveries. */
 export const WEBHOOK_CHANNEL = 'muster_webhooks'

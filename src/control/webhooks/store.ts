@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { newId } from '#core/api/ids.ts'
 import type { Values } from '#core/api/kind.ts'
 import { pageResult, timeRangeCondition } from '#core/api/lists.ts'
 import type { Page } from '#core/api/operation.ts'
+import { newId } from '#core/base/ids.ts'
 import { allOf, countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { WebhookSubscriber } from './delivery-store.ts'
 import {

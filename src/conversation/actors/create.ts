@@ -1,6 +1,6 @@
 import type { Values } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { countCreatedActor } from './limits.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import { findOrCreateActor } from './store.ts'

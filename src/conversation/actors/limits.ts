@@ -1,13 +1,13 @@
 import { z } from 'zod'
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { batchByKey } from '#core/db/batcher.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { currentTenant } from '#core/db/tenant-context.ts'
 import type { EndUser, EndUserLimits } from '#core/iam/caller.ts'
 import type { EndUserSpend } from '#core/invoke/hooks.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 
 /** Limits of end users, counted by actor in fixed windows, exactly over all processes. */
 

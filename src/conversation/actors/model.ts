@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { MetadataBag } from '#core/api/metadata.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
+import { raise } from '#core/base/errors.ts'
 
 /** Names: 1 to 255 characters after trimming. */
 export const ActorName = z.string().trim().min(1).max(255)

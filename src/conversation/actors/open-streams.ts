@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { Batcher } from '#core/db/batcher.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { EndUser } from '#core/iam/caller.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
-import { principalChannel } from '#identity/principal-cache.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
+import { principalChannel } from '#identity/principals/principal-cache.ts'
 
 /** Open streams of end users and projects, limited over all web processes. */
 

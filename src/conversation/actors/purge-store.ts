@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import type { EndUser, ErasedBy } from '#control/retention/erasure.ts'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import type { ActorRow } from './model.ts'

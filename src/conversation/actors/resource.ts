@@ -1,4 +1,4 @@
-import { resource } from '#core/api/resource.ts'
+import { resource } from '#core/resources/resource.ts'
 import { actorKind } from './model.ts'
 
 export const actors = resource(actorKind, { path: '/actors', tag: 'Actors' })

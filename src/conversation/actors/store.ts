@@ -1,7 +1,7 @@
 import type { Values } from '#core/api/kind.ts'
-import type { ExistingRow } from '#core/api/resource.ts'
 import { countStatement, type Queryable, voidStatement } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { ExistingRow } from '#core/resources/resource.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type ActorRow, actorKind } from './model.ts'
 
 /** Returns the actor with an external id, with a lock against its deletion. By actors_external_id. */

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const chatErrors = {
   CHAT_NOT_FOUND: {
@@ -8,6 +8,6 @@ export const chatErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof chatErrors> {}
 }

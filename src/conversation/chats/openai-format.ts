@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { RecordedFailure } from '#core/api/errors.ts'
 import { dataMessage } from '#core/api/event-stream.ts'
 import { type EventStream, streamEvent } from '#core/api/streams.ts'
+import { RecordedFailure } from '#core/base/errors.ts'
 import { Part, textField } from '#execution/generations/request/generate-request.ts'
 import type { ModelAnswer, ModelUsage } from '#execution/providers/model-messages.ts'
 

@@ -1,6 +1,6 @@
 import { containsFilter, equalsFilter } from '#core/api/filters.ts'
 import { type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { resource } from '#core/resources/resource.ts'
 import { checkBinding, checkBindingFields } from '#execution/agents/check.ts'
 import { COMPLETE_ACTION } from './complete.ts'
 import { createCompletion } from './completion.ts'

@@ -8,7 +8,7 @@ import {
 } from '#control/retention/erasure.ts'
 import { eraseStoredResponses } from '#core/api/idempotency.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { ActorRow } from '../actors/model.ts'
 import { feedbackKind } from './model.ts'
 import { eraseTexts, isOfEndUser, listFeedbackOfEndUser } from './store.ts'

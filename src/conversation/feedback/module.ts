@@ -1,6 +1,6 @@
 import { endUserContent, turnContent } from '#control/retention/erasure.ts'
 import { turnRatings } from '#control/usage/report-store.ts'
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { actorDeleteHooks, actorMergeHooks } from '../actors/merge.ts'
 import { endUserFeedback, eraseActorFeedback, turnFeedback } from './erase.ts'
 import { feedbackKind } from './model.ts'

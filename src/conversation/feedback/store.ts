@@ -3,7 +3,7 @@ import type { EndUser } from '#control/retention/erasure.ts'
 import { allOf, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRef } from '#core/iam/caller.ts'
 import { type GenerationRow, generationKind } from '#execution/generations/model.ts'
-import { messageOrigin } from '../conversations/store.ts'
+import { messageOrigin } from '../dialog/messages/store.ts'
 import { type FeedbackRow, feedbackKind, type GROUPS } from './model.ts'
 
 /** The author of feedback. */

@@ -1,12 +1,12 @@
 import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '#core/api/end-user.ts'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { allOf, countStatement, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { EndUser, EndUserScope } from '#core/iam/caller.ts'
 import { approvalView } from '#execution/approvals/end-user.ts'
 import { messageView, mountEventViews, turnEventViews, turnResultView } from '#execution/generations/end-user.ts'
 import { STREAM_PARAMETERS } from '#execution/generations/streams/tickets.ts'
 import { raiseLimit } from '../actors/limits.ts'
-import { messageOrigin } from '../conversations/store.ts'
+import { messageOrigin } from '../dialog/messages/store.ts'
 import type { SessionRow } from './model.ts'
 
 /** Access of end users to their sessions. */

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const sessionErrors = {
   SESSION_CLOSED: {
@@ -38,6 +38,6 @@ export const sessionErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof sessionErrors> {}
 }

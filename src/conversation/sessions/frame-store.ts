@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { RecordedFailure } from '#core/api/errors.ts'
+import { RecordedFailure } from '#core/base/errors.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { GENERATION_STATUSES } from '#execution/generations/model.ts'
 import { isShown } from './end-user.ts'

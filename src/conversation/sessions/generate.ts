@@ -1,11 +1,11 @@
 import type { z } from 'zod'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
+import type { ClientInput } from '#core/api/call.ts'
 import type { Context, OperationResult } from '#core/api/operation.ts'
 import { callerContext } from '#core/api/tool-context.ts'
-import type { Tx } from '#core/db/writer.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import { principalRecord } from '#core/iam/caller.ts'
-import type { ClientInput } from '#core/invoke/call.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { checkOverlay } from '#execution/agents/knowledge.ts'
 import { generationKind } from '#execution/generations/model.ts'
 import { admitTurn } from '#execution/generations/request/admission.ts'
@@ -18,8 +18,8 @@ import {
   findMailboxState,
   refuseSelfWait,
   requireAgentControl,
-} from '../turns/mailbox.ts'
-import type { TurnRow } from '../turns/store.ts'
+} from '../dialog/mailbox/mailbox.ts'
+import type { TurnRow } from '../dialog/mailbox/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockSessionAndConversation, ROLLED_BACK, requireOpen } from './session-locks.ts'
 import { incrementTakeovers } from './store.ts'

@@ -1,7 +1,7 @@
 import { kind } from '#core/api/kind.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { lockConversation, removeConversation } from '../conversations/store.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { lockConversation, removeConversation } from '../dialog/messages/store.ts'
 import { Session, type SessionRow, sessionHidden } from './model.ts'
 import { unreadCount } from './unread.ts'
 

@@ -1,13 +1,14 @@
 import { z } from 'zod'
-import { RecordedFailure } from '#core/api/errors.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
 import { ToolContextInput } from '#core/api/tool-context.ts'
+import { RecordedFailure } from '#core/base/errors.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import { KnowledgeOverlay, SessionKnowledge } from '#execution/agents/knowledge.ts'
 import { Annotations } from '#execution/generations/model.ts'
 import { ToolOutputs } from '#execution/generations/request/tool-outputs.ts'
 import { ActorName } from '../actors/model.ts'
+import { TurnResult } from '../dialog/mailbox/result.ts'
 import {
   hasExactlyOneSource,
   idempotencyKey,
@@ -19,9 +20,8 @@ import {
   OVERLAY_DESCRIPTION,
   Refused,
   turnFields,
-} from '../conversations/model.ts'
-import { MessageParts } from '../conversations/parts-model.ts'
-import { TurnResult } from '../turns/result.ts'
+} from '../dialog/messages/model.ts'
+import { MessageParts } from '../dialog/messages/parts-model.ts'
 
 export const SESSION_STATUSES = ['open', 'closed', 'expired'] as const
 export const CONTROLS = ['agent', 'operator'] as const

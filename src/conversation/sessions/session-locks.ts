@@ -1,7 +1,7 @@
-import { AppError, type ErrorCode, type RecordedFailure, raise } from '#core/api/errors.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { ConversationRow } from '../conversations/model.ts'
-import { lockConversation } from '../conversations/store.ts'
+import { AppError, type ErrorCode, type RecordedFailure, raise } from '#core/base/errors.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import type { ConversationRow } from '../dialog/messages/model.ts'
+import { lockConversation } from '../dialog/messages/store.ts'
 import { findSession } from './kind.ts'
 import type { SessionRow } from './model.ts'
 

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { parse } from '#core/api/validate.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { sessionKind } from './kind.ts'
 import { type SessionRow, SessionState } from './model.ts'
 import { updateSession } from './store.ts'

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
 import { allOf, type Fragment, idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Outbox } from '#core/db/writer.ts'
-import { isRefusedMessage } from '../conversations/refused.ts'
-import { messageOrigin, messageParts } from '../conversations/store.ts'
+import type { Outbox } from '#core/writes/writer.ts'
+import { isRefusedMessage } from '../dialog/messages/refused.ts'
+import { messageOrigin, messageParts } from '../dialog/messages/store.ts'
 import { overdueCondition, sessionKind, sessionStatus } from './kind.ts'
 import type { ReplyPermit, SessionRow, SessionStatus } from './model.ts'
 

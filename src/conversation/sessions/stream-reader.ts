@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream'
-import type { RecordedFailure } from '#core/api/errors.ts'
 import type { Context } from '#core/api/operation.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import type { SessionRow } from './model.ts'
 import { failureEvent, type ReaderAccess, readerAccess } from './stream-events.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, idStatement, jsonb, type Queryable, sql } from '#core/db/sql.ts'
-import type { Outbox } from '#core/db/writer.ts'
+import type { Outbox } from '#core/writes/writer.ts'
 import { isShown } from './end-user.ts'
 import { sessionKind } from './kind.ts'
 import type { Attention, ReplyPermit, SessionRow } from './model.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '#core/api/errors.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import { isRefusedMessage } from '../conversations/refused.ts'
+import { isRefusedMessage } from '../dialog/messages/refused.ts'
 import { sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
 

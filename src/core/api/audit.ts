@@ -1,5 +1,5 @@
+import { storableText } from '../base/storable-text.ts'
 import type { Caller } from '../iam/caller.ts'
-import { storableText } from './storable-text.ts'
 
 /** The audit entry of a request in progress, filled in by authorization and by the operation. */
 export type AuditDraft = {

@@ -1,4 +1,4 @@
-import { declarations } from '../declarations.ts'
+import { declarations } from '../base/declarations.ts'
 import type { Operation } from './operation.ts'
 import { fieldsOf } from './parameters.ts'
 

@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
-import { ExactNumber, isObject } from './exact-json.ts'
+import { ExactNumber, isObject } from '../base/exact-json.ts'
 import { wirePath } from './validate.ts'
 
 export const FieldChange = z

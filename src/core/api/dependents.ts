@@ -1,7 +1,7 @@
 import { z } from 'zod'
+import { countsText, type ErrorCode, raise } from '../base/errors.ts'
 import { allOf, type Fragment, idStatement, type Queryable, sql } from '../db/sql.ts'
-import type { Tx } from '../db/writer.ts'
-import { countsText, type ErrorCode, raise } from './errors.ts'
+import type { Tx } from '../writes/writer.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
 
 /** Rows that prevent a delete, mostly by plural kind name; kinds without such rows are absent. */

@@ -1,6 +1,6 @@
+import { AppError, type ErrorCode, isErrorCode, type RecordedFailure } from '../base/errors.ts'
 import type { Fragment, Queryable } from '../db/sql.ts'
 import type { EndUser, EndUserScope } from '../iam/caller.ts'
-import { AppError, type ErrorCode, isErrorCode, type RecordedFailure } from './errors.ts'
 
 /** Access of end users to operations by their tokens, and the views of records and errors for them. */
 

@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream'
-import { AppError, type RecordedFailure } from './errors.ts'
+import { AppError, type RecordedFailure } from '../base/errors.ts'
 import type { FrameFormat } from './frame-format.ts'
 import { type Context, type OperationResult, streamResult } from './operation.ts'
 

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber, isObject } from './exact-json.ts'
+import { type Problem, raiseInvalid } from '../base/errors.ts'
+import { ExactNumber, isObject } from '../base/exact-json.ts'
 import type { Operation } from './operation.ts'
 import { pathDescription, pathNames, queryFields } from './parameters.ts'
 

@@ -1,4 +1,4 @@
-import type { RecordedFailure } from './errors.ts'
+import type { RecordedFailure } from '../base/errors.ts'
 
 /** A stored event of a stream, with its data as JSON text. */
 export type StreamFrame = { seq: number; event: string; data: string }

@@ -1,5 +1,5 @@
+import { extensionPoint } from '../base/declarations.ts'
 import type { Queryable } from '../db/sql.ts'
-import { extensionPoint } from '../declarations.ts'
 import type { Caller } from '../iam/caller.ts'
 import type { Kind, KindRow } from './kind.ts'
 import type { Operation, TargetGrant } from './operation.ts'

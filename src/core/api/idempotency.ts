@@ -1,11 +1,11 @@
 import { z } from 'zod'
+import { AppError, errorBody, raise } from '../base/errors.ts'
+import { parseExactJson } from '../base/exact-json.ts'
+import type { Services } from '../base/services.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
+import { sealedColumn } from '../db/sealed.ts'
 import { type Fragment, jsonb, type Queryable, sql, voidStatement } from '../db/sql.ts'
-import type { Services } from '../process/services.ts'
-import { sealedColumn } from '../secrets/sealed.ts'
 import type { SecretBox } from '../secrets/secretbox.ts'
-import { AppError, errorBody, raise } from './errors.ts'
-import { parseExactJson } from './exact-json.ts'
 
 export type IdempotencyKey = { credential_id: string; project_id: string | null; path: string; key: string }
 

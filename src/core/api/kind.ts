@@ -1,12 +1,12 @@
 import { isDeepStrictEqual } from 'node:util'
 import { UniqueIntegrityConstraintViolationError, type ValueExpression } from 'slonik'
 import { z } from 'zod'
-import type { EventSource } from '../db/events.ts'
+import { declarations } from '../base/declarations.ts'
+import { type ErrorCode, raise } from '../base/errors.ts'
+import { newId } from '../base/ids.ts'
 import { type Fragment, type Queryable, sql } from '../db/sql.ts'
-import type { Tx } from '../db/writer.ts'
-import { declarations } from '../declarations.ts'
-import { type ErrorCode, raise } from './errors.ts'
-import { newId } from './ids.ts'
+import type { EventSource } from '../writes/events.ts'
+import type { Tx } from '../writes/writer.ts'
 
 /** A reference from rows of one kind to rows of another. */
 export type Reference = {

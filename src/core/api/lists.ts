@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import { type Problem, raiseInvalid } from '../base/errors.ts'
 import { allOf, countStatement, type Fragment, jsonb, type Queryable, rawFragment, sql } from '../db/sql.ts'
-import { type Problem, raiseInvalid } from './errors.ts'
 import type { Context, Page } from './operation.ts'
 
 /** Returns the schema of a list page. */

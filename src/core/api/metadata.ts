@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { ExactNumber } from './exact-json.ts'
+import { ExactNumber } from '../base/exact-json.ts'
 
 /** Recursive, because requests are nested at most 64 levels deep. */
 function depthOf(value: unknown): number {

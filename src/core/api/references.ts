@@ -1,5 +1,5 @@
+import { raise } from '../base/errors.ts'
 import { idStatement, type Queryable, sql } from '../db/sql.ts'
-import { raise } from './errors.ts'
 import { grantSourceOf } from './grants.ts'
 import { inProject, isIdOf, type Kind, kinds } from './kind.ts'
 

@@ -1,7 +1,7 @@
+import { declarations } from '../base/declarations.ts'
+import type { Problem } from '../base/errors.ts'
+import type { Services } from '../base/services.ts'
 import type { Queryable } from '../db/sql.ts'
-import { declarations } from '../declarations.ts'
-import type { Services } from '../process/services.ts'
-import type { Problem } from './errors.ts'
 import type { JsonObject } from './flatten.ts'
 import { type Kind, type KindRow, toPascalCase } from './kind.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { RecordedFailure } from './errors.ts'
+import { RecordedFailure } from '../base/errors.ts'
 
 /** Declarations of the server-sent event streams of operations. */
 

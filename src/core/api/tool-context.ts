@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { raise } from './errors.ts'
+import { raise } from '../base/errors.ts'
 
 /** Keys and values sent as request headers of tool calls. */
 export type ToolContext = Record<string, string>

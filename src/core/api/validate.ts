@@ -1,6 +1,6 @@
 import type { z } from 'zod'
-import { type Problem, raiseInvalid } from './errors.ts'
-import { ExactNumber, exactNumbersIn, isStorableDouble, isStorableNumber, withDoubles } from './exact-json.ts'
+import { type Problem, raiseInvalid } from '../base/errors.ts'
+import { ExactNumber, exactNumbersIn, isStorableDouble, isStorableNumber, withDoubles } from '../base/exact-json.ts'
 
 /** Characters of a path: a key may have megabytes, and each of thousands of values below it has a path. */
 const MAX_PATH_CHARS = 1_000

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { Problem } from './errors.ts'
+import type { Problem } from '../base/errors.ts'
 
 const Warning = z
   .object({ code: z.string(), path: z.string().describe('Path of the field in the record'), message: z.string() })

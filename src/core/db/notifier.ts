@@ -1,11 +1,11 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Logger } from '../process/log.ts'
+import type { Logger } from '../base/log.ts'
 import { databaseErrorKind } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 import { retryPause } from './retry.ts'
 import { withoutTenant } from './tenant-context.ts'
 
-declare module '../process/services.ts' {
+declare module '../base/services.ts' {
   interface Services {
     notifier: Notifier
   }

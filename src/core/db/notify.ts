@@ -1,11 +1,11 @@
 import { randomBytes } from 'node:crypto'
 import pg from 'pg'
 import type { Logger } from 'pino'
-import { settledWithin } from '../process/event-loop.ts'
+import { settledWithin } from '../base/event-loop.ts'
 import { withParameters } from './database-url.ts'
 import { DatabaseClient, KEEPALIVE_OPTIONS } from './pg-client.ts'
 
-declare module '../process/services.ts' {
+declare module '../base/services.ts' {
   interface Services {
     notifications: Notifications
   }

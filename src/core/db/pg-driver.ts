@@ -11,7 +11,7 @@ import {
   StatementTimeoutError,
   UniqueIntegrityConstraintViolationError,
 } from 'slonik'
-import { parseExactJson } from '../api/exact-json.ts'
+import { parseExactJson } from '../base/exact-json.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { DatabaseClient } from './pg-client.ts'
 

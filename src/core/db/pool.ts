@@ -1,7 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { createPool, type DatabasePool, type DatabaseTransactionConnection, type Interceptor } from 'slonik'
 import type { z } from 'zod'
-import type { PoolUse } from '../process/metrics.ts'
+import type { PoolUse } from '../base/metrics.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 import { withParameters } from './database-url.ts'
 import { KEEPALIVE_OPTIONS, SESSION_TIMEOUTS } from './pg-client.ts'
@@ -11,7 +11,7 @@ import type { ServerWatchdog } from './server-watchdog.ts'
 import { type Queryable, rawQuery } from './sql.ts'
 import { currentTenant, TenantLimiter } from './tenant-context.ts'
 
-declare module '../process/services.ts' {
+declare module '../base/services.ts' {
   interface Services {
     pool: Pool
   }

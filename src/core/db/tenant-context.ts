@@ -1,5 +1,5 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import { serviceNotReady } from '../api/errors.ts'
+import { serviceNotReady } from '../base/errors.ts'
 import { DatabaseUnresponsiveError } from './database-errors.ts'
 
 /** The tenant on whose behalf an async context runs. */

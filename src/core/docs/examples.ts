@@ -1,5 +1,5 @@
-import { Components, type SchemaNode } from '../http/components.ts'
-import { Examples } from '../http/examples.ts'
+import { Components, type SchemaNode } from '../openapi/components.ts'
+import { Examples } from '../openapi/examples.ts'
 import {
   answerOf,
   type Content,

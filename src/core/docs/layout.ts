@@ -1,4 +1,4 @@
-import { withIcon } from '../http/icon.ts'
+import { withIcon } from './icon.ts'
 import type { Links, Page } from './page.ts'
 
 /** The HTML around the content of a page. */

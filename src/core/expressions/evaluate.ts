@@ -4,8 +4,8 @@
  * in a thread if it needs more (evaluation.ts).
  */
 
-import { ExactNumber, isEqualPrimitive, isObject } from '../api/exact-json.ts'
-import { containsText } from '../api/storable-text.ts'
+import { ExactNumber, isEqualPrimitive, isObject } from '../base/exact-json.ts'
+import { containsText } from '../base/storable-text.ts'
 
 /** An expression cannot be evaluated: it exceeds a limit, or fails in a strict mode. */
 export class ExpressionError extends Error {}

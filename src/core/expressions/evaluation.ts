@@ -1,5 +1,5 @@
-import { parseExactJson } from '../api/exact-json.ts'
-import type { Services } from '../process/services.ts'
+import { parseExactJson } from '../base/exact-json.ts'
+import type { Services } from '../base/services.ts'
 import { threadTask } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
 import {

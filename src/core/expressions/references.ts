@@ -1,4 +1,4 @@
-import { isObject } from '../api/exact-json.ts'
+import { isObject } from '../base/exact-json.ts'
 import { iteratesElements, listOf, operationOf, readPath } from './evaluate.ts'
 
 /** A read of the root in an expression. */

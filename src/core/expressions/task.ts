@@ -1,4 +1,4 @@
-import { parseExactJson } from '../api/exact-json.ts'
+import { parseExactJson } from '../base/exact-json.ts'
 import { runWithCpuLimit } from '../threads/cpu-limit.ts'
 import { type EvaluationOutcome, type EvaluationRequest, evaluateFully } from './evaluate.ts'
 

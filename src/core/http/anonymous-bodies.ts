@@ -1,6 +1,6 @@
-import { serviceNotReady } from '../api/errors.ts'
-import { processSingleton } from '../process/process-singleton.ts'
-import type { Services } from '../process/services.ts'
+import { serviceNotReady } from '../base/errors.ts'
+import { processSingleton } from '../base/process-singleton.ts'
+import type { Services } from '../base/services.ts'
 
 /** Maximum share of the memory per sender, so that one sender cannot use all of it. */
 const SENDER_SHARE = 1 / 4

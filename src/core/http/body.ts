@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from 'node:http'
 import express, { type Request, type RequestHandler, type Response } from 'express'
-import { AppError } from '../api/errors.ts'
-import { parseExactJson } from '../api/exact-json.ts'
-import { limitJson } from '../api/json-limits.ts'
+import { AppError } from '../base/errors.ts'
+import { parseExactJson } from '../base/exact-json.ts'
+import { limitJson } from '../base/json-limits.ts'
 import type { CountBytes } from './anonymous-bodies.ts'
 
 /** Maximum body size of a request without a valid credential. */

@@ -1,9 +1,9 @@
 import type { Config } from '#config.ts'
 import type { Operation } from '../api/operation.ts'
+import { release } from '../base/release.ts'
 import type { Site } from '../docs/site.ts'
-import { release } from '../process/release.ts'
+import { openApiDocument } from '../openapi/openapi.ts'
 import { basePath } from './base-path.ts'
-import { openApiDocument } from './openapi.ts'
 
 /** Documents of the deployment, generated once in a process. */
 

@@ -1,11 +1,11 @@
 import type { IncomingMessage, RequestListener, Server, ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
-import { errorBody, serviceNotReady } from '../api/errors.ts'
+import { errorBody, serviceNotReady } from '../base/errors.ts'
+import type { Services } from '../base/services.ts'
 import { LOST_STATEMENT, notificationCheck } from '../db/connections.ts'
 import { sqlStateOf } from '../db/database-errors.ts'
 import { hasOverdueStatement } from '../db/server-watchdog.ts'
 import { countStatement, type Queryable, sql, voidStatement } from '../db/sql.ts'
-import type { Services } from '../process/services.ts'
 import { requestIdOf } from './server.ts'
 
 /** Results by check name: `ok`, or a short reason. */

@@ -1,9 +1,9 @@
 import type { Readable } from 'node:stream'
 import type { Request, Response } from 'express'
-import { extensionPoint } from '../declarations.ts'
+import type { RequestFacts } from '../api/call.ts'
+import { extensionPoint } from '../base/declarations.ts'
+import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
-import type { RequestFacts } from '../invoke/call.ts'
-import type { Services } from '../process/services.ts'
 
 /** A request of a mount. Errors thrown by `serve` are sent in the standard error body. */
 export type MountExchange = {

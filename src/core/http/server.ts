@@ -8,8 +8,8 @@ import {
   STATUS_CODES,
 } from 'node:http'
 import type { Socket } from 'node:net'
-import { AppError, errorBody } from '../api/errors.ts'
-import { type Logger, redactCredentials } from '../process/log.ts'
+import { AppError, errorBody } from '../base/errors.ts'
+import { type Logger, redactCredentials } from '../base/log.ts'
 
 /** Statuses of errors of node's parser; default 400. */
 const STATUS_OF: Record<string, number> = {

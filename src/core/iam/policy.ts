@@ -1,5 +1,5 @@
-import { isObject } from '../api/exact-json.ts'
-import { truncateChars } from '../api/storable-text.ts'
+import { isObject } from '../base/exact-json.ts'
+import { truncateChars } from '../base/storable-text.ts'
 import { compileGlob, type Glob } from './glob.ts'
 import { canonicalActions, canonicalType, type KnownActions, splitName } from './names.ts'
 

@@ -1,7 +1,3 @@
-import { raise, raiseInvalid } from '../api/errors.ts'
-import { isObject } from '../api/exact-json.ts'
-import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
-import type { ParentRoute } from '../api/operation.ts'
 import {
   canSeeProject,
   couldEverAllow,
@@ -16,7 +12,11 @@ import {
   raiseForbidden,
   requirePermitted,
   targetName,
-} from '../iam/access.ts'
+} from '../api/access.ts'
+import { isIdOf, type Kind, type KindRow } from '../api/kind.ts'
+import type { ParentRoute } from '../api/operation.ts'
+import { raise, raiseInvalid } from '../base/errors.ts'
+import { isObject } from '../base/exact-json.ts'
 import type { Caller } from '../iam/caller.ts'
 import { requireStorable } from './input.ts'
 import type { Invocation } from './invocation.ts'

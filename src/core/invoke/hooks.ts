@@ -1,7 +1,7 @@
-import type { AuditEntry } from '../db/audit-entry.ts'
-import { extensionPoint } from '../declarations.ts'
+import { extensionPoint } from '../base/declarations.ts'
+import type { Services } from '../base/services.ts'
 import type { Caller, EndUser } from '../iam/caller.ts'
-import type { Services } from '../process/services.ts'
+import type { AuditEntry } from '../writes/audit-entry.ts'
 
 /** A proof of possession sent with a token of the DPoP scheme (RFC 9449). */
 export type Proof = {
@@ -25,10 +25,6 @@ export const authentication =
   extensionPoint<(services: Services, token: string, presented: PresentedCredential) => Promise<Caller | null>>(
     'authentication',
   )
-
-/** Counts a request of a project key, for quotas and usage. Raises QUOTA_EXCEEDED. */
-export const requestCounting =
-  extensionPoint<(services: Services, caller: Caller, projectId: string) => Promise<void> | void>('request counting')
 
 /** What a call spends of the limits of an end-user token, besides a request. */
 export type EndUserSpend = { messages?: number; chars?: number }

@@ -1,10 +1,10 @@
 import { LRUCache } from 'lru-cache'
-import { AppError } from '../api/errors.ts'
 import { deleteOldestResponses, type IdempotencyScope, isKnownKey, listOverShare } from '../api/idempotency.ts'
+import { AppError } from '../base/errors.ts'
+import { processSingleton } from '../base/process-singleton.ts'
+import type { Services } from '../base/services.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
-import { processSingleton } from '../process/process-singleton.ts'
-import type { Services } from '../process/services.ts'
 import type { Invocation } from './invocation.ts'
 
 /**

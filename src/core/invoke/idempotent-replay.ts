@@ -1,5 +1,4 @@
 import { randomUUID } from 'node:crypto'
-import { AppError, errorBody, raiseInvalid } from '../api/errors.ts'
 import {
   claimIdempotencyKey,
   deleteIdempotencyKey,
@@ -13,13 +12,14 @@ import {
 } from '../api/idempotency.ts'
 import { type OperationResult, result } from '../api/operation.ts'
 import { storabilityProblem } from '../api/validate.ts'
+import { AppError, errorBody, raiseInvalid } from '../base/errors.ts'
+import { settledWithin } from '../base/event-loop.ts'
+import { exclusiveLoop } from '../base/loop.ts'
+import { processSingleton } from '../base/process-singleton.ts'
 import { isDatabaseError, isTransient } from '../db/database-errors.ts'
 import { onSeparateConnection } from '../db/pool.ts'
 import { retryWhileUnavailable } from '../db/retry.ts'
 import { withoutTenant } from '../db/tenant-context.ts'
-import { settledWithin } from '../process/event-loop.ts'
-import { exclusiveLoop } from '../process/loop.ts'
-import { processSingleton } from '../process/process-singleton.ts'
 import { auditResult } from './audit-trail.ts'
 import { admitKey } from './idempotency-limits.ts'
 import type { Invocation } from './invocation.ts'

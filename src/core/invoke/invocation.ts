@@ -1,12 +1,12 @@
 import type { AuditDraft } from '../api/audit.ts'
+import type { Call } from '../api/call.ts'
 import type { IdempotencyClaim, Made } from '../api/idempotency.ts'
 import type { KindRow } from '../api/kind.ts'
 import type { Operation, StreamedBody, TargetGrant } from '../api/operation.ts'
+import type { Services } from '../base/services.ts'
 import type { Queryable } from '../db/sql.ts'
 import type { TenantContext } from '../db/tenant-context.ts'
 import type { Caller } from '../iam/caller.ts'
-import type { Services } from '../process/services.ts'
-import type { Call } from './call.ts'
 
 /** The state of a call in the pipeline; each step sets fields for later steps and for the audit entry. */
 export type Invocation = {

@@ -1,5 +1,5 @@
-import { AppError, serviceNotReady } from '../api/errors.ts'
 import { claimLostRefusal } from '../api/idempotency.ts'
+import { AppError, serviceNotReady } from '../base/errors.ts'
 import { isTransient } from '../db/database-errors.ts'
 
 /**

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
-import { processSingleton } from '../process/process-singleton.ts'
+import { processSingleton } from '../base/process-singleton.ts'
 import { type ThreadOutcome, type ThreadPool, threadTask, type WaitOptions } from '../threads/pool.ts'
 import { threads } from '../threads/threads.ts'
 import {

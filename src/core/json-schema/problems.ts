@@ -1,4 +1,4 @@
-import type { Problem } from '../api/errors.ts'
+import type { Problem } from '../base/errors.ts'
 import type { SchemaProblem } from './model.ts'
 
 /** Converts schema violations to API problems; `at` is the path of the value. */

@@ -10,7 +10,7 @@ import { ACCEPT_ENCODING, type BodyLimits, limitBody } from './limited-body.ts'
 import { coalescedLookups, type LookupOptions, type Resolve } from './resolver.ts'
 import { withoutTimeouts } from './untimed-fetch.ts'
 
-declare module '../process/services.ts' {
+declare module '../base/services.ts' {
   interface Services {
     egress: Egress
   }

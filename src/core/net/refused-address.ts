@@ -1,5 +1,5 @@
-import type { Problem } from '../api/errors.ts'
-import type { Services } from '../process/services.ts'
+import type { Problem } from '../base/errors.ts'
+import type { Services } from '../base/services.ts'
 
 /**
  * Returns a problem if the egress rule blocks an address, judged without a lookup: an IP address or localhost. Writes

@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { FairSemaphore } from '../process/fair-semaphore.ts'
+import { FairSemaphore } from '../base/fair-semaphore.ts'
 
 /** Returns all addresses of a host name. Rejects if it has none or the lookup times out. */
 export type Resolve = (hostname: string) => Promise<string[]>

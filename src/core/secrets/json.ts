@@ -1,6 +1,6 @@
-import { AppError } from '../api/errors.ts'
-import { parseExactJson } from '../api/exact-json.ts'
-import type { Services } from '../process/services.ts'
+import { AppError } from '../base/errors.ts'
+import { parseExactJson } from '../base/exact-json.ts'
+import type { Services } from '../base/services.ts'
 import type { SealedFor } from './secretbox.ts'
 
 /** JSON values sealed for their row. */

@@ -9,7 +9,7 @@ import {
   timingSafeEqual,
 } from 'node:crypto'
 
-declare module '../process/services.ts' {
+declare module '../base/services.ts' {
   interface Services {
     secrets: SecretBox
   }

@@ -1,8 +1,8 @@
 import { Worker } from 'node:worker_threads'
 import { LRUCache } from 'lru-cache'
-import { type AppError, serviceNotReady } from '../api/errors.ts'
-import type { Logger } from '../process/log.ts'
-import { threadEnvironment } from '../process/thread-environment.ts'
+import { type AppError, serviceNotReady } from '../base/errors.ts'
+import type { Logger } from '../base/log.ts'
+import { threadEnvironment } from '../base/thread-environment.ts'
 import type { ThreadAnswer, ThreadRequest } from './worker.ts'
 
 /**

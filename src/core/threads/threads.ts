@@ -1,4 +1,4 @@
-import { processSingleton } from '../process/process-singleton.ts'
+import { processSingleton } from '../base/process-singleton.ts'
 import { ThreadPool } from './pool.ts'
 
 /** Threads of a process for work on data of callers that takes long. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, voidStatement } from '../db/sql.ts'
-import { hasMessage } from '../jobs/message-claims.ts'
-import type { Queue } from '../jobs/queue.ts'
+import type { Queue } from '../queues/queue.ts'
+import { hasMessage } from './message-claims.ts'
 
 /** Reference to a work item. */
 export type WorkRef = { entity: string; id: string }

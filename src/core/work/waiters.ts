@@ -1,5 +1,5 @@
-import type { Tx } from '../db/writer.ts'
-import { type Extension, extensionPoint } from '../declarations.ts'
+import { type Extension, extensionPoint } from '../base/declarations.ts'
+import type { Tx } from '../writes/writer.ts'
 
 /** Rows of a module that wait for rows of another one. A waiter references the awaited row in an indexed column. */
 export type Waiter<Row> = {

@@ -1,15 +1,14 @@
 import { z } from 'zod'
 import type { Config } from '#config.ts'
-import { type AppError, executorLost } from '../api/errors.ts'
+import { declarations } from '../base/declarations.ts'
+import { type AppError, executorLost } from '../base/errors.ts'
+import type { Services } from '../base/services.ts'
 import type { Fragment } from '../db/sql.ts'
 import { withTriggerChain } from '../db/trigger-chain.ts'
-import type { Outbox, Tx } from '../db/writer.ts'
-import { declarations } from '../declarations.ts'
-import { type Handler, handler, type JobContext, type Schedule, schedule } from '../jobs/handler.ts'
-import { entityMailbox, type Queue, queueMessage, workQueue } from '../jobs/queue.ts'
-import { isolateFailures } from '../jobs/sweeps.ts'
-import type { Services } from '../process/services.ts'
+import { entityMailbox, type Queue, queueMessage, workQueue } from '../queues/queue.ts'
+import type { Outbox, Tx } from '../writes/writer.ts'
 import { type AttemptFields, type FailedWork, runAttempt, type WorkAttempt, type WorkMessage } from './attempt.ts'
+import { type Handler, handler, type JobContext, type Schedule, schedule } from './handler.ts'
 import { type RetryRule, UNLIMITED } from './retry.ts'
 import {
   type DueCursor,
@@ -22,6 +21,7 @@ import {
   type WorkTable,
   workTable,
 } from './store.ts'
+import { isolateFailures } from './sweeps.ts'
 
 /**
  * Durable work: table rows that survive a lost worker. The message of an item is its lease: the deployment has at most one

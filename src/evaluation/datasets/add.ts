@@ -1,8 +1,8 @@
 import { checkStorage } from '#control/quotas/storage.ts'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Services } from '#core/process/services.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type DatasetItemInput, type DatasetRow, datasetItemKind, datasetKind } from './model.ts'
 import { addToDatasetCounts, type DatasetSource, insertDatasetItems, type NewItem } from './store.ts'
 

@@ -1,5 +1,5 @@
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { DatasetRow } from './model.ts'
 
 /** Hooks that run in the transaction that deletes a dataset, under its lock. */

@@ -1,9 +1,9 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { timeOrDateInput } from '#core/api/lists.ts'
 import { metadataBag } from '#core/api/metadata.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
+import { raise } from '#core/base/errors.ts'
 import { voidStatement } from '#core/db/sql.ts'
 
 /** A dataset is a list of items: input messages, expected output, and metadata for groups and scorers. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { booleanQuery, pageOf, pageResult } from '#core/api/lists.ts'
 import type { Context } from '#core/api/operation.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 import type { EvalRow } from '../evals/model.ts'
 import { EvalResult, evalResultKind } from './model.ts'

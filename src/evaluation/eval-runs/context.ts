@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { openJson, sealJson } from '#core/secrets/json.ts'
 import { type EvalRunRow, evalRunSeal } from './model.ts'
 

@@ -5,8 +5,8 @@ import {
   sumCounts,
   type TurnContentEraser,
 } from '#control/retention/erasure.ts'
-import { AppError } from '#core/api/errors.ts'
 import { eraseStoredResponses } from '#core/api/idempotency.ts'
+import { AppError } from '#core/base/errors.ts'
 import { eraseDecisions } from '#execution/deciders/erase.ts'
 import { purgeTraces } from '#execution/generations/erase/purge.ts'
 import { cancelTurnIfActive } from '#execution/generations/request/cancel-turn.ts'

@@ -1,9 +1,9 @@
-import { AppError } from '#core/api/errors.ts'
-import { isObject, withDoubles } from '#core/api/exact-json.ts'
-import { containsText } from '#core/api/storable-text.ts'
+import { AppError } from '#core/base/errors.ts'
+import { isObject, withDoubles } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
+import { containsText } from '#core/base/storable-text.ts'
 import { ExpressionError, evaluateBriefly, freshBudget, NotBriefError, truthy } from '#core/expressions/evaluate.ts'
 import { evaluate } from '#core/expressions/evaluation.ts'
-import type { Services } from '#core/process/services.ts'
 import { type Scorer, scorerKey } from '../evals/scorers.ts'
 import type { OpenItem, Score } from './model.ts'
 

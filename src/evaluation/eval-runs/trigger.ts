@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { inputInvalid, type TriggerTarget } from '#automation/triggers/targets.ts'
-import { raise } from '#core/api/errors.ts'
 import { validationProblems } from '#core/api/validate.ts'
+import { raise } from '#core/base/errors.ts'
 import { evalKind } from '../evals/model.ts'
 import { startEval } from './start.ts'
 

@@ -1,4 +1,4 @@
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import type { TurnOwner } from '#execution/generations/loop/turn-owner.ts'
 import { EVAL_SOURCE } from '#execution/generations/model.ts'
 import { type OpenItem, RESULT_CHANNEL, type Score } from './model.ts'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { Author } from '#core/api/authors.ts'
-import { raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
+import { raise } from '#core/base/errors.ts'
 import { Scorer, Scorers } from './scorers.ts'
 
 /** An eval measures an agent on a dataset: its scorers score the agent's output for each item. */

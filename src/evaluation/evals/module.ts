@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { defaultRouteInheritors } from '#identity/projects/default-model-route.ts'
 import { datasetDeleteHooks } from '../datasets/delete-hooks.ts'
 import { evalKind } from './model.ts'

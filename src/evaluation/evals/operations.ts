@@ -1,8 +1,8 @@
 import { isDeepStrictEqual } from 'node:util'
 import { containsFilter, equalsFilter } from '#core/api/filters.ts'
 import type { Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
 import { principalRecord } from '#core/iam/caller.ts'
+import { resource } from '#core/resources/resource.ts'
 import { checkEval, requireDataset } from './check.ts'
 import { EvalInput, EvalPatch, type EvalRow, evalKind, VERDICT_FIELDS } from './model.ts'
 

@@ -1,6 +1,6 @@
 import { removeRow } from '#core/api/dependents.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { DefaultRouteUsers } from '#identity/projects/default-model-route.ts'
 import type { DatasetRow } from '../datasets/model.ts'
 import { evalKind } from './model.ts'

@@ -1,4 +1,4 @@
-import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { secretKind } from '#identity/secrets/model.ts'
 import { checkTokens, tokenIds } from '#identity/secrets/resolve.ts'
 import { checkDefinition, type DefinitionCheck } from '../tools/check-definition.ts'

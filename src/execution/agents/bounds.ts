@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Boundary } from '#identity/boundaries.ts'
+import type { Boundary } from '#identity/principals/boundaries.ts'
 
 const boundaryRow = sql.type(z.object({ boundary_policy: z.unknown() }))
 

@@ -1,4 +1,4 @@
-import { copyAuthor } from '#core/versions/version.ts'
+import { copyAuthor } from '#core/resources/version.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import { projectKind } from '#identity/projects/model.ts'
 import { copyRoutes } from '../model-routes/clone.ts'

@@ -1,12 +1,12 @@
 import type { z } from 'zod'
-import { AppError, raise, raiseInvalid } from '#core/api/errors.ts'
 import type { Context } from '#core/api/operation.ts'
 import { requireReferences } from '#core/api/references.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import { AppError, raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
-import { systemClock } from '#core/process/clock.ts'
-import { requireVersion } from '#core/versions/version.ts'
-import { removedGuardrails, requireDetach } from '#identity/guardrail-ids.ts'
+import { requireVersion } from '#core/resources/version.ts'
+import { removedGuardrails, requireDetach } from '#identity/projects/guardrail-ids.ts'
 import { checkBinding, requireValidAgentConfig } from './check.ts'
 import {
   type ActiveRelease,

@@ -1,5 +1,5 @@
-import type { Problem } from '#core/api/errors.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import type { Problem } from '#core/base/errors.ts'
 import { providerOptionProblems } from '../providers/options/provider-options.ts'
 import { AGENT_DEFAULTS, agentKind, type ToolBinding } from './model.ts'
 

@@ -1,7 +1,7 @@
-import { type Problem, raise } from '#core/api/errors.ts'
+import { type Problem, raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import { lenientSchema, SchemaError, schemaChecks } from '#core/json-schema/checks.ts'
 import { wireProblems } from '#core/json-schema/problems.ts'
-import type { Services } from '#core/process/services.ts'
 
 /**
  * Validates a JSON Schema (draft-07 or 2020-12) in the transaction that writes it, and returns it typed.

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { versioned } from '#core/versions/versioned.ts'
+import { versioned } from '#core/resources/versioned.ts'
 import { boundIds } from './bindings.ts'
 import { agentKind, configFields, readConfig } from './model.ts'
 

@@ -1,5 +1,5 @@
 import type { TurnContentEraser } from '#control/retention/erasure.ts'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
 import { approvalKind } from './model.ts'
 import { eraseApprovalTurns, findApprovalWithFollowUp } from './store.ts'
 

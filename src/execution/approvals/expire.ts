@@ -1,5 +1,5 @@
 import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { findServedAgent } from '../agents/served-version.ts'
 import { expireChain } from '../chains/store.ts'
 import { enqueueFollowUp } from './follow-up.ts'

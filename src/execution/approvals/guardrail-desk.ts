@@ -1,6 +1,6 @@
-import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/base/services.ts'
 import { withMemoryOf } from '#core/iam/authority.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { ApprovalDesk, Proposal } from '../generations/tools/approval-desk.ts'
 import { recordDeferredEvaluations } from '../guardrails/evaluation-records.ts'
 import { expireDue } from './expire.ts'

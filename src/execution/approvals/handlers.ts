@@ -1,5 +1,5 @@
-import { handler, schedule } from '#core/jobs/handler.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { handler, schedule } from '#core/work/handler.ts'
 import { expireDue } from './expire.ts'
 import { approvalSweep, expireQueue } from './queue.ts'
 import { listExpired } from './store.ts'

@@ -7,9 +7,9 @@ import {
   type WorkView,
   workInProgress,
 } from '#core/api/long-work.ts'
-import { truncateBytes } from '#core/api/storable-text.ts'
+import type { Services } from '#core/base/services.ts'
+import { truncateBytes } from '#core/base/storable-text.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import { type GenerationRow, generationKind } from '../generations/model.ts'
 import { readTurnEnd } from '../generations/request/wait-for-turn.ts'
 import { type ApprovalRow, approvalKind } from './model.ts'

@@ -1,6 +1,6 @@
 import { turnContent, turnHolds } from '#control/retention/erasure.ts'
 import { longWork } from '#core/api/long-work.ts'
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { approvalDesk } from '../generations/tools/approval-desk.ts'
 import { approvalContent } from './erase.ts'
 import { approvalErrors } from './errors.ts'

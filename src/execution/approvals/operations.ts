@@ -1,12 +1,12 @@
 import { z } from 'zod'
-import { AppError } from '#core/api/errors.ts'
+import { canSeeProject } from '#core/api/access.ts'
 import { columnFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, parseTime } from '#core/api/lists.ts'
 import { type Context, type Operation, operation, result } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { AppError } from '#core/base/errors.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
-import { canSeeProject } from '#core/iam/access.ts'
+import { resource } from '#core/resources/resource.ts'
 import { approvalAccess, listAccess } from './end-user.ts'
 import {
   APPROVAL_ORIGINS,

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { workQueue } from '#core/jobs/queue.ts'
+import { workQueue } from '#core/queues/queue.ts'
 
 /** Wake-up at the expiry of an approval. */
 export const expireQueue = workQueue('approval.expire', {

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
-import { canonicalJson } from '#core/api/canonical.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
-import type { Services } from '#core/process/services.ts'
+import { canonicalJson } from '#core/base/canonical.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import { sealJson } from '#core/secrets/json.ts'
 import type { ApprovedCallOutcome, Frozen } from './model.ts'
 

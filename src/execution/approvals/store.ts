@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { newId } from '#core/api/ids.ts'
 import { pageResult } from '#core/api/lists.ts'
 import type { Context, Page } from '#core/api/operation.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
 import { type APPROVAL_STATUSES, type ApprovalRow, approvalKind, type Execution, type Recurrence } from './model.ts'

@@ -1,6 +1,6 @@
-import type { Tx } from '#core/db/writer.ts'
+import type { Services } from '#core/base/services.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { insertApproval } from './insert-approval.ts'
 import type { ApprovalRow } from './model.ts'
 import { loadRequester } from './store.ts'

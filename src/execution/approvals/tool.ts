@@ -1,7 +1,7 @@
 import type { Queryable } from '#core/db/sql.ts'
 import { findAgent, readConfig } from '../agents/model.ts'
 import { agentVersions } from '../agents/versions.ts'
-import { findGrantingShares } from '../shares/grants.ts'
+import { findGrantingShares } from '../grants/grants.ts'
 import type { Callable } from '../tools/call-types.ts'
 import { withToolDefaults } from '../tools/model.ts'
 import { actionSchema, platformActions } from '../tools/platform.ts'

@@ -1,6 +1,6 @@
+import type { Services } from '#core/base/services.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
-import { callerForPrincipal } from '#identity/principals.ts'
+import { callerForPrincipal } from '#identity/principals/principals.ts'
 import type { AgentRow } from '../agents/model.ts'
 import { findServedAgent } from '../agents/served-version.ts'
 import { actingCaller } from '../generations/loop/acting-caller.ts'

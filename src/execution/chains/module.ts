@@ -1,5 +1,5 @@
 import { turnHolds } from '#control/retention/erasure.ts'
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { chainErrors } from './errors.ts'
 import { chainKind } from './model.ts'
 import { chainOperations } from './operations.ts'

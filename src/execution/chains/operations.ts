@@ -1,8 +1,8 @@
 import { columnFilter, equalsFilter } from '#core/api/filters.ts'
 import { enumListQuery } from '#core/api/lists.ts'
 import type { Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
 import { sql } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
 import { CHAIN_STATUSES, Chain, chainKind, chainStatus } from './model.ts'
 import { stopChain } from './store.ts'
 

@@ -1,6 +1,6 @@
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import { findAgentVersion } from '../agents/served-version.ts'

@@ -1,4 +1,4 @@
-import { copyAuthor } from '#core/versions/version.ts'
+import { copyAuthor } from '#core/resources/version.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import { deciderKind, deciderVersions } from './model.ts'
 import { listProjectDeciders } from './store.ts'

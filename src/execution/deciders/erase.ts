@@ -1,6 +1,6 @@
 import { redactEvents, redactFields } from '#control/events/redact.ts'
 import type { Counts, TurnContentEraser } from '#control/retention/erasure.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { decisionKind } from './model.ts'
 import { eraseDecisionTurns, eraseSettledDecisions } from './store.ts'
 

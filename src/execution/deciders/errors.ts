@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const deciderErrors = {
   DECIDER_AGENT_NOT_TOOL_LESS: {
@@ -18,6 +18,6 @@ export const deciderErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof deciderErrors> {}
 }

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { parse } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import type { AttachedFile } from '../providers/model-messages.ts'
 
 /** Inputs of decisions. */

@@ -1,13 +1,13 @@
 import { z } from 'zod'
 import { Author } from '#core/api/authors.ts'
-import { RecordedFailure, raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { MetadataBag } from '#core/api/metadata.ts'
 import { createBody, patchBody, projectField, record } from '#core/api/record.ts'
+import { RecordedFailure, raise } from '#core/base/errors.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { sql } from '#core/db/sql.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
-import { expectedVersion, versionLabel } from '#core/versions/version.ts'
-import { versioned } from '#core/versions/versioned.ts'
+import { expectedVersion, versionLabel } from '#core/resources/version.ts'
+import { versioned } from '#core/resources/versioned.ts'
 import { DecisionAnswer, Question, Questions } from './questions.ts'
 
 const id = z.string().min(1).max(255)

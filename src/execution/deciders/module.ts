@@ -1,7 +1,7 @@
 import { turnContent } from '#control/retention/erasure.ts'
 import { longWork } from '#core/api/long-work.ts'
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { turnOwners } from '../generations/loop/turn-owner.ts'
 import { deciderCloning } from './clone.ts'

@@ -1,7 +1,7 @@
 import { containsFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import { itemOperation, type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
 import { parse } from '#core/api/validate.ts'
+import { resource } from '#core/resources/resource.ts'
 import { spendRefusals } from '../generations/request/create.ts'
 import { checkBackendFields, requireBackendPermission, resolveBackend } from './backend.ts'
 import {

@@ -1,4 +1,4 @@
-import { withDoubles } from '#core/api/exact-json.ts'
+import { withDoubles } from '#core/base/exact-json.ts'
 import type { ModelMessage } from '../providers/model-messages.ts'
 import { shownInput } from './input.ts'
 import type { DecisionAnswer, Question } from './questions.ts'

@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { AppError, raise } from '#core/api/errors.ts'
-import { withDoubles } from '#core/api/exact-json.ts'
-import { parseJson } from '#core/api/json-limits.ts'
 import { parse, wirePath } from '#core/api/validate.ts'
+import { AppError, raise } from '#core/base/errors.ts'
+import { withDoubles } from '#core/base/exact-json.ts'
+import { parseJson } from '#core/base/json-limits.ts'
 import { type DecisionAnswer, type Question, uniqueValues } from './questions.ts'
 
 /** Answers of a tool. */

@@ -1,6 +1,6 @@
 import { type EndUserAccess, endUserFailure, endUserView, showToEndUser } from '#core/api/end-user.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
 import type { Fragment, Queryable } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import type { EndUser } from '#core/iam/caller.ts'
 import type { GenerationRow } from './model.ts'
 

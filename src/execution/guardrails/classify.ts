@@ -1,9 +1,9 @@
-import { ExactNumber } from '#core/api/exact-json.ts'
-import { storableValue } from '#core/api/storable-text.ts'
+import { ExactNumber } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
+import { storableValue } from '#core/base/storable-text.ts'
 import { ExpressionError, readPath, type Strictness } from '#core/expressions/evaluate.ts'
 import { evaluate } from '#core/expressions/evaluation.ts'
 import type { RootRead } from '#core/expressions/references.ts'
-import type { Services } from '#core/process/services.ts'
 import { type GuardrailRule, isAmbient, isClass, isContext } from './document.ts'
 import type { Class, Evaluation, GuardrailDecision } from './model.ts'
 

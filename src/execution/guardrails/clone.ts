@@ -1,4 +1,4 @@
-import { copyAuthor } from '#core/versions/version.ts'
+import { copyAuthor } from '#core/resources/version.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import { guardrailKind, guardrailVersions } from './model.ts'
 import { listProjectGuardrails } from './store.ts'

@@ -1,5 +1,5 @@
-import { raise, raiseInvalid } from '#core/api/errors.ts'
-import { isObject } from '#core/api/exact-json.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import { expressionProblem, operationOf } from '#core/expressions/evaluate.ts'
 import { type RootRead, rootReadsOf, unknownOperators } from '#core/expressions/references.ts'
 import { CLASSES, type Class, type GuardrailDocument, type GuardrailRow } from './model.ts'

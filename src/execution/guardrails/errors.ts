@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const guardrailErrors = {
   GUARDRAIL_HAS_REFERENCES: {
@@ -14,6 +14,6 @@ export const guardrailErrors = {
   },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof guardrailErrors> {}
 }

@@ -1,6 +1,6 @@
+import { processSingleton } from '#core/base/process-singleton.ts'
 import { NotifiedCache } from '#core/db/notified-cache.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import { projectGuardrailsChannel } from '#identity/guardrail-ids.ts'
+import { projectGuardrailsChannel } from '#identity/projects/guardrail-ids.ts'
 import { type GuardrailRule, ruleOf } from './document.ts'
 import { guardrailChannel } from './model.ts'
 import { listGuardrailsById, listProjectGuardrailSettings } from './store.ts'

@@ -5,8 +5,8 @@ import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
 import { invalidateOnCommit } from '#core/db/notified-cache.ts'
-import { versionLabel } from '#core/versions/version.ts'
-import { versioned } from '#core/versions/versioned.ts'
+import { versionLabel } from '#core/resources/version.ts'
+import { versioned } from '#core/resources/versioned.ts'
 
 /** Class of a call: A harmless, B guarded, C requires approval, D blocked. */
 export const CLASSES = ['A', 'B', 'C', 'D'] as const

@@ -1,6 +1,6 @@
-import { AppError, type Problem } from '#core/api/errors.ts'
 import { inlineSchema, type JsonObject } from '#core/api/flatten.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { AppError, type Problem } from '#core/base/errors.ts'
 import { checkGuardrailDocument } from './document.ts'
 import { GuardrailDocument, guardrailKind } from './model.ts'
 

@@ -1,6 +1,6 @@
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
-import { extensionPoint } from '#core/declarations.ts'
-import type { Services } from '#core/process/services.ts'
 import type { GateRequest } from '../tools/guardrail-gate.ts'
 
 /** Call that `runtime.*` values describe. */

@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { referencesTo } from '#core/api/dependents.ts'
 import { idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import { hasGuardrail } from '#identity/guardrail-ids.ts'
+import { hasGuardrail } from '#identity/projects/guardrail-ids.ts'
 import { type AgentRow, agentKind } from '../agents/model.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { type Evaluation, type EvaluationRow, type GuardrailRow, guardrailKind } from './model.ts'

@@ -1,5 +1,5 @@
-import type { Problem } from '#core/api/errors.ts'
-import { isObject } from '#core/api/exact-json.ts'
+import type { Problem } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { RootRead } from '#core/expressions/references.ts'
 import type { GuardedTool } from '../tools/guardrail-gate.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { isObject } from '#core/api/exact-json.ts'
-import { storableText, truncateChars } from '#core/api/storable-text.ts'
+import { isObject } from '#core/base/exact-json.ts'
+import { storableText, truncateChars } from '#core/base/storable-text.ts'
 
 /** Parsing of the facts that handlers return. */
 

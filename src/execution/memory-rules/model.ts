@@ -3,8 +3,8 @@ import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { invalidateOnCommit } from '#core/db/notified-cache.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { MAX_FACTS } from './facts.ts'
 
 const RULE_EVENTS = ['generations.completed', 'conversation_messages.generated'] as const

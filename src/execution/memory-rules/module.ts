@@ -1,6 +1,6 @@
 import { turnContent } from '#control/retention/erasure.ts'
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { turnCompletionHooks } from '../generations/loop/turn-hooks.ts'
 import { turnOwners } from '../generations/loop/turn-owner.ts'
 import { ruleFiringContent } from './erase.ts'

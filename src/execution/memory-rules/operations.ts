@@ -1,11 +1,11 @@
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { equalsFilter, type Filters, filterConditions, filterSchema, flagFilter } from '#core/api/filters.ts'
 import { listTable, pageOf } from '#core/api/lists.ts'
 import { type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { invalidateOnCommit } from '#core/db/notified-cache.ts'
 import { sql } from '#core/db/sql.ts'
 import { principalRecord } from '#core/iam/caller.ts'
+import { resource } from '#core/resources/resource.ts'
 import { memoryStoreKind } from '#memory/stores/model.ts'
 import { allowHandler, checkFields, checkMemoryRule } from './check.ts'
 import {

@@ -1,4 +1,4 @@
-import { deleteInBatches, type Sweep } from '#core/jobs/sweeps.ts'
+import { deleteInBatches, type Sweep } from '#core/work/sweeps.ts'
 import { deleteSettledRuleFirings } from './store.ts'
 
 /** Retention of settled firings, which prevent that a rule processes a turn twice. */

@@ -1,6 +1,6 @@
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
 import { NotifiedCache } from '#core/db/notified-cache.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
 import type { TurnCompletionHook } from '../generations/loop/turn-hooks.ts'
 import { EVAL_SOURCE, type GenerationRow } from '../generations/model.ts'
 import { wakeFirings } from './fire.ts'

@@ -1,7 +1,7 @@
 import { fileExceptionInTx } from '#control/exceptions/file-exception.ts'
-import type { RecordedFailure } from '#core/api/errors.ts'
-import { storableValue } from '#core/api/storable-text.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
+import { storableValue } from '#core/base/storable-text.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { memoryRuleKind } from './model.ts'
 import { countHandlerFailure, resetFailures, settleFiringRow } from './store.ts'
 

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { RecordedFailure } from '#core/api/errors.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
 import { countStatement, equalsAny, type Fragment, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { addExtraction } from '../generations/store.ts'
 import { ExtractedFact } from './facts.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import type { RouteTarget } from './model.ts'
 import { claimProbe, type LoadedRoute, recordFailure, recordSuccess, releaseProbe } from './store.ts'
 

@@ -1,6 +1,6 @@
 import { Counter } from 'prom-client'
-import { raise } from '#core/api/errors.ts'
-import type { Services } from '#core/process/services.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { ModelCallOutcome } from '../providers/attempt.ts'
 import { attemptModel, requireModelAnswer } from '../providers/call.ts'
 import type { ModelFailure } from '../providers/failure.ts'

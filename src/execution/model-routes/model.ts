@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
+import { raise } from '#core/base/errors.ts'
 import { FAILURE_CLASSES } from '../providers/model-messages.ts'
 
 /** Maximum number of attempts of one call over all targets of its route. */

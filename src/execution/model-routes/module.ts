@@ -1,6 +1,6 @@
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import { module } from '#core/modules/module.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { fallbacksTotal } from './call.ts'
 import { routeCloning } from './clone.ts'

@@ -1,5 +1,5 @@
 import type { LanguageModelV4Citation, LanguageModelV4Content, LanguageModelV4Source } from '@ai-sdk/provider'
-import { storableText, truncateChars } from '#core/api/storable-text.ts'
+import { storableText, truncateChars } from '#core/base/storable-text.ts'
 import type { Annotation } from './model-messages.ts'
 import { MessageBounds } from './vendor-parts.ts'
 

@@ -6,7 +6,7 @@ import type {
   SharedV4ProviderMetadata,
   SharedV4Warning,
 } from '@ai-sdk/provider'
-import { storableText, storableValue, truncateChars } from '#core/api/storable-text.ts'
+import { storableText, storableValue, truncateChars } from '#core/base/storable-text.ts'
 import { annotationsOf } from './annotations.ts'
 import { parseModelArguments } from './exact-arguments.ts'
 import type { ModelAnswer, VendorNote } from './model-messages.ts'

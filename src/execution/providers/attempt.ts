@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { CallProgress } from './call-progress.ts'
 import { callSdk } from './call-sdk.ts'
 import { estimatedUsage } from './estimated-usage.ts'

@@ -1,5 +1,5 @@
-import { AppError } from '#core/api/errors.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import { type ModelFailure, NOT_BEGUN } from './failure.ts'
 import type { ProviderRow } from './model.ts'

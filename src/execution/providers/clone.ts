@@ -1,4 +1,4 @@
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import { withoutCredentials } from './config.ts'
 import { aiProviderKind } from './model.ts'

@@ -1,5 +1,5 @@
 import type { LanguageModelV4Source, LanguageModelV4ToolCall } from '@ai-sdk/provider'
-import { storableText, truncateChars } from '#core/api/storable-text.ts'
+import { storableText, truncateChars } from '#core/base/storable-text.ts'
 import type { ProviderType } from './model.ts'
 import type { ModelAnswer, ModelRequest, TokenLogprob, VendorNote } from './model-messages.ts'
 

@@ -1,4 +1,4 @@
-import type { CodesOf, ErrorTable } from '#core/api/errors.ts'
+import type { CodesOf, ErrorTable } from '#core/base/errors.ts'
 
 export const providerErrors = {
   AI_PROVIDER_ERROR: { status: 502, description: 'Upstream AI provider error' },
@@ -26,6 +26,6 @@ export const providerErrors = {
   MODEL_LISTING_UNSUPPORTED: { status: 400, description: 'Provider type cannot enumerate models (azure, ollama)' },
 } as const satisfies ErrorTable
 
-declare module '#core/api/errors.ts' {
+declare module '#core/base/errors.ts' {
   interface ErrorCodes extends CodesOf<typeof providerErrors> {}
 }

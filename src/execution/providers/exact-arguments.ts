@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { ExactNumber, hasUnusualNumbers, isObject, parseExactJson, withDoubles } from '#core/api/exact-json.ts'
+import { ExactNumber, hasUnusualNumbers, isObject, parseExactJson, withDoubles } from '#core/base/exact-json.ts'
 
 /**
  * Keeps the digits of numbers in arguments of calls that a vendor sends as JSON objects, which the packages parse into

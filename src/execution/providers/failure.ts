@@ -8,8 +8,8 @@ import {
   TypeValidationError,
   UnsupportedFunctionalityError,
 } from '@ai-sdk/provider'
-import { AppError, type ErrorCode } from '#core/api/errors.ts'
-import { truncateChars } from '#core/api/storable-text.ts'
+import { AppError, type ErrorCode } from '#core/base/errors.ts'
+import { truncateChars } from '#core/base/storable-text.ts'
 import { EgressBlockedError } from '#core/net/egress.ts'
 import { maskSecrets } from '#identity/secrets/mask.ts'
 import { type FailureClass, failureClassOf, isTransientClass } from './failure-class.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import type { VendorNote } from './model-messages.ts'
 
 const MAX_NAMES = 20

@@ -1,5 +1,5 @@
 import { Counter, Histogram } from 'prom-client'
-import { modelLabels } from '#core/process/label-values.ts'
+import { modelLabels } from '#core/base/label-values.ts'
 import type { ProviderRow } from './model.ts'
 
 export const modelCalls = new Counter({

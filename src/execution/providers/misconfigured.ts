@@ -1,4 +1,4 @@
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 
 export type MisconfiguredReason =
   | 'no_credential'

@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { sql } from '#core/db/sql.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
 
 export const PROVIDER_TYPES = [
   'openai',

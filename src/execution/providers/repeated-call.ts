@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { UNREPORTED } from '#control/usage/meter.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import type { ModelCallOutcome } from './attempt.ts'
 import { type ModelFailure, NOT_BEGUN } from './failure.ts'
 import type { FailureClass } from './failure-class.ts'

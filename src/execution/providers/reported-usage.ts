@@ -1,6 +1,6 @@
 import type { LanguageModelV4Content, LanguageModelV4Usage, SharedV4ProviderMetadata } from '@ai-sdk/provider'
 import type { UsageDetails } from '#control/usage/meter.ts'
-import { storableText, truncateChars } from '#core/api/storable-text.ts'
+import { storableText, truncateChars } from '#core/base/storable-text.ts'
 import type { BodyFacts } from './body-facts.ts'
 import type { ProviderType } from './model.ts'
 import type { ModelAnswer, ModelUsage } from './model-messages.ts'

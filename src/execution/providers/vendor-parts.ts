@@ -1,5 +1,5 @@
 import type { LanguageModelV4Content, LanguageModelV4StreamPart, LanguageModelV4Text } from '@ai-sdk/provider'
-import { storableText, storableValue } from '#core/api/storable-text.ts'
+import { storableText, storableValue } from '#core/base/storable-text.ts'
 import { parseModelArguments, unmarked } from './exact-arguments.ts'
 import type { VendorPart } from './model-messages.ts'
 

@@ -1,5 +1,5 @@
 import type { SharedV4Warning } from '@ai-sdk/provider'
-import { storableText, truncateChars } from '#core/api/storable-text.ts'
+import { storableText, truncateChars } from '#core/base/storable-text.ts'
 import type { VendorNote } from './model-messages.ts'
 
 const MAX_WARNINGS = 20

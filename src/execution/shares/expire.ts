@@ -1,8 +1,8 @@
 import { z } from 'zod'
-import { handler, schedule } from '#core/jobs/handler.ts'
-import { workQueue } from '#core/jobs/queue.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { workQueue } from '#core/queues/queue.ts'
+import { handler, schedule } from '#core/work/handler.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { revokeShares } from './kind.ts'
 import { deleteShareCounters, deleteUsage, lockExpiredShares } from './store.ts'
 

@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import { kind, type Reference, selectList } from '#core/api/kind.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { notifyConsumers } from '../grants/share-activity.ts'
+import { RESOURCE_KINDS, type ResourceKind } from '../grants/terms.ts'
 import { Share, ShareAcceptance } from './model.ts'
-import { notifyConsumers } from './share-activity.ts'
-import { RESOURCE_KINDS, type ResourceKind } from './terms.ts'
 
 /**
  * Returns the references from shares to a resource: active acceptances block its deletion unless forced, and other

@@ -1,11 +1,12 @@
-import { raise, raiseInvalid, raiseInvalidValue } from '#core/api/errors.ts'
 import { isIdOf, type Kind, type KindRow, kinds, srn } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { raise, raiseInvalid, raiseInvalidValue } from '#core/base/errors.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { notifyConsumers } from '../grants/share-activity.ts'
+import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from '../grants/terms.ts'
 import { listShareConsumers, revokeShares, type ShareRow, shareKind } from './kind.ts'
 import type { ShareAcceptance, ShareInput } from './model.ts'
-import { notifyConsumers } from './share-activity.ts'
 import {
   deleteAcceptance,
   findAcceptance,
@@ -14,7 +15,6 @@ import {
   lockAcceptance,
   revokeAcceptance,
 } from './store.ts'
-import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind, SHAREABLE } from './terms.ts'
 
 type CreateContext = Pick<Context<unknown, ShareInput>, 'tx' | 'body' | 'services' | 'allow'> & { project: string }
 

@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { projectField, record } from '#core/api/record.ts'
 import { AgentProjection } from '../agents/model.ts'
+import { Cap } from '../grants/terms.ts'
 import { ToolProjection } from '../tools/projection.ts'
-import { Cap } from './terms.ts'
 
 const time = z.iso.datetime()
 

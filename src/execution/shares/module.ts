@@ -1,5 +1,5 @@
 import { grantSources } from '#core/api/grants.ts'
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { projectDeleteHooks } from '#identity/projects/delete.ts'
 import { shareErrors } from './errors.ts'
 import { pruneShares, shareExpiryHandler, shareExpirySchedule } from './expire.ts'

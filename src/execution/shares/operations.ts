@@ -1,10 +1,11 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { booleanQuery, enumListQuery, pageOf, textFilter } from '#core/api/lists.ts'
 import { type Context, itemOperation, type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
+import { resource } from '#core/resources/resource.ts'
 import { findAgent } from '../agents/model.ts'
+import { notifyConsumers } from '../grants/share-activity.ts'
 import { type ToolRow, toolKind } from '../tools/model.ts'
 import { projectionOf } from '../tools/projection.ts'
 import { listShareConsumers, type ShareRow, shareKind } from './kind.ts'
@@ -30,7 +31,6 @@ import {
   ShareReference,
   ShareUsage,
 } from './model.ts'
-import { notifyConsumers } from './share-activity.ts'
 import { findAcceptance, listAcceptances, listReferences, listShares, listUsage, sharedWithCondition } from './store.ts'
 
 const tag = 'Shares'

@@ -1,7 +1,7 @@
 import type { GrantRequest, GrantSource } from '#core/api/grants.ts'
-import { findGrantingShares, isOffered } from './grants.ts'
+import { findGrantingShares, isOffered } from '../grants/grants.ts'
+import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind } from '../grants/terms.ts'
 import { type ShareRow, shareKind } from './kind.ts'
-import { ALL_PROJECTS, RESOURCE_KINDS, type ResourceKind } from './terms.ts'
 
 /**
  * Grants access to shared tools and agents for credentials that are bound to a grantee project. A project with a share

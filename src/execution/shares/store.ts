@@ -1,13 +1,13 @@
 import { z } from 'zod'
 import { referenceCondition } from '#core/api/dependents.ts'
-import { newId } from '#core/api/ids.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { pageResult } from '#core/api/lists.ts'
 import type { Context, Page } from '#core/api/operation.ts'
+import { newId } from '#core/base/ids.ts'
 import { type Fragment, idStatement, type Queryable, sql } from '#core/db/sql.ts'
+import { ALL_PROJECTS } from '../grants/terms.ts'
 import { ACCEPTANCE_PREFIX, acceptanceColumns, acceptanceSql, type ShareRow, shareKind } from './kind.ts'
 import type { ShareAcceptance, ShareReference } from './model.ts'
-import { ALL_PROJECTS } from './terms.ts'
 
 /**
  * Returns the acceptance of a share by a project, or null (unique index on both). `lock` locks its row; lock the share

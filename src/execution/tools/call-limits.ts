@@ -1,10 +1,10 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
 import type { Config } from '#config.ts'
-import { serviceNotReady } from '#core/api/errors.ts'
+import { serviceNotReady } from '#core/base/errors.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { freshBudget } from '#core/expressions/evaluate.ts'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
 import type { Limits } from './call-types.ts'
 
 /** Response bytes of a call including nested calls, in multiples of the largest single response. */

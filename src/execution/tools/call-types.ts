@@ -1,9 +1,9 @@
 import type { Attribution, UsageDraft } from '#control/usage/meter.ts'
+import type { Origin } from '#core/api/call.ts'
 import type { ToolContext } from '#core/api/tool-context.ts'
 import type { EvaluationBudget } from '#core/expressions/evaluate.ts'
 import type { Caller, PrincipalRecord } from '#core/iam/caller.ts'
-import type { Origin } from '#core/invoke/call.ts'
-import type { Consumer } from '../shares/grants.ts'
+import type { Consumer } from '../grants/grants.ts'
 import type { ToolDefinition } from './model.ts'
 
 /** Tool to call: a record, or an inline definition. */

@@ -1,9 +1,9 @@
-import { type Problem, raise, raiseInvalid } from '#core/api/errors.ts'
 import type { Context } from '#core/api/operation.ts'
+import { type Problem, raise, raiseInvalid } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import { expressionProblem } from '#core/expressions/evaluate.ts'
 import { lenientSchema, schemaChecks } from '#core/json-schema/checks.ts'
 import { addressProblems } from '#core/net/refused-address.ts'
-import type { Services } from '#core/process/services.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 import { actionProblems } from './platform.ts'
 import {

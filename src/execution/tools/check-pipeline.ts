@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { expressionProblem, isReservedName } from '#core/expressions/evaluate.ts'
 import { pathsOf } from '#core/expressions/references.ts'
 import { checkDefinition, type DefinitionCheck } from './check-definition.ts'

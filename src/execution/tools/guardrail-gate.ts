@@ -1,8 +1,8 @@
-import type { Problem } from '#core/api/errors.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Problem } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
 import type { Cloneable } from '#identity/projects/clone.ts'
 import type { ToolDefinition } from './model.ts'
 

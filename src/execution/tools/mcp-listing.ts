@@ -1,10 +1,10 @@
 import { createHash } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { z } from 'zod'
-import { AppError, raise } from '#core/api/errors.ts'
 import { isStorable } from '#core/api/validate.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError, raise } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Callable, ToolCall } from './call-types.ts'
 import { connectTo, logMcpCall, type McpSession } from './mcp-client.ts'
 

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { recordUsageLater, type UsageDraft } from '#control/usage/meter.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { type Callable, type CallMetering, callingProject, type ToolCall } from './call-types.ts'
 
 /** Fields of a tool that its usage records. `id` is null for a deleted tool. */

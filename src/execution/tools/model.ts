@@ -4,7 +4,7 @@ import { jsonOrJsonText } from '#core/api/json-text.ts'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { withWarnings } from '#core/api/warnings.ts'
-import { GuardrailIds } from '#identity/guardrail-ids.ts'
+import { GuardrailIds } from '#identity/projects/guardrail-ids.ts'
 
 export const TOOL_TYPES = ['http', 'client', 'mcp', 'platform', 'pipeline'] as const
 

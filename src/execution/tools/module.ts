@@ -1,6 +1,6 @@
 import { toolRunners } from '#content/tools.ts'
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { cloneables } from '#identity/projects/clone.ts'
 import { toolCloning } from './clone.ts'
 import { toolErrors } from './errors.ts'

@@ -1,6 +1,6 @@
-import { raise, raiseInvalid } from '#core/api/errors.ts'
-import { ExactNumber } from '#core/api/exact-json.ts'
 import type { ToolContext } from '#core/api/tool-context.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { ExactNumber } from '#core/base/exact-json.ts'
 import { HEADER_VALUE } from './check-definition.ts'
 import type { Execute, ToolRow } from './model.ts'
 import {

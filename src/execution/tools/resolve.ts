@@ -1,6 +1,6 @@
 import { isIdOf } from '#core/api/kind.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import { findGrantingShares } from '../shares/grants.ts'
+import { findGrantingShares } from '../grants/grants.ts'
 import type { Callable } from './call-types.ts'
 import { type ToolRow, toolKind } from './model.ts'
 import { listToolsOfAnyProject } from './store.ts'

@@ -1,7 +1,7 @@
 import type { ToolRunner } from '#content/tools.ts'
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import { isTransient } from '#core/db/database-errors.ts'
-import { callerForPrincipal } from '#identity/principals.ts'
+import { callerForPrincipal } from '#identity/principals/principals.ts'
 import { callTool, openCall } from './call.ts'
 import { resolveSharedTool } from './resolve.ts'
 

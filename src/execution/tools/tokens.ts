@@ -1,5 +1,5 @@
-import { raise } from '#core/api/errors.ts'
 import type { ToolContext } from '#core/api/tool-context.ts'
+import { raise } from '#core/base/errors.ts'
 import { tokensIn } from '#identity/secrets/resolve.ts'
 import type { Auth, Execute, Mcp, ToolDefinition } from './model.ts'
 

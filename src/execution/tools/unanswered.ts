@@ -1,4 +1,4 @@
-import { errorEntry, isErrorCode } from '#core/api/errors.ts'
+import { errorEntry, isErrorCode } from '#core/base/errors.ts'
 
 /** Returns the status of a recorded failure; 500 for an unknown code. */
 export const statusOf = (code: unknown): number => (isErrorCode(code) ? errorEntry(code).status : 500)

@@ -1,5 +1,5 @@
-import { ExactNumber } from '#core/api/exact-json.ts'
 import { wirePath } from '#core/api/validate.ts'
+import { ExactNumber } from '#core/base/exact-json.ts'
 
 /** Expressions of templates: objects with exactly one key, a kind, whose value is a string. */
 

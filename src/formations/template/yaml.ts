@@ -1,7 +1,7 @@
 import { isScalar, Lexer, parseDocument, visit } from 'yaml'
-import type { Problem } from '#core/api/errors.ts'
-import { numberOf } from '#core/api/exact-json.ts'
 import { storabilityProblem } from '#core/api/validate.ts'
+import type { Problem } from '#core/base/errors.ts'
+import { numberOf } from '#core/base/exact-json.ts'
 import { runWithCpuLimit } from '#core/threads/cpu-limit.ts'
 
 /** Parser of YAML 1.2, a task of threads (core/threads). Texts whose cost exceeds their length are refused before parsing. */

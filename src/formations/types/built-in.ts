@@ -1,15 +1,15 @@
 import { z } from 'zod'
-import { AppError, type Problem, raise } from '#core/api/errors.ts'
 import { type FlatField, flatten, type JsonObject, type Request } from '#core/api/flatten.ts'
 import { kinds } from '#core/api/kind.ts'
 import { type Operation, operations } from '#core/api/operation.ts'
 import { fieldsOf, pathNames } from '#core/api/parameters.ts'
 import { type ResourceType, resourceTypes } from '#core/api/resource-type.ts'
 import { validationProblems } from '#core/api/validate.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
-import { propertyName, propertyPath } from '../template/properties.ts'
+import { AppError, type Problem, raise } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import type { BuiltInType, Property } from './model.ts'
+import { propertyName, propertyPath } from './properties.ts'
 
 /** Built-in resource types of templates, derived from the resource types of the modules. */
 

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { builtInType } from './built-in.ts'
 import type { TemplateType } from './model.ts'
 import { registeredTypes } from './registered.ts'

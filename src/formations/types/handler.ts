@@ -1,11 +1,11 @@
 import { z } from 'zod'
 import { signDelivery } from '#control/webhooks/deliver.ts'
-import { type Problem, raise } from '#core/api/errors.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
 import type { JsonObject } from '#core/api/flatten.ts'
+import { type Problem, raise } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import { fetchWithLimit } from '#core/net/limited-body.ts'
-import type { Services } from '#core/process/services.ts'
-import type { TrackedRow } from '../store.ts'
+import type { TrackedRow } from '../records/store.ts'
 import type { Live, RegisteredType } from './model.ts'
 
 /** Requests to handlers of registered types. The operator configures their URLs, so egress rules do not apply. */

@@ -1,9 +1,9 @@
-import type { Problem } from '#core/api/errors.ts'
 import type { JsonObject } from '#core/api/flatten.ts'
 import type { Kind, KindRow } from '#core/api/kind.ts'
 import type { Operation } from '#core/api/operation.ts'
 import type { ResourceType } from '#core/api/resource-type.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Problem } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 
 /** Resource types of templates: built-in and registered. */
 

@@ -1,15 +1,15 @@
 import { readFileSync } from 'node:fs'
 import { z } from 'zod'
-import type { Problem } from '#core/api/errors.ts'
 import type { JsonObject } from '#core/api/flatten.ts'
 import { validationProblems } from '#core/api/validate.ts'
+import type { Problem } from '#core/base/errors.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { SchemaError, schemaChecks } from '#core/json-schema/checks.ts'
 import { wireProblemsAtFields } from '#core/json-schema/problems.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
-import { propertyPath } from '../template/properties.ts'
 import { builtInNames } from './built-in.ts'
 import type { HandledType, RegisteredType } from './model.ts'
+import { propertyPath } from './properties.ts'
 
 /** Resource types that the operator registers. Their handlers receive signed requests. */
 

@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import { module } from '#core/modules/module.ts'
 import { findPolicies } from '../policies/store.ts'
 import { codeSignIn } from '../users/sign-in.ts'
 import { identityOperations } from './operations.ts'

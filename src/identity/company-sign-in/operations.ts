@@ -1,6 +1,6 @@
-import { raise } from '#core/api/errors.ts'
 import { pageOf } from '#core/api/lists.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
 import { userKind } from '../users/model.ts'
 import { ownOrAdmin } from '../users/operations.ts'
 import { UserIdentity, UserIdentityInput, UserIdentityQuery } from './model.ts'

@@ -1,7 +1,7 @@
 import type { ClientAuth, Configuration, CustomFetch } from 'openid-client'
 import type { Config } from '#config.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { type AccountClaims, isAccount } from './model.ts'
 
 /** Lifetime of a cached discovery document; the library reloads keys every five minutes. */

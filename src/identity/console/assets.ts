@@ -1,6 +1,6 @@
 import fs from 'node:fs'
 import path from 'node:path'
-import { withIcon } from '#core/http/icon.ts'
+import { withIcon } from '#core/docs/icon.ts'
 
 /** A file of the console with its compressed forms, as `npm run build` wrote them. */
 export type Asset = { type: string; tag: string; bodies: { identity: Buffer; gzip?: Buffer; br?: Buffer } }

@@ -1,6 +1,6 @@
+import { isAllowed, visibleRows } from '#core/api/access.ts'
 import type { GateVerdict } from '#core/api/operation.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
-import { isAllowed, visibleRows } from '#core/iam/access.ts'
 import { type Caller, isAdmin } from '#core/iam/caller.ts'
 import { type KeyRow, projectKeyKind } from './model.ts'
 

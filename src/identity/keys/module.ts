@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { projectKeyKind } from './model.ts'
 import { keyOperations } from './operations.ts'
 

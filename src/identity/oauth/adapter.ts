@@ -1,17 +1,11 @@
 import { type Adapter, type AdapterPayload, errors, type KoaContextWithOIDC, Provider } from 'oidc-provider'
 import { isIdOf } from '#core/api/kind.ts'
+import { timeIn } from '#core/base/clock.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Pool } from '#core/db/pool.ts'
 import { isForeignKeyViolation } from '#core/db/sql.ts'
-import { timeIn } from '#core/process/clock.ts'
-import type { Services } from '#core/process/services.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
-import { withBudget as withSignInBudget } from '../budget.ts'
-import { acceptedAudiences } from '../principals.ts'
-import { CAPACITY, refundLimit, senderIp, senderNetwork, sessionSubject, spendLimit } from './limits.ts'
-import { clientKind } from './model.ts'
-import { type RevokedBy, revokeByProtocol } from './revoke.ts'
-import { actionScopes, areWithin, consentCatalogue } from './scopes.ts'
-import { openObject, sealObject } from './seal.ts'
+import { actionScopes, areWithin, consentCatalogue } from '../grants/scopes.ts'
 import {
   consumeObject,
   deleteObject,
@@ -25,7 +19,13 @@ import {
   putRefreshToken,
   recordProof,
   upsertObject,
-} from './store.ts'
+} from '../grants/store.ts'
+import { acceptedAudiences } from '../principals/principals.ts'
+import { withBudget as withSignInBudget } from '../sign-in/budget.ts'
+import { CAPACITY, refundLimit, senderIp, senderNetwork, sessionSubject, spendLimit } from './limits.ts'
+import { clientKind } from './model.ts'
+import { type RevokedBy, revokeByProtocol } from './revoke.ts'
+import { openObject, sealObject } from './seal.ts'
 
 /** Storage adapters of the library, one per model. */
 

@@ -4,7 +4,7 @@ import type { Config } from '#config.ts'
 import { storabilityProblem } from '#core/api/validate.ts'
 import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
-import { derivedKeys, signatureOf } from '../signatures.ts'
+import { derivedKeys, signatureOf } from '../tokens/signatures.ts'
 import { CLI, CONSOLE } from './client-kinds.ts'
 
 /** Built-in clients, and the rules for client metadata. */

@@ -1,16 +1,13 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
+import { canSeeProject } from '#core/api/access.ts'
 import { isIdOf, kinds, srn } from '#core/api/kind.ts'
 import { type Context, type Operation, operation } from '#core/api/operation.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
 import { idStatement, type Queryable, sql } from '#core/db/sql.ts'
-import { canSeeProject } from '#core/iam/access.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
-import { kindOfClient } from './client-kinds.ts'
-import { grantKind } from './model.ts'
-import { type AuthorizationRequest, ConsentRequest, loadRequest, presentRequest } from './request.ts'
 import {
   ACT_AS_USER,
   ConsentModule,
@@ -20,9 +17,12 @@ import {
   policyOf,
   ScopeSelection,
   scopesOf,
-} from './scopes.ts'
+} from '../grants/scopes.ts'
+import { insertGrant, lockObject, recordConsent, rewriteObject } from '../grants/store.ts'
+import { kindOfClient } from './client-kinds.ts'
+import { grantKind } from './model.ts'
+import { type AuthorizationRequest, ConsentRequest, loadRequest, presentRequest } from './request.ts'
 import { openObject, sealObject } from './seal.ts'
-import { insertGrant, lockObject, recordConsent, rewriteObject } from './store.ts'
 
 /** Decisions of users on authorization requests. */
 

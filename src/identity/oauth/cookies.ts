@@ -1,5 +1,5 @@
 import type { Config } from '#config.ts'
-import { cookieName } from '../signed-cookies.ts'
+import { cookieName } from '../sign-in/signed-cookies.ts'
 
 /** Names of the cookies that bind a browser to its requests. */
 export const cookieNames = (config: Pick<Config, 'BASE_URL'>) => ({

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto'
 import { exportJWK, generateKeyPair, type JWK } from 'jose'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { openJson, sealJson } from '#core/secrets/json.ts'
+import { listLiveKeys, lockKeys, replaceKey } from '../grants/store.ts'
 import { KEY_SEAL } from './model.ts'
-import { listLiveKeys, lockKeys, replaceKey } from './store.ts'
 
 /** RS256 keys that sign id_tokens, stored in the database and shared by all processes. */
 

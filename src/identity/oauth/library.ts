@@ -1,6 +1,6 @@
 import type Provider from 'oidc-provider'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { keysChannel } from './keys.ts'
 
 /** Access to the OAuth library for modules that only pass requests to it. */

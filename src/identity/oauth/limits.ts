@@ -1,10 +1,10 @@
 import { LRUCache } from 'lru-cache'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
-import { withBudget } from '../budget.ts'
-import { networkOf } from '../networks.ts'
-import { countDeviceCodes, countLimitUse, findLimitUse, refundLimitUse } from './store.ts'
+import { countDeviceCodes, countLimitUse, findLimitUse, refundLimitUse } from '../grants/store.ts'
+import { withBudget } from '../sign-in/budget.ts'
+import { networkOf } from '../sign-in/networks.ts'
 
 /** Limits on callers without a credential, counted in the database across all processes. */
 export const LIMITS = {

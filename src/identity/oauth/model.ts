@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import { kind } from '#core/api/kind.ts'
 import { record } from '#core/api/record.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { sql } from '#core/db/sql.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
 
 const scopes = z.array(z.string())
 

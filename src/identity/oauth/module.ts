@@ -1,10 +1,10 @@
-import { module } from '#core/api/module.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
+import { module } from '#core/modules/module.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
 import { sweepLogins } from '../company-sign-in/login.ts'
+import { sweepOauthRows } from '../grants/store.ts'
 import { checkDraft } from './draft.ts'
 import { clientKind, grantKind, sealedOauthValues } from './model.ts'
 import { oauthOperations } from './operations.ts'
-import { sweepOauthRows } from './store.ts'
 
 export default module('oauth', {
   kinds: [grantKind, clientKind],

@@ -1,16 +1,17 @@
 import type { Express, NextFunction, Request, Response } from 'express'
 import type { Config } from '#config.ts'
+import { redactedPath } from '#core/base/log.ts'
+import { httpRequests, requestDuration } from '#core/base/metrics.ts'
+import type { Services } from '#core/base/services.ts'
 import { countAnonymous } from '#core/http/anonymous-bodies.ts'
 import { basePath } from '#core/http/base-path.ts'
 import { limitBodyTime } from '#core/http/server.ts'
 import { RESOURCE_METADATA } from '#core/iam/challenges.ts'
-import { redactedPath } from '#core/process/log.ts'
-import { httpRequests, requestDuration } from '#core/process/metrics.ts'
-import type { Services } from '#core/process/services.ts'
-import { networkOf } from '../networks.ts'
-import { cookiesOf } from '../signed-cookies.ts'
+import { PROOF_ALGORITHMS } from '../grants/dpop.ts'
+import { MCP_ACCESS } from '../grants/scopes.ts'
+import { networkOf } from '../sign-in/networks.ts'
+import { cookiesOf } from '../sign-in/signed-cookies.ts'
 import { cookieNames } from './cookies.ts'
-import { PROOF_ALGORITHMS } from './dpop.ts'
 import { handlerOf } from './library.ts'
 import {
   checkDeviceCodeCapacity,
@@ -21,7 +22,6 @@ import {
   spendLimit,
 } from './limits.ts'
 import { escapeHtml, PAGE_HEADERS, renderPage, staticFiles } from './pages.ts'
-import { MCP_ACCESS } from './scopes.ts'
 
 /** Protocol endpoints at the root, alongside the API. */
 

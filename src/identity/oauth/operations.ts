@@ -1,17 +1,17 @@
 import { z } from 'zod'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { equalsFilter } from '#core/api/filters.ts'
 import { srn } from '#core/api/kind.ts'
 import { type GateVerdict, itemOperation, type Operation, operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
 import { type Caller, isAdmin } from '#core/iam/caller.ts'
-import { principalsChanged } from '../principals.ts'
+import { resource } from '#core/resources/resource.ts'
+import { areWithin, MCP_ACCESS, ScopeSelection } from '../grants/scopes.ts'
+import { deleteClient, narrowGrant } from '../grants/store.ts'
+import { principalsChanged } from '../principals/principals.ts'
 import { consentOperations, OAUTH_TAG, requireActionScopes, usersOnly } from './consent.ts'
 import { clientKind, Grant, type GrantRow, grantKind } from './model.ts'
 import { revokeGrant } from './revoke.ts'
-import { areWithin, MCP_ACCESS, ScopeSelection } from './scopes.ts'
-import { deleteClient, narrowGrant } from './store.ts'
 
 const grants = resource(grantKind, {
   path: '/oauth/grants',

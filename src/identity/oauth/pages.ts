@@ -1,9 +1,9 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
 import type { Config } from '#config.ts'
+import type { Services } from '#core/base/services.ts'
+import { withIcon } from '#core/docs/icon.ts'
 import { basePath } from '#core/http/base-path.ts'
-import { withIcon } from '#core/http/icon.ts'
-import type { Services } from '#core/process/services.ts'
 import { isEnabled } from '../company-sign-in/provider.ts'
 
 /** HTML pages: short pages for the steps of the library, and the static consent page. */

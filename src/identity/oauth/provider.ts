@@ -1,11 +1,14 @@
 import { createSecretKey } from 'node:crypto'
 import Provider, { type Configuration, errors, interactionPolicy, type KoaContextWithOIDC } from 'oidc-provider'
-import { newId } from '#core/api/ids.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
 import { basePath } from '#core/http/base-path.ts'
 import { toRefusal } from '#core/invoke/refusal-mapping.ts'
-import type { Services } from '#core/process/services.ts'
-import { withBudget } from '../budget.ts'
-import { derivedKeys } from '../signatures.ts'
+import { PROOF_ALGORITHMS } from '../grants/dpop.ts'
+import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from '../grants/scopes.ts'
+import { findUsername } from '../grants/store.ts'
+import { withBudget } from '../sign-in/budget.ts'
+import { derivedKeys } from '../tokens/signatures.ts'
 import { adapterOf, currentGrant, resourcesOf } from './adapter.ts'
 import { isFirstParty } from './client-kinds.ts'
 import {
@@ -17,13 +20,10 @@ import {
   UNSAID,
 } from './clients.ts'
 import { cookieNames } from './cookies.ts'
-import { PROOF_ALGORITHMS } from './dpop.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
 import { countTokenFailure, RETRY_SECONDS, senderIp, senderNetwork, spendLimit } from './limits.ts'
 import { oauthErrorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
-import { ACT_AS_USER, consentCatalogue, MCP_ACCESS, OPENID_SCOPES } from './scopes.ts'
-import { findUsername } from './store.ts'
 
 /** The OAuth library, configured with our storage, clients and consent. */
 

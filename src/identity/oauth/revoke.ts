@@ -1,11 +1,11 @@
-import { newId } from '#core/api/ids.ts'
+import type { RequestFacts } from '#core/api/call.ts'
 import { srn } from '#core/api/kind.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { RequestFacts } from '#core/invoke/call.ts'
-import { systemClock } from '#core/process/clock.ts'
-import { principalsChanged } from '../principals.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { endGrant } from '../grants/store.ts'
+import { principalsChanged } from '../principals/principals.ts'
 import { grantKind } from './model.ts'
-import { endGrant } from './store.ts'
 
 /** Reasons for a revocation by the protocol, without an API caller. */
 export type RevokedBy = 'client' | 'refresh_reuse' | 'code_reuse' | 'device_code_reuse'

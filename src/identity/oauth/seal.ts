@@ -1,5 +1,5 @@
 import type { AdapterPayload } from 'oidc-provider'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
 import { OBJECT_SEAL } from './model.ts'
 

@@ -1,7 +1,7 @@
 import { type Operation, operations } from '#core/api/operation.ts'
+import type { Services } from '#core/base/services.ts'
 import type { PolicyDocument, PolicyStatement } from '#core/iam/policy.ts'
-import type { Services } from '#core/process/services.ts'
-import { principalsChanged } from '../principals.ts'
+import { principalsChanged } from '../principals/principals.ts'
 import type { managedIds } from './model.ts'
 import { putManagedPolicy } from './store.ts'
 

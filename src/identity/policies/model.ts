@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
+import { policyCatalogue } from '#core/api/catalogue.ts'
 import { kind } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
 import { record } from '#core/api/record.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
-import { policyCatalogue } from '#core/iam/catalogue.ts'
 import { checkPolicyDocument, type PolicyDocument } from '#core/iam/policy.ts'
 
 const strings = z.array(z.string().min(1)).min(1).max(100)

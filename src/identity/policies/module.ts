@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
 import { resourceType } from '#core/api/resource-type.ts'
+import { module } from '#core/modules/module.ts'
 import { policyErrors } from './errors.ts'
 import { syncManagedPolicies } from './managed.ts'
 import { policyKind } from './model.ts'

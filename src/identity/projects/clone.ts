@@ -1,7 +1,7 @@
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type ProjectRow, projectKind, settingNames } from './model.ts'
 import { lockAgainstInserts } from './store.ts'
 

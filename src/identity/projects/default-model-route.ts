@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import { extensionPoint } from '#core/declarations.ts'
 
 /** Resources that use the default model route of a project: their kind, and a select of their IDs. */
 export type DefaultRouteUsers = { kind: string; ids: (project: Fragment) => Fragment }

@@ -3,8 +3,8 @@ import { kind } from '#core/api/kind.ts'
 import { booleanQuery, integerQuery, timeInput } from '#core/api/lists.ts'
 import { patchBody, record } from '#core/api/record.ts'
 import { sql } from '#core/db/sql.ts'
-import { GuardrailIds } from '../guardrail-ids.ts'
-import { SearchLanguage } from '../search-language.ts'
+import { GuardrailIds } from './guardrail-ids.ts'
+import { SearchLanguage } from './search-language.ts'
 
 const MAX_INTEGER = 2_147_483_647
 const limit = z.int().min(1).max(MAX_INTEGER).nullable()

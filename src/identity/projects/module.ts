@@ -1,4 +1,4 @@
-import { module } from '#core/api/module.ts'
+import { module } from '#core/modules/module.ts'
 import { sweepDeferredDeletes } from './delete.ts'
 import { projectErrors } from './errors.ts'
 import { projectKind } from './model.ts'

@@ -1,19 +1,18 @@
+import { visibleRows } from '#core/api/access.ts'
 import { rowsOfProject } from '#core/api/dependents.ts'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { containsFilter } from '#core/api/filters.ts'
 import { srn } from '#core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import { invalidateOnCommit } from '#core/db/notified-cache.ts'
 import { sql } from '#core/db/sql.ts'
-import { visibleRows } from '#core/iam/access.ts'
 import { type Caller, principalRecord } from '#core/iam/caller.ts'
+import { resource } from '#core/resources/resource.ts'
 import { wakeResumedWork } from '#core/work/work.ts'
-import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from '../guardrail-ids.ts'
-import { requireSearchLanguage, searchLanguageChanged } from '../search-language.ts'
 import { cloneableNames, cloneProject } from './clone.ts'
 import { refuseRouteInUse } from './default-model-route.ts'
 import { deleteProject, scheduleDelete } from './delete.ts'
+import { detachPermission, projectGuardrailsChannel, removedGuardrails, requireDetach } from './guardrail-ids.ts'
 import {
   CloneInput,
   DeleteQuery,
@@ -26,6 +25,7 @@ import {
   projectKind,
 } from './model.ts'
 import { pauseHooks, resumeHooks } from './pause.ts'
+import { requireSearchLanguage, searchLanguageChanged } from './search-language.ts'
 import { findLastActivity, pauseProject, resumeProject } from './store.ts'
 
 const tag = 'Projects'

@@ -1,8 +1,8 @@
-import { raise } from '#core/api/errors.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import { raise } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { extensionPoint } from '#core/declarations.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
 /** Hooks that run in the transaction that pauses a project. */

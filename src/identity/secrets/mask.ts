@@ -1,5 +1,5 @@
-import { findAll, storableText, truncateBytes } from '#core/api/storable-text.ts'
-import { eventLoopYielder } from '#core/process/event-loop.ts'
+import { eventLoopYielder } from '#core/base/event-loop.ts'
+import { findAll, storableText, truncateBytes } from '#core/base/storable-text.ts'
 
 /**
  * Masks secret values in third-party texts in every spelling: literal, or escaped for URLs, forms, JSON and HTML in any

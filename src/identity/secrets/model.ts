@@ -2,8 +2,8 @@ import { z } from 'zod'
 import { kind } from '#core/api/kind.ts'
 import { parseTime } from '#core/api/lists.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { sql } from '#core/db/sql.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
 
 const MAX_BYTES = 65_536
 

@@ -1,12 +1,12 @@
 import { type ReferenceEntry, referencesTo } from '#core/api/dependents.ts'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { containsFilter } from '#core/api/filters.ts'
-import { newId } from '#core/api/ids.ts'
 import { pageOf, pageOfArray, pageResult } from '#core/api/lists.ts'
 import { itemOperation, type Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
+import { resource } from '#core/resources/resource.ts'
 import { isConfigured } from './external.ts'
 import {
   Secret,

@@ -1,5 +1,5 @@
-import type { Services } from '#core/process/services.ts'
-import { type SealedColumn, sealedColumns } from '#core/secrets/sealed.ts'
+import type { Services } from '#core/base/services.ts'
+import { type SealedColumn, sealedColumns } from '#core/db/sealed.ts'
 import { countByKey, lockForeignRows, writeSealed } from './store.ts'
 
 const BATCH = 500

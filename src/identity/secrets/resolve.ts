@@ -1,6 +1,6 @@
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import { cachedValue, readExternalValue } from './external.ts'
 import { sealedForSecret } from './model.ts'
 import { listStoredValues, lockReferencedSecrets } from './store.ts'

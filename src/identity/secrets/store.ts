@@ -1,6 +1,6 @@
 import { z } from 'zod'
+import type { SealedColumn } from '#core/db/sealed.ts'
 import { idStatement, jsonb, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { SealedColumn } from '#core/secrets/sealed.ts'
 import { type SecretRow, SecretSource, secretKind } from './model.ts'
 
 /** Stored value of a secret: sealed, or its location in an external store. */

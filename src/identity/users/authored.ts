@@ -1,9 +1,9 @@
 import { z } from 'zod'
+import { canSeeProject } from '#core/api/access.ts'
 import { kinds } from '#core/api/kind.ts'
 import { pageResult } from '#core/api/lists.ts'
 import type { Page } from '#core/api/operation.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
-import { canSeeProject } from '#core/iam/access.ts'
 import type { Caller } from '#core/iam/caller.ts'
 
 /** Definition whose effects are restricted to the permissions of a user or one of the user's keys. */

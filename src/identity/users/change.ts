@@ -1,8 +1,8 @@
 import { UniqueIntegrityConstraintViolationError } from 'slonik'
-import { raise } from '#core/api/errors.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Clock } from '#core/process/clock.ts'
-import { principalsChanged } from '../principals.ts'
+import type { Clock } from '#core/base/clock.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { principalsChanged } from '../principals/principals.ts'
 import { type Role, type UserRow, userKind } from './model.ts'
 import { lockAdmins, updateUser } from './store.ts'
 

@@ -1,5 +1,5 @@
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { failedSignInEntry } from './sign-in-audit.ts'
 import { addFailedSignIns, claimFailedSignIns, type FailedSignIns } from './store.ts'
 

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { kind } from '#core/api/kind.ts'
 import { patchBody, record } from '#core/api/record.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { sql } from '#core/db/sql.ts'
 
 export const roles = ['admin', 'user'] as const

@@ -1,6 +1,6 @@
-import { module } from '#core/api/module.ts'
 import { authentication } from '#core/invoke/hooks.ts'
-import { authenticate } from '../principals.ts'
+import { module } from '#core/modules/module.ts'
+import { authenticate } from '../principals/principals.ts'
 import { bootstrapFromSettings } from './bootstrap.ts'
 import { userErrors } from './errors.ts'
 import { flushFailedSignIns } from './failed-sign-in-audit.ts'

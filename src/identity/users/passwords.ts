@@ -1,9 +1,9 @@
 import { randomBytes, type ScryptOptions, scrypt, timingSafeEqual } from 'node:crypto'
-import { serviceNotReady } from '#core/api/errors.ts'
-import { FairSemaphore } from '#core/process/fair-semaphore.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
-import { networkOf } from '../networks.ts'
+import { serviceNotReady } from '#core/base/errors.ts'
+import { FairSemaphore } from '#core/base/fair-semaphore.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
+import { networkOf } from '../sign-in/networks.ts'
 
 /** Parameters of scrypt for new hashes: 32 MiB and about 100 ms. Changed only by tests. */
 export const COST = { ln: 15, r: 8, p: 1 }

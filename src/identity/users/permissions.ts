@@ -1,11 +1,11 @@
 import { z } from 'zod'
-import { raise } from '#core/api/errors.ts'
+import { canSeeProject, listAllowed, listTargetOf, passesAdminGate, requireBoundProject } from '#core/api/access.ts'
+import { type ActionEntry, actionCatalogue } from '#core/api/catalogue.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
 import { type Queryable, sql } from '#core/db/sql.ts'
-import { canSeeProject, listAllowed, listTargetOf, passesAdminGate, requireBoundProject } from '#core/iam/access.ts'
 import { type Caller, principalFacts } from '#core/iam/caller.ts'
-import { type ActionEntry, actionCatalogue } from '#core/iam/catalogue.ts'
 import { rowFilter } from '#core/iam/row-filter.ts'
 
 export const OwnPermission = z

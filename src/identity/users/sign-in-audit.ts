@@ -1,8 +1,8 @@
-import { newId } from '#core/api/ids.ts'
+import type { RequestFacts } from '#core/api/call.ts'
 import { srn } from '#core/api/kind.ts'
-import type { AuditEntry } from '#core/db/audit-entry.ts'
-import type { RequestFacts } from '#core/invoke/call.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { systemClock } from '#core/base/clock.ts'
+import { newId } from '#core/base/ids.ts'
+import type { AuditEntry } from '#core/writes/audit-entry.ts'
 import type { FailedSignIns } from './store.ts'
 
 /** Request data in the audit entry of a sign-in. */

@@ -1,4 +1,4 @@
-import { removeVectors, VECTOR_SOURCES } from '#content/vectors/store.ts'
+import { removeVectors, VECTOR_SOURCES } from '#content/index/vectors/store.ts'
 import { redactEvents, redactFields } from '#control/events/redact.ts'
 import {
   type Counts,
@@ -8,11 +8,11 @@ import {
   eraseInBatches,
 } from '#control/retention/erasure.ts'
 import { eraseStoredResponses } from '#core/api/idempotency.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Services } from '#core/process/services.ts'
-import { lockStores } from '../memories/lock-store.ts'
-import { memoryKind } from '../memories/model.ts'
-import { deleteMemories } from '../memories/store.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { lockStores } from '../facts/lock-store.ts'
+import { memoryKind } from '../facts/model.ts'
+import { deleteMemories } from '../facts/store.ts'
 import {
   deleteEntriesOfMemories,
   deleteMemoryEntries,

@@ -3,7 +3,7 @@ import { kind } from '#core/api/kind.ts'
 import { projectField, record } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
 import { sql } from '#core/db/sql.ts'
-import { Memory, memoryInputFields, SOURCE_TYPES } from '../memories/model.ts'
+import { Memory, memoryInputFields, SOURCE_TYPES } from '../facts/model.ts'
 
 export const ENTRY_ACTIONS = ['created', 'superseded', 'skipped', 'updated'] as const
 export const MECHANISMS = ['api', 'tool', 'rule', 'orchestration', 'formation'] as const

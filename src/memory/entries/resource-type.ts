@@ -1,6 +1,6 @@
 import { resourceType } from '#core/api/resource-type.ts'
-import type { MemoryRow } from '../memories/model.ts'
-import { findCurrentMemory } from '../memories/store.ts'
+import type { MemoryRow } from '../facts/model.ts'
+import { findCurrentMemory } from '../facts/store.ts'
 import { type MemoryEntryRow, memoryEntryKind } from './model.ts'
 
 /** An entry with its resulting memory, or the current memory that replaced it. */

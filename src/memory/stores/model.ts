@@ -1,10 +1,10 @@
 import { z } from 'zod'
-import { removeVectors } from '#content/vectors/store.ts'
+import { removeVectors } from '#content/index/vectors/store.ts'
 import { kind } from '#core/api/kind.ts'
 import { createBody, patchBody, record } from '#core/api/record.ts'
 import { TagInput } from '#core/api/tags.ts'
 import { sql } from '#core/db/sql.ts'
-import { lockStores } from '../memories/lock-store.ts'
+import { lockStores } from '../facts/lock-store.ts'
 
 const threshold = z.number().min(0).max(1)
 

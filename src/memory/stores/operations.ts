@@ -1,6 +1,6 @@
 import { containsFilter, tagsFilter } from '#core/api/filters.ts'
 import type { Operation } from '#core/api/operation.ts'
-import { resource } from '#core/api/resource.ts'
+import { resource } from '#core/resources/resource.ts'
 import { MemoryStoreInput, MemoryStorePatch, memoryStoreKind } from './model.ts'
 import { insertStore } from './store-presence.ts'
 import { effectiveThresholds } from './thresholds.ts'

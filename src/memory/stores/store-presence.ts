@@ -1,10 +1,10 @@
 import { z } from 'zod'
 import type { Values } from '#core/api/kind.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { invalidateOnCommit, NotifiedCache } from '#core/db/notified-cache.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type MemoryStoreRow, memoryStoreKind } from './model.ts'
 
 const CHANNEL = 'muster_memory'

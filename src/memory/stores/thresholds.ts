@@ -1,4 +1,4 @@
-import { raiseInvalid } from '#core/api/errors.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 
 export type Thresholds = { duplicate_threshold?: number | null; supersede_threshold?: number | null }
 

@@ -1,8 +1,8 @@
 import { createHash } from 'node:crypto'
 import type { Config } from '#config.ts'
+import type { Services } from '#core/base/services.ts'
 import { anonymousBodyError } from '#core/http/body.ts'
 import type { MountExchange } from '#core/http/mounts.ts'
-import type { Services } from '#core/process/services.ts'
 import { findTarget, openTarget, type Target, targetNotFound } from './target.ts'
 import { PROTOCOL_VERSION } from './wire.ts'
 

@@ -1,4 +1,4 @@
-import { AppError, errorBody } from '#core/api/errors.ts'
+import { AppError, errorBody } from '#core/base/errors.ts'
 
 /** Errors of A2A 1.0, by the reason in their details. */
 

@@ -1,6 +1,6 @@
 import { fetchImage } from '#content/files/media-fetch.ts'
 import { cleanName } from '#content/files/media-notes.ts'
-import type { MessagePart } from '#conversation/conversations/parts-model.ts'
+import type { MessagePart } from '#conversation/dialog/messages/parts-model.ts'
 import { requireFetchable, uploadClientFile } from '../upload.ts'
 import { refuse } from './fault.ts'
 import type { A2aRequest } from './target.ts'

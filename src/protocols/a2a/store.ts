@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
-import { RecordedFailure } from '#core/api/errors.ts'
+import { RecordedFailure } from '#core/base/errors.ts'
 import { allOf, countStatement, type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { CANCEL_REASONS, CANCELLED } from '#execution/generations/request/cancel-turn.ts'
 import { isTerminal, TASK_STATES } from './wire.ts'

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError, isErrorCode } from '#core/api/errors.ts'
 import { dataMessage, PING } from '#core/api/event-stream.ts'
+import { AppError, isErrorCode } from '#core/base/errors.ts'
 import { STEP_SETTLED } from '#execution/generations/streams/frames.ts'
 import { openTranslated, type TranslatedStream } from '../event-format.ts'
 import type { TaskRow } from './store.ts'

@@ -1,6 +1,6 @@
-import { runKind } from '#automation/runs/model.ts'
+import { runKind } from '#automation/orchestrations/runs/model.ts'
 import { findSession, sessionKind } from '#conversation/sessions/kind.ts'
-import { requirePermitted } from '#core/iam/access.ts'
+import { requirePermitted } from '#core/api/access.ts'
 import { readTurnEnd } from '#execution/generations/request/wait-for-turn.ts'
 import { refuse } from './fault.ts'
 import { findTask, type Owner, type TaskRow } from './store.ts'

@@ -1,9 +1,9 @@
 import { sessionKind } from '#conversation/sessions/kind.ts'
-import { raise } from '#core/api/errors.ts'
-import { canSeeProject, requirePermitted } from '#core/iam/access.ts'
+import { canSeeProject, requirePermitted } from '#core/api/access.ts'
+import { raise } from '#core/base/errors.ts'
 import { endUserLimits } from '#core/invoke/hooks.ts'
 import { agentKind, findAgent } from '#execution/agents/model.ts'
-import { findGrantingShares } from '#execution/shares/grants.ts'
+import { findGrantingShares } from '#execution/grants/grants.ts'
 import type { AgUiRequest } from './call.ts'
 
 /**

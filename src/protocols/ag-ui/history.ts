@@ -1,4 +1,4 @@
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import { callOperation, type Run } from './call.ts'
 import { type Message, turnOfMessage } from './input.ts'
 import { listClientIds } from './store.ts'

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
 import { parse, storabilityProblem } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 
 /** Version of the protocol that this mount speaks. */
 export const PROTOCOL_VERSION = '1.0'

@@ -1,5 +1,5 @@
-import { module } from '#core/api/module.ts'
 import { mounts } from '#core/http/mounts.ts'
+import { module } from '#core/modules/module.ts'
 import { serveAgUi } from './endpoint.ts'
 
 const MEGABYTE = 1024 * 1024

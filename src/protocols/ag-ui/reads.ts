@@ -1,6 +1,6 @@
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import { findAgent } from '#execution/agents/model.ts'
-import { findGrantingShares } from '#execution/shares/grants.ts'
+import { findGrantingShares } from '#execution/grants/grants.ts'
 import { type AgUiRequest, callOperation } from './call.ts'
 import type { SettledCall, TurnReads } from './events.ts'
 

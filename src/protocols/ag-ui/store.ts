@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
-import { messageOrigin } from '#conversation/conversations/store.ts'
+import { messageOrigin } from '#conversation/dialog/messages/store.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { approvalKind } from '#execution/approvals/model.ts'
 

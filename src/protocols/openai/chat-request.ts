@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { parse } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import type { AllowedTools, ModelMessage, ModelRequest } from '#execution/providers/model-messages.ts'
 import { fitsStrictMode, STRICT_TOOLS } from '#execution/providers/structured.ts'
 import type { ClientChatRequest, OutputFormat } from './client-request.ts'

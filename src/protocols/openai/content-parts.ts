@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { type Problem, raiseInvalid } from '#core/api/errors.ts'
+import { type Problem, raiseInvalid } from '#core/base/errors.ts'
 import type { AttachedFile, FilePart, TextPart } from '#execution/providers/model-messages.ts'
 import { imageName, type RemoteImage } from './client-media.ts'
 

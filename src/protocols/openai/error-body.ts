@@ -1,6 +1,6 @@
 import { endUserError } from '#core/api/end-user.ts'
-import { AppError, type ErrorCode, errorBody, type Problem } from '#core/api/errors.ts'
 import { isIdOf } from '#core/api/kind.ts'
+import { AppError, type ErrorCode, errorBody, type Problem } from '#core/base/errors.ts'
 import { agentKind } from '#execution/agents/model.ts'
 
 /**

@@ -1,5 +1,5 @@
 import { raiseLimit } from '#conversation/actors/limits.ts'
-import { comparedText } from '#conversation/turns/reply-hash.ts'
+import { comparedText } from '#conversation/dialog/mailbox/reply-hash.ts'
 import { countStatement, type Queryable, sql } from '#core/db/sql.ts'
 import type { Caller } from '#core/iam/caller.ts'
 import type { Spoken } from './align.ts'

@@ -1,5 +1,5 @@
 import { parseClientArguments } from '#conversation/chats/completion.ts'
-import { raiseInvalid } from '#core/api/errors.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { MAX_MESSAGES_BYTES } from '#execution/generations/request/generate-request.ts'
 import type { ModelMessage } from '#execution/providers/model-messages.ts'
 

@@ -1,9 +1,9 @@
 import { findOrCreateEndUser } from '#conversation/actors/create.ts'
 import { actorKind } from '#conversation/actors/model.ts'
 import { findByExternalId } from '#conversation/actors/store.ts'
-import { raiseInvalid } from '#core/api/errors.ts'
 import type { Context } from '#core/api/operation.ts'
-import type { Tx } from '#core/db/writer.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { ClientChatRequest } from './client-request.ts'
 import type { OpenAiSession } from './session.ts'
 

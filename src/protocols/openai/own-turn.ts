@@ -1,7 +1,7 @@
 import { findByExternalId } from '#conversation/actors/store.ts'
 import { ownsSession } from '#conversation/sessions/end-user.ts'
 import { findSession } from '#conversation/sessions/kind.ts'
-import { canSeeProject } from '#core/iam/access.ts'
+import { canSeeProject } from '#core/api/access.ts'
 import { type GenerationRow, generationKind } from '#execution/generations/model.ts'
 import type { EndUserRef } from './identity.ts'
 import type { OpenAiSession } from './session.ts'

@@ -1,5 +1,5 @@
-import { AppError } from '#core/api/errors.ts'
 import type { OperationResult } from '#core/api/operation.ts'
+import { AppError } from '#core/base/errors.ts'
 import { setServiceHeader } from '#core/http/mounts.ts'
 import { toRefusal } from '#core/invoke/refusal-mapping.ts'
 import { ignoredParamsHeader } from '#execution/providers/ignored-params.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { parse } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import type { AllowedTools } from '#execution/providers/model-messages.ts'
 import {
   argumentsOfInput,

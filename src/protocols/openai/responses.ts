@@ -1,7 +1,7 @@
 import { z } from 'zod'
 import { newCompletionHeader } from '#conversation/chats/completion.ts'
-import { AppError, type Problem, type RecordedFailure, raise, raiseInvalid } from '#core/api/errors.ts'
 import { type Context, itemOperation, operations } from '#core/api/operation.ts'
+import { AppError, type Problem, type RecordedFailure, raise, raiseInvalid } from '#core/base/errors.ts'
 import { generationAccess } from '#execution/generations/end-user.ts'
 import { type GenerationRow, generationKind } from '#execution/generations/model.ts'
 import { stepMessages } from '#execution/generations/request/turn-result.ts'

@@ -1,9 +1,9 @@
+import { callAs, identifyOnce } from '#core/api/call.ts'
 import type { Operation, OperationResult } from '#core/api/operation.ts'
+import type { Services } from '#core/base/services.ts'
 import type { MountExchange } from '#core/http/mounts.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { callAs, identifyOnce } from '#core/invoke/call.ts'
 import { invoke } from '#core/invoke/invoke.ts'
-import type { Services } from '#core/process/services.ts'
 
 /** Action of turns in sessions. */
 export const SEND_ACTION = 'sessions:SendSessionMessage'

@@ -4,20 +4,20 @@ import { essenceOf } from '#content/files/media-type.ts'
 import { fileKind } from '#content/files/model.ts'
 import { Upload } from '#content/files/upload.ts'
 import { storageBackends } from '#content/storage/backends.ts'
-import type { ConversationRow } from '#conversation/conversations/model.ts'
+import type { ConversationRow } from '#conversation/dialog/messages/model.ts'
 import {
   type AnsweringAgent,
   type CheckedParts,
   checkParts,
   mediaPlaceholder,
-} from '#conversation/conversations/parts.ts'
-import type { MessagePart } from '#conversation/conversations/parts-model.ts'
-import { appendMessage } from '#conversation/conversations/store.ts'
+} from '#conversation/dialog/messages/parts.ts'
+import type { MessagePart } from '#conversation/dialog/messages/parts-model.ts'
+import { appendMessage } from '#conversation/dialog/messages/store.ts'
 import type { SessionRow } from '#conversation/sessions/model.ts'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
-import { newId } from '#core/api/ids.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Services } from '#core/process/services.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { mediaRules } from '#execution/agents/media.ts'
 import type { AttachedFile, ModelMessage } from '#execution/providers/model-messages.ts'
 import { attachmentsIn, checkAttachedType, hasMedia, requireCount } from './client-media.ts'

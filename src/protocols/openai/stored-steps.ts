@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { readJournal } from '#execution/generations/journal/store.ts'
 import { loadTurn } from '#execution/generations/loop/turn-store.ts'
 import type { GenerationRow, JournalStepRow } from '#execution/generations/model.ts'

@@ -1,5 +1,5 @@
-import { AppError, type RecordedFailure } from '#core/api/errors.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
+import { AppError, type RecordedFailure } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
 import type { VoidText } from '#execution/generations/streams/frame-store.ts'
 import { STEP_SETTLED } from '#execution/generations/streams/frames.ts'

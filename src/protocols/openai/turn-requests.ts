@@ -1,10 +1,10 @@
 import { createHash } from 'node:crypto'
 import { z } from 'zod'
+import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Outbox } from '#core/db/writer.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import { deleteInBatches } from '#core/jobs/sweeps.ts'
-import type { Services } from '#core/process/services.ts'
+import { deleteInBatches } from '#core/work/sweeps.ts'
+import type { Outbox } from '#core/writes/writer.ts'
 
 /** Requests that began or resumed turns, by credential and body: a retry of a client attaches to its turn. */
 

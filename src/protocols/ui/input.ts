@@ -1,7 +1,7 @@
 import { createHash, randomUUID } from 'node:crypto'
 import { z } from 'zod'
-import { raiseInvalid } from '#core/api/errors.ts'
 import { parse, storabilityProblem } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
 import { clientFields, type Resume, type RunInput } from '../ag-ui/input.ts'
 
 /** Requests of chats, as runs of threads. */

@@ -1,4 +1,4 @@
-import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/definition/model.ts'
 
 /** Small graphs that others run as a step. Each takes a number `n` and ends with a node `end`, whose `result` is one. */
 

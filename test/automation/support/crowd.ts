@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { GraphDefinition } from '#automation/orchestrations/model.ts'
+import type { GraphDefinition } from '#automation/orchestrations/definition/model.ts'
 import type { Client, Reply } from '../../support/app.ts'
 import { answerOf } from './answers.ts'
 import { CHILD_NAMES, type ChildName, childOf } from './children.ts'

@@ -1,4 +1,4 @@
-import type { GraphDefinition, Node } from '#automation/orchestrations/model.ts'
+import type { GraphDefinition, Node } from '#automation/orchestrations/definition/model.ts'
 import { graph } from './children.ts'
 import type { Run } from './crowd.ts'
 import { EVENTS, type References } from './graphs.ts'

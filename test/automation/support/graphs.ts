@@ -1,4 +1,4 @@
-import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/definition/model.ts'
 import { CHOICES } from './answers.ts'
 import { CHILD_NAMES, type ChildName, graph } from './children.ts'
 import { type Random, randomOf } from './random.ts'

@@ -1,5 +1,5 @@
 import { isDeepStrictEqual } from 'node:util'
-import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/model.ts'
+import type { Edge, GraphDefinition, Node } from '#automation/orchestrations/definition/model.ts'
 import { readPath } from '#core/expressions/evaluate.ts'
 import { evaluate } from '../../support/expressions.ts'
 import { answerOf } from './answers.ts'

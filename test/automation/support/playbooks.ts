@@ -1,5 +1,5 @@
-import type { PlaybookDefinition, PlaybookStep } from '#automation/playbooks/definition.ts'
-import { validatePlaybook } from '#automation/playbooks/validate.ts'
+import type { PlaybookDefinition, PlaybookStep } from '#automation/playbooks/definition/definition.ts'
+import { validatePlaybook } from '#automation/playbooks/definition/validate.ts'
 import { evaluate } from '../../support/expressions.ts'
 import { type Random, randomOf } from './random.ts'
 

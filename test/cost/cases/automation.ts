@@ -1,15 +1,15 @@
-import { prettyJson, toPrintable, toSingleLine } from '#automation/exports/printable-text.ts'
-import type { Edge, Node } from '#automation/orchestrations/definition.ts'
-import { diagramOf } from '#automation/orchestrations/diagram.ts'
-import { cyclesOf, graphOf } from '#automation/orchestrations/graph.ts'
-import { statePathProblem } from '#automation/orchestrations/state-paths.ts'
-import { MAX_NODES, validateGraph } from '#automation/orchestrations/validate.ts'
-import { compilePlaybook } from '#automation/playbooks/compile-playbook.ts'
-import type { PlaybookStep } from '#automation/playbooks/definition.ts'
-import { validatePlaybook } from '#automation/playbooks/validate.ts'
+import type { Edge, Node } from '#automation/orchestrations/definition/definition.ts'
+import { diagramOf } from '#automation/orchestrations/definition/diagram.ts'
+import { cyclesOf, graphOf } from '#automation/orchestrations/definition/graph.ts'
+import { statePathProblem } from '#automation/orchestrations/definition/state-paths.ts'
+import { MAX_NODES, validateGraph } from '#automation/orchestrations/definition/validate.ts'
+import { compilePlaybook } from '#automation/playbooks/definition/compile-playbook.ts'
+import type { PlaybookStep } from '#automation/playbooks/definition/definition.ts'
+import { validatePlaybook } from '#automation/playbooks/definition/validate.ts'
+import { prettyJson, toPrintable, toSingleLine } from '#automation/playbooks/exports/printable-text.ts'
 import { nextOccurrence } from '#automation/triggers/cron.ts'
-import { MAX_STATES } from '#automation/workflows/definition.ts'
-import { validateWorkflow } from '#automation/workflows/validate.ts'
+import { MAX_STATES } from '#automation/workflows/definition/definition.ts'
+import { validateWorkflow } from '#automation/workflows/definition/validate.ts'
 import { items, keys, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -61,52 +61,52 @@ const playbooks = {
 
 export default [
   costCase({
-    name: 'automation/exports/printable-text.ts toPrintable',
+    name: 'automation/playbooks/exports/printable-text.ts toPrintable',
     ...RECORD_TEXT,
     inputs: printable,
     run: toPrintable,
   }),
   costCase({
-    name: 'automation/exports/printable-text.ts toSingleLine',
+    name: 'automation/playbooks/exports/printable-text.ts toSingleLine',
     ...RECORD_TEXT,
     inputs: printable,
     run: toSingleLine,
   }),
   costCase<unknown>({
-    name: 'automation/exports/printable-text.ts prettyJson',
+    name: 'automation/playbooks/exports/printable-text.ts prettyJson',
     limit: 20_000,
     bound: 'values of a record',
     inputs: { items: items(() => ({})), keys: keys(() => 'x') },
     run: prettyJson,
   }),
   costCase({
-    name: 'automation/orchestrations/validate.ts validateGraph',
+    name: 'automation/orchestrations/definition/validate.ts validateGraph',
     ...GRAPH,
     inputs: graphs,
     run: parts => validateGraph({ ...parts, state_schema: null, input_schema: null }),
   }),
-  costCase({ name: 'automation/orchestrations/graph.ts cyclesOf', ...GRAPH, inputs: graphs, run: cyclesOf }),
+  costCase({ name: 'automation/orchestrations/definition/graph.ts cyclesOf', ...GRAPH, inputs: graphs, run: cyclesOf }),
   costCase({
-    name: 'automation/orchestrations/diagram.ts diagramOf',
+    name: 'automation/orchestrations/definition/diagram.ts diagramOf',
     ...GRAPH,
     inputs: graphs,
     run: parts => diagramOf(graphOf(parts)),
   }),
   costCase({
-    name: 'automation/orchestrations/state-paths.ts statePathProblem',
+    name: 'automation/orchestrations/definition/state-paths.ts statePathProblem',
     limit: 64 * 1024,
     bound: 'characters of a path',
     inputs: repetitions(['.', 'a', 'state.', '__proto__']),
     run: statePathProblem,
   }),
   costCase({
-    name: 'automation/playbooks/validate.ts validatePlaybook',
+    name: 'automation/playbooks/definition/validate.ts validatePlaybook',
     ...PLAYBOOK,
     inputs: playbooks,
     run: definition => validatePlaybook(definition as never),
   }),
   costCase({
-    name: 'automation/playbooks/compile-playbook.ts compilePlaybook',
+    name: 'automation/playbooks/definition/compile-playbook.ts compilePlaybook',
     ...PLAYBOOK,
     inputs: playbooks,
     run: compilePlaybook,
@@ -123,7 +123,7 @@ export default [
     run: text => nextOccurrence(text, 'America/New_York', new Date(Date.UTC(2026, 2, 1))),
   }),
   costCase({
-    name: 'automation/workflows/validate.ts validateWorkflow',
+    name: 'automation/workflows/definition/validate.ts validateWorkflow',
     limit: MAX_STATES,
     bound: 'states of a workflow',
     inputs: {

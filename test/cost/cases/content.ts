@@ -1,9 +1,9 @@
-import { embeddingWindows } from '#content/chunks/embed.ts'
-import { splitPages } from '#content/chunks/split.ts'
-import { localVector } from '#content/embeddings/local.ts'
 import { decodeBase64 } from '#content/files/json-body.ts'
 import { cleanName, filePlaceholder } from '#content/files/media-notes.ts'
 import { essenceOf } from '#content/files/media-type.ts'
+import { embeddingWindows } from '#content/index/chunks/embed.ts'
+import { splitPages } from '#content/index/chunks/split.ts'
+import { localVector } from '#content/index/embeddings/local.ts'
 import { normalizePath } from '#content/paths.ts'
 import { items, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
@@ -25,7 +25,7 @@ export default [
   ...(['auto', 'size'] as const).flatMap(chunk_strategy =>
     (['characters', 'tokens'] as const).map(chunk_unit =>
       costCase({
-        name: `content/chunks/split.ts splitPages by ${chunk_strategy} and ${chunk_unit}`,
+        name: `content/index/chunks/split.ts splitPages by ${chunk_strategy} and ${chunk_unit}`,
         ...DOCUMENT,
         inputs: structures,
         run: text =>
@@ -38,13 +38,13 @@ export default [
     ),
   ),
   costCase({
-    name: 'content/chunks/embed.ts embeddingWindows',
+    name: 'content/index/chunks/embed.ts embeddingWindows',
     ...DOCUMENT,
     inputs: { text: repeated('a'), surrogates: repeated('😀') },
     run: text => embeddingWindows(text, 8000),
   }),
   costCase({
-    name: 'content/embeddings/local.ts localVector',
+    name: 'content/index/embeddings/local.ts localVector',
     ...QUERY,
     inputs: {
       ...repetitions(['a', ' ', 'é', '\ufb03', '1']),

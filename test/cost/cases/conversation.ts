@@ -1,7 +1,7 @@
+import { withoutNoteTags } from '#conversation/dialog/mailbox/prompt.ts'
+import { comparedText } from '#conversation/dialog/mailbox/reply-hash.ts'
+import { transcriptLine } from '#conversation/dialog/summaries/transcript.ts'
 import { titleOf } from '#conversation/sessions/title.ts'
-import { transcriptLine } from '#conversation/summaries/transcript.ts'
-import { withoutNoteTags } from '#conversation/turns/prompt.ts'
-import { comparedText } from '#conversation/turns/reply-hash.ts'
 import { repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -16,20 +16,20 @@ export default [
     run: titleOf,
   }),
   costCase({
-    name: 'conversation/summaries/transcript.ts transcriptLine',
+    name: 'conversation/dialog/summaries/transcript.ts transcriptLine',
     ...BODY,
     inputs: { brackets: repeated('<'), text: repeated('a'), quotes: repeated('"') },
     run: content =>
       transcriptLine({ role: 'user', origin: 'end_user', author: null, content, is_document: false } as never, 4_000),
   }),
   costCase({
-    name: 'conversation/turns/prompt.ts withoutNoteTags',
+    name: 'conversation/dialog/mailbox/prompt.ts withoutNoteTags',
     ...BODY,
     inputs: { ...repetitions(['<', '/', ' ', 'platform_note']), spaces: repeated(' ', { before: '<' }) },
     run: withoutNoteTags,
   }),
   costCase({
-    name: 'conversation/turns/reply-hash.ts comparedText',
+    name: 'conversation/dialog/mailbox/reply-hash.ts comparedText',
     ...BODY,
     inputs: repetitions(['<details ', '<details>', '</details>', '>', ' ', 'a']),
     run: comparedText,

@@ -1,13 +1,13 @@
 import { z } from 'zod'
 import { changesBetween } from '#core/api/compare.ts'
-import { ExactNumber, parseExactJson } from '#core/api/exact-json.ts'
-import { excessOfJson } from '#core/api/json-limits.ts'
-import { containsText, storableText, storableValue, truncateBytes } from '#core/api/storable-text.ts'
 import { storabilityProblem, validationProblems, wirePath } from '#core/api/validate.ts'
+import { ExactNumber, parseExactJson } from '#core/base/exact-json.ts'
+import { excessOfJson } from '#core/base/json-limits.ts'
+import { redactCredentials, redactedPath } from '#core/base/log.ts'
+import { containsText, storableText, storableValue, truncateBytes } from '#core/base/storable-text.ts'
 import { expressionProblem, readPath } from '#core/expressions/evaluate.ts'
 import { rootReadsOf, unknownOperators } from '#core/expressions/references.ts'
 import { compileGlob, globMatches } from '#core/iam/glob.ts'
-import { redactCredentials, redactedPath } from '#core/process/log.ts'
 import { deep, flat, items, keys, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -53,7 +53,7 @@ export default [
     run: unknownOperators,
   }),
   costCase({
-    name: 'core/api/exact-json.ts parseExactJson',
+    name: 'core/base/exact-json.ts parseExactJson',
     limit: 1024 * 1024,
     bound: 'bytes of JSON without a limit of values',
     inputs: {
@@ -77,7 +77,7 @@ export default [
     run: value => validationProblems(z.array(z.number()), value),
   }),
   costCase({
-    name: 'core/http/body.ts excessOfJson',
+    name: 'core/base/json-limits.ts excessOfJson',
     ...BODY,
     inputs: Object.fromEntries(
       Object.entries(repetitions(['"', '\\', '{'])).map(([name, text]) => [name, (n: number) => Buffer.from(text(n))]),
@@ -114,26 +114,26 @@ export default [
     run: ([before, after]) => changesBetween(before, after),
   }),
   costCase({
-    name: 'core/api/storable-text.ts storableText',
+    name: 'core/base/storable-text.ts storableText',
     limit: 1024 * 1024,
     bound: 'bytes of a reply of a model or a tool',
     inputs: { 'NUL characters': repeated('\0'), text: repeated('ab ') },
     run: text => storableText(text),
   }),
   costCase<unknown>({
-    name: 'core/api/storable-text.ts storableValue',
+    name: 'core/base/storable-text.ts storableValue',
     ...VALUES,
     inputs: { items: items(() => []), texts: items(() => 'a\0'), keys: keys(() => 1) },
     run: storableValue,
   }),
   costCase({
-    name: 'core/api/storable-text.ts truncateBytes',
+    name: 'core/base/storable-text.ts truncateBytes',
     ...BODY,
     inputs: { text: repeated('a'), wide: n => flat('😀'.repeat(Math.floor(n / 4))) },
     run: text => truncateBytes(text, 16_384),
   }),
   costCase({
-    name: 'core/api/storable-text.ts containsText',
+    name: 'core/base/storable-text.ts containsText',
     limit: 1024 * 1024,
     bound: 'bytes of an output that a scorer reads',
     inputs: {
@@ -161,14 +161,14 @@ export default [
     run: value => globMatches(compileGlob(`*${'a'.repeat(500)}b`), value),
   }),
   costCase({
-    name: 'core/process/log.ts redactCredentials',
+    name: 'core/base/log.ts redactCredentials',
     limit: 1024 * 1024,
     bound: 'bytes of a message of an error',
     inputs: repetitions(['sk_', 'eyJ', 'whsec_', '.', '-', 'abcdefgh', ' ']),
     run: redactCredentials,
   }),
   costCase({
-    name: 'core/process/log.ts redactedPath',
+    name: 'core/base/log.ts redactedPath',
     limit: 16 * 1024,
     bound: 'bytes of a request line',
     inputs: repetitions(['/', '?', 'sk_', '%']),

@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream'
 import { setImmediate } from 'node:timers/promises'
-import { eventLoopYielder } from '#core/process/event-loop.ts'
+import { eventLoopYielder } from '#core/base/event-loop.ts'
 import { parseRows, readLines } from '#evaluation/datasets/item-files.ts'
 import { computeBriefScores, parseEmbeddedObject, requireScore } from '#evaluation/eval-runs/score.ts'
 import { nested, repeated, repetitions } from '../inputs.ts'

@@ -7,8 +7,8 @@ import {
   scopeOf,
   substitutedNames,
 } from '#formations/template/expressions.ts'
-import { isBelowAny } from '#formations/template/properties.ts'
 import { parseYaml } from '#formations/template/yaml.ts'
+import { isBelowAny } from '#formations/types/properties.ts'
 import { flat, items, keys, nested, repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -128,7 +128,7 @@ export default [
     run: parseYaml,
   }),
   costCase({
-    name: 'formations/template/properties.ts isBelowAny',
+    name: 'formations/types/properties.ts isBelowAny',
     limit: 1_000,
     bound: 'characters of a path',
     inputs: { segments: repeated('.a') },

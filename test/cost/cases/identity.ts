@@ -1,6 +1,6 @@
 import { maskSecrets } from '#identity/secrets/mask.ts'
 import { tokensIn } from '#identity/secrets/resolve.ts'
-import { cookiesOf } from '#identity/signed-cookies.ts'
+import { cookiesOf } from '#identity/sign-in/signed-cookies.ts'
 import { repeated, repetitions } from '../inputs.ts'
 import { costCase } from '../measure.ts'
 
@@ -27,7 +27,7 @@ export default [
     run: tokensIn,
   }),
   costCase({
-    name: 'identity/signed-cookies.ts cookiesOf',
+    name: 'identity/sign-in/signed-cookies.ts cookiesOf',
     limit: 64 * 1024,
     bound: 'bytes of the head of a request',
     inputs: repetitions([';', '=', ' ', 'a']),

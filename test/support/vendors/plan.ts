@@ -1,4 +1,4 @@
-import { parseExactJson } from '#core/api/exact-json.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { countTokens } from '#local/double/reply.ts'
 import { smallestValue } from '#local/double/schema.ts'
 import type { Reply as DoubleReply } from '#local/double/script.ts'

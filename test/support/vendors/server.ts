@@ -1,7 +1,7 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { parseExactJson } from '#core/api/exact-json.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
 import { anthropic } from './anthropic.ts'
 import { bedrock } from './bedrock.ts'
 import { embed } from './embeddings.ts'

@@ -1,5 +1,5 @@
 import type { EndUserContentEraser, EndUserPurge } from '#control/retention/erasure.ts'
-import { AppError } from '#core/api/errors.ts'
+import { AppError } from '#core/base/errors.ts'
 import { cancelTurn } from '../request/cancel-turn.ts'
 import { purgeTraces } from './purge.ts'
 import { listOpenTurnsOfRoots, listRootsOfEndUser } from './purge-store.ts'

@@ -6,12 +6,12 @@ import {
   sweepProjects,
   togetherOrApart,
 } from '#control/retention/expire.ts'
-import { newId } from '#core/api/ids.ts'
 import { srn } from '#core/api/kind.ts'
+import { injectFault } from '#core/base/fault-injection.ts'
+import { newId } from '#core/base/ids.ts'
+import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { injectFault } from '#core/process/fault-injection.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { traceKind } from '../traces/kind.ts'
 import { purgeTraces } from './purge.ts'
 import { hasExpiredContent, listRoots, type TraceRoot } from './purge-store.ts'

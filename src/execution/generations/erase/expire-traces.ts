@@ -7,11 +7,11 @@ import {
   sweepProjects,
   togetherOrApart,
 } from '#control/retention/expire.ts'
-import { raise } from '#core/api/errors.ts'
+import { raise } from '#core/base/errors.ts'
+import { injectFault } from '#core/base/fault-injection.ts'
+import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
-import type { Tx } from '#core/db/writer.ts'
-import { injectFault } from '#core/process/fault-injection.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { deleteTraces } from '../traces/store.ts'
 import { RETENTION } from './expire-content.ts'
 import { purgeTraces } from './purge.ts'

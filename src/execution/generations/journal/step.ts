@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import { totalsOf } from '#control/usage/totals.ts'
-import { systemClock } from '#core/process/clock.ts'
+import { systemClock } from '#core/base/clock.ts'
 import type { ModelAnswer } from '#execution/providers/model-messages.ts'
 import type { GenerationRow, JournalStepRow, OpenStep, ToolCallOutcome } from '../model.ts'
 

@@ -1,9 +1,9 @@
 import { z } from 'zod'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
 import { usagePart } from '#control/usage/store.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import { type Fragment, jsonb, type Queryable, sql } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import { type GenerationRow, JournalStepRow, type OpenStep, type ToolCallOutcome } from '../model.ts'
 import { type Frame, frameRows } from '../streams/frame-store.ts'
 

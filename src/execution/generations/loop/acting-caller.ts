@@ -1,9 +1,9 @@
+import type { Services } from '#core/base/services.ts'
 import { memoryBound, narrowAuthority } from '#core/iam/authority.ts'
 import type { Caller, CallerDefinition, PrincipalRecord } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
-import { keepBoundary, keepsBoundary } from '#identity/boundaries.ts'
-import { callerForPrincipal } from '#identity/principals.ts'
+import { keepBoundary, keepsBoundary } from '#identity/principals/boundaries.ts'
+import { callerForPrincipal } from '#identity/principals/principals.ts'
 import type { GenerationRow } from '../model.ts'
 
 type ActingAgent = Pick<AgentRow, 'id' | 'project_id' | 'version' | 'author' | 'boundary_policy' | 'knowledge_config'>

@@ -1,4 +1,4 @@
-import type { Outbox, StatementWrite, Tx } from '#core/db/writer.ts'
+import type { Outbox, StatementWrite, Tx } from '#core/writes/writer.ts'
 import type { GenerationRow } from '../model.ts'
 import { listAbortedOrLost } from '../store.ts'
 import { addFrame, type Frame } from '../streams/frame-store.ts'

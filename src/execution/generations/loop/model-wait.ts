@@ -1,5 +1,5 @@
+import { systemClock } from '#core/base/clock.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
-import { systemClock } from '#core/process/clock.ts'
 import type { ModelFailure } from '#execution/providers/failure.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
 import { turnQueue } from '../request/create.ts'

@@ -1,11 +1,11 @@
 import type { Result, SearchInput } from '#content/knowledge/model.ts'
 import { runSearch } from '#content/knowledge/search.ts'
-import { recordedFailure } from '#core/api/errors.ts'
 import { kinds } from '#core/api/kind.ts'
-import { truncateChars } from '#core/api/storable-text.ts'
+import { recordedFailure } from '#core/base/errors.ts'
+import { injectFault } from '#core/base/fault-injection.ts'
+import { truncateChars } from '#core/base/storable-text.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
-import { injectFault } from '#core/process/fault-injection.ts'
 import {
   mergedKnowledge,
   type NamedStore,

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
-import { AppError, type Problem } from '#core/api/errors.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
-import { storableValue } from '#core/api/storable-text.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError, type Problem } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
+import { storableValue } from '#core/base/storable-text.ts'
 import { outputProblems } from '#execution/agents/schema.ts'
 
 const FENCE = '```'

@@ -1,6 +1,6 @@
 import { deflateSync, inflateSync } from 'node:zlib'
-import { parseExactJson } from '#core/api/exact-json.ts'
-import type { Services } from '#core/process/services.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import type { GenerationRow, TurnData } from '../model.ts'
 
 type Owner = Pick<GenerationRow, 'id' | 'project_id'>

@@ -1,10 +1,10 @@
-import { raise } from '#core/api/errors.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Services } from '#core/process/services.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import type { AgentRow } from '#execution/agents/model.ts'
 import { findAgentVersion, findServedAgent, type ReleaseSubject } from '#execution/agents/served-version.ts'
-import { consumeShareCall } from '#execution/shares/consume-cap.ts'
-import { findGrantingShares } from '#execution/shares/grants.ts'
+import { consumeShareCall } from '#execution/grants/consume-cap.ts'
+import { findGrantingShares } from '#execution/grants/grants.ts'
 import { lockUnpaused } from '#identity/projects/pause.ts'
 
 /**

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, jsonb, type Queryable, sql } from '#core/db/sql.ts'
-import type { StatementWrite } from '#core/db/writer.ts'
+import type { StatementWrite } from '#core/writes/writer.ts'
 import { agentKind } from '#execution/agents/model.ts'
 import { type ReleaseSubject, releaseKey, servedAgent } from '#execution/agents/served-version.ts'
 import { loadedRoute, routeOfRow } from '#execution/model-routes/store.ts'

@@ -1,8 +1,8 @@
 import { documentKind } from '#content/documents/model.ts'
 import { listDocumentTexts } from '#content/documents/store.ts'
-import { raise, raiseInvalid } from '#core/api/errors.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import type { Context } from '#core/api/operation.ts'
+import { raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { FilePart, ModelMessage, TextPart } from '#execution/providers/model-messages.ts'
 

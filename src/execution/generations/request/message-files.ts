@@ -3,10 +3,10 @@ import { essenceOf } from '#content/files/media-type.ts'
 import { type FileRow, fileKind } from '#content/files/model.ts'
 import { fileBytes, referencedChunks } from '#content/files/read-file.ts'
 import { acquireReadMemory, maxWholeRead } from '#content/files/read-memory.ts'
-import { type Problem, raise, raiseInvalid } from '#core/api/errors.ts'
 import type { Context } from '#core/api/operation.ts'
+import { type Problem, raise, raiseInvalid } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import type {
   AttachedFile,
   FilePart,

@@ -1,6 +1,6 @@
 import { mergeContext } from '#core/api/tool-context.ts'
-import type { Tx } from '#core/db/writer.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { openTurnData, sealTurnData } from '../loop/turn-data.ts'
 import { findPendingTurnData, updatePendingGeneration } from '../store.ts'
 import type { TurnInput } from './create.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Outbox } from '#core/db/writer.ts'
+import type { Outbox } from '#core/writes/writer.ts'
 
 const Frame = z.object({ seq: z.int(), event: z.string(), data: z.string() })
 /** A stored event of a turn's stream. */

@@ -1,5 +1,5 @@
+import type { Services } from '#core/base/services.ts'
 import { retryWhileUnavailable } from '#core/db/retry.ts'
-import type { Services } from '#core/process/services.ts'
 import type { GenerationRow } from '../model.ts'
 import { appendFrames, type Frame } from './frame-store.ts'
 import { notifyFrames, TurnClaimLost } from './live-turns.ts'

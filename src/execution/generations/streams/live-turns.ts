@@ -1,8 +1,8 @@
-import type { RecordedFailure } from '#core/api/errors.ts'
+import type { RecordedFailure } from '#core/base/errors.ts'
+import { exclusiveLoop } from '#core/base/loop.ts'
+import { processSingleton } from '#core/base/process-singleton.ts'
+import type { Services } from '#core/base/services.ts'
 import { withoutTenant } from '#core/db/tenant-context.ts'
-import { exclusiveLoop } from '#core/process/loop.ts'
-import { processSingleton } from '#core/process/process-singleton.ts'
-import type { Services } from '#core/process/services.ts'
 import { listAbortedOrLost } from '../store.ts'
 
 /** Notifies web processes of frames and ends: `<generation id> frames` or `<generation id> settled`. */

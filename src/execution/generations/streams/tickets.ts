@@ -1,13 +1,13 @@
 import { randomBytes } from 'node:crypto'
 import { z } from 'zod'
 import { type EndUserAccess, endUserView } from '#core/api/end-user.ts'
-import { raise } from '#core/api/errors.ts'
 import type { Kind } from '#core/api/kind.ts'
 import { type Context, itemOperation, type Operation } from '#core/api/operation.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import { sealedColumn } from '#core/db/sealed.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
-import type { Services } from '#core/process/services.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
-import { sealedColumn } from '#core/secrets/sealed.ts'
 
 /** Tickets with which clients that cannot send headers open a stream. */
 

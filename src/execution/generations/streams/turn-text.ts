@@ -1,5 +1,5 @@
-import { parseExactJson } from '#core/api/exact-json.ts'
-import type { Services } from '#core/process/services.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import { type GenerationRow, generationKind } from '../model.ts'
 import { FRAMES_PAGE, framesAfter, lastPauseFrame } from './frame-store.ts'
 import { readFrame, STEP_SETTLED } from './frames.ts'

@@ -1,6 +1,6 @@
 import type { ToolContext } from '#core/api/tool-context.ts'
-import { extensionPoint } from '#core/declarations.ts'
-import type { Services } from '#core/process/services.ts'
+import { extensionPoint } from '#core/base/declarations.ts'
+import type { Services } from '#core/base/services.ts'
 import type { GenerationRow } from '../model.ts'
 
 /** A call that a guardrail routed to approval; the model receives the status `pending_approval`. */

@@ -1,9 +1,9 @@
-import { AppError, type RecordedFailure } from '#core/api/errors.ts'
-import { isObject } from '#core/api/exact-json.ts'
-import { storableValue } from '#core/api/storable-text.ts'
+import { AppError, type RecordedFailure } from '#core/base/errors.ts'
+import { isObject } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
+import { storableValue } from '#core/base/storable-text.ts'
 import { isDatabaseError, isTransient } from '#core/db/database-errors.ts'
 import type { Caller } from '#core/iam/caller.ts'
-import type { Services } from '#core/process/services.ts'
 import {
   actingThrough,
   checkInput,

@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
-import { raiseInvalid } from '#core/api/errors.ts'
-import { isObject, parseExactJson } from '#core/api/exact-json.ts'
 import { storabilityProblem } from '#core/api/validate.ts'
+import { raiseInvalid } from '#core/base/errors.ts'
+import { isObject, parseExactJson } from '#core/base/exact-json.ts'
 
 /** An operation of a JSON Patch (RFC 6902). */
 export type PatchOperation = { op: string; path: string; from?: string; value?: unknown }

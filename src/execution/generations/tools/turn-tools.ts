@@ -1,7 +1,7 @@
 import type { ActivityKind } from '#control/activity/model.ts'
 import { recordActivityLater } from '#control/activity/record.ts'
+import type { Origin } from '#core/api/call.ts'
 import { isBounded } from '#core/iam/authority.ts'
-import type { Origin } from '#core/invoke/call.ts'
 import type { JournalState } from '../journal/store.ts'
 import { actingAuthority, actingCaller } from '../loop/acting-caller.ts'
 import { clientToolsOf } from '../loop/client-request.ts'

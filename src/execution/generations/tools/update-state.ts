@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
-import { canonicalJson } from '#core/api/canonical.ts'
-import { raise } from '#core/api/errors.ts'
+import { canonicalJson } from '#core/base/canonical.ts'
+import { raise } from '#core/base/errors.ts'
 import { withToolDefaults } from '#execution/tools/model.ts'
 import type { TurnAttempt } from '../loop/turn-attempt.ts'
 import { applyPatch, JSON_PATCH_SCHEMA, type PatchOperation } from './json-patch.ts'

@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { generationKind } from '../model.ts'
 import { readSteps } from './file.ts'
 

@@ -1,9 +1,9 @@
 import type { FileRow } from '#content/files/model.ts'
 import { fileBytes } from '#content/files/read-file.ts'
 import { acquireReadMemory } from '#content/files/read-memory.ts'
-import { AppError } from '#core/api/errors.ts'
-import { parseExactJson } from '#core/api/exact-json.ts'
-import type { Services } from '#core/process/services.ts'
+import { AppError } from '#core/base/errors.ts'
+import { parseExactJson } from '#core/base/exact-json.ts'
+import type { Services } from '#core/base/services.ts'
 import type { GenerationRow, JournalStepRow } from '../model.ts'
 import { findStepsAndFile } from './store.ts'
 

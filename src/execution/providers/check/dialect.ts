@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { type Access, resolveAccess } from '../access.ts'
 import { openCredentials, providerSettings } from '../config.ts'
 import type { Dialect, ProviderRow } from '../model.ts'

@@ -1,4 +1,4 @@
-import { isObject } from '#core/api/exact-json.ts'
+import { isObject } from '#core/base/exact-json.ts'
 
 /** The parts of JSON Schema that the schemas of vendor options have. */
 export type OptionSchema = {

@@ -1,4 +1,4 @@
-import type { Problem } from '#core/api/errors.ts'
+import type { Problem } from '#core/base/errors.ts'
 import type { VendorNote } from '../model-messages.ts'
 import type { OptionApi } from './provider-options.ts'
 import type { VendorTool, VendorTools } from './vendor-tool-settings.ts'

@@ -1,7 +1,7 @@
 import { CONVERTIBLE, imageConverter, imageDigest } from '#content/images/convert.ts'
 import { type ImageFacts, imageFacts } from '#content/images/facts.ts'
 import type { ImageTarget } from '#content/images/image-process.ts'
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 import { countImage } from '../metrics.ts'
 import type { AttachedFile, ModelRequest, PromptMessage, ToolResultPart, VendorNote } from '../model-messages.ts'
 import type { MediaLimits } from './media-limits.ts'

@@ -1,5 +1,5 @@
-import { isObject } from '#core/api/exact-json.ts'
 import type { JsonObject } from '#core/api/flatten.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import type {
   ModelAnswer,
   ModelRequest,

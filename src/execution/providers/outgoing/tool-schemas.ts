@@ -1,5 +1,5 @@
-import { isObject } from '#core/api/exact-json.ts'
 import { type JsonObject, objectForm } from '#core/api/flatten.ts'
+import { isObject } from '#core/base/exact-json.ts'
 import { NameMap, similarName } from './names.ts'
 import type { OutgoingProfile } from './profile.ts'
 

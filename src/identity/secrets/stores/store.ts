@@ -1,4 +1,4 @@
-import type { Services } from '#core/process/services.ts'
+import type { Services } from '#core/base/services.ts'
 
 /**
  * Reason why a store returned no value. The store's own message may identify the deployment's account and is only

@@ -1,0 +1,244 @@
+import type { WorkerType } from '#automation/orchestrations/definition/definition.ts'
+import { parseDuration } from '#automation/orchestrations/definition/duration.ts'
+import { recordUsageInTx, type UsageDraft } from '#control/usage/meter.ts'
+import { priceUsage } from '#control/usage/price-usage.ts'
+import { timeIn } from '#core/base/clock.ts'
+import { AppError } from '#core/base/errors.ts'
+import { injectFault } from '#core/base/fault-injection.ts'
+import type { Services } from '#core/base/services.ts'
+import { databaseErrorKind, isTransient } from '#core/db/database-errors.ts'
+import { retryWhileUnavailable } from '#core/db/retry.ts'
+import { withTriggerChain } from '#core/db/trigger-chain.ts'
+import { triggerChainOf } from '#core/iam/caller.ts'
+import { logAttempt } from '#core/work/attempt.ts'
+import { ClaimLostError } from '#core/work/handler.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import { runKnowledgeNode, runMemoryNode } from '../nodes/knowledge.ts'
+import { callNodeTool, pollNode } from '../nodes/tool.ts'
+import { nodeExecutionQueue } from '../queue.ts'
+import { idempotencyKeyOf } from '../reads/present-run.ts'
+import { isFailure, nodeFailure } from './advance.ts'
+import { advanceIfUnchanged, advanceRun } from './advance-run.ts'
+import { endNode } from './end-node.ts'
+import type { AdvanceResult, CachedRun, EndNodeInTx, NodeWork, NodeWorkOutcome } from './node-execution.ts'
+import { type ClaimedNode, claimedNode, renewLease, requeueNode } from './node-execution-store.ts'
+import { loadPinnedGraph } from './pinned-graph.ts'
+import { nodeFailed } from './run-state.ts'
+
+type NodeExecutor = (work: NodeWork, endNodeInTx: EndNodeInTx) => Promise<NodeWorkOutcome | AdvanceResult | null>
+
+const EXECUTORS: Record<WorkerType, NodeExecutor> = {
+  tool: callNodeTool,
+  poll: pollNode,
+  knowledge: runKnowledgeNode,
+  memory_write: runMemoryNode,
+}
+
+/** Whether the project is within its limit of concurrent node executions, including the caller's. */
+const hasCapacity = ({ config }: Services, leases: number): boolean => {
+  const limit = config.ORCHESTRATION_PROJECT_MAX_ACTIVE_NODES
+  return limit === 0 || leases <= limit
+}
+
+/** Delay of a node execution that a database error interrupted. */
+const UNAVAILABLE_DELAY_MS = 1000
+
+/** Time that a worker continues with one run before it serves others. */
+const CHAIN_MS = 1000
+
+/**
+ * Executes a claimed node execution, then the executions that follow from it one at a time, while the run has one ready
+ * and CHAIN_MS is not over. Other ready executions have messages.
+ * @param signal aborted when the worker shuts down
+ */
+export async function executeNodes(
+  services: Services,
+  first: { execution: ClaimedNode; cached: CachedRun | null },
+  signal: AbortSignal,
+  stopping: AbortSignal,
+): Promise<void> {
+  const until = performance.now() + CHAIN_MS
+  let execution: ClaimedNode | null = first.execution
+  let cached = first.cached
+  while (execution) {
+    const mayContinue = () => !stopping.aborted && performance.now() < until
+    const current: { execution: ClaimedNode; cached: CachedRun | null } = { execution, cached }
+    const after: AdvanceResult | null = await withTriggerChain(triggerChainOf(execution.authority), () =>
+      executeNode(services, current, signal, mayContinue),
+    )
+    execution = after?.claimed[0] ? claimedNode(after.claimed[0], after.run) : null
+    cached = after?.cached ?? null
+  }
+}
+
+async function executeNode(
+  services: Services,
+  { execution, cached }: { execution: ClaimedNode; cached: CachedRun | null },
+  signal: AbortSignal,
+  mayContinue: () => boolean,
+): Promise<AdvanceResult | null> {
+  const lease = new Lease(services, execution, signal)
+  const started = performance.now()
+  const used: UsageDraft[] = []
+  const ids = {
+    run_id: execution.run_id,
+    node_id: execution.node_id,
+    attempt: execution.attempt,
+    delivery: execution.deliveries,
+  }
+  const log = (outcome: string, fields: object = {}) =>
+    logAttempt(services.log, nodeExecutionQueue.name, started, { ...ids, ...fields, outcome })
+  const advanceWith = async (tx: Tx, outcome: NodeWorkOutcome | { error: unknown }, from: CachedRun | null = null) => {
+    // Usage is recorded even if the claim was lost.
+    const priced = await priceUsage(services, used, tx)
+    recordUsageInTx(tx, priced)
+    return advanceRun(tx, services, execution.run_id, {
+      cached: from,
+      used: priced,
+      report: advance => endNode(advance, execution, outcome, started),
+      // The slot of the ending execution is free for its successor.
+      claims: advance => (mayContinue() && hasCapacity(services, advance.projectLeases) ? 1 : 0),
+    })
+  }
+  // If the response of a commit is lost, the executions claimed by it are identified by these rows only.
+  const following: ClaimedNode[] = []
+  const rememberClaims = (advanced: AdvanceResult | null): AdvanceResult | null => {
+    if (advanced) following.push(...advanced.claimed.map(row => claimedNode(row, advanced.run)))
+    return advanced
+  }
+  const endNodeInTx: EndNodeInTx = async (tx, outcome) => {
+    if (lease.lost) throw new ClaimLostError()
+    return rememberClaims(await advanceWith(tx, outcome))
+  }
+  const endExecution = async (outcome: NodeWorkOutcome | { error: unknown }) => {
+    const after = await retryWhileUnavailable(
+      async () =>
+        (cached &&
+          (await advanceIfUnchanged(services, cached, execution, async tx =>
+            rememberClaims(await advanceWith(tx, outcome, cached)),
+          ))) ??
+        services.write(async tx => rememberClaims(await advanceWith(tx, outcome))),
+      { signal: lease.signal },
+    )
+    if (!after) for (const claimed of following) await requeueNodeExecution(services, claimed)
+    return after
+  }
+  try {
+    await injectFault(services, 'node_taken')
+    const outcome = await runExecutor(services, execution, lease.signal, draft => void used.push(draft), endNodeInTx)
+    if (lease.lost) throw new ClaimLostError()
+    await injectFault(services, 'node_called')
+    if (outcome && 'run' in outcome) {
+      log('completed')
+      return outcome
+    }
+    const after = outcome && (await endExecution(outcome))
+    await injectFault(services, 'node_finished')
+    log(after ? 'completed' : 'claim_lost')
+    return after
+  } catch (error) {
+    if (signal.aborted || (isTransient(error) && !lease.lost)) {
+      const delayMs = signal.aborted ? 0 : UNAVAILABLE_DELAY_MS
+      const counted = !signal.aborted && databaseErrorKind(error) === 'timeout'
+      for (const claimed of [execution, ...following])
+        await requeueNodeExecution(services, claimed, { delayMs, counted })
+      log('requeued', { err: signal.aborted ? undefined : error })
+      return null
+    }
+    if (lease.lost || error instanceof ClaimLostError) {
+      log('claim_lost')
+      return null
+    }
+    if (!isFailure(error)) services.log.error({ err: error, ...ids }, 'node execution failed')
+    const after = await endExecution({ error })
+    log('failed', { code: nodeFailure(error).code })
+    return after
+  } finally {
+    lease.stop()
+  }
+}
+
+async function runExecutor(
+  services: Services,
+  execution: ClaimedNode,
+  signal: AbortSignal,
+  addUsage: (draft: UsageDraft) => void,
+  endNodeInTx: EndNodeInTx,
+): Promise<NodeWorkOutcome | AdvanceResult | null> {
+  const pinned = await loadPinnedGraph(services, services.pool, execution)
+  const node = pinned?.graph.node(execution.node_id)
+  if (!node) throw new AppError('ORCHESTRATION_NOT_FOUND', { meta: { id: execution.orchestration_id } })
+  const ms =
+    (node.timeout == null ? null : parseDuration(node.timeout)) ?? services.config.ORCHESTRATION_NODE_TIMEOUT_MS
+  const deadline = AbortSignal.timeout(Math.min(ms, 2 ** 31 - 1))
+  const combined = AbortSignal.any([signal, deadline])
+  const timeoutFailure = nodeFailed(node, 'timeout', 'Node execution exceeded its timeout')
+  try {
+    const running = EXECUTORS[node.type as WorkerType](
+      { services, node, execution, idempotencyKey: idempotencyKeyOf(execution), signal: combined, addUsage },
+      endNodeInTx,
+    )
+    return await Promise.race([running, rejectOnAbort(combined, running)])
+  } catch (error) {
+    if (deadline.aborted && !signal.aborted) throw timeoutFailure
+    throw error
+  }
+}
+
+/** Rejects when the signal aborts; later errors of the work are ignored. */
+const rejectOnAbort = (signal: AbortSignal, running: Promise<unknown>): Promise<never> =>
+  new Promise((_resolve, reject) => {
+    const aborted = () => {
+      running.catch(() => {})
+      reject(signal.reason)
+    }
+    if (signal.aborted) aborted()
+    else {
+      signal.addEventListener('abort', aborted, { once: true })
+      const done = () => signal.removeEventListener('abort', aborted)
+      running.then(done, done)
+    }
+  })
+
+/** Requeues a node execution if this worker still holds its claim. */
+export const requeueNodeExecution = (
+  services: Services,
+  execution: ClaimedNode,
+  { delayMs = 0, counted = false } = {},
+): Promise<void> =>
+  retryWhileUnavailable(() =>
+    services.write(async tx => {
+      if (!(await requeueNode(tx, execution, counted))) return
+      const { id: execution_id, run_id, project_id } = execution
+      const startAfter = delayMs > 0 ? { startAfter: timeIn(delayMs) } : {}
+      tx.send(nodeExecutionQueue, { execution_id, run_id, project_id }, startAfter)
+    }),
+  )
+
+/** Renews the lease of a node execution; its signal is aborted when the claim is lost or the run ends. */
+class Lease {
+  readonly signal: AbortSignal
+  readonly #lost = new AbortController()
+  readonly #timer: NodeJS.Timeout
+
+  constructor(services: Services, execution: ClaimedNode, outer: AbortSignal) {
+    const leaseMs = services.config.ORCHESTRATION_NODE_LEASE_SECONDS * 1000
+    this.signal = AbortSignal.any([outer, this.#lost.signal])
+    this.#timer = setInterval(async () => {
+      try {
+        if (!(await renewLease(services.pool, execution, leaseMs)))
+          this.#lost.abort(new Error('claim of the node execution lost'))
+      } catch (error) {
+        services.log.warn({ err: error, execution_id: execution.id }, 'lease renewal failed')
+      }
+    }, leaseMs / 3)
+  }
+
+  get lost(): boolean {
+    return this.#lost.signal.aborted
+  }
+
+  stop(): void {
+    clearInterval(this.#timer)
+  }
+}

@@ -1,0 +1,65 @@
+import type { Node } from '#automation/orchestrations/definition/model.ts'
+import type { UsageDraft } from '#control/usage/meter.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import type { RunRow } from '../model.ts'
+import type { LoadedRun } from '../store.ts'
+import type { ClaimedNode, NodeExecutionRow } from './node-execution-store.ts'
+
+/** Result of an advance for the worker that made it: claimed node executions and the run. */
+export type AdvanceResult = {
+  run: RunRow
+  /** Node executions claimed by this process. */
+  claimed: readonly NodeExecutionRow[]
+  /** The run for the next advance in one statement; null if it must be loaded. */
+  cached: CachedRun | null
+  /** Estimated time of the statement; null if times are exact. */
+  estimated: string | null
+}
+
+/**
+ * A run as this process wrote it last, with exactly one active node execution. The next advance need not read it,
+ * provided no other transaction has changed it.
+ */
+export type CachedRun = {
+  loaded: LoadedRun
+  /** Value of performance.now() at the time `loaded.now`. */
+  readAt: number
+}
+
+/** Content of an approval. */
+export type ApprovalQuestion = {
+  /** Proposed call; null for a decision without a call. */
+  tool: { tool_id: string | null; tool_name: string; action?: string; arguments: Record<string, unknown> } | null
+  reasoning?: string | null
+  evidence?: Record<string, unknown> | null
+  predicted_impact?: string | null
+  expires_in: number
+  policy_version?: string | null
+  forbid_self_approval?: boolean
+}
+
+/** Outcome of a node execution by a worker. */
+export type NodeWorkOutcome =
+  | { artifact: unknown; label?: string; through?: boolean; called?: SuccessfulToolCall }
+  /** An approval is required first; the call is made after it is approved. */
+  | { approval: ApprovalQuestion }
+  /** The node is polled again later. */
+  | { pollAgainMs: number }
+
+/** A successful tool call, recorded in the activity of the project. */
+export type SuccessfulToolCall = { tool_id: string; tool_name: string; action: string }
+
+/** Input of a node executor. */
+export type NodeWork = {
+  services: Services
+  node: Node
+  execution: ClaimedNode
+  idempotencyKey: string
+  signal: AbortSignal
+  /** Collects the usage of calls; it is written when the node execution ends. */
+  addUsage: (draft: UsageDraft) => void
+}
+
+/** Ends the node execution in a transaction of the executor, so that its writes and the outcome commit together. */
+export type EndNodeInTx = (tx: Tx, outcome: NodeWorkOutcome) => Promise<AdvanceResult | null>

@@ -1,0 +1,115 @@
+import { isWorkerType, startsRuns } from '#automation/orchestrations/definition/definition.ts'
+import type { DiagramRun, NodeState } from '#automation/orchestrations/definition/diagram.ts'
+import type { PricedUsage } from '#control/usage/price-usage.ts'
+import { isIdOf } from '#core/api/kind.ts'
+import { raise } from '#core/base/errors.ts'
+import type { Services } from '#core/base/services.ts'
+import type { Queryable } from '#core/db/sql.ts'
+import type { CallerFacts } from '#core/iam/caller.ts'
+import { listExecutions, listLastStatuses, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { loadPinnedGraph } from '../engine/pinned-graph.ts'
+import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow, runKind } from '../model.ts'
+import { withCallbacks } from '../nodes/callback-token.ts'
+import { usageOfRun, usageOfRuns } from './usage.ts'
+
+/**
+ * Returns the idempotency key of a node execution's side effect: a retry has a new key; a redelivery of the same
+ * attempt keeps it.
+ */
+export const idempotencyKeyOf = ({
+  run_id,
+  node_id,
+  attempt,
+  node_type,
+  polls,
+}: Omit<NodeExecutionRow, 'input'>): string =>
+  [run_id, node_id, attempt, ...(node_type === 'poll' ? [polls + 1] : [])].join(':')
+
+const isoTime = (text: string | null): string | null => text && new Date(text).toISOString()
+
+export const presentNodeExecution = (row: NodeExecutionRow): NodeExecution => ({
+  node_id: row.node_id,
+  node_type: row.node_type,
+  attempt: row.attempt,
+  status: row.status,
+  input: row.input,
+  output: row.output ?? null,
+  label: row.label,
+  error: row.error,
+  generation_id: row.generation_id,
+  approval_id: row.approval_id,
+  idempotency_key:
+    isWorkerType(row.node_type) && row.status !== 'skipped'
+      ? idempotencyKeyOf({ ...row, polls: Math.max(0, row.polls - 1) })
+      : null,
+  wake_at: isoTime(row.wake_at),
+  started_at: isoTime(row.started_at),
+  completed_at: isoTime(row.completed_at),
+  created_at: isoTime(row.created_at) as string,
+})
+
+/** Whether executions of a node type are metered. */
+const isMetered = (type: string): boolean => type === 'agent' || isWorkerType(type) || startsRuns(type)
+
+/**
+ * Presents a run with its node executions and its usage.
+ * @param known all its node executions, if the caller has loaded them
+ * @param used usage that is not written yet
+ */
+export async function presentRunDetail(
+  db: Queryable,
+  run: RunRow,
+  known: readonly NodeExecutionRow[] | null,
+  used: readonly PricedUsage[] = [],
+): Promise<OrchestrationRunRecord> {
+  const rows = known ?? (await listExecutions(db, run.id))
+  const usage = rows.some(({ node_type }) => isMetered(node_type)) ? await usageOfRun(db, run, used) : NO_USAGE
+  return { ...presentRun(run), node_executions: rows.map(presentNodeExecution), ...usage }
+}
+
+/** Presents runs with their node executions and their usage, in one statement. */
+export async function presentRunDetails(
+  db: Queryable,
+  runs: readonly RunRow[],
+  executions: ReadonlyMap<string, readonly NodeExecutionRow[]>,
+): Promise<OrchestrationRunRecord[]> {
+  const rowsOf = ({ id }: RunRow) => executions.get(id) ?? []
+  const metered = runs.filter(run => rowsOf(run).some(({ node_type }) => isMetered(node_type)))
+  const usage = await usageOfRuns(
+    db,
+    metered.map(({ id }) => id),
+  )
+  return runs.map(run => ({
+    ...presentRun(run),
+    node_executions: rowsOf(run).map(presentNodeExecution),
+    ...(usage.get(run.id) ?? NO_USAGE),
+  }))
+}
+
+/** Presents a run to a caller, with the callback URLs that the caller may use. */
+export async function presentRunFor(
+  services: Services,
+  caller: CallerFacts,
+  run: RunRow,
+): Promise<OrchestrationRunRecord> {
+  const [presented] = await withCallbacks(services, caller, [await presentRunDetail(services.pool, run, null)])
+  return presented
+}
+
+const NO_USAGE = { usage: null, usage_own: null }
+
+/**
+ * Returns the graph and the node states of a run: the status of the last execution of each node, or completed if the
+ * result was copied from the run that this run retries.
+ */
+export const readDiagramStates: DiagramRun = async ({ services, resource, allow }, runId) => {
+  const { pool } = services
+  const run = isIdOf(runKind, runId) ? await runKind.find(pool, runId) : null
+  if (run?.orchestration_id !== resource.id) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
+  allow('orchestrations:GetRun', { kind: runKind, row: run })
+  const pinned = await loadPinnedGraph(services, pool, run)
+  if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
+  const states = new Map<string, NodeState>(Object.keys(run.outcomes).map(id => [id, 'completed']))
+  for (const { node_id, status } of await listLastStatuses(pool, run.id)) states.set(node_id, status)
+  return { graph: pinned.graph, states }
+}

@@ -1,0 +1,17 @@
+import { caseDeleteHooks } from '#automation/cases/executions.ts'
+import { longWork } from '#core/api/long-work.ts'
+import { module } from '#core/modules/module.ts'
+import { exportWork } from './build.ts'
+import { exportLongWork } from './long-work.ts'
+import { exportKind } from './model.ts'
+import { exportOperations } from './operations.ts'
+import { expireExports, removeCaseExports } from './remove.ts'
+
+export default module('exports', {
+  tags: { Exports: 'Exports of cases and playbook executions as files.' },
+  kinds: [exportKind],
+  operations: exportOperations,
+  work: [exportWork],
+  sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
+  extensions: [longWork.with(exportLongWork), caseDeleteHooks.with(removeCaseExports)],
+})

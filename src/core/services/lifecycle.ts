@@ -1,0 +1,111 @@
+import type { Config } from '#config.ts'
+import { type Clock, systemClock } from '../base/clock.ts'
+import type { Logger } from '../base/log.ts'
+import type { ProcessState, Services } from '../base/services.ts'
+import { openNotifier } from '../db/notifier.ts'
+import { openNotifications } from '../db/notify.ts'
+import { cancelAbandonedStatements } from '../db/pg-client.ts'
+import { openPool } from '../db/pool.ts'
+import { watchServer } from '../db/server-watchdog.ts'
+import { createEgress } from '../net/egress.ts'
+import { openResolver } from '../net/resolver.ts'
+import { openQueues } from '../queues/queue.ts'
+import { createSecretBox, DEVELOPMENT_KEY } from '../secrets/secretbox.ts'
+import { createWriter } from '../writes/writer.ts'
+
+export type OpenServices = Services & { close(): Promise<void> }
+
+/**
+ * Opens the services of a process: pool, queues, listening connection, egress client, secret box. The schema must exist
+ * (core/queues/migrate.ts). `close` closes them once, in reverse order.
+ */
+export async function openServices(
+  config: Config,
+  options: {
+    log: Logger
+    role: 'web' | 'worker' | 'cli'
+    clock?: Clock
+    strict?: boolean
+    onRoundTrip?: (text: string) => void
+  },
+): Promise<OpenServices> {
+  const { log } = options
+  const applicationName = `muster ${options.role} ${config.INSTANCE_ID}`.slice(0, 63)
+  const secrets = createSecretBox({
+    key: config.SECRETS_ENCRYPTION_KEY[0] ?? DEVELOPMENT_KEY,
+    previous: config.SECRETS_ENCRYPTION_KEY_PREVIOUS,
+  })
+  if (config.SECRETS_ENCRYPTION_KEY.length === 0)
+    log.warn('SECRETS_ENCRYPTION_KEY is not set: the fixed development key is in use')
+  const egress = createEgress({
+    allowHosts: config.EGRESS_ALLOW_HOSTS,
+    resolve: openResolver({ servers: config.EGRESS_DNS_SERVERS }),
+  })
+  const queueConnections = options.role === 'worker' ? 6 : 2
+  const notifications = await openNotifications({ databaseUrl: config.DATABASE_LISTEN_URL, log })
+  const watchdog = watchServer({
+    databaseUrl: config.DATABASE_URL,
+    listenUrl: config.DATABASE_LISTEN_URL,
+    notifications,
+    log,
+  })
+  const abandoned = cancelAbandonedStatements()
+  const notifier = openNotifier({ databaseUrl: config.DATABASE_LISTEN_URL, applicationName, log })
+  // Minus two connections: to listen and to notify.
+  const connections = Math.max(2, config.DATABASE_POOL_MAX - queueConnections - 2)
+  const pool = await openPool({
+    databaseUrl: config.DATABASE_URL,
+    connections,
+    applicationName,
+    // At least two of three: with one, a statement that waits for a lock would block its whole project.
+    perTenant: Math.max(Math.min(2, connections - 1), Math.floor(connections / 3)),
+    watchdog,
+    strict: options.strict,
+    onRoundTrip: options.onRoundTrip,
+  })
+  // Slonik also reports every failed statement here; these are handled by their callers.
+  pool.on('error', error => log.debug({ err: error }, 'database error'))
+  const queues = await openQueues({
+    databaseUrl: config.DATABASE_LISTEN_URL,
+    connections: queueConnections,
+    applicationName,
+    supervise: options.role === 'worker',
+    notifier,
+    log,
+  })
+  const writer = createWriter({
+    pool,
+    queues,
+    notifier,
+    eventMaxBytes: config.EVENT_DATA_MAX_BYTES,
+    onError: error => log.error({ err: error }, 'after-commit action failed'),
+  })
+  const state: ProcessState = new Map()
+  let closing: Promise<void> | undefined
+  return {
+    config,
+    clock: options.clock ?? systemClock,
+    log,
+    pool,
+    queues,
+    notifications,
+    notifier,
+    secrets,
+    egress,
+    state,
+    ...writer,
+    close: () => {
+      closing ??= (async () => {
+        for (const { close } of [...state.values()].reverse()) await close?.()
+        watchdog.close()
+        abandoned.close()
+        await notifications.close()
+        await queues.close()
+        await notifier.close()
+        await egress.close()
+        await pool.end()
+      })()
+      return closing
+    },
+  }
+}

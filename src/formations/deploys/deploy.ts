@@ -1,0 +1,416 @@
+import type { JsonObject } from '#core/api/flatten.ts'
+import { AppError, type RecordedFailure, raise, raiseInvalid } from '#core/base/errors.ts'
+import { injectFault } from '#core/base/fault-injection.ts'
+import { isTransient } from '#core/db/database-errors.ts'
+import type { AttemptFields } from '#core/work/attempt.ts'
+import type { Tx } from '#core/writes/writer.ts'
+import {
+  appliedState,
+  createResource,
+  deleteResource,
+  joinsTransaction,
+  requireType,
+  updateResource,
+} from '../plans/apply.ts'
+import type { CompiledTemplate, DeclaredResource } from '../plans/compile.ts'
+import { readImportedValues } from '../plans/imports.ts'
+import { findLive, listLiveResources } from '../plans/live.ts'
+import { matchResources, templateScope } from '../plans/plan.ts'
+import { sealAnswer } from '../plans/sealed.ts'
+import { type ResourceStep, stepFor } from '../plans/step.ts'
+import { formationKind } from '../records/model.ts'
+import {
+  arrangeResources,
+  insertPending,
+  listReplacedResources,
+  listTrackedResources,
+  type TrackedRow,
+  updateOperation,
+  updateTracked,
+} from '../records/store.ts'
+import type { TemplateScope } from '../template/expressions.ts'
+import { findType } from '../types/find.ts'
+import type { Live } from '../types/model.ts'
+import { type AddEvent, eventOf, type OperationAttempt, operationFailure } from './operation-attempt.ts'
+import { HIDDEN, resolveMetadata, resolveOutputs } from './outputs.ts'
+
+/**
+ * Deploys a template: creates, updates, replaces and deletes resources of a formation. Each change is committed with its
+ * tracked state and its event, so that another worker can resume after a crash.
+ */
+export async function runDeploy(attempt: OperationAttempt, compiled: CompiledTemplate): Promise<AttemptFields> {
+  const { services } = attempt
+  const state = await trackDeclared(attempt, compiled)
+  const failed = attempt.events.find(({ status, action }) => status === 'failed' && FORWARD.includes(action as never))
+  const failure = failed
+    ? {
+        ...(failed.error as RecordedFailure),
+        meta: { logical_id: failed.logical_id, resource_type: failed.resource_type, ...failed.error?.meta },
+      }
+    : await applyAll(attempt, compiled, state)
+  if (failure) {
+    await rollBack(attempt, [...state.of.values()])
+    await attempt.settle(async tx => {
+      await updateOperation(tx, attempt.operation.id, { status: 'failed', error: failure })
+      const row = await formationKind.update(tx, attempt.formation.id, { status: 'failed', error: failure })
+      tx.emit(formationKind, 'failed', row)
+    })
+    return { outcome: 'failed', code: failure.code }
+  }
+  await injectFault(services, 'formation_applied')
+  await removeUndeclared(attempt, state.others)
+  const cleanupError = cleanupFailure(await cleanUp(attempt))
+  const resolved = await resolveOutputs(attempt, compiled, state.of, state.scope)
+  const resolved_metadata = resolveMetadata(compiled, state.scope)
+  await attempt.settle(async tx => {
+    await updateOperation(tx, attempt.operation.id, {
+      status: 'succeeded',
+      error: cleanupError,
+      sealed_answer: sealAnswer(attempt, resolved.once),
+    })
+    const row = await formationKind.update(tx, attempt.formation.id, {
+      status: 'active',
+      error: cleanupError,
+      outputs: resolved.outputs,
+      read_outputs: resolved.read,
+      resolved_metadata,
+      resolved_parameters: presentParameters(compiled, attempt.formation.resolved_parameters),
+    })
+    tx.emit(formationKind, 'deployed', row)
+  })
+  return { outcome: 'succeeded', events: attempt.events.length }
+}
+
+/** Actions whose failure ends the deploy and starts the rollback. */
+const FORWARD = ['create', 'update', 'replace'] as const
+
+type DeployState = {
+  /** Tracked resources by logical ID. */
+  of: Map<string, TrackedRow>
+  others: TrackedRow[]
+  live: ReadonlyMap<string, Live>
+  scope: TemplateScope
+}
+
+/** Tracks every declared resource before the first one is applied. */
+async function trackDeclared(attempt: OperationAttempt, compiled: CompiledTemplate): Promise<DeployState> {
+  const { services, formation, projectId } = attempt
+  const { pool } = services
+  const tracked = await listTrackedResources(pool, formation.id)
+  const { of, others, problems } = matchResources(compiled, tracked)
+  if (problems.length > 0) raiseInvalid(problems)
+  const arranged = compiled.declared.map((declared, position) => ({
+    declared,
+    arrangement: arrangementOf(declared, position),
+    row: of.get(declared.logical_id),
+  }))
+  const changed = arranged.flatMap(({ row, arrangement }) =>
+    row && differsFrom(row, arrangement) ? [{ ...arrangement, id: row.id }] : [],
+  )
+  const untracked = arranged.filter(({ row }) => !row)
+  if (changed.length + untracked.length > 0) {
+    const added = await attempt.write(async tx => {
+      await arrangeResources(tx, changed)
+      return insertPending(
+        tx,
+        formation.id,
+        untracked.map(({ arrangement, declared }) => ({ ...arrangement, resource_type: declared.type.name })),
+      )
+    })
+    for (const row of added) of.set(row.logical_id, row)
+    for (const { row, arrangement } of arranged) if (row) of.set(arrangement.logical_id, { ...row, ...arrangement })
+  }
+  const imports = await readImportedValues(pool, projectId, compiled)
+  const scope = templateScope(compiled, imports, name => {
+    const id = of.get(name)?.physical_resource_id
+    return id ? { text: id } : 'unknown'
+  })
+  return { of, others, live: await listLiveResources(services, pool, tracked, projectId), scope }
+}
+
+const arrangementOf = ({ logical_id, retain, prevent_destroy }: DeclaredResource, position: number) => ({
+  logical_id,
+  position,
+  retain,
+  prevent_destroy,
+})
+
+const differsFrom = (row: TrackedRow, arrangement: ReturnType<typeof arrangementOf>): boolean =>
+  (Object.keys(arrangement) as (keyof typeof arrangement)[]).some(name => row[name] !== arrangement[name])
+
+/** Applies the declared resources in order up to the first failure, which it returns. */
+async function applyAll(
+  attempt: OperationAttempt,
+  { declared }: CompiledTemplate,
+  state: DeployState,
+): Promise<RecordedFailure | null> {
+  for (const each of declared) {
+    const tracked = state.of.get(each.logical_id) as TrackedRow
+    if (attempt.hasEvent(tracked, 'create', 'update', 'replace', 'no-op')) continue
+    const id = tracked.physical_resource_id
+    const live = (id && state.live.get(id)) || null
+    const step = repeatIfUnrecorded(attempt, await stepFor(attempt.services, each, tracked, live, state.scope))
+    if (step.action === 'no-op') {
+      attempt.addPending(eventOf(tracked, 'no-op', id))
+      continue
+    }
+    const failure = await applyStep(attempt, { ...step, tracked }, after => state.of.set(each.logical_id, after))
+    if (failure)
+      return { ...failure, meta: { logical_id: each.logical_id, resource_type: each.type.name, ...failure.meta } }
+  }
+  return null
+}
+
+type TrackedStep = ResourceStep & { tracked: TrackedRow }
+
+/**
+ * Returns a no-op step as an update if the plan had an update and an earlier attempt may have applied it without recording
+ * it: its worker may have been lost between the call and the commit.
+ */
+function repeatIfUnrecorded({ operation: { plan }, workAttempt }: OperationAttempt, step: ResourceStep): ResourceStep {
+  const planned = plan?.find(({ logical_id }) => logical_id === step.declared.logical_id)
+  if (step.action !== 'no-op' || workAttempt.claim.claims === 1 || planned?.action !== 'update') return step
+  const changed = Object.keys(planned.diff?.desired ?? {}).filter(name => name in step.desired)
+  const repeated: ResourceStep = { ...step, action: 'update', changed }
+  return isOutside(repeated) ? repeated : step
+}
+
+/** Applies one step and passes the tracked row after it to `onApplied`. Returns the failure. */
+async function applyStep(
+  attempt: OperationAttempt,
+  step: TrackedStep,
+  onApplied: (after: TrackedRow) => void,
+): Promise<RecordedFailure | null> {
+  const { tracked, declared } = step
+  const action = step.action === 'recreate' ? 'create' : (step.action as 'create' | 'update' | 'replace')
+  const key = keyOf(attempt, step)
+  const work = async (tx?: Tx) => {
+    refuseProblems(step)
+    if (!attempt.operation.force_conflicts) refuseOverwrites(step)
+    return step.action === 'update'
+      ? updateResource(attempt, step, { tx, key })
+      : createResource(attempt, step, { tx, key })
+  }
+  const failed = (error: unknown): RecordedFailure => operationFailure(attempt, refusal(error), declared.logical_id)
+  // A call outside the transaction runs before its event is written; a repeat finds its result by the key.
+  const outside = isOutside(step) ? await work().catch(failed) : null
+  await injectFault(attempt.services, 'formation_called')
+  const failure = await attempt.write(async (tx, addEvent) => {
+    const applied = outside ?? (await (isOneCall(step) ? work(tx) : tx.nested(work)).catch(failed))
+    if ('id' in applied) {
+      onApplied(recordApplied(attempt, step, action, applied, addEvent))
+      return null
+    }
+    const values = { status: 'failed' as const, refusals: tracked.refusals + 1 }
+    addEvent(eventOf(tracked, action, tracked.physical_resource_id, applied), { id: tracked.id, values })
+    return applied
+  })
+  await injectFault(attempt.services, 'formation_step')
+  return failure
+}
+
+/** Returns the error of a refused call, whose writes are rolled back. Rethrows transient and unexpected errors. */
+function refusal(error: unknown): AppError {
+  if (!(error instanceof AppError) || isTransient(error)) throw error
+  return error
+}
+
+/** Whether a step is a single call, which rolls back its own writes when it is refused. */
+const isOneCall = ({ declared: { type }, desired }: ResourceStep): boolean =>
+  type.registered !== null ||
+  Object.keys(desired).every(name => !type.later.has(name) && !(type.operations.tags && name === 'tags'))
+
+/**
+ * Returns the idempotency key of a call outside the transaction. The key of a create is the same in later operations: an
+ * operation that lost its workers may have created the resource.
+ */
+function keyOf({ operation }: OperationAttempt, { action, tracked, declared }: TrackedStep): string {
+  const { id, refusals } = tracked
+  if (action === 'create') return declared.type.registered ? `${id}.create` : `${id}.create.${refusals}`
+  return action === 'update' ? `${id}.${operation.id}` : `${id}.${operation.id}.create`
+}
+
+/** Raises VALIDATION_FAILED for a step with problems. */
+function refuseProblems({ problems }: ResourceStep): void {
+  if (problems.length > 0) raiseInvalid([...problems])
+}
+
+/** Raises FORMATION_CONFLICT for fields that were changed since the operation was accepted. */
+function refuseOverwrites({ declared: { logical_id }, overwritten }: ResourceStep): void {
+  if (overwritten.length === 0) return
+  const conflicts = overwritten.map(field => ({ logical_id, field, changed_by: null, changed_at: null }))
+  raise('FORMATION_CONFLICT', {
+    message: `${overwritten[0]} of ${logical_id} was changed outside the formation since the last deploy`,
+    meta: { conflicts },
+  })
+}
+
+/** Whether a step calls a handler or an operation with a separate transaction. */
+function isOutside({ declared: { type }, action }: ResourceStep): boolean {
+  if (type.registered) return true
+  const { create: creation, update: change } = type.operations
+  return action === 'update'
+    ? !(change ? joinsTransaction(change) : joinsTransaction(creation))
+    : !joinsTransaction(creation)
+}
+
+function recordApplied(
+  attempt: OperationAttempt,
+  { declared, tracked, desired, action }: TrackedStep,
+  event: 'create' | 'update' | 'replace',
+  applied: { id: string; record: JsonObject | null; attributes?: JsonObject | null },
+  addEvent: AddEvent,
+): TrackedRow {
+  const before = tracked.physical_resource_id
+  const isNew = action !== 'update'
+  const moved = action === 'update' && before !== null && applied.id !== before && declared.type.registered !== null
+  const replaced = action === 'replace' || moved
+  const values = {
+    status: isNew && !replaced ? ('created' as const) : ('updated' as const),
+    physical_resource_id: applied.id,
+    ...appliedState(attempt.services, declared.type, desired, applied.record, isNew ? EMPTY_STATE : tracked),
+    ...(applied.attributes === undefined ? {} : { attributes: applied.attributes }),
+    ...(replaced && before !== null
+      ? { replaced: [...tracked.replaced, { physical_resource_id: before, retain: declared.retain }] }
+      : {}),
+  }
+  addEvent(eventOf(tracked, moved ? 'replace' : event, applied.id), { id: tracked.id, values })
+  return { ...tracked, ...values }
+}
+
+const EMPTY_STATE = { applied: {}, shown: {}, hashes: {} }
+
+/** Deletes the resources that this operation created, in reverse order. Updates are not rolled back. */
+async function rollBack(attempt: OperationAttempt, tracked: readonly TrackedRow[]): Promise<void> {
+  const created = attempt.events.filter(({ action, status }) => action === 'create' && status === 'succeeded').reverse()
+  for (const { logical_id, resource_type } of created) {
+    const row = tracked.find(each => each.logical_id === logical_id && each.resource_type === resource_type)
+    if (!row || attempt.hasEvent(row, 'rollback', 'rollback-skipped')) continue
+    if (row.retain) attempt.addPending(eventOf(row, 'rollback-skipped', row.physical_resource_id))
+    else await deleteTracked(attempt, row, 'rollback')
+  }
+}
+
+/** Deletes a tracked resource and writes the event. Returns the failure. */
+export async function deleteTracked(
+  attempt: OperationAttempt,
+  row: TrackedRow,
+  action: 'rollback' | 'delete',
+): Promise<RecordedFailure | null> {
+  const id = row.physical_resource_id as string
+  const deleted = { status: 'deleted' as const }
+  return deleteWithEvent(attempt, row, id, (addEvent, failure) =>
+    failure
+      ? addEvent(eventOf(row, action, id, failure), { id: row.id, values: { status: 'failed' } })
+      : addEvent(eventOf(row, action, id), { id: row.id, values: deleted }),
+  )
+}
+
+/** Deletes a resource and writes its event in the same transaction. Returns the failure. */
+async function deleteWithEvent(
+  attempt: OperationAttempt,
+  row: TrackedRow,
+  id: string,
+  writeEvent: (addEvent: AddEvent, failure: RecordedFailure | null) => void,
+): Promise<RecordedFailure | null> {
+  const hasHandler = findType(attempt.services, row.resource_type)?.registered !== null
+  const outside = hasHandler ? await removeTracked(attempt, row, id) : null
+  const failure = await attempt.write(async (tx, addEvent) => {
+    const failure = hasHandler ? outside : await removeTracked(attempt, row, id, tx)
+    writeEvent(addEvent, failure)
+    return failure
+  })
+  await injectFault(attempt.services, 'formation_step')
+  return failure
+}
+
+/** Deletes a tracked resource. Returns the failure; the writes of a failed delete are rolled back. */
+export async function removeTracked(
+  attempt: OperationAttempt,
+  row: TrackedRow,
+  id: string,
+  tx?: Tx,
+): Promise<RecordedFailure | null> {
+  try {
+    const type = requireType(attempt.services, row)
+    const live = tx && !type.registered ? await findLive(tx, type, id, attempt.projectId) : null
+    const about = { id, row: live?.row ?? null, applied: row.applied, tracked: row }
+    await deleteResource(attempt, type, about, { tx, key: `${row.id}.delete.${id}` })
+    return null
+  } catch (error) {
+    return operationFailure(attempt, refusal(error), row.logical_id)
+  }
+}
+
+/** Deletes undeclared resources in reverse order. A resource that cannot be deleted stays tracked. */
+async function removeUndeclared(attempt: OperationAttempt, others: readonly TrackedRow[]): Promise<void> {
+  const isOnlyForgotten = ({ physical_resource_id, retain }: TrackedRow) => physical_resource_id === null || retain
+  const rows = [...others].reverse()
+  for (const row of rows)
+    if (!isOnlyForgotten(row) && !attempt.hasEvent(row, 'delete')) await deleteTracked(attempt, row, 'delete')
+  // After a failed delete, retained resources stay tracked: the dependencies that could not be deleted are still tracked too.
+  if (attempt.events.some(({ action, status }) => action === 'delete' && status === 'failed')) return
+  for (const row of rows) if (isOnlyForgotten(row)) await attempt.write(async tx => forgetResource(tx, row))
+}
+
+/** Stops tracking a resource without deleting it. */
+export function forgetResource(tx: Tx, row: Pick<TrackedRow, 'id'>): void {
+  tx.alongside(guard => updateTracked(row.id, { status: 'deleted' }, guard))
+}
+
+type CleanupFailure = Pick<TrackedRow, 'logical_id' | 'resource_type'> & {
+  physical_resource_id: string
+  error: RecordedFailure
+}
+
+/** Deletes replaced resources. Resources that cannot be deleted are tried again by the next operation; returns the failures. */
+export async function cleanUp(attempt: OperationAttempt): Promise<CleanupFailure[]> {
+  const failures: CleanupFailure[] = []
+  for (const row of await listReplacedResources(attempt.services.pool, attempt.formation.id)) {
+    let remaining = row.replaced
+    for (const { physical_resource_id: id, retain } of row.replaced) {
+      const without = remaining.filter(each => each.physical_resource_id !== id)
+      if (retain)
+        await attempt.write(async (_tx, addEvent) =>
+          addEvent(eventOf(row, 'replace-retained', id), { id: row.id, values: { replaced: without } }),
+        )
+      else {
+        const failure = await deleteWithEvent(attempt, row, id, (addEvent, error) =>
+          error
+            ? addEvent(eventOf(row, 'replace-cleanup', id, error))
+            : addEvent(eventOf(row, 'replace-cleanup', id), { id: row.id, values: { replaced: without } }),
+        )
+        if (failure) {
+          failures.push({
+            logical_id: row.logical_id,
+            resource_type: row.resource_type,
+            physical_resource_id: id,
+            error: failure,
+          })
+          continue
+        }
+      }
+      remaining = without
+    }
+  }
+  return failures
+}
+
+function cleanupFailure(failures: readonly CleanupFailure[]): RecordedFailure | null {
+  if (failures.length === 0) return null
+  const message = `${failures.length} replaced resources could not be deleted`
+  return new AppError('FORMATION_REPLACE_CLEANUP_FAILED', { message, meta: { failures } }).recorded()
+}
+
+/** Returns the parameter values to store, with hidden ones masked. A parameter without a new value keeps its previous value. */
+function presentParameters(
+  { parameters, values }: CompiledTemplate,
+  before: Record<string, string> | null,
+): Record<string, string> {
+  return Object.fromEntries(
+    [...parameters].flatMap(([name, { no_echo }]): [string, string][] => {
+      const value = values.get(name) ?? before?.[name]
+      return value === undefined ? [] : [[name, no_echo ? HIDDEN : value]]
+    }),
+  )
+}

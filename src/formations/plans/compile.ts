@@ -1,0 +1,401 @@
+import type { JsonObject } from '#core/api/flatten.ts'
+import { MAX_PROBLEMS, validationProblems } from '#core/api/validate.ts'
+import type { Problem } from '#core/base/errors.ts'
+import { eventLoopYielder } from '#core/base/event-loop.ts'
+import type { Services } from '#core/base/services.ts'
+import { dependencyOrder } from '../template/dependencies.ts'
+import {
+  type Expression,
+  type ExpressionMeaning,
+  expressionsIn,
+  findExcessExpression,
+  scopeOf,
+  substitutedNames,
+  type TemplateScope,
+} from '../template/expressions.ts'
+import { parseTemplate } from '../template/parse.ts'
+import { type Parameter, type ResourceDeclaration, TemplateShape } from '../template/shape.ts'
+import { MAX_BYTES } from '../template/yaml.ts'
+import { findType } from '../types/find.ts'
+import type { TemplateType } from '../types/model.ts'
+import { isBelowAny, resolveProperties } from '../types/properties.ts'
+
+/** A resource of a template. */
+export type DeclaredResource = {
+  logical_id: string
+  type: TemplateType
+  /** As authored. */
+  properties: JsonObject
+  depends_on: readonly string[]
+  retain: boolean
+  ignored: ReadonlySet<string>
+  prevent_destroy: boolean
+}
+
+export type CompiledTemplate = {
+  /** The template as authored, an object. */
+  template: JsonObject
+  /** Resources whose condition is met, in dependency order. */
+  declared: readonly DeclaredResource[]
+  /** Resources whose condition is not met. */
+  dormant: readonly { logical_id: string; type: TemplateType; properties: JsonObject }[]
+  parameters: ReadonlyMap<string, Parameter>
+  /** Values of parameters, given or default. */
+  values: ReadonlyMap<string, string>
+  outputs: Readonly<Record<string, unknown>>
+  metadata: unknown
+  /** Old logical IDs by new ones; entries of earlier renames may remain. */
+  moved: ReadonlyMap<string, readonly string[]>
+}
+
+export type Compilation = {
+  compiled: CompiledTemplate | null
+  problems: Problem[]
+  /** Used parameters without a value. */
+  missing: string[]
+  warnings: Problem[]
+}
+
+type Options = {
+  /** Project, or user without one, in whose turn schemas are compiled. */
+  tenant: string
+  parameters?: Readonly<Record<string, string>>
+  /** Logical IDs of existing resources, whose required properties may be omitted. Null for a new formation. */
+  existing: ReadonlySet<string> | null
+}
+
+/** Placeholder of a write-only value in responses. */
+export const NO_ECHO = Object.freeze({ no_echo: true })
+
+const isPlaceholder = (value: unknown): boolean =>
+  typeof value === 'object' && value !== null && Object.keys(value).length === 1 && 'no_echo' in value
+
+/** Maximum expressions of a template and names in its `sub` expressions: each is resolved several times. */
+const MAX_EXPRESSIONS = 10_000
+
+const failed = (problems: Problem[]): Compilation => ({ compiled: null, problems, missing: [], warnings: [] })
+
+/** Parses and validates a template, without database access. Returns the first problems, at most 100. */
+export async function compileTemplate(services: Services, source: unknown, options: Options): Promise<Compilation> {
+  const parsed = await parseTemplate(services, options.tenant, source)
+  if ('problem' in parsed) return failed([parsed.problem])
+  const template = parsed.value
+  // Each part takes up to 30 ms for the largest template.
+  const yieldIfLong = eventLoopYielder()
+  const forbiddenKeys = protoKeys(template)
+  if (forbiddenKeys.length > 0) return failed(forbiddenKeys)
+  const excess = findExcessExpression(template, MAX_EXPRESSIONS)
+  if (excess !== null)
+    return failed([
+      { code: 'TOO_LARGE', path: excess, message: `exceeds the ${MAX_EXPRESSIONS} expressions of a template` },
+    ])
+  await yieldIfLong()
+  const shapeProblems = validationProblems(TemplateShape, template)
+  await yieldIfLong()
+  if (shapeProblems.length > 0) return failed(shapeProblems)
+  return compile(services, template as TemplateShape, options, yieldIfLong)
+}
+
+/** Returns a problem for a `__proto__` key, which JSON parsers drop or set as the prototype. */
+function protoKeys(value: unknown): Problem[] {
+  const problems: Problem[] = []
+  const walk = (node: unknown, path: string): void => {
+    if (typeof node !== 'object' || node === null || problems.length > 0) return
+    for (const [key, item] of Object.entries(node)) {
+      const at = Array.isArray(node) ? `${path}[${key}]` : path === '' ? key : `${path}.${key}`
+      if (key === '__proto__') problems.push({ code: 'INVALID_VALUE', path: at, message: 'is not allowed as a key' })
+      walk(item, at)
+    }
+  }
+  walk(value, '')
+  return problems
+}
+
+/** Whether the condition of a resource is met; a parameter without a value meets it. */
+const isConditionMet = ({ condition }: ResourceDeclaration, values: ReadonlyMap<string, string>): boolean => {
+  if (!condition) return true
+  const [parameter, expected] = condition.param_equals
+  return (values.get(parameter) ?? expected) === expected
+}
+
+async function compile(
+  services: Services,
+  template: TemplateShape,
+  options: Options,
+  yieldIfLong: () => Promise<void>,
+): Promise<Compilation> {
+  const parameters = new Map(Object.entries(template.parameters ?? {}))
+  const problems = unknownParameters(parameters, options.parameters)
+  const values = valuesOf(parameters, options.parameters)
+  const resources = Object.entries(template.resources).filter(([, resource]) => isConditionMet(resource, values))
+  const types = new Map<string, TemplateType>()
+  for (const [id, { type: name }] of resources) {
+    const type = findType(services, name)
+    if (type) types.set(id, type)
+    else
+      problems.push({
+        code: 'INVALID_VALUE',
+        path: `resources.${id}.type`,
+        message: `is not a resource type: ${name.slice(0, 100)}`,
+      })
+  }
+  const { outputs = {}, metadata = null } = template
+  const expandable = [resources.map(([, { properties }]) => properties), outputs, metadata]
+  if (expandedLength(expandable, values) > MAX_BYTES)
+    return failed([
+      {
+        code: 'TOO_LARGE',
+        path: 'parameters',
+        message: `must not expand to more than ${MAX_BYTES} characters`,
+      },
+    ])
+  await yieldIfLong()
+  const logicalIds = new Set(resources.map(([id]) => id))
+  const used = new Set<string>()
+  const names = { parameters, logicalIds, types, used }
+  const depends = new Map<string, string[]>()
+  for (const [id, resource] of resources) {
+    await yieldIfLong()
+    const at = `resources.${id}`
+    const referenced = checkExpressions(resource.properties ?? {}, `${at}.properties`, names, problems, false)
+    const explicit = [resource.depends_on ?? []].flat()
+    explicit.forEach((other, index) => {
+      if (!logicalIds.has(other)) problems.push(noResource(`${at}.depends_on[${index}]`, other))
+    })
+    depends.set(
+      id,
+      [...new Set([...referenced, ...explicit])].filter(other => logicalIds.has(other)),
+    )
+  }
+  for (const [id, { condition }] of Object.entries(template.resources)) {
+    if (!condition) continue
+    const [parameter] = condition.param_equals
+    const at = `resources.${id}.condition`
+    if (!parameters.has(parameter)) problems.push(noParameter(at, parameter))
+    // Without a value, the condition would be met.
+    else if (parameters.get(parameter)?.use_previous_value)
+      problems.push({
+        code: 'INVALID_VALUE',
+        path: at,
+        message: `references ${parameter}, which has use_previous_value and may have no value`,
+      })
+    else used.add(parameter)
+  }
+  checkExpressions(outputs, 'outputs', names, problems, true)
+  checkExpressions(metadata, 'metadata', names, problems, false)
+  const { order, cycle } = dependencyOrder(depends)
+  if (cycle.length > 0)
+    problems.push({
+      code: 'CYCLE',
+      path: 'resources',
+      message: `depend on each other: ${cycle.slice(0, 20).join(', ')}`,
+    })
+  const byId = new Map(resources)
+  const declared = order.flatMap((id): DeclaredResource[] => {
+    const {
+      properties = {},
+      deletion_policy,
+      ignore_fields = [],
+      prevent_destroy = false,
+    } = byId.get(id) as ResourceDeclaration
+    const type = types.get(id)
+    return type
+      ? [
+          {
+            logical_id: id,
+            type,
+            properties,
+            depends_on: depends.get(id) ?? [],
+            retain: deletion_policy === 'retain',
+            ignored: new Set(ignore_fields),
+            prevent_destroy,
+          },
+        ]
+      : []
+  })
+  for (const each of declared) {
+    await yieldIfLong()
+    problems.push(...(await checkProperties(services, each, { ...options, values, types })))
+  }
+  const dormant = Object.entries(template.resources).flatMap(([logical_id, { type: name, properties = {} }]) => {
+    const type = logicalIds.has(logical_id) ? undefined : findType(services, name)
+    return type ? [{ logical_id, type, properties }] : []
+  })
+  const missing = [...used].filter(
+    name => !values.has(name) && !(options.existing !== null && parameters.get(name)?.use_previous_value),
+  )
+  const renames = Map.groupBy(Object.entries(template.moved ?? {}), ([, current]) => current)
+  const moved = new Map([...renames].map(([current, pairs]) => [current, pairs.map(([old]) => old)]))
+  return {
+    compiled:
+      problems.length > 0
+        ? null
+        : { template: template as JsonObject, declared, dormant, parameters, values, outputs, metadata, moved },
+    problems: problems.slice(0, MAX_PROBLEMS),
+    missing,
+    warnings: [...parameters]
+      .filter(([, { default: standard }]) => standard === undefined)
+      .map(([name]) => ({ code: 'REQUIRED', path: `parameters.${name}`, message: 'has no default and must be set' })),
+  }
+}
+
+const noResource = (path: string, name: string): Problem => ({
+  code: 'NOT_FOUND',
+  path,
+  message: `references ${name.slice(0, 128)}, which is not declared`,
+})
+
+const noParameter = (path: string, name: string): Problem => ({
+  code: 'NOT_FOUND',
+  path,
+  message: `references the parameter ${name.slice(0, 128)}, which is not declared`,
+})
+
+const unknownParameters = (
+  known: ReadonlyMap<string, Parameter>,
+  given: Readonly<Record<string, string>> = {},
+): Problem[] =>
+  Object.keys(given)
+    .filter(name => !known.has(name))
+    .map(name => noParameter(`parameters.${name}`, name))
+
+/** Returns the values of parameters: given, or else default. An empty string counts as omitted. */
+const valuesOf = (
+  known: ReadonlyMap<string, Parameter>,
+  given: Readonly<Record<string, string>> = {},
+): Map<string, string> =>
+  new Map(
+    [...known].flatMap(([name, { default: standard }]): [string, string][] => {
+      const value = (Object.hasOwn(given, name) ? given[name] : '') || standard
+      return value === undefined || value === '' ? [] : [[name, value]]
+    }),
+  )
+
+/** Returns the characters that parameters add to the expressions of a value: a short template may repeat a long text. */
+function expandedLength(value: unknown, values: ReadonlyMap<string, string>): number {
+  const lengthOf = (name: string): number => values.get(name)?.length ?? 0
+  return expressionsIn(value).reduce((sum, { expression: { kind, text } }) => {
+    const names = kind === 'param' ? [text] : kind === 'sub' ? substitutedNames(text) : []
+    return names.reduce((all, name) => all + lengthOf(name), sum)
+  }, 0)
+}
+
+type Names = {
+  parameters: ReadonlyMap<string, Parameter>
+  logicalIds: ReadonlySet<string>
+  types: ReadonlyMap<string, TemplateType>
+  used: Set<string>
+}
+
+const IMPORT = /^(.{1,200})\.([^.]{1,128})$/
+
+/** Validates the expressions of a value. Returns the logical IDs that they reference. */
+function checkExpressions(
+  value: unknown,
+  at: string,
+  names: Names,
+  problems: Problem[],
+  allowsAttributes: boolean,
+): string[] {
+  const { parameters, logicalIds, types, used } = names
+  const referenced: string[] = []
+  const addResource = (name: string, path: string): void => {
+    if (logicalIds.has(name)) referenced.push(name)
+    else problems.push(noResource(path, name))
+  }
+  const check = ({ kind, text }: Expression, path: string): void => {
+    if (kind === 'ref') addResource(text, path)
+    else if (kind === 'param') {
+      if (parameters.has(text)) used.add(text)
+      else problems.push(noParameter(path, text))
+    } else if (kind === 'sub') {
+      for (const name of new Set(substitutedNames(text)))
+        if (parameters.has(name)) used.add(name)
+        else addResource(name, path)
+    } else if (kind === 'import') {
+      if (!IMPORT.test(text))
+        problems.push({
+          code: 'INVALID_VALUE',
+          path,
+          message: 'must be <formation name>.<output name>',
+        })
+    } else if (!allowsAttributes)
+      problems.push({ code: 'INVALID_VALUE', path, message: 'ref_attr is allowed only in outputs' })
+    else {
+      const [name, attribute = ''] = text.split('.', 2)
+      addResource(name, path)
+      const type = types.get(name)
+      if (type?.attributes && !type.attributes.has(attribute))
+        problems.push({
+          code: 'INVALID_VALUE',
+          path,
+          message: `${type.name} has no attribute ${attribute.slice(0, 100)}`,
+        })
+    }
+  }
+  for (const { expression, path } of expressionsIn(value, at)) check(expression, path)
+  return referenced
+}
+
+/** Returns the problems of the known properties of a resource. */
+async function checkProperties(
+  services: Services,
+  { logical_id, type, properties, ignored }: DeclaredResource,
+  known: {
+    values: ReadonlyMap<string, string>
+    types: ReadonlyMap<string, TemplateType>
+    existing: ReadonlySet<string> | null
+    tenant: string
+  },
+): Promise<Problem[]> {
+  const at = `resources.${logical_id}.properties`
+  const placeholders = type.writeOnly
+    .filter(name => isPlaceholder(properties[name]))
+    .map(name => ({
+      code: 'INVALID_VALUE',
+      path: `${at}.${name}`,
+      message: 'is a placeholder for a hidden value; set a value or omit the property',
+    }))
+  if (placeholders.length > 0) return placeholders
+  const unknown = [...ignored].filter(name => !type.properties.has(name))
+  if (unknown.length > 0)
+    return unknown.map(name => ({
+      code: 'INVALID_VALUE',
+      path: `resources.${logical_id}.ignore_fields`,
+      message: `contains ${name.slice(0, 100)}, which is not a property of ${type.name}`,
+    }))
+  const example = exampleScope(known)
+  const unknownPaths = new Set(
+    expressionsIn(properties, at).flatMap(({ expression, path }) =>
+      hasKnownValue(expression, known.values) ? [] : [path],
+    ),
+  )
+  const { problems } = await resolveProperties(services, type, properties, example, {
+    at,
+    complete: !known.existing?.has(logical_id),
+    tenant: known.tenant,
+  })
+  // Problems of example values are ignored, and of a whole resource that has some.
+  return problems.filter(({ path }) => !(path === at && unknownPaths.size > 0) && !isBelowAny(path, unknownPaths))
+}
+
+const hasKnownValue = ({ kind, text }: Expression, values: ReadonlyMap<string, string>): boolean =>
+  kind === 'param' ? values.has(text) : kind === 'sub' && substitutedNames(text).every(name => values.has(name))
+
+/** Returns a scope with known values, and example values for the others, such as an ID of the type of a `ref`. */
+function exampleScope({
+  values,
+  types,
+}: {
+  values: ReadonlyMap<string, string>
+  types: ReadonlyMap<string, TemplateType>
+}): TemplateScope {
+  const text = (text: string): ExpressionMeaning => ({ text })
+  return scopeOf({
+    parameter: name =>
+      values.has(name) ? text(values.get(name) as string) : types.has(name) ? undefined : text('parameter'),
+    resource: name => text(types.get(name)?.exampleId ?? 'resource'),
+    imported: () => text('imported'),
+    attribute: () => text('attribute'),
+  })
+}

@@ -1,0 +1,286 @@
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { existsSync, readFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+import { Command, InvalidArgumentError, Option } from 'commander'
+import { doubleCommand } from '#local/double/command.ts'
+import { DATA_DIRECTORY } from './environment.ts'
+import { CommandError } from './output.ts'
+
+function parsePositiveInteger(text: string): number {
+  const value = Number(text)
+  if (!/^\d+$/.test(text) || value < 1) throw new InvalidArgumentError('must be an integer of at least 1')
+  return value
+}
+
+function parsePort(text: string): string {
+  if (!/^\d+$/.test(text) || Number(text) > 65_535) throw new InvalidArgumentError('must be an integer from 0 to 65535')
+  return text
+}
+
+function parseTime(text: string): Date {
+  const value = new Date(/^\d{4}-\d{2}-\d{2}T[^Z+]*$/.test(text) ? `${text}Z` : text)
+  if (!/^\d{4}-\d{2}-\d{2}/.test(text) || Number.isNaN(value.getTime()))
+    throw new InvalidArgumentError('must be an ISO 8601 time, for example 2026-01-31 or 2026-01-31T08:00:00Z')
+  return value
+}
+
+const collect = (value: string, previous: string[]): string[] => [...previous, value]
+
+const dataOption = () =>
+  new Option('--data <directory>', 'directory of the database and secrets of up').default(DATA_DIRECTORY)
+
+const examples = (...lines: [command: string, explanation: string][]): string => {
+  const width = Math.max(...lines.map(([command]) => command.length))
+  return `\nExamples:\n${lines.map(([command, text]) => `  $ ${command.padEnd(width)}  ${text}`).join('\n')}`
+}
+
+/** Creates the `muster` command line. Usage errors are thrown as CommanderError, other errors unchanged. */
+export function program(): Command {
+  const muster = new Command('muster')
+    .description('Self-hosted back end for AI agent applications on PostgreSQL alone.')
+    .version(JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8')).version)
+    .showHelpAfterError('(run muster help for a list of commands)')
+    .addHelpText(
+      'after',
+      `${examples(
+        ['muster up', 'database, web, worker and a demo in one process'],
+        ['muster doctor', 'find problems of this deployment'],
+        ['muster help reprocess', 'details of a command'],
+      )}
+
+Commands use the database configured by DATABASE_URL (or DATABASE_HOST, ...), otherwise the embedded
+database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
+    )
+
+  muster
+    .command('up')
+    .description('run web, worker and a demo, and an embedded database unless DATABASE_URL is set')
+    .addOption(dataOption())
+    .option('--port <number>', 'port of the API, default PORT or 5047', parsePort)
+    .option('--demo', 'create a demo project with a local test model; default outside production')
+    .option('--no-demo', 'no demo project and no test model')
+    .option('--json', 'print addresses and credentials as JSON')
+    .addHelpText(
+      'after',
+      examples(
+        ['muster up', 'on port 5047 with an embedded database in .data'],
+        ['muster up --port 8080 --data /var/lib/muster', ''],
+        ['DATABASE_URL=postgres://... muster up --no-demo', 'on an existing database'],
+      ),
+    )
+    .action(async options => (await import('./up.ts')).startAll(options))
+
+  muster
+    .command('migrate')
+    .description('migrate the database to this version; waits while another process migrates')
+    .addOption(dataOption())
+    .option('--json', 'print the result as JSON')
+    .addHelpText('after', examples(['DATABASE_URL=postgres://... muster migrate', 'before a release']))
+    .action(async options => (await import('./setup.ts')).migrateCommand(options))
+
+  muster
+    .command('bootstrap')
+    .description('create the first admin')
+    .addOption(dataOption())
+    .addOption(new Option('--username <name>', 'name of the admin').env('ADMIN_USERNAME'))
+    .option('--password <password>', 'password; default ADMIN_PASSWORD or a prompt')
+    .option('--json', 'print the result as JSON')
+    .addHelpText(
+      'after',
+      examples(
+        ['muster bootstrap --username ada', 'prompts for the password'],
+        ['ADMIN_PASSWORD=... muster bootstrap --username ada', ''],
+      ),
+    )
+    .action(async options => (await import('./setup.ts')).bootstrapCommand(options))
+
+  muster
+    .command('doctor')
+    .description('check configuration, database, queues, workers, keys and clock')
+    .addOption(dataOption())
+    .option('--json', 'print the checks as JSON')
+    .addHelpText('after', `${examples(['muster doctor', 'exits 1 if a check fails'])}`)
+    .action(async options => (await import('./doctor.ts')).runDoctor(options))
+
+  muster
+    .command('modules')
+    .description('list modules, operations, queues, events and other names of this release')
+    .option('--json', 'print the names as JSON')
+    .action(async options => (await import('./modules.ts')).modulesCommand(options))
+
+  const reprocess = muster
+    .command('reprocess')
+    .description('repeat failed or orphaned work')
+    .addHelpText(
+      'after',
+      examples(
+        ['muster reprocess deliveries --from 2026-01-31 --dry-run', 'count failed deliveries since a date'],
+        ['muster reprocess generations', 'wake orphaned turns'],
+        ['muster reprocess runs --dry-run', 'count orphaned orchestration runs'],
+        ['muster reprocess work --kind export.build', 'wake orphaned exports'],
+        ['muster reprocess firings --from 2026-01-31 --dry-run', 'count failed trigger firings since a date'],
+        ['muster reprocess ingestions --dry-run', 'count failed ingestions'],
+        ['muster reprocess embeddings --missing', 'embed chunks without vectors'],
+        ['muster reprocess usage --dry-run', 'compare usage totals with usage events'],
+        ['muster reprocess dead-letters list', ''],
+        ['muster reprocess dead-letters replay --queue conversation.process', ''],
+      ),
+    )
+  const withFilters = (command: Command) =>
+    command
+      .addOption(dataOption())
+      .option('--project <id>', 'only this project')
+      .option('--from <time>', 'only from this time', parseTime)
+      .option('--to <time>', 'only up to this time', parseTime)
+      .option('--limit <number>', 'maximum number', parsePositiveInteger)
+      .option('--id <id>', 'only these IDs; repeatable', collect, [])
+      .option('--dry-run', 'count only')
+      .option('--json', 'print the result as JSON')
+  withFilters(reprocess.command('deliveries'))
+    .description('resend webhook deliveries as new deliveries, unless they were already resent')
+    .option('--webhook <id>', 'only this webhook')
+    .addOption(
+      new Option('--status <status>', 'outcome of the delivery').choices(['failed', 'completed']).default('failed'),
+    )
+    .action(async options => (await import('./reprocess.ts')).reprocessDeliveries(options))
+  withFilters(reprocess.command('generations'))
+    .description('wake turns that have not ended and have no message')
+    .addOption(new Option('--status <status>', 'only this status').choices(['pending', 'in_progress']))
+    .action(async options => (await import('./reprocess.ts')).reprocessGenerations(options))
+  withFilters(reprocess.command('runs'))
+    .description('wake orchestration runs that can advance and have no message')
+    .action(async options => (await import('./reprocess.ts')).reprocessRuns(options))
+  reprocess
+    .command('work')
+    .description('wake overdue items of durable work that have no message')
+    .addOption(dataOption())
+    .option('--kind <name>', 'only this kind, for example export.build')
+    .option('--limit <number>', 'maximum number', parsePositiveInteger)
+    .option('--dry-run', 'count only')
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./reprocess.ts')).reprocessWork(options))
+  withFilters(reprocess.command('firings'))
+    .description('repeat failed trigger firings with the same input, or wake orphaned pending ones')
+    .option('--trigger <id>', 'only this trigger')
+    .addOption(new Option('--status <status>', 'state of the firings').choices(['failed', 'pending']).default('failed'))
+    .action(async options => (await import('./reprocess.ts')).reprocessFirings(options))
+
+  withFilters(reprocess.command('ingestions'))
+    .description('ingest documents again in a worker, newest first, with the permissions of the first admin')
+    .addOption(
+      new Option('--status <status>', 'status of the documents').choices(['failed', 'ready']).default('failed'),
+    )
+    .action(async options => (await import('./reprocess.ts')).reprocessIngestions(options))
+  withFilters(reprocess.command('embeddings'))
+    .description('embed documents again with the configured model, newest first; they stay searchable meanwhile')
+    .option('--missing', 'only documents with a chunk without a vector of this model')
+    .action(async options => (await import('./reprocess.ts')).reprocessEmbeddings(options))
+  reprocess
+    .command('usage')
+    .description('recompute usage totals, by day and project, that differ from the usage events')
+    .addOption(dataOption())
+    .option('--project <id>', 'only this project')
+    .option('--from <time>', 'only from this time', parseTime)
+    .option('--to <time>', 'only up to this time', parseTime)
+    .option('--limit <number>', 'maximum number of days', parsePositiveInteger)
+    .option('--dry-run', 'count only')
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./reprocess.ts')).reprocessUsage(options))
+  withFilters(reprocess.command('memory'))
+    .description('recompute hashes, search words and vectors of memories, newest first')
+    .option('--missing', 'only memories without a vector of the configured model')
+    .action(async options => (await import('./reprocess.ts')).reprocessMemory(options))
+
+  const deadLetters = reprocess.command('dead-letters').description('manage messages that failed on every attempt')
+  deadLetters
+    .command('list')
+    .description('list dead letters, newest first')
+    .addOption(dataOption())
+    .option('--queue <name>', 'only this queue')
+    .option('--limit <number>', 'maximum number, default 100', parsePositiveInteger)
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./dead-letters.ts')).listDeadLetters(options))
+  deadLetters
+    .command('inspect')
+    .description('print a dead letter with its data and last error')
+    .argument('<id>')
+    .addOption(dataOption())
+    .action(async (id, options) => (await import('./dead-letters.ts')).inspectDeadLetter(id, options))
+  withFilters(deadLetters.command('replay'))
+    .description('move dead letters back to their queues, oldest first')
+    .option('--queue <name>', 'only this queue')
+    .action(async options => (await import('./dead-letters.ts')).replayDeadLetters(options))
+
+  const secrets = muster.command('secrets').description('manage the encryption of stored secrets')
+  secrets
+    .command('verify')
+    .description('count encrypted values by key; exits 1 if a key is missing')
+    .addOption(dataOption())
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./keys.ts')).verifyCommand(options))
+  secrets
+    .command('reencrypt')
+    .description('encrypt all values with the current key; can be interrupted and repeated; exits 1 if values remain')
+    .addOption(dataOption())
+    .option('--json', 'print the result as JSON')
+    .action(async options => (await import('./keys.ts')).reencryptCommand(options))
+
+  muster
+    .command('oauth')
+    .description('manage the OAuth authorization server')
+    .command('rotate-keys')
+    .description('create a new signing key for id_tokens; the previous key verifies for one day')
+    .addOption(dataOption())
+    .option('--json', 'print the ID of the key as JSON')
+    .action(async options => (await import('./keys.ts')).rotateKeysCommand(options))
+
+  muster
+    .command('settings')
+    .description('list all settings with their defaults')
+    .option('--markdown', 'print the table of docs/operations.md')
+    .option('--write <file>', 'write that table between the markers of a file')
+    .option('--env [file]', 'print an example environment file, or write it to a file')
+    .option('--json', 'print the settings as JSON')
+    .action(async options => (await import('./settings.ts')).settingsCommand(options))
+
+  muster
+    .command('docs')
+    .description('work with the documentation')
+    .command('export')
+    .description('write the pages of /docs as files with relative links, for any web server')
+    .argument('<directory>', 'directory to write to')
+    .action(async directory => (await import('./docs.ts')).exportDocsCommand(directory))
+
+  muster
+    .command('bench')
+    .description('measure this checkout: requests, files, turns, deliveries, searches, ingestion')
+    .argument('[arguments...]', 'arguments of test/bench/run.ts')
+    .allowUnknownOption()
+    .helpOption(false)
+    .action(runBenchmarks)
+
+  muster.addCommand(doubleCommand())
+  throwOnUsageErrors(muster)
+  return muster
+}
+
+/** Makes a command and its subcommands throw instead of ending the process. */
+function throwOnUsageErrors(command: Command): void {
+  command.exitOverride()
+  for (const child of command.commands) throwOnUsageErrors(child)
+}
+
+/** `muster bench`: runs the benchmarks of the checkout and adopts their exit code. */
+async function runBenchmarks(args: string[]): Promise<void> {
+  const file = fileURLToPath(new URL('../../test/bench/run.ts', import.meta.url))
+  if (!existsSync(file))
+    throw new CommandError(
+      'the benchmarks are not installed: this package has no test files',
+      'Clone the repository, then run npm install and npm run bench.',
+    )
+  const child = spawn(process.execPath, [file, ...args], { stdio: 'inherit' })
+  for (const signal of ['SIGINT', 'SIGTERM'] as const) process.on(signal, () => child.kill(signal))
+  const [code] = await once(child, 'exit')
+  process.exitCode = code ?? 1
+}
