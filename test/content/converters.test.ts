@@ -8,6 +8,8 @@ import { chunksOf, eventsOf, ingested, settledStatus, upload } from './ingestion
 
 const BASE_URL = 'http://muster.test'
 const INLINE_BYTES = 65_536
+/** An image of one pixel. */
+const GIF = Buffer.from('R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7', 'base64')
 
 // Tools are filled in by test/support/tools.ts: the product has the hook for them, and no tools yet.
 describe('converters', function () {
@@ -463,9 +465,8 @@ describe('converters', function () {
   })
 
   describe('that are agents', () => {
-    const lane = async (name: string, rules: object[] = []) => {
+    const lane = async (name: string, rules: object[] = [], content_type = `image/${name}`) => {
       await double.put(name, { rules } as never)
-      const content_type = `image/${name}`
       const agent = await app.agent({ model: `${name}/m` })
       await rule({ content_type_glob: content_type, agent_id: agent })
       return { agent, content_type }
@@ -473,8 +474,8 @@ describe('converters', function () {
     const generationsOf = async (agent: string) => (await app.key.get(`/generations?agent_id=${agent}`)).body.data
 
     it('are shown the picture and asked for its text, in one ordinary generation', async () => {
-      const { agent, content_type } = await lane('ocr', [{ reply: { text: 'Invoice 7' } }])
-      const file_id = await upload(app.key, 'the picture', { content_type })
+      const { agent, content_type } = await lane('ocr', [{ reply: { text: 'Invoice 7' } }], 'image/gif')
+      const file_id = await upload(app.key, GIF, { content_type })
       const document = await ingested(app.key, file_id)
       assert.deepEqual([document.status, document.content], ['ready', 'Invoice 7'])
       assert.deepEqual(
@@ -485,7 +486,7 @@ describe('converters', function () {
       assert.equal(requests.length, 1)
       const [instruction, picture] = requests[0].body.messages[0].content
       assert.match(instruction.text, /extract all text .* verbatim/i)
-      const data = Buffer.from('the picture').toString('base64')
+      const data = GIF.toString('base64')
       assert.deepEqual(picture, { type: 'image_url', image_url: { url: `data:${content_type};base64,${data}` } })
       const [generation, ...more] = await generationsOf(agent)
       assert.equal(more.length, 0)

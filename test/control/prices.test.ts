@@ -221,39 +221,6 @@ describe('prices', () => {
     assert.equal(problem.path, 'prices[0].tier')
   })
 
-  it('are listed newest first, or by item with tiers and sizes of prompts together', async () => {
-    const items = [
-      { component: 'output_tokens' },
-      { tier: 'priority' },
-      { tier: 'flex' },
-      { above_tokens: 1000 },
-      { above_tokens: 200 },
-      { above_tokens: 200, effective_from: FUTURE },
-      {},
-    ]
-    for (const item of items) ok(await own([row({ model, ...item })]))
-    const listed = async (query: string) => {
-      const { status, body } = await project.key.get(`/projects/${project.id}/prices?limit=4${query}`)
-      assert.equal(status, 200, JSON.stringify(body))
-      const next = await project.key.get(`/projects/${project.id}/prices?limit=4&offset=4${query}`)
-      return [...body.data, ...next.body.data].map(({ component, tier, above_tokens, effective_from }: any) =>
-        [component.split('_')[0], tier, above_tokens, effective_from.slice(0, 4)]
-          .filter(part => part !== null)
-          .join(' '),
-      )
-    }
-    assert.deepEqual(await listed('&sort=item'), [
-      'input 2020',
-      'input 200 2999',
-      'input 200 2020',
-      'input 1000 2020',
-      'input flex 2020',
-      'input priority 2020',
-      'output 2020',
-    ])
-    assert.deepEqual((await listed('')).slice(0, 2), ['input 2020', 'input 200 2999'])
-    assert.equal((await project.key.get(`/projects/${project.id}/prices?sort=tier`)).status, 400)
-  })
   it('in another unit do not apply, and nothing priced is no cost', async () => {
     ok(await own([row({ model, unit: 'character' })]))
     assert.deepEqual(

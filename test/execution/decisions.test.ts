@@ -14,7 +14,8 @@ import {
 import { type AgentApp, startAgentApp } from './fixtures.ts'
 import { json, made, refused, refusedAt, startTarget, type Target } from './tool-target.ts'
 
-const PIXEL = 'data:image/png;base64,iVBORw0KGgo='
+const PIXEL =
+  'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='
 
 describe('decisions', () => {
   let app: AgentApp

@@ -198,6 +198,13 @@ describe('the OpenAI mount: histories of clients', () => {
     assert.equal(chat.ignored, 'tools, tool_choice, tools.strict')
   })
 
+  it('name the field of a result without a call', async () => {
+    const pathOf = async (message: object) =>
+      (await post('/chat/completions', { model: double(), messages: [message] })).body.error.param
+    assert.equal(await pathOf({ role: 'function', name: 'weather', content: 'sun' }), 'messages[0].name')
+    assert.equal(await pathOf({ role: 'tool', tool_call_id: 'x', content: 'sun' }), 'messages[0].tool_call_id')
+  })
+
   it('may have every kind of message and item that the vendor takes', async () => {
     const model = double()
     const user = { role: 'user', content: 'Hello' }

@@ -43,9 +43,11 @@ function serverHome(): string {
  */
 export async function startServer({ flushes = false } = {}): Promise<EmbeddedServer & { pid: number }> {
   const home = flushes ? tmpdir() : serverHome()
-  for (const name of fs.readdirSync(home)) {
+  for (const entry of fs.readdirSync(home, { withFileTypes: true })) {
+    const { name } = entry
     if (!name.startsWith(SERVER_DIR) || runs(Number.parseInt(name.slice(SERVER_DIR.length), 10))) continue
-    await stopEmbedded(path.join(home, name))
+    // A run that was killed while it made its server leaves the file of the password too.
+    if (entry.isDirectory()) await stopEmbedded(path.join(home, name))
     fs.rmSync(path.join(home, name), { recursive: true, force: true })
   }
   const dir = path.join(home, `${SERVER_DIR}${process.pid}`)

@@ -413,10 +413,16 @@ describe('answers of vendors', () => {
       assert.deepEqual(await eventually(async () => (await prompts(id)).length > 0 && prompts(id)), [40])
     })
 
-    it('are metered by an estimate if they are cancelled before their end', async () => {
+    it('are metered by an estimate if they are cancelled before their end, with tools and their results', async () => {
       const { id, plan } = await vendor('anthropic')
-      const agent = await agentOf(id)
-      plan({ chunks: Array(40).fill('word '), chunk_delay_ms: 200 })
+      const long = 'sunny '.repeat(1000)
+      const parameters = { type: 'object', properties: { city: { type: 'string', description: long } } }
+      const tool = { name: 'weather', type: 'http', parameters, execute: { url: `${tools.url}/echo` } }
+      const agent = await agentOf(id, { tool_bindings: [{ tool }] })
+      plan([
+        { tool_calls: [{ name: 'weather', args: { city: long } }] },
+        { chunks: Array(40).fill('word '), chunk_delay_ms: 200 },
+      ])
       const response = await fetch(`${app.url}/api/v1/agents/${agent}/generate`, {
         method: 'POST',
         headers: { authorization: `Bearer ${key.token}`, 'content-type': 'application/json' },
@@ -430,9 +436,12 @@ describe('answers of vendors', () => {
       await made(`/generations/${/gen_\w+/.exec(seen)![0]}/cancel`, {})
       const [event] = await eventually(async () => {
         const { data } = (await key.get(`/usage/events?ai_provider_id=${id}`)).body
-        return data.length > 0 && data
+        const estimated = ({ components }: any) =>
+          components.some(({ component }: any) => component === 'estimated_calls')
+        return data.some(estimated) && data.filter(estimated)
       })
-      assert.ok(event.components.some(({ component }: any) => component === 'estimated_calls'))
+      const { quantity } = event.components.find(({ component }: any) => component === 'input_tokens')
+      assert.ok(quantity > 4000, `${quantity} tokens of schema, arguments and result`)
     })
 
     it('are not repeated after their reasoning was shown', async () => {

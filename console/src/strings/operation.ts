@@ -157,8 +157,6 @@ export const prices = {
   model: 'Model',
   tier: (tier: string) => `tier ${tier}`,
   above: (tokens: string) => `above ${tokens} tokens`,
-  sort: 'Sorted by',
-  sorts: { created_at: 'newest first', item: 'model, component and tier' },
   create: 'Add price',
   change: 'Change price',
   saved: 'The price is added',

@@ -1,6 +1,6 @@
 import deploymentFields from 'fields:putPrices.prices'
 import projectFields from 'fields:putProjectPrices.prices'
-import { Badge, Group, SegmentedControl, Select, Stack, Text } from '@mantine/core'
+import { Badge, Group, SegmentedControl, Stack, Text } from '@mantine/core'
 import type { Price } from '@muster/client'
 import {
   deletePrice,
@@ -45,11 +45,10 @@ export function Prices() {
   const isGlobal = filters.of === 'deployment' && isAllowed('usage:GetPriceBook') === true
   const mayManage = isAllowed(isGlobal ? 'usage:ManagePriceBook' : 'projects:ManageProjectPrices')
   const key = ['prices', isGlobal ? null : projectId]
-  const sort = filters.sort === 'created_at' ? 'created_at' : 'item'
   const list = useList<Price>(key, async ({ model }, bounds, signal) =>
     isGlobal
-      ? listPrices(api, { model, sort, ...bounds }, { signal }).page()
-      : listProjectPrices(api, { project_id: projectId, model, sort, ...bounds }, { signal }).page(),
+      ? listPrices(api, { model, ...bounds }, { signal }).page()
+      : listProjectPrices(api, { project_id: projectId, model, ...bounds }, { signal }).page(),
   )
   const columns: Column<Price>[] = [
     {
@@ -150,20 +149,8 @@ export function Prices() {
         list={list}
         action="projects:GetProjectPrices"
         columns={columns}
-        choices={['of', 'sort']}
-        fields={
-          <>
-            <SearchField name="model" label={texts.model} />
-            <Select
-              aria-label={texts.sort}
-              value={sort}
-              allowDeselect={false}
-              onChange={next => setFilters({ sort: next === 'created_at' ? next : undefined })}
-              data={Object.entries(texts.sorts).map(([value, label]) => ({ value, label: `${texts.sort} ${label}` }))}
-              w={{ base: '100%', xs: 300 }}
-            />
-          </>
-        }
+        choices={['of']}
+        fields={<SearchField name="model" label={texts.model} />}
         empty={
           <Notice icon={<IconTags />} title={isGlobal ? texts.noPrices : texts.empty} action={create} color="indigo">
             {isGlobal ? texts.noPricesText : texts.emptyText}

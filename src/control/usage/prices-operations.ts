@@ -22,22 +22,9 @@ import { findPrice } from './prices-store.ts'
 const tag = 'Prices'
 
 const filters = { provider: equalsFilter('provider'), model: equalsFilter('model') }
-const PriceQuery = filterSchema(filters).extend({
-  sort: z
-    .enum(['created_at', 'item'])
-    .default('created_at')
-    .describe(
-      'Order of the prices: `created_at` - newest first; `item` - by provider, model, resource, component, tier and size of prompts, the latest `effective_from` first',
-    ),
-})
+const PriceQuery = filterSchema(filters)
 
-const ORDERS = {
-  created_at: sql.fragment`t.created_at desc, t.id desc`,
-  item: sql.fragment`t.provider, t.model, t.resource nulls first, t.component, t.tier nulls first, t.above_tokens nulls first,
-    t.effective_from desc, t.id desc`,
-}
-
-/** Returns a page of the prices of a scope (indexes prices_identity, prices_project, prices_provider). */
+/** Returns a page of the prices of a scope, newest first (indexes prices_identity, prices_project, prices_provider). */
 const listPricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, scope: Fragment) =>
   pageResult<PriceRow>(context, {
     columns: priceKind.columns,
@@ -45,7 +32,7 @@ const listPricePage = (context: Pick<Context<any>, 'db' | 'page' | 'query'>, sco
     rows: scope,
     filters: filterConditions(filters, context.query),
     time: sql.fragment`t.created_at`,
-    order: ORDERS[context.query.sort as keyof typeof ORDERS],
+    order: sql.fragment`t.created_at desc, t.id desc`,
     key: sql.fragment`t.id`,
     present: priceKind.present,
   })

@@ -1,6 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import { z } from 'zod'
 import { checkSpend } from '#control/quotas/spend.ts'
+import type { UsedAnswer } from '#control/usage/meter.ts'
 import { containsFilter, equalsFilter, oneOf } from '#core/api/filters.ts'
 import type { Values } from '#core/api/kind.ts'
 import { pageOf, pageOfArray } from '#core/api/lists.ts'
@@ -143,6 +144,7 @@ async function checkProviderCall(options: {
       store: false,
       max_output_tokens: client.smallestAnswer,
       signal,
+      onUnused: (answer: UsedAnswer) => recordCheckUsage(services, resource, model, answer),
     }
     const outcome = await attemptModel(services, resource, model, request, { retries: 0 })
     if (outcome.ok) {

@@ -307,7 +307,7 @@ function messagesOf({ messages }: Body): { instructions: string | null; messages
         history.addResult(message.tool_call_id, textOf(message.content), path)
         break
       case 'function':
-        history.addResult(`call_${message.name}`, textOf(message.content), path)
+        history.addResult(`call_${message.name}`, textOf(message.content), path, 'name')
     }
   }
   return { instructions: joinTexts(system), messages: history.finish() }

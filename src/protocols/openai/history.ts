@@ -52,10 +52,10 @@ export class HistoryBuilder {
   }
 
   /** @throws VALIDATION_FAILED for a result without a preceding call */
-  addResult(id: string, text: string, path: string): void {
+  addResult(id: string, text: string, path: string, field: string = this.names.callId): void {
     const tool_name = this.open.get(id)
     if (tool_name === undefined)
-      throw invalid(`${path}.${this.names.callId}`, 'is not a pending call of the preceding assistant message')
+      throw invalid(`${path}.${field}`, 'is not a pending call of the preceding assistant message')
     this.open.delete(id)
     const result = { type: 'tool_result' as const, tool_call_id: id, tool_name, result: text, error: null }
     const last = this.messages.at(-1)
