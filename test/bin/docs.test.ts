@@ -422,7 +422,7 @@ describe('the commands of the pages', function () {
 
   it('of api.md run as they are written', async () => {
     const answers = await answersOf(commandsOf('docs/api.md'), base)
-    assert.match(answers.get('# The description of the API') ?? '', /^\{"openapi":"3\.1\.\d"/)
+    assert.match(answers.get('# The API') ?? '', /^\{"openapi":"3\.1\.\d"/)
   })
 
   it('of guide.md run as they are written', async () => {

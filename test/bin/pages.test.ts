@@ -51,6 +51,42 @@ describe('the pages', () => {
       }
   })
 
+  it('name files and functions that exist', () => {
+    const folders = [
+      'src',
+      'bin',
+      'cli/src',
+      'client/build',
+      'client/src',
+      'console/src',
+      'jobs',
+      'scripts',
+      'sql',
+      'test',
+    ]
+    const files = folders.flatMap(folder =>
+      fs.readdirSync(path.join(root, folder), { recursive: true, encoding: 'utf8' }).map(name => `${folder}/${name}`),
+    )
+    /** A path is given from the root, from src, or from the folder of its section. */
+    const found = (name: string) => files.filter(file => `/${file}`.endsWith(`/${name}`))
+    const missing: string[] = []
+    for (const page of pages.filter(name => name !== 'CHANGELOG.md')) {
+      const text = read(page).replace(/^```.*?^```$/gms, '')
+      for (const [, name] of text.matchAll(/`([\w./-]+\.(?:tsx?|mjs)|[\w./-]+\/[\w-]+\.sql)`/g))
+        if (!fs.existsSync(path.join(root, name)) && found(name).length === 0) missing.push(`${page}: ${name}`)
+      for (const [, name] of text.matchAll(/`([a-z-]+\/[\w./-]*)`/g))
+        if (fs.existsSync(path.join(root, 'src', name.split('/')[0])))
+          if (!['src', 'test', '.'].some(folder => fs.existsSync(path.join(root, folder, name))))
+            missing.push(`${page}: ${name}`)
+      for (const [, name, file] of text.matchAll(/`([A-Za-z][\w.]*)`\s+\(`([\w./-]+\.tsx?)`/g)) {
+        const words = name.split('.')
+        if (!found(file).some(each => words.every(word => read(each).split(/\W+/).includes(word))))
+          missing.push(`${page}: ${name} (${file})`)
+      }
+    }
+    assert.deepEqual(missing, [])
+  })
+
   it('are all on the start page of the documentation', () => {
     const start = read('docs/index.md')
     const missing = fs
@@ -59,8 +95,12 @@ describe('the pages', () => {
     assert.deepEqual(missing, [])
   })
 
+  it('start with a README that is read in one sitting', () => {
+    assert.ok(read('README.md').split('\n').length <= 151)
+  })
+
   it('name every benchmark', () => {
-    const [, table = ''] = /^\| Benchmark \| .*\n.*\n((?:\|.*\n)+)/m.exec(read('README.md')) ?? []
+    const [, table = ''] = /^\| Benchmark \| .*\n.*\n((?:\|.*\n)+)/m.exec(read('docs/benchmarks.md')) ?? []
     const names = [...table.matchAll(/^\| `([\w-]+)` \|/gm)].map(([, name]) => name)
     const [, ...keys] = /^const all = \{\n(.*?)^\}/ms.exec(read('test/bench/run.ts')) ?? []
     assert.deepEqual(
@@ -70,7 +110,7 @@ describe('the pages', () => {
   })
 
   it('name every command', () => {
-    const readme = read('README.md')
-    for (const command of program().commands) assert.ok(readme.includes(`\`${command.name()}`), command.name())
+    const page = read('docs/cli.md')
+    for (const command of program().commands) assert.ok(page.includes(`\`${command.name()}`), command.name())
   })
 })

@@ -1,0 +1,180 @@
+import assert from 'node:assert/strict'
+import fs from 'node:fs'
+import path from 'node:path'
+import { RUN_STATUSES } from '#automation/orchestrations/runs/model.ts'
+import { AUTOMATION_STATUSES, TASK_STATUSES } from '#automation/workflows/tasks/model.ts'
+import { DELIVERY_STATUSES } from '#control/webhooks/model.ts'
+import { GENERATION_STATUSES } from '#execution/generations/model.ts'
+
+const root = path.resolve(import.meta.dirname, '../..')
+const read = (file: string) => fs.readFileSync(path.join(root, file), 'utf8')
+
+/** A place in the code that makes transitions: file below src or in sql, text in it, and `from --> to` for each. */
+type Transition = [file: string, text: string, ...arrows: string[]]
+
+type Machine = {
+  heading: string
+  /** Statuses by the group that the diagram draws them in; '' is the diagram itself. */
+  states: Record<string, readonly string[]>
+  transitions: Transition[]
+  /** Finds writes of the status; each file with one must be in `transitions`. */
+  writes: [folder: string, pattern: RegExp]
+}
+
+const LIVE = ['queued', 'running', 'sleeping', 'awaiting_input']
+const turns = 'execution/generations'
+const runs = 'automation/orchestrations/runs'
+const tasks = 'automation/workflows/tasks'
+
+const MACHINES: Machine[] = [
+  {
+    heading: 'States of a turn',
+    states: { '': GENERATION_STATUSES },
+    transitions: [
+      [`${turns}/request/create.ts`, 'insertTurn(', '[*] --> pending'],
+      [`${turns}/request/create-paused.ts`, 'startPaused(', '[*] --> requires_action'],
+      [
+        `${turns}/loop/turn-store.ts`,
+        "set status = 'in_progress', attempt",
+        'pending --> in_progress',
+        'in_progress --> in_progress',
+      ],
+      [`${turns}/loop/turn-store.ts`, "set status = 'requires_action'", 'in_progress --> requires_action'],
+      [`${turns}/store.ts`, "set status = 'in_progress', handed_back = true", 'requires_action --> in_progress'],
+      [`${turns}/loop/settle-turn.ts`, 'completeTurn(', 'in_progress --> completed', 'completed --> [*]'],
+      [
+        `${turns}/request/cancel-turn.ts`,
+        'settlementParts(',
+        'pending --> failed',
+        'in_progress --> failed',
+        'requires_action --> failed',
+        'failed --> [*]',
+      ],
+      [
+        `${turns}/erase/purge-store.ts`,
+        "when t.status = 'requires_action' then 'failed'",
+        'requires_action --> failed',
+      ],
+    ],
+    writes: [turns, /update generations (t )?set status/],
+  },
+  {
+    heading: 'States of a run',
+    states: { '': RUN_STATUSES.filter(status => !LIVE.includes(status)), live: LIVE },
+    transitions: [
+      [`${runs}/commands/start-run.ts`, "status: 'queued'", '[*] --> live', 'live: [*] --> queued'],
+      [
+        `${runs}/engine/advance.ts`,
+        'run.status = runStatus(',
+        ...LIVE.flatMap(from => LIVE.filter(to => to !== from).map(to => `live: ${from} --> ${to}`)),
+      ],
+      [`${runs}/engine/advance.ts`, "#setTerminal('succeeded')", 'live --> succeeded', 'succeeded --> [*]'],
+      [`${runs}/engine/advance.ts`, "this.stop('failed'", 'live --> failed', 'failed --> [*]'],
+      [`${runs}/engine/advance.ts`, "this.stop('expired'", 'live --> expired', 'expired --> [*]'],
+      [`${runs}/commands/tree-store.ts`, "set status = 'cancelled'", 'live --> cancelled', 'cancelled --> [*]'],
+    ],
+    writes: [runs, /run\.status = |update orchestration_runs t set status|^ {4}status: 'queued'/m],
+  },
+  {
+    heading: 'States of a task',
+    states: { '': TASK_STATUSES, open: AUTOMATION_STATUSES },
+    transitions: [
+      [`${tasks}/create.ts`, 'enterState(', '[*] --> open', '[*] --> closed'],
+      [
+        `${tasks}/task-change.ts`,
+        "status: terminal ? 'closed' : 'open'",
+        'open --> closed',
+        'closed --> [*]',
+        'open: [*] --> running',
+        'open: [*] --> paused',
+      ],
+      [
+        `${tasks}/task-change.ts`,
+        "isPaused ? 'paused' : 'running'",
+        'open: failed --> running',
+        'open: failed --> paused',
+        'open: unrouted --> running',
+        'open: unrouted --> paused',
+      ],
+      [`${tasks}/automation.ts`, "verb: 'automation_retrying'", 'open: running --> running'],
+      [`${tasks}/automation.ts`, "automation_status: 'completed'", 'open: running --> completed'],
+      [`${tasks}/automation.ts`, "automation_status: 'failed'", 'open: running --> failed'],
+      [`${tasks}/automation.ts`, "automation_status: 'unrouted'", 'open: running --> unrouted'],
+      [`${tasks}/execute-dispatch.ts`, "automation_status: 'paused'", 'open: running --> paused'],
+      [`${tasks}/write.ts`, "automation_status: 'paused'", 'open: running --> paused'],
+      [`${tasks}/pause.ts`, "automation_status: 'running'", 'open: paused --> running'],
+    ],
+    writes: [tasks, /automation_status: ('|null|\w+ \?)/],
+  },
+  {
+    heading: 'States of a delivery',
+    states: { '': DELIVERY_STATUSES },
+    transitions: [
+      ['control/webhooks/delivery-store.ts', 'insert into webhook_deliveries', '[*] --> queued'],
+      ['control/webhooks/deliver.ts', "decision: 'retry', status: 'queued'", 'queued --> queued'],
+      [
+        'control/webhooks/deliver.ts',
+        "decision: 'done', status: 'completed'",
+        'queued --> completed',
+        'completed --> [*]',
+      ],
+      ['control/webhooks/deliver.ts', "decision: 'failed', status: 'failed'", 'queued --> failed', 'failed --> [*]'],
+      ['control/webhooks/delivery-store.ts', "when l.failed then 'failed'", 'queued --> failed'],
+    ],
+    writes: ['control/webhooks', /^ +status = /m],
+  },
+]
+
+/** Arrows and states of the diagram below a heading of flows.md; those of a group have its name in front. */
+function diagramOf(heading: string): { arrows: string[]; states: Map<string, Set<string>> } {
+  const section = read('docs/flows.md').split(`\n### ${heading}\n`)[1] ?? assert.fail(`flows.md has no ${heading}`)
+  const [, diagram] = /```mermaid\nstateDiagram-v2\n(.*?)```/s.exec(section) ?? assert.fail(`${heading} has no diagram`)
+  const arrows: string[] = []
+  const states = new Map<string, Set<string>>()
+  let group = ''
+  for (const line of diagram.trimEnd().split('\n')) {
+    const [, opened] = /^ {2}state (\w+) \{$/.exec(line) ?? []
+    if (opened !== undefined || line === '  }') {
+      group = opened ?? ''
+      continue
+    }
+    const [, from, to] = /^ +(\S+) --> (\S+)(?: : .+)?$/.exec(line) ?? assert.fail(`${heading}: ${line}`)
+    arrows.push(`${group && `${group}: `}${from} --> ${to}`)
+    for (const state of [from, to]) if (state !== '[*]') states.set(group, (states.get(group) ?? new Set()).add(state))
+  }
+  return { arrows, states }
+}
+
+describe('the state diagrams', () => {
+  for (const { heading, states, transitions, writes } of MACHINES)
+    describe(heading, () => {
+      it('has every status, and no other state', () => {
+        const drawn = diagramOf(heading).states
+        const groups = Object.keys(states).filter(name => name !== '' && !states[''].includes(name))
+        for (const group of groups) drawn.get('')?.delete(group)
+        assert.deepEqual([...drawn.keys()].sort(), Object.keys(states).sort())
+        for (const [group, statuses] of Object.entries(states))
+          assert.deepEqual([...(drawn.get(group) ?? [])].sort(), [...statuses].sort(), group)
+      })
+
+      it('has the transitions of the code, and no other arrow', () => {
+        const made = new Set(transitions.flatMap(([, , ...arrows]) => arrows))
+        assert.deepEqual(diagramOf(heading).arrows.sort(), [...made].sort())
+        for (const [file, text] of transitions) assert.ok(read(`src/${file}`).includes(text), `${file}: ${text}`)
+      })
+
+      it('knows every file that writes the status', () => {
+        const [folder, pattern] = writes
+        const files = fs.readdirSync(path.join(root, 'src', folder), { recursive: true, encoding: 'utf8' })
+        const writing = files
+          .map(name => `${folder}/${name}`)
+          .filter(name => name.endsWith('.ts') && pattern.test(read(`src/${name}`)))
+        const known = new Set(transitions.map(([file]) => file))
+        assert.ok(writing.length > 0)
+        assert.deepEqual(
+          writing.filter(file => !known.has(file)),
+          [],
+        )
+      })
+    })
+})
