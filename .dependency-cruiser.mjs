@@ -3,7 +3,7 @@
  * area the same holds for its folders, in the order of the list: `.` stands for the files of the area itself. The folders of
  * one module, such as those of `memory`, are one entry.
  */
-const floors = {
+export const floors = {
   core: [
     'base',
     'net',
@@ -104,10 +104,10 @@ const packages = (...names) => names.flatMap(name => [`^${name}$`, `(^|/)node_mo
 
 const downward = areas.map((area, index) => ({
   name: area === 'core' ? 'core-knows-no-module' : `no-upward-import-from-${area}`,
-  comment: `src/${area} may import ${index ? `src/{${areas.slice(0, index)}}` : 'nothing else of src'} and src/config.ts.`,
+  comment: `src/${area} may import ${index ? `src/{${areas.slice(0, index)}}` : 'nothing else of src'}.`,
   severity: 'error',
   from: { path: `^src/${area}/` },
-  to: { path: '^src/', pathNot: `^src/(((${areas.slice(0, index + 1).join('|')})/)|config\\.ts$)` },
+  to: { path: '^src/', pathNot: `^src/(${areas.slice(0, index + 1).join('|')})/` },
 }))
 
 /** The path of the files of a folder of an area; `.` are the files beside its folders. */
@@ -196,11 +196,21 @@ export default {
       to: { circular: true },
     },
     {
-      name: 'config-stands-alone',
-      comment: 'Everything reads the configuration; it reads the environment only.',
+      name: 'settings-stand-alone',
+      comment: 'Settings are declared without what they steer, so that reading them takes no time.',
       severity: 'error',
-      from: { path: '^src/config\\.ts$' },
-      to: { path: '^(src|jobs|bin)/' },
+      from: { path: '^src/.*/settings\\.ts$', pathNot: '^src/operator/' },
+      to: { pathNot: ['^src/core/base/setting\\.ts$', ...packages('zod')], dependencyTypesNot: ['core'] },
+    },
+    {
+      name: 'config-loads-no-module',
+      comment: 'The configuration is read before modules are loaded, and by commands that load none.',
+      severity: 'error',
+      from: { path: '^src/(config|settings)\\.ts$' },
+      to: {
+        path: '^(src|jobs|bin)/',
+        pathNot: '/settings\\.ts$|^src/core/(base/|db/database-url\\.ts$|net/(allow-hosts|resolver)\\.ts$)',
+      },
     },
     {
       name: 'egress-only',

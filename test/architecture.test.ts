@@ -8,7 +8,11 @@ const root = path.resolve(import.meta.dirname, '..')
 
 /** Files of a tree that breaks every dependency rule once, and keeps to it once where the two are easily confused. */
 const fixture: Record<string, string> = {
-  'src/config.ts': `import '#core/base/ids.ts'`,
+  'src/config.ts': `import './settings.ts'\nimport '#core/base/clock.ts'\nimport '#identity/users/operations.ts'`,
+  'src/settings.ts': `import './control/webhooks/settings.ts'`,
+  'src/core/base/setting.ts': `import { z } from 'zod'\nexport const text = z.string()`,
+  'src/core/base/reader.ts': `import '#config.ts'`,
+  'src/control/webhooks/settings.ts': `import { hostname } from 'node:os'\nimport { z } from 'zod'\nimport '#core/base/ids.ts'\nimport { text } from '#core/base/setting.ts'\nexport const host = z.union([text, z.literal(hostname())])`,
   'src/app.ts': `import './api.ts'`,
   'src/api.ts': `import './identity/users/operations.ts'\nimport './formations/records/store.ts'`,
   'src/core/base/ids.ts': `import './clock.ts'`,
@@ -75,10 +79,11 @@ const expected = [
   'command-line-is-on-top: jobs/other.ts -> src/operator/up.ts',
   'command-line-is-on-top: src/core/base/shell.ts -> src/operator/up.ts',
   'command-line-is-on-top: src/web.ts -> src/operator/up.ts',
-  'config-stands-alone: src/config.ts -> src/core/base/ids.ts',
+  'config-loads-no-module: src/config.ts -> src/identity/users/operations.ts',
   'console-is-a-client: console/src/api.ts -> src/core/base/ids.ts',
   'core-knows-no-module: src/core/api/kind.ts -> src/api.ts',
   'core-knows-no-module: src/core/base/clock.ts -> src/identity/users/model.ts',
+  'core-knows-no-module: src/core/base/reader.ts -> src/config.ts',
   'core-knows-no-module: src/core/base/shell.ts -> src/operator/up.ts',
   'database-only-in-core: src/control/webhooks/send.ts -> pg-boss',
   'database-only-in-core: src/control/webhooks/store.ts -> pg',
@@ -105,6 +110,7 @@ const expected = [
   'no-upward-import-from-identity: src/identity/users/operations.ts -> src/control/audit/store.ts',
   'schemas-run-in-threads: src/control/webhooks/match.ts -> re2js',
   'schemas-run-in-threads: src/core/json-schema/checks.ts -> src/core/json-schema/validate.ts',
+  'settings-stand-alone: src/control/webhooks/settings.ts -> src/core/base/ids.ts',
 ]
 
 interface Violation {

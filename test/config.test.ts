@@ -1,6 +1,9 @@
 import assert from 'node:assert/strict'
-import { type ConfigError, effectiveSettings, loadConfig } from '#config.ts'
-import { loadSettings } from '#core/services/settings.ts'
+import fs from 'node:fs'
+import path from 'node:path'
+import { loadConfig, loadSettings } from '#config.ts'
+import type { ConfigError } from '#core/base/config.ts'
+import { effectiveSettings, settingRows } from '#core/base/declared-settings.ts'
 
 const PRODUCTION = {
   NODE_ENV: 'production',
@@ -38,6 +41,36 @@ const refuses = (env: Record<string, string>, variable: string) =>
   assert.throws(() => loadConfig(env), { variable }, JSON.stringify(env))
 
 describe('configuration', () => {
+  it('reads the settings of every module, each declared in the first folder that reads it', async () => {
+    const src = path.join(import.meta.dirname, '../src')
+    const floors: Record<string, string[]> = (await import(path.join(src, '../.dependency-cruiser.mjs'))).floors
+    /** The floor of a file. Formations are one module; files of no area are on top. */
+    const floorOf = (file: string): number => {
+      const [area] = file.split('/', 1)
+      const index = Object.keys(floors).indexOf(area)
+      if (index < 0) return Number.POSITIVE_INFINITY
+      if (area === 'formations') return index * 100
+      return index * 100 + floors[area].findIndex(folder => file.startsWith(`${area}/${folder}/`))
+    }
+    const files = fs.readdirSync(src, { recursive: true, encoding: 'utf8' }).filter(file => file.endsWith('.ts'))
+    const declared = new Map<string, string>()
+    for (const file of files.filter(each => each.endsWith('/settings.ts') && !each.startsWith('operator/')))
+      for (const { settings } of Object.values(await import(path.join(src, file))) as { settings?: object }[])
+        for (const name of Object.keys(settings ?? {})) declared.set(name, file)
+    assert.deepEqual(
+      settingRows()
+        .map(({ name }) => name)
+        .sort(),
+      [...declared.keys()].sort(),
+    )
+    const early = files.flatMap(file =>
+      [...fs.readFileSync(path.join(src, file), 'utf8').matchAll(/\bconfig\??\.([A-Z][A-Z0-9_]+)/g)]
+        .map(([, name]) => ({ name, file, declaredIn: declared.get(name) as string }))
+        .filter(({ declaredIn }) => floorOf(file) < floorOf(declaredIn)),
+    )
+    assert.deepEqual(early, [])
+  })
+
   it('has the defaults of the table and ignores what it does not know', () => {
     const config = loadConfig({ SOMETHING_ELSE: '1' })
     assert.deepEqual(
@@ -139,6 +172,7 @@ describe('configuration', () => {
     const parts = { DATABASE_HOST: 'db', DATABASE_NAME: 'a b', DATABASE_USER: 'u', DATABASE_PASSWORD: 'p@ss/w' }
     assert.equal(loadConfig(parts).DATABASE_URL, 'postgres://u:p%40ss%2Fw@db:5432/a%20b')
     assert.equal(loadConfig({ ...parts, DATABASE_URL: 'postgres://x/y' }).DATABASE_URL, 'postgres://x/y')
+    refuses({ DATABASE_HOST: 'a b' }, 'DATABASE_HOST')
   })
 
   it('shows URLs without their credentials', () => {

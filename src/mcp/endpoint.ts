@@ -5,8 +5,8 @@ import {
   Server,
 } from '@modelcontextprotocol/server'
 import { z } from 'zod'
-import type { Config } from '#config.ts'
 import { RequestCount } from '#core/api/request-count.ts'
+import type { Config } from '#core/base/config.ts'
 import { AppError, errorBody, raise } from '#core/base/errors.ts'
 import { release } from '#core/base/release.ts'
 import type { Services } from '#core/base/services.ts'

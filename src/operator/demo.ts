@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
-import type { Config } from '#config.ts'
 import { systemClock } from '#core/base/clock.ts'
+import type { Config } from '#core/base/config.ts'
 import type { Pool } from '#core/db/pool.ts'
 import { issueUserToken } from '#identity/users/sign-in.ts'
 import { issueSignInLink } from '#identity/users/sign-in-link.ts'

@@ -1,10 +1,10 @@
 import { randomBytes } from 'node:crypto'
 import fs from 'node:fs'
 import path from 'node:path'
-import type { Config } from '#config.ts'
+import { loadSettings } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { createLog, type Logger } from '#core/base/log.ts'
 import type { OpenServices } from '#core/services/lifecycle.ts'
-import { loadSettings } from '#core/services/settings.ts'
 import { findEmbedded, startEmbedded } from '#local/postgres.ts'
 
 export type Environment = Record<string, string | undefined>

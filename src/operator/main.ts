@@ -1,5 +1,5 @@
 import { CommanderError } from 'commander'
-import { ConfigError } from '#config.ts'
+import { ConfigError } from '#core/base/config.ts'
 import { CommandError, describeError, printProgress } from './output.ts'
 import { program } from './program.ts'
 

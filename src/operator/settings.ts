@@ -1,6 +1,7 @@
+import '#settings.ts'
 import fs from 'node:fs'
-import { settingRows } from '#config.ts'
-import { settingGroupTitle, settingsMarkdown } from '#core/docs/settings.ts'
+import { settingRows } from '#core/base/declared-settings.ts'
+import { settingGroupTitle, settingsMarkdown } from '#core/docs/setting-tables.ts'
 import { CommandError, print, printJson, table } from './output.ts'
 
 const OPENING = '<!-- settings -->'

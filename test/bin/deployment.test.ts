@@ -5,7 +5,8 @@ import { tmpdir } from 'node:os'
 import path from 'node:path'
 import { promisify } from 'node:util'
 import { parse } from 'yaml'
-import { loadConfig, settingRows } from '#config.ts'
+import { loadConfig } from '#config.ts'
+import { settingRows } from '#core/base/declared-settings.ts'
 import { CONSOLE_INPUTS } from '#local/build.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import encoding from 'gpt-tokenizer/encoding/o200k_base'
+import { effectiveSettings } from '#content/index/chunks/chunk-settings.ts'
 import type { ChunkDraft, PageText, PartialSettings } from '#content/index/chunks/model.ts'
-import { effectiveSettings } from '#content/index/chunks/settings.ts'
 import { ChunkLimitError, joinPages, splitPages } from '#content/index/chunks/split.ts'
 import { AppError } from '#core/base/errors.ts'
 import { longestTurn } from '../support/event-loop.ts'

@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict'
-import { ConfigError, loadConfig } from '#config.ts'
+import { loadConfig } from '#config.ts'
+import { ConfigError } from '#core/base/config.ts'
 import { sql } from '#core/db/sql.ts'
 import companySignIn from '#identity/company-sign-in/module.ts'
 import { hashPassword } from '#identity/users/passwords.ts'

@@ -1,5 +1,5 @@
+import { loadSettings } from '#config.ts'
 import { createLog, type Logger } from '#core/base/log.ts'
-import { loadSettings } from '#core/services/settings.ts'
 import { main } from '#operator/main.ts'
 import { startWeb } from '#web.ts'
 import { startWorker } from '../../jobs/worker.ts'

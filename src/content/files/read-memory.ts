@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { type AppError, serviceNotReady } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'

@@ -1,7 +1,7 @@
 import type { Services } from '#core/base/services.ts'
 import { sendWithCommit } from '#core/db/commit-piggyback.ts'
 import { inTransaction } from '#core/db/pool.ts'
-import { setForTransaction } from '#core/db/settings.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { findSearchLanguages } from '../index/words/languages.ts'
 import { parseQuery } from '../index/words/query.ts'
 import type { SourceSelection } from './sources.ts'

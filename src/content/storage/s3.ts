@@ -1,6 +1,6 @@
 import type { Readable } from 'node:stream'
 import type { CompletedPart, S3Client } from '@aws-sdk/client-s3'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { callHost } from '#core/net/hanging-calls.ts'
 import type { ByteRange, StorageBackend } from './backend.ts'
 import { reblock } from './reblock.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { setForTransaction } from '#core/db/settings.ts'
 import { allOf, type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import type { AuditEntry as Entry } from '#core/writes/audit-entry.ts'
 import { AuditRecord, auditEntryKind } from './model.ts'
 

@@ -1,7 +1,7 @@
 import { z } from 'zod'
-import { effectiveSettings } from '#config.ts'
 import { pageOf, pageOfArray } from '#core/api/lists.ts'
 import { type Operation, operation } from '#core/api/operation.ts'
+import { effectiveSettings } from '#core/base/declared-settings.ts'
 import { raise } from '#core/base/errors.ts'
 import { type Queue, queues } from '#core/queues/queue.ts'
 import { countActiveMessages, listMessages, listWorkers } from '#core/work/inspection.ts'

@@ -1,4 +1,3 @@
-import { WORKER_KINDS } from '#config.ts'
 import { isIdOf, kinds } from '#core/api/kind.ts'
 import { extensionPoint } from '#core/base/declarations.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
@@ -10,6 +9,7 @@ import { workForConcerns } from '#core/modules/module.ts'
 import { migrationNames } from '#core/queues/migrate.ts'
 import { deadLetterQueue, queues as declared, type Queue } from '#core/queues/queue.ts'
 import { countMessages, listWorkers, type MessageRow, type WorkerRow } from '#core/work/inspection.ts'
+import { WORKER_KINDS } from '#core/work/settings.ts'
 import type { QueueMessage, SystemStatus } from './model.ts'
 
 /** Counts the turns of the last minute in all projects, and how many of them failed. */

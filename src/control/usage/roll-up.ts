@@ -1,8 +1,8 @@
 import { z } from 'zod'
 import type { Services } from '#core/base/services.ts'
 import { inTransaction, type Pool } from '#core/db/pool.ts'
-import { setForTransaction } from '#core/db/settings.ts'
 import { type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { isolateFailures, yieldAfter } from '#core/work/sweeps.ts'
 import { turnVersions } from './report-store.ts'
 

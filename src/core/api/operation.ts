@@ -1,7 +1,7 @@
 import type { IncomingMessage } from 'node:http'
 import type { Readable } from 'node:stream'
 import { z } from 'zod'
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 import { declarations } from '../base/declarations.ts'
 import type { ErrorCode, Problem } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'

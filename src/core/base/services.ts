@@ -1,5 +1,5 @@
-import type { Config } from '#config.ts'
 import type { Clock } from './clock.ts'
+import type { Config } from './config.ts'
 import type { Logger } from './log.ts'
 
 /** State of processSingleton by its key, closed with the services. */

@@ -1,4 +1,4 @@
-import { ConfigError } from '#config.ts'
+import { ConfigError } from './config.ts'
 import type { Logger } from './log.ts'
 
 /** Time in which a second signal is ignored: npm forwards a SIGINT that the terminal already sent to all its processes. */

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import pg from 'pg'
-import { type Config, ConfigError } from '#config.ts'
+import { type Config, ConfigError } from '../base/config.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { sqlStateOf } from './database-errors.ts'

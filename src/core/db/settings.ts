@@ -1,15 +1,47 @@
-import { z } from 'zod'
-import { sendAhead } from './commit-piggyback.ts'
-import { type Queryable, sql } from './sql.ts'
+import { derived, integer, optional, setting, settings, text, type Values } from '../base/setting.ts'
 
-const settingRow = sql.type(z.object({ set_config: z.string() }))
+export const databaseSettings = settings(
+  'database',
+  {
+    DATABASE_URL: setting(derived(optional), '', 'PostgreSQL URL; takes precedence over the five settings below.', {
+      secret: true,
+    }),
+    DATABASE_LISTEN_URL: setting(
+      derived(optional),
+      '',
+      'URL of the PostgreSQL server if DATABASE_URL is a pooler; default DATABASE_URL.',
+      { secret: true },
+    ),
+    DATABASE_HOST: setting(text, process.env.PGHOST ?? 'localhost', 'Host; default PGHOST.', {
+      documented: 'localhost',
+    }),
+    DATABASE_PORT: setting(integer(1, 65535), process.env.PGPORT ?? '5432', 'Port; default PGPORT.', {
+      documented: '5432',
+    }),
+    DATABASE_NAME: setting(text, process.env.PGDATABASE ?? 'app', 'Database; default PGDATABASE.', {
+      documented: 'app',
+    }),
+    DATABASE_USER: setting(text, process.env.PGUSER ?? 'app', 'User; default PGUSER.', { documented: 'app' }),
+    DATABASE_PASSWORD: setting(optional, process.env.PGPASSWORD ?? '', 'Password; default PGPASSWORD.', {
+      secret: true,
+      documented: '',
+    }),
+    DATABASE_POOL_MAX: setting(integer(2), '20', 'Maximum connections per process.'),
+  },
+  (config, problem) => {
+    if (config.DATABASE_PORT === undefined) return
+    const url = URL.parse(
+      `postgres://${config.DATABASE_HOST}:${config.DATABASE_PORT}/${encodeURIComponent(config.DATABASE_NAME)}`,
+    )
+    if (url) {
+      url.username = config.DATABASE_USER
+      if (config.DATABASE_PASSWORD) url.password = config.DATABASE_PASSWORD
+      config.DATABASE_URL ??= url.href
+    } else if (!config.DATABASE_URL) problem('DATABASE_HOST', 'must be a host name')
+    config.DATABASE_LISTEN_URL ??= config.DATABASE_URL
+  },
+)
 
-/** Sets database settings for a transaction that has just begun; they are sent together with its next statement. */
-export const setForTransaction = (tx: Queryable, settings: Record<string, string>): Promise<unknown> =>
-  sendAhead(() =>
-    tx.query(settingRow`
-      select ${sql.join(
-        Object.entries(settings).map(([name, value]) => sql.fragment`set_config(${name}, ${value}, true)`),
-        sql.fragment`, `,
-      )}`),
-  )
+declare module '../base/config.ts' {
+  interface Config extends Values<typeof databaseSettings> {}
+}

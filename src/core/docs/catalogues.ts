@@ -5,7 +5,7 @@ import { errorCodes, errorEntry } from '../base/errors.ts'
 import { eventTypes } from '../writes/events.ts'
 import { type Description, routesOf } from './description.ts'
 import { code, escapeMarkdown, type Page, slugOf, table } from './page.ts'
-import { settingsMarkdown } from './settings.ts'
+import { settingsMarkdown } from './setting-tables.ts'
 
 /** Pages of everything with a name: error codes, permissions, events, settings, commands, methods, changes. */
 

@@ -1,5 +1,5 @@
 import MiniSearch, { type Options } from 'minisearch'
-import { settingRows } from '#config.ts'
+import { settingRows } from '../base/declared-settings.ts'
 import { errorCodes, errorEntry } from '../base/errors.ts'
 import { eventTypes } from '../writes/events.ts'
 import type { Section } from './markdown.ts'

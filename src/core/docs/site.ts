@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
-import type { Config } from '#config.ts'
 import type { Operation } from '../api/operation.ts'
+import type { Config } from '../base/config.ts'
 import { cataloguePages, requiredPages } from './catalogues.ts'
 import type { Description } from './description.ts'
 import { guideImages, guides } from './guides.ts'

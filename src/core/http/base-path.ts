@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 
 /** Returns the path under which a proxy serves the deployment; empty for none. */
 export const basePath = ({ BASE_URL }: Pick<Config, 'BASE_URL'>): string =>

@@ -1,6 +1,6 @@
 import cors from 'cors'
 import type { Request, RequestHandler } from 'express'
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 
 /** Access of pages of other origins, on all endpoints: by bearer credentials, never by cookies. */
 

@@ -1,5 +1,5 @@
-import type { Config } from '#config.ts'
 import type { Operation } from '../api/operation.ts'
+import type { Config } from '../base/config.ts'
 import { release } from '../base/release.ts'
 import type { Site } from '../docs/site.ts'
 import { openApiDocument } from '../openapi/openapi.ts'

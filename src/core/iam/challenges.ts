@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 
 /** A protected resource: the API, or its MCP server (`/mcp`). */
 export type ProtectedResource = '' | '/mcp'

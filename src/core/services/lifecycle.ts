@@ -1,5 +1,5 @@
-import type { Config } from '#config.ts'
 import { type Clock, systemClock } from '../base/clock.ts'
+import type { Config } from '../base/config.ts'
 import type { Logger } from '../base/log.ts'
 import type { ProcessState, Services } from '../base/services.ts'
 import { openNotifier } from '../db/notifier.ts'

@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 import type { Logger } from '../base/log.ts'
 import type { Services } from '../base/services.ts'
 import type { Fragment } from '../db/sql.ts'

@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import type { Config } from '#config.ts'
+import type { Config } from '../base/config.ts'
 import { declarations } from '../base/declarations.ts'
 import { type AppError, executorLost } from '../base/errors.ts'
 import type { Services } from '../base/services.ts'

@@ -1,5 +1,5 @@
 import { AsyncLocalStorage } from 'node:async_hooks'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { serviceNotReady } from '#core/base/errors.ts'
 import { FairSemaphore } from '#core/base/fair-semaphore.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'

@@ -1,5 +1,5 @@
 import type { ClientAuth, Configuration, CustomFetch } from 'openid-client'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { type AccountClaims, isAccount } from './model.ts'

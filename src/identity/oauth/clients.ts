@@ -1,7 +1,7 @@
 import { randomBytes, timingSafeEqual } from 'node:crypto'
 import { errors, Provider } from 'oidc-provider'
-import type { Config } from '#config.ts'
 import { storabilityProblem } from '#core/api/validate.ts'
+import type { Config } from '#core/base/config.ts'
 import { isLoopback, LOOPBACK } from '#core/net/loopback.ts'
 import { sha256Of } from '#core/secrets/digest.ts'
 import { derivedKeys, signatureOf } from '../tokens/signatures.ts'

@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { cookieName } from '../sign-in/signed-cookies.ts'
 
 /** Names of the cookies that bind a browser to its requests. */

@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 
 /** Draft of client metadata documents that this code implements. */
 export const METADATA_DOCUMENT_DRAFT = 'draft-02'

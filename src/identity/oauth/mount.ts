@@ -1,5 +1,5 @@
 import type { Express, NextFunction, Request, Response } from 'express'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { redactedPath } from '#core/base/log.ts'
 import { httpRequests, requestDuration } from '#core/base/metrics.ts'
 import type { Services } from '#core/base/services.ts'

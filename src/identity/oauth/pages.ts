@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
 import type { Client, KoaContextWithOIDC } from 'oidc-provider'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import type { Services } from '#core/base/services.ts'
 import { withIcon } from '#core/docs/icon.ts'
 import { basePath } from '#core/http/base-path.ts'

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { setForTransaction } from '#core/db/settings.ts'
 import { type Fragment, idStatement, type Queryable, sql } from '#core/db/sql.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { type ProjectRow, projectKind } from './model.ts'
 
 /** Pauses a project; null if it is already paused or deleted. Waits for starts that hold the row FOR SHARE. */

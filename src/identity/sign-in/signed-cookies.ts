@@ -1,5 +1,5 @@
 import type { Request, Response } from 'express'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { basePath } from '#core/http/base-path.ts'
 import { derivedKeys, isSigned, signatureOf } from '../tokens/signatures.ts'
 

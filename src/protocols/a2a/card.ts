@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import type { Services } from '#core/base/services.ts'
 import { anonymousBodyError } from '#core/http/body.ts'
 import type { MountExchange } from '#core/http/mounts.ts'

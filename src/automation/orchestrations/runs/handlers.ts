@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto'
-import type { Config } from '#config.ts'
 import { recordUsage } from '#control/usage/meter.ts'
+import type { Config } from '#core/base/config.ts'
 import { executorLost } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
 import { HOLDER } from '#core/base/holder.ts'

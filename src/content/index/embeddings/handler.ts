@@ -1,4 +1,4 @@
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { queueMessage } from '#core/queues/queue.ts'
 import { type BackgroundTask, handler, schedule } from '#core/work/handler.ts'
 import { sendOnLanguageChange } from '../words/rebuild.ts'

@@ -1,5 +1,5 @@
 import type { EmbeddingModelV4 } from '@ai-sdk/provider'
-import type { Config } from '#config.ts'
+import type { Config } from '#core/base/config.ts'
 import { truncateChars } from '#core/base/storable-text.ts'
 import { deploymentAwsKeys } from '#core/net/aws.ts'
 import { fetchWithLimit, RemoteBodyError } from '#core/net/limited-body.ts'

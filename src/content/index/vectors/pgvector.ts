@@ -1,5 +1,5 @@
 import { z } from 'zod'
-import { ConfigError } from '#config.ts'
+import { ConfigError } from '#core/base/config.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'

@@ -2,7 +2,7 @@ import { Counter } from 'prom-client'
 import type { Services } from '#core/base/services.ts'
 import { sendWithCommit } from '#core/db/commit-piggyback.ts'
 import { inTransaction } from '#core/db/pool.ts'
-import { setForTransaction } from '#core/db/settings.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import {
   type CachedCodes,
   type CodeSnapshot,

@@ -1,6 +1,6 @@
 import { z } from 'zod'
-import { setForTransaction } from '#core/db/settings.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
+import { setForTransaction } from '#core/db/transaction-settings.ts'
 import { isStopping, LIVE, RunRow as RunShape } from '../model.ts'
 import type { DescendantsMessage } from '../queue.ts'
 import { RunRef, runColumns } from '../store.ts'

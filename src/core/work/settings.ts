@@ -1,0 +1,35 @@
+import { z } from 'zod'
+import { integer, list, setting, settings, type Values } from '../base/setting.ts'
+
+export const WORKER_KINDS = [
+  'delivery',
+  'ingestion',
+  'generation',
+  'orchestration',
+  'trigger',
+  'evaluation',
+  'snapshot',
+] as const
+
+const fraction = z.string().transform(Number).pipe(z.number().gt(0).max(1))
+
+export const workerSettings = settings('workers', {
+  WORKER_KINDS: setting(
+    list.pipe(z.array(z.enum(WORKER_KINDS))),
+    WORKER_KINDS.join(','),
+    'Concerns of a worker process that is started without arguments.',
+  ),
+  WORKER_CONCURRENCY: setting(integer(1, 1000), '10', 'Messages processed concurrently, per queue and process.'),
+  PROJECT_WORKER_SHARE: setting(
+    fraction,
+    '0.5',
+    "Maximum share of a worker's slots per project while other projects wait.",
+  ),
+  WORKER_HEALTH_PORT: setting(integer(0, 65535), '5048', 'Port of the health endpoints of a worker.'),
+  WORKER_HEARTBEAT_INTERVAL_MS: setting(integer(100), '5000', 'Interval of worker heartbeats.'),
+  WORKER_HEARTBEAT_STALE_MS: setting(integer(500), '30000', 'Age of the heartbeat at which a worker is not ready.'),
+})
+
+declare module '../base/config.ts' {
+  interface Config extends Values<typeof workerSettings> {}
+}
