@@ -25,7 +25,7 @@ RUN node scripts/build.ts
 
 FROM node:24-bookworm-slim
 # /tmp is the only place that is written: what Node has compiled, and uploads that are staged.
-ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile MALLOC_ARENA_MAX=2
+ENV NODE_ENV=production NODE_COMPILE_CACHE=/tmp/compile
 WORKDIR /app
 COPY --from=packages /app/node_modules ./node_modules
 COPY package.json LICENSE CHANGELOG.md ./
@@ -39,5 +39,5 @@ COPY --from=build /app/docs/dist ./docs/dist
 COPY --from=build /app/console/dist ./console/dist
 USER node
 EXPOSE 5047 5048
-# Web; a worker runs `jobs/worker.ts` with the same flags, and `bin/muster.ts migrate` brings the database to this version.
-CMD ["node", "--preserve-symlinks", "--max-semi-space-size=8", "--heap-growing-percent=30", "src/web.ts"]
+# Web; a worker runs `bin/launch jobs/worker.ts`, and `bin/muster.ts migrate` brings the database to this version.
+CMD ["bin/launch", "src/web.ts"]

@@ -3,9 +3,11 @@ import { existsSync, lstatSync, mkdirSync, readFileSync, writeFileSync } from 'n
 import module from 'node:module'
 import { homedir } from 'node:os'
 import path from 'node:path'
-import { OPERATOR_VERBS } from './operator-verbs.mjs'
 
 // The program. JavaScript, because Node takes longer to start TypeScript than the whole of `muster --version` may take.
+
+/** Commands that work on the database or the sources, with their descriptions; all others are clients of the API. */
+const OPERATOR_VERBS = JSON.parse(readFileSync(new URL('../src/operator/verbs.json', import.meta.url), 'utf8'))
 
 /** @param {readonly string[]} args */
 const isOperatorVerb = ([first, second, third]) => {

@@ -8,7 +8,7 @@ export type { Command, CommandField }
 /** A command whose descriptions of stream and wait are typed. */
 export type ApiCommand = Omit<Command, 'stream' | 'wait'> & {
   stream?: { events: string[]; last: string[]; resume: string | null; selected_by: { in: string; name: string } | null }
-  wait?: { parameter: string; done: string[]; failed: string[]; paused: string[]; poll: string }
+  wait?: { parameter: string; running: string[]; done: string[]; failed: string[]; paused: string[]; poll: string }
 }
 
 /** The start of a file of commands, up to the first command. */

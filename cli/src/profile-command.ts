@@ -17,6 +17,7 @@ import {
   writePrivate,
 } from './profiles.ts'
 import { note, printLine, visible } from './terminal.ts'
+import { describedVersion } from './versions.ts'
 
 const USAGE = `Usage:
   muster profile list                          the profiles
@@ -112,8 +113,10 @@ async function sync(connection: Connection): Promise<number> {
     return EXIT.done
   }
   if (!response.ok) throw new Failure(`${connection.base}/openapi.json answered ${response.status}`, EXIT.noAnswer)
-  const description = (await response.json()) as Parameters<typeof commandFile>[0]
-  writePrivate(file, commandFile(description, response.headers.get('etag')))
+  const description = await response.text()
+  if (describedVersion(description) === null)
+    throw new Failure(`no service of Muster answers at ${connection.base}`, EXIT.noAnswer)
+  writePrivate(file, commandFile(JSON.parse(description), response.headers.get('etag')))
   const table = loadCommands(file)
   note(`${table.words().length} commands of version ${visible(table.version)}`)
   return EXIT.done

@@ -6,10 +6,10 @@ import { interruption } from './interrupt.ts'
 import { addConnectionOptions, createParser, parseWith } from './parse.ts'
 import { reportError } from './report.ts'
 import { note, printLine } from './terminal.ts'
-import { isOtherMinor } from './versions.ts'
+import { describedVersion, isOtherMinor } from './versions.ts'
 
-/** Reads the version of a service from the start of its description. */
-async function serverVersion(connection: Connection): Promise<string | null> {
+/** Reads the version of a service from the start of its description. @throws Error if the address is of no service */
+async function serverVersion(connection: Connection): Promise<string> {
   const response = await globalThis.fetch(`${connection.base}/openapi.json`, {
     redirect: 'error',
     signal: AbortSignal.any([interruption, AbortSignal.timeout(connection.options.timeout ?? 30_000)]),
@@ -18,12 +18,12 @@ async function serverVersion(connection: Connection): Promise<string | null> {
   const decoder = new TextDecoder()
   for await (const chunk of response.body ?? []) {
     text += decoder.decode(chunk, { stream: true })
-    const found = /"version":\s*"([^"]*)"/.exec(text)
+    const version = describedVersion(text)
     // Leaving the loop ends the transfer of the rest.
-    if (found) return found[1]
+    if (version !== null) return version
     if (text.length > 100_000) break
   }
-  return null
+  throw new Error(`no service of Muster answers at this address (status ${response.status})`)
 }
 
 /** `muster version`: prints the versions of this program and of the service. */

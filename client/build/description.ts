@@ -53,7 +53,15 @@ export type DescribedOperation = {
     resume: string | null
     selected_by: { in: string; name: string } | null
   }
-  'x-wait'?: { parameter: string; default: boolean; done: string[]; failed: string[]; paused: string[]; poll: string }
+  'x-wait'?: {
+    parameter: string
+    default: boolean
+    running: string[]
+    done: string[]
+    failed: string[]
+    paused: string[]
+    poll: string
+  }
   'x-dry-run'?: string
 }
 

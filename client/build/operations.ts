@@ -143,8 +143,11 @@ class Generator {
     const types = `${name}Args, ${answerOf(operationId)}`
     if (!wait) return make('call', types, shape)
     const { path } = this.#routes.get(wait.poll)!
-    const { done, failed, paused } = wait
-    return make('work', `${types}, ${answerOf(wait.poll)}`, { ...shape, wait: { poll: path, done, failed, paused } })
+    const { running, done, failed, paused } = wait
+    return make('work', `${types}, ${answerOf(wait.poll)}`, {
+      ...shape,
+      wait: { poll: path, running, done, failed, paused },
+    })
   }
 
   #streamCode(

@@ -35,6 +35,7 @@ export class Call<T> implements PromiseLike<T> {
 /** Statuses of a record of work, and the path that reads it. */
 export type Wait = {
   poll: string
+  running: readonly string[]
   done: readonly string[]
   failed: readonly string[]
   paused: readonly string[]
@@ -43,30 +44,25 @@ export type Wait = {
 const FIRST_POLL_MS = 500
 const MAX_POLL_MS = 5000
 
+/** The request that starts work, and how to wait for it. */
+export type Work = { client: Client; wait: Wait; args: Record<string, unknown>; isDelete: boolean }
+
 type WorkRecord = { id?: string; status?: string; error?: { code?: string; message?: string } | null }
 
 /** A call that starts work. */
 export class WorkCall<T, S> extends Call<T> {
-  readonly #client: Client
-  readonly #wait: Wait
-  readonly #request: { args: Record<string, unknown>; isDelete: boolean }
+  readonly #work: Work
 
-  constructor(
-    answer: Promise<Answer<T>>,
-    client: Client,
-    wait: Wait,
-    request: { args: Record<string, unknown>; isDelete: boolean },
-  ) {
+  constructor(answer: Promise<Answer<T>>, work: Work) {
     super(answer)
-    this.#client = client
-    this.#wait = wait
-    this.#request = request
+    this.#work = work
   }
 
   /**
    * Waits until the work is done and returns its record; of work that deletes its record, the record as last read.
    * Ending the wait does not end the work. `onRecord` receives each record that is read.
-   * @throws WorkFailed, or WorkWaits if the work needs an input; NoAnswer after `timeoutMs`, by default never
+   * @throws WorkFailed, or WorkWaits if the work needs an input; NoAnswer after `timeoutMs`, by default never, and for a
+   * status that this client does not handle
    */
   async settled({
     timeoutMs = Number.POSITIVE_INFINITY,
@@ -79,13 +75,11 @@ export class WorkCall<T, S> extends Call<T> {
   } = {}) {
     const start = Date.now()
     const first = (await this) as WorkRecord & Record<string, unknown>
-    const { poll, done, failed, paused } = this.#wait
+    const { wait, args: sent, isDelete } = this.#work
+    const { poll, running, done, failed, paused } = wait
     const names = [...poll.matchAll(/\{(\w+)\}/g)].map(match => match[1])
     const args = Object.fromEntries(
-      names.map(name => [
-        name,
-        first?.[name] ?? (name === names.at(-1) ? first?.id : undefined) ?? this.#request.args[name],
-      ]),
+      names.map(name => [name, first?.[name] ?? (name === names.at(-1) ? first?.id : undefined) ?? sent[name]]),
     )
     if (names.some(name => args[name] == null)) throw new WorkFailed(first, 'the call has started no work')
     let record = first as WorkRecord
@@ -93,7 +87,7 @@ export class WorkCall<T, S> extends Call<T> {
       try {
         record = await this.#read(fillPath(poll, args), signal)
       } catch (error) {
-        if (this.#request.isDelete && error instanceof NotFound) return record as S
+        if (isDelete && error instanceof NotFound) return record as S
         throw error
       }
       onRecord?.(record as S)
@@ -102,6 +96,8 @@ export class WorkCall<T, S> extends Call<T> {
       if (failed.includes(status))
         throw new WorkFailed(record as S, record.error?.message ?? `the work is ${status}`, record.error?.code ?? null)
       if (paused.includes(status)) throw new WorkWaits(record as S, `the work waits: ${status}`)
+      if (!running.includes(status))
+        throw new NoAnswer('broken', `the work has a status that this client does not handle: ${status}`)
       if (Date.now() - start + delay > timeoutMs)
         throw new NoAnswer('timeout', `the work is still ${status} after ${timeoutMs / 1000} s`)
       await sleep(delay, signal)
@@ -110,6 +106,6 @@ export class WorkCall<T, S> extends Call<T> {
 
   async #read(path: string, signal: AbortSignal | undefined): Promise<WorkRecord> {
     const request = { method: 'GET', path: `/api/v1${path}`, accept: 'application/json' }
-    return (await this.#client.request<WorkRecord>(request, readJson, { signal })).data
+    return (await this.#work.client.request<WorkRecord>(request, readJson, { signal })).data
   }
 }

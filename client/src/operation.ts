@@ -37,7 +37,12 @@ export const call = <A, T>(route: string, shape: Shape = {}): OperationFunction<
 export const work = <A, T, S>(route: string, shape: Shape & { wait: Wait }): OperationFunction<A, WorkCall<T, S>> =>
   ((client, args, options) => {
     const answer = send<T>(client, [route, shape], args, options, ['application/json', readJson])
-    return new WorkCall<T, S>(answer, client, shape.wait, { args: args ?? {}, isDelete: route.startsWith('DELETE') })
+    return new WorkCall<T, S>(answer, {
+      client,
+      wait: shape.wait,
+      args: args ?? {},
+      isDelete: route.startsWith('DELETE'),
+    })
   }) satisfies AnyFunction as AnyFunction
 
 /** An operation that answers with a page of a list. */

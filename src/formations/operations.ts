@@ -58,8 +58,9 @@ const Save = z.object({
 
 const waiting: WaitingGrant = {
   default: true,
+  running: ['creating', 'updating', 'deleting'],
   done: ['active'],
-  failed: ['failed'],
+  failed: ['failed', 'deleted', 'delete_failed'],
   paused: [],
   poll: 'getFormation',
 }
@@ -176,7 +177,7 @@ const remove = itemOperation(formationKind, {
   action: 'formations:DeleteFormation',
   starts: { kind: 'formation', field: 'id' },
   query: Wait,
-  waiting: { ...waiting, done: ['deleted'], failed: ['delete_failed'] },
+  waiting: { ...waiting, done: ['deleted'], failed: ['delete_failed', 'active', 'failed'] },
   answers: { 200: z.object({ success: z.literal(true).describe('Always true') }), 202: FormationWithResources },
   raises: [
     'FORBIDDEN',

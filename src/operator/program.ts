@@ -6,6 +6,7 @@ import { Command, InvalidArgumentError, Option } from 'commander'
 import { doubleCommand } from '#local/double/command.ts'
 import { DATA_DIRECTORY } from './environment.ts'
 import { CommandError } from './output.ts'
+import verbs from './verbs.json' with { type: 'json' }
 
 function parsePositiveInteger(text: string): number {
   const value = Number(text)
@@ -55,7 +56,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('up')
-    .description('run web, worker and a demo, and an embedded database unless DATABASE_URL is set')
+    .description(verbs.up)
     .addOption(dataOption())
     .option('--port <number>', 'port of the API, default PORT or 5047', parsePort)
     .option('--demo', 'create a demo project with a local test model; default outside production')
@@ -73,7 +74,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('migrate')
-    .description('migrate the database to this version; waits while another process migrates')
+    .description(verbs.migrate)
     .addOption(dataOption())
     .option('--json', 'print the result as JSON')
     .addHelpText('after', examples(['DATABASE_URL=postgres://... muster migrate', 'before a release']))
@@ -81,7 +82,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('bootstrap')
-    .description('create the first admin')
+    .description(verbs.bootstrap)
     .addOption(dataOption())
     .addOption(new Option('--username <name>', 'name of the admin').env('ADMIN_USERNAME'))
     .option('--password <password>', 'password; default ADMIN_PASSWORD or a prompt')
@@ -97,7 +98,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('doctor')
-    .description('check configuration, database, queues, workers, keys and clock')
+    .description(verbs.doctor)
     .addOption(dataOption())
     .option('--json', 'print the checks as JSON')
     .addHelpText('after', `${examples(['muster doctor', 'exits 1 if a check fails'])}`)
@@ -105,13 +106,13 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('modules')
-    .description('list modules, operations, queues, events and other names of this release')
+    .description(verbs.modules)
     .option('--json', 'print the names as JSON')
     .action(async options => (await import('./modules.ts')).modulesCommand(options))
 
   const reprocess = muster
     .command('reprocess')
-    .description('repeat failed or orphaned work')
+    .description(verbs.reprocess)
     .addHelpText(
       'after',
       examples(
@@ -215,13 +216,13 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
   const secrets = muster.command('secrets').description('manage the encryption of stored secrets')
   secrets
     .command('verify')
-    .description('count encrypted values by key; exits 1 if a key is missing')
+    .description(verbs['secrets verify'])
     .addOption(dataOption())
     .option('--json', 'print the result as JSON')
     .action(async options => (await import('./keys.ts')).verifyCommand(options))
   secrets
     .command('reencrypt')
-    .description('encrypt all values with the current key; can be interrupted and repeated; exits 1 if values remain')
+    .description(verbs['secrets reencrypt'])
     .addOption(dataOption())
     .option('--json', 'print the result as JSON')
     .action(async options => (await import('./keys.ts')).reencryptCommand(options))
@@ -230,14 +231,14 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
     .command('oauth')
     .description('manage the OAuth authorization server')
     .command('rotate-keys')
-    .description('create a new signing key for id_tokens; the previous key verifies for one day')
+    .description(verbs['oauth rotate-keys'])
     .addOption(dataOption())
     .option('--json', 'print the ID of the key as JSON')
     .action(async options => (await import('./keys.ts')).rotateKeysCommand(options))
 
   muster
     .command('settings')
-    .description('list all settings with their defaults')
+    .description(verbs.settings)
     .option('--markdown', 'print the table of docs/operations.md')
     .option('--write <file>', 'write that table between the markers of a file')
     .option('--env [file]', 'print an example environment file, or write it to a file')
@@ -246,7 +247,7 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('docs')
-    .description('work with the documentation')
+    .description(verbs.docs)
     .command('export')
     .description('write the pages of /docs as files with relative links, for any web server')
     .argument('<directory>', 'directory to write to')
@@ -254,13 +255,13 @@ database in --data. Exit codes: 0 success, 1 failure, 2 wrong usage.`,
 
   muster
     .command('bench')
-    .description('measure this checkout: requests, files, turns, deliveries, searches, ingestion')
+    .description(verbs.bench)
     .argument('[arguments...]', 'arguments of test/bench/run.ts')
     .allowUnknownOption()
     .helpOption(false)
     .action(runBenchmarks)
 
-  muster.addCommand(doubleCommand())
+  muster.addCommand(doubleCommand().description(verbs['llm-double']))
   throwOnUsageErrors(muster)
   return muster
 }

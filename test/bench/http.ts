@@ -18,9 +18,6 @@ const PROJECTS = 4
 /** Actors of each project. */
 const ACTORS = 20_000
 const root = path.resolve(import.meta.dirname, '../..')
-/** As in package.json: a small young generation and a heap that grows in small steps keep a process small under load. */
-const NODE_FLAGS = ['--max-semi-space-size=8', '--heap-growing-percent=30']
-const NODE_ENVIRONMENT = { NODE_COMPILE_CACHE: path.join(root, 'node_modules/.cache/compile'), MALLOC_ARENA_MAX: '2' }
 
 /** Starts a program and answers the port it prints. */
 export async function start(
@@ -28,9 +25,9 @@ export async function start(
   env: Record<string, string>,
   args: string[] = [],
 ): Promise<{ url: string; child: ChildProcess }> {
-  const child = spawn(process.execPath, [...NODE_FLAGS, script, ...args], {
+  const child = spawn('bin/launch', [script, ...args], {
     cwd: root,
-    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...NODE_ENVIRONMENT, ...env },
+    env: { PATH: process.env.PATH, HOME: process.env.HOME, ...env },
     stdio: ['ignore', 'pipe', 'inherit'],
   })
   const port = await new Promise<number>((resolve, reject) => {

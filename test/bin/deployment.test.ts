@@ -22,6 +22,33 @@ const settingNames: readonly string[] = settingRows().map(({ name }) => name)
 const STOP_SECONDS = Number(loadConfig({}).SHUTDOWN_GRACE_MS) / 1000 + 5
 
 describe('files of a deployment', () => {
+  describe('bin/launch', () => {
+    it('becomes Node, with its flags and with settings that are not given', async () => {
+      const shown = '[process.pid, process.execArgv[0], process.env.MALLOC_ARENA_MAX, process.env.NODE_COMPILE_CACHE]'
+      const launched = async (env: NodeJS.ProcessEnv) => {
+        const { PATH } = process.env
+        const running = promisify(execFile)('bin/launch', ['-p', `JSON.stringify(${shown})`], {
+          cwd: root,
+          env: { PATH, ...env },
+        })
+        const [pid, ...more] = JSON.parse((await running).stdout)
+        assert.equal(pid, running.child.pid)
+        return more
+      }
+      assert.deepEqual(await launched({}), ['--preserve-symlinks', '2', 'node_modules/.cache/compile'])
+      const given = { MALLOC_ARENA_MAX: '4', NODE_COMPILE_CACHE: path.join(tmpdir(), 'none') }
+      assert.deepEqual(await launched(given), ['--preserve-symlinks', ...Object.values(given)])
+    })
+
+    it('alone has these flags', () => {
+      const flags = read('bin/launch').match(/--[a-z-]+/g) ?? assert.fail()
+      const units = fs.globSync('deploy/systemd/*', { cwd: root })
+      const files = ['package.json', 'Procfile', 'Dockerfile', 'compose.yaml', 'test/support/processes.ts', ...units]
+      for (const file of [...files, 'test/bench/http.ts'])
+        for (const flag of [...flags, 'MALLOC_ARENA_MAX']) assert.ok(!read(file).includes(flag), `${file}: ${flag}`)
+    })
+  })
+
   describe('Dockerfile', () => {
     /** Instructions, comments left out, continued lines joined. */
     const instructions = read('Dockerfile')
@@ -188,7 +215,7 @@ describe('files of a deployment', () => {
       assert.equal(migrations.ExecStart, `/usr/bin/${started('migrate').join(' ')}`)
       for (const name of ['web', 'worker']) {
         const { Unit, Service, Install } = unit(name)
-        assert.equal(Service.ExecStart, `/usr/bin/${started(name).join(' ')}`)
+        assert.equal(Service.ExecStart, `${Service.WorkingDirectory}/${started(name).join(' ')}`)
         for (const key of ['Requires', 'After']) assert.equal(Unit[key], 'muster-migrate.service')
         assert.match(Service.Environment, /\bNODE_ENV=production AUTO_MIGRATE=false\b/)
         assert.ok(Number(Service.TimeoutStopSec) >= STOP_SECONDS)

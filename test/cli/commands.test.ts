@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import fs from 'node:fs'
 import path from 'node:path'
 import { program } from '#operator/program.ts'
+import verbs from '#operator/verbs.json' with { type: 'json' }
 import {
   type ApiCommand,
   type CommandField,
@@ -163,18 +164,15 @@ describe('commands of the command line', () => {
   })
 
   it('shares no words with the commands of the deployment and of this program', async () => {
-    const { OPERATOR_VERBS } = (await import('../../bin/operator-verbs.mjs' as string)) as {
-      OPERATOR_VERBS: Record<string, string>
-    }
     const declared = program().commands.flatMap(each =>
       ['secrets', 'oauth'].includes(each.name())
         ? each.commands.map(sub => [`${each.name()} ${sub.name()}`, sub.description()])
         : [[each.name(), each.description()]],
     )
-    assert.deepEqual(Object.keys(OPERATOR_VERBS).sort(), declared.map(([name]) => name).sort())
+    assert.deepEqual(Object.fromEntries(declared), verbs)
     for (const { words } of commands) {
       assert.ok(!Object.hasOwn(OWN_COMMANDS, words.join(' ')), words.join(' '))
-      for (const verb of Object.keys(OPERATOR_VERBS))
+      for (const verb of Object.keys(verbs))
         assert.ok(!verb.split(' ').every((word, index) => words[index] === word), verb)
     }
   })
@@ -323,8 +321,8 @@ describe('a command line without a service', function () {
 
   it('needs to be built, except for the commands of the deployment', async () => {
     const bin = path.dirname(PROGRAM)
-    for (const name of ['muster.mjs', 'operator-verbs.mjs'])
-      user.file(`copy/bin/${name}`, fs.readFileSync(path.join(bin, name)))
+    for (const name of ['bin/muster.mjs', 'src/operator/verbs.json'])
+      user.file(`copy/${name}`, fs.readFileSync(path.join(bin, '..', name)))
     const { code, stderr } = await user.run(['agents', 'list'], {
       program: path.join(user.directory, 'copy/bin/muster.mjs'),
     })

@@ -121,6 +121,25 @@ describe('the command line and the network', function () {
     await refused.close()
   })
 
+  it('shows no version and stores no commands of an address that is not the service', async () => {
+    const page = { body: '<title>Shop</title>', headers: { 'content-type': 'text/html' } }
+    const other = { body: JSON.stringify({ openapi: '3.1.0', info: { title: 'Shop', version: '2.0.0' } }) }
+    for (const [served, status] of [
+      [page, 200],
+      [{ ...page, status: 404 }, 404],
+      [other, 200],
+    ] as const) {
+      const scripted = await startScripted(served)
+      const { code, stdout, stderr } = await user.run(['version', '--json', '--url', scripted.url])
+      assert.deepEqual([code, JSON.parse(stdout).server], [10, null])
+      assert.ok(stderr.includes(`no service of Muster answers at this address (status ${status})`), stderr)
+      assert.ok(stderr.includes(scripted.url), stderr)
+      const sync = await user.run(['profile', 'sync', '--url', scripted.url])
+      assert.deepEqual([sync.code, /no service|answered 404/.test(sync.stderr)], [10, true], sync.stderr)
+      await scripted.close()
+    }
+  })
+
   it('notes no difference of the patch, and the service names its version to clients only', async () => {
     const app = await startApp()
     const answered = (headers: Record<string, string>) => fetch(`${app.url}/api/v1/agents`, { headers })

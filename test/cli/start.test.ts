@@ -48,7 +48,7 @@ describe('a start of the command line', function () {
 
   it('loads nothing but the program for --version', async () => {
     const { files, modules, stdout } = await loads('--version')
-    assert.deepEqual(files, ['bin/muster.mjs', 'bin/operator-verbs.mjs'])
+    assert.deepEqual(files, ['bin/muster.mjs'])
     assert.ok(!modules.some(each => isHeavy(each) || each === 'NativeModule net'))
     assert.match(stdout, /^\d+\.\d+\.\d+\n$/)
     assert.equal((await user.run(['-V'])).stdout, stdout)
@@ -56,14 +56,14 @@ describe('a start of the command line', function () {
 
   it('loads one small file for a completion', async () => {
     const { files, modules, stdout } = await loads('__complete', 'actors', 'ge')
-    assert.deepEqual(files, ['bin/muster.mjs', 'bin/operator-verbs.mjs', 'cli/dist/complete.js'])
+    assert.deepEqual(files, ['bin/muster.mjs', 'cli/dist/complete.js'])
     assert.ok(!modules.some(each => isHeavy(each) || each === 'NativeModule net'))
     assert.match(stdout, /^get\t.*\n$/)
     assert.ok(fs.statSync(path.join(root, 'cli/dist/complete.js')).size < 16_384)
   })
 
   it('loads two files for a request, YAML only with a profile, and no module of Node for what is not done', async () => {
-    const command = ['bin/muster.mjs', 'bin/operator-verbs.mjs', 'cli/dist/main.js']
+    const command = ['bin/muster.mjs', 'cli/dist/main.js']
     assert.deepEqual((await loads('actors', 'get', ID)).files, command)
     assert.deepEqual((await loads('actors', 'get', '--help')).modules.filter(isHeavy), [])
     await user.run(['profile', 'set', 'url', service.url])

@@ -415,6 +415,13 @@ describe('requests of the client', () => {
       assert.equal(slow.reason, 'timeout')
     })
 
+    it('throw for a status that they do not know, instead of waiting on', async () => {
+      const server = await start(run('queued'), run('queued'), run('archived'))
+      const { value } = await withoutWaiting(() => failureOf(startRun(server).settled({ timeoutMs: 5000 })))
+      assert.deepEqual([value.name, value.reason], ['NoAnswer', 'broken'])
+      assert.match(value.message, /archived/)
+    })
+
     it('of a delete end when the record is gone', async () => {
       const record = json({ id: 'form_1', status: 'deleting' }, { status: 202 })
       const server = await start(record, refusal(404, 'RESOURCE_NOT_FOUND'))

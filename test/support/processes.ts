@@ -1,4 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process'
+import { readFileSync } from 'node:fs'
 import { readFile } from 'node:fs/promises'
 import path from 'node:path'
 import { testEnvironment } from './environment.ts'
@@ -100,7 +101,7 @@ export async function startProcess(
 }
 
 /** The flags of `npm run web` and `npm run worker`. */
-export const HEAP_FLAGS = ['--max-semi-space-size=8', '--heap-growing-percent=30']
+export const HEAP_FLAGS = readFileSync(path.join(root, 'bin/launch'), 'utf8').match(/--[a-z-]+(?:=\d+)?/g) as string[]
 
 /** What a process holds in memory, and the most that it ever held, in bytes; as the kernel of Linux counts it. */
 export async function resident(pid: number): Promise<{ now: number; most: number }> {

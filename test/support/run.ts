@@ -75,7 +75,7 @@ const env: NodeJS.ProcessEnv = { ...process.env, PATH: `${bin}${path.delimiter}$
 // Processes that tests start compile the same modules: the cache saves half of the processor time in which a worker is
 // ready.
 env.NODE_COMPILE_CACHE ??= path.join(root, 'node_modules/.cache/compile')
-// As `npm run web` has it: a sixth less, as no module's path is looked up for links.
+// As bin/launch has it: a sixth less, as no module's path is looked up for links.
 env.NODE_OPTIONS = [env.NODE_OPTIONS, '--preserve-symlinks'].filter(Boolean).join(' ')
 const support = (name: string) => path.join(root, 'test/support', name)
 // Tests name their databases; a deployment's address in the environment must not reach them.

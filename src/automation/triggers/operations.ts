@@ -229,7 +229,14 @@ const fireTrigger = triggers.action('fire', {
   description:
     'Fires a trigger of any type. Waits at most TRIGGER_FIRE_WAIT_MAX_MS for the firing to settle; with `wait` false, returns 202 immediately. The firing runs with the permissions in `run_as`; the caller needs no permission on the target.',
   query: WaitQuery,
-  waiting: { default: true, done: ['succeeded'], failed: ['failed', 'skipped'], paused: [], poll: 'getTriggerFiring' },
+  waiting: {
+    default: true,
+    running: ['pending', 'running'],
+    done: ['succeeded'],
+    failed: ['failed', 'skipped'],
+    paused: [],
+    poll: 'getTriggerFiring',
+  },
   body: FireInput,
   bodyOptional: true,
   answers: { 200: TriggerFiring, 202: TriggerFiring },

@@ -1,7 +1,7 @@
 import { raiseInvalid } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import { filePath, isReserved, leafOf, normalizePath, PathError, writablePath } from '../paths.ts'
-import type { FileRow } from './model.ts'
+import { type FileRow, fileKind } from './model.ts'
 
 /** Returns the path of a file and the last segment of that path. Raises VALIDATION_FAILED. */
 export function filePlacement(prefix: string | null | undefined, filename: string): { path: string; filename: string } {
@@ -29,7 +29,7 @@ export function requestedPath(body: Record<string, unknown>): string | null {
   const { prefix, filename, name, file } = body
   if (prefix !== undefined && prefix !== null && typeof prefix !== 'string') return null
   const requested = filename ?? name ?? (file as { filename?: unknown } | undefined)?.filename
-  const last = requested === undefined || requested === null ? newId('file') : lastSegment(requested)
+  const last = requested === undefined || requested === null ? newId(fileKind.prefix) : lastSegment(requested)
   if (last === null) return null
   try {
     return filePath(prefix && normalizePath(prefix), last)

@@ -63,7 +63,7 @@ const receiveWith =
     if (caller?.end_user)
       await uploadLimits.only()?.(services, caller.end_user, Math.min(declaredLength(req) ?? limit, limit))
     if (project !== null) await checkStorage(services, project, 0)
-    return read(request, { fileId: newId('file'), projectId: project, maxBytes: limit })
+    return read(request, { fileId: newId(fileKind.prefix), projectId: project, maxBytes: limit })
   }
 
 /** Maximum size of an upload by a form. */
@@ -225,7 +225,7 @@ export const fileOperations: Operation[] = [
     body: FileInput,
     raises: ['NAME_CONFLICT', 'QUOTA_STORAGE_EXCEEDED'],
     async make({ body, project, services, tx }) {
-      const id = newId('file')
+      const id = newId(fileKind.prefix)
       const filename = body.filename ?? body.name ?? id
       return createFile(services, tx, {
         id,

@@ -4,6 +4,7 @@ import { finished } from 'node:stream/promises'
 import { createBrotliDecompress, createGunzip, createInflate } from 'node:zlib'
 import type { Request, Response } from 'express'
 import multer from 'multer'
+import { isIdOf, kinds } from '#core/api/kind.ts'
 import type { StreamedBody, StreamedRequest } from '#core/api/operation.ts'
 import { AppError, raise, raiseInvalid } from '#core/base/errors.ts'
 import { isObject } from '#core/base/exact-json.ts'
@@ -30,8 +31,6 @@ const JSON_FIELD_BYTES = 1024 * 1024
 
 /** Directory of uploads whose project is unknown when the bytes arrive. */
 const UNASSIGNED = 'unassigned'
-
-const PROJECT = /^proj_[0-9a-z]{26}$/
 
 /** Returns the declared length of a body, or null without a declaration. */
 export function declaredLength(req: IncomingMessage): number | null {
@@ -156,7 +155,7 @@ export async function receiveForm(request: StreamedRequest, destination: UploadT
   const engine: multer.StorageEngine = {
     _handleFile(carrier, file, done) {
       const field = (carrier.body as Record<string, unknown>).project_id
-      const projectId = typeof field === 'string' && PROJECT.test(field) ? field : undefined
+      const projectId = typeof field === 'string' && isIdOf(kinds.get('project'), field) ? field : undefined
       staging
         .stage(file.stream, { filename: file.originalname, type: file.mimetype }, destination.projectId ?? projectId)
         .then(

@@ -72,7 +72,7 @@ export async function receiveByToken(request: StreamedRequest): Promise<Streamed
   await checkStorage(services, row.project_id, 0)
   const form = isForm(req)
   const received = await (form ? receiveForm : receiveJson)(request, {
-    fileId: newId('file'),
+    fileId: newId(fileKind.prefix),
     projectId: row.project_id,
     maxBytes: Math.min(
       form ? config.FILES_MAX_UPLOAD_BYTES : config.FILES_INLINE_MAX_BYTES,

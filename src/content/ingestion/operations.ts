@@ -25,6 +25,7 @@ const tag = 'Documents'
 
 const waiting = {
   default: false,
+  running: ['pending', 'processing'],
   done: ['ready'],
   failed: ['failed', 'withdrawn'],
   paused: [],
@@ -124,7 +125,7 @@ const ingestDocument = operation({
   async run(context) {
     const { services, body, project, query, caller, allow, audit } = context
     const checks = audit.additional_checks.length
-    const id = newId('doc')
+    const id = newId(documentKind.prefix)
     const wait = query.wait === true
     await checkEmbeddingSpend(services, project as string)
     return respondToIngestion(context, id, () =>

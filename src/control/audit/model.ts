@@ -3,6 +3,7 @@ import { columnFilter, equalsFilter, filterSchema } from '#core/api/filters.ts'
 import { kind } from '#core/api/kind.ts'
 import { integerQuery, parseTime, textFilter } from '#core/api/lists.ts'
 import { prefix, sql } from '#core/db/sql.ts'
+import { AUDIT_PREFIX } from '#core/writes/audit-entry.ts'
 
 /** An audit entry in responses. */
 export const AuditRecord = z
@@ -100,7 +101,7 @@ export const AuditExportQuery = filterSchema(auditFilters).extend({
 export const auditEntryKind = kind({
   name: 'audit_entry',
   plural: 'audit_entries',
-  prefix: 'audit',
+  prefix: AUDIT_PREFIX,
   table: 'audit_entries',
   countKept: true,
   counted: false,

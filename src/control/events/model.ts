@@ -3,6 +3,7 @@ import { kind } from '#core/api/kind.ts'
 import { parseExactJson } from '#core/base/exact-json.ts'
 import { sql } from '#core/db/sql.ts'
 import { readEnvelope, StoredEnvelope } from '#core/writes/event-envelopes.ts'
+import { EVENT_PREFIX } from '#core/writes/events.ts'
 import { Envelope } from '../webhooks/model.ts'
 
 export const Event = Envelope.extend({
@@ -36,7 +37,7 @@ const EventRow = StoredEnvelope.extend({ name: z.string(), dispatched_at: z.stri
 
 export const eventKind = kind({
   name: 'event',
-  prefix: 'evt',
+  prefix: EVENT_PREFIX,
   table: 'events',
   countKept: true,
   counted: false,

@@ -1,9 +1,8 @@
 import { srn } from '#core/api/kind.ts'
-import { systemClock } from '#core/base/clock.ts'
-import { newId } from '#core/base/ids.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { onSeparateConnection } from '#core/db/pool.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { type QuotaRow, quotaKind } from './model.ts'
 import { lockMarks, type QuotaMeasurement, type ReportedMarks, setMarks } from './store.ts'
@@ -126,19 +125,13 @@ function emitWarned(tx: Tx, row: QuotaRow, window: Window, observed: number, fra
 }
 
 function auditMonitored(tx: Tx, quota: QuotaMeasurement, window: Window, observed: number): void {
-  tx.audit({
-    id: newId('audit'),
-    project_id: quota.project_id,
-    principal_type: null,
-    principal_id: null,
-    action: 'quotas:MonitorBreach',
-    resource_srn: srn(quota.project_id, 'quota', quota.id),
-    resource_public_id: quota.id,
-    status: 200,
-    request_id: null,
-    ip: null,
-    user_agent: null,
-    detail: { kind: 'quota_monitor_breach', ...reportFields(quota, window, observed) },
-    created_at: systemClock.now().toISOString(),
-  })
+  tx.audit(
+    newAuditEntry({
+      project_id: quota.project_id,
+      action: 'quotas:MonitorBreach',
+      resource_srn: srn(quota.project_id, 'quota', quota.id),
+      resource_public_id: quota.id,
+      detail: { kind: 'quota_monitor_breach', ...reportFields(quota, window, observed) },
+    }),
+  )
 }

@@ -2,12 +2,12 @@ import { z } from 'zod'
 import { srn } from '#core/api/kind.ts'
 import { AppError } from '#core/base/errors.ts'
 import { type FaultPoint, injectFault } from '#core/base/fault-injection.ts'
-import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 import { workQueue } from '#core/queues/queue.ts'
 import { handler, RequeueError, schedule } from '#core/work/handler.ts'
 import { yieldAfter } from '#core/work/sweeps.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { projectKind } from '#identity/projects/model.ts'
 import { measureBacklog, type RetentionSetting } from './backlog.ts'
@@ -223,21 +223,16 @@ export function auditExpiry(
   action: string,
   counts: Counts,
 ): void {
-  tx.audit({
-    id: newId('audit'),
-    project_id: id,
-    principal_type: null,
-    principal_id: null,
-    action,
-    resource_srn: srn(id, projectKind.name, id),
-    resource_public_id: id,
-    status: 200,
-    request_id: null,
-    ip: null,
-    user_agent: null,
-    detail: { kind: 'retention_sweep', before: cutoff, counts },
-    created_at: clock.now().toISOString(),
-  })
+  tx.audit(
+    newAuditEntry({
+      project_id: id,
+      action,
+      resource_srn: srn(id, projectKind.name, id),
+      resource_public_id: id,
+      detail: { kind: 'retention_sweep', before: cutoff, counts },
+      created_at: clock.now().toISOString(),
+    }),
+  )
 }
 
 /**

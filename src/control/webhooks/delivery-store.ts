@@ -4,7 +4,7 @@ import { allOf, type Fragment, idStatement, type Queryable, rawFragment, sql, vo
 import { hasTimeLeft, joinAccount, leastDebt } from '#core/queues/suspects.ts'
 import { MAX_WORKER_LOSSES } from '#core/work/message-claims.ts'
 import { DispatchedEvent, eventSubscribers } from './event-subscribers.ts'
-import { envelopeExpr } from './model.ts'
+import { deliveryKind, envelopeExpr } from './model.ts'
 
 export const WebhookSubscriber = z.object({
   id: z.string(),
@@ -121,7 +121,7 @@ export async function completeDispatch(
       insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type)
       select p.id, w.id, w.project_id, e.id, e.name
       from ${sql.unnest(
-        pairs.map(pair => [newId('whd'), pair.event_id, pair.webhook_id]),
+        pairs.map(pair => [newId(deliveryKind.prefix), pair.event_id, pair.webhook_id]),
         ['text', 'text', 'text'],
       )} as p (id, event_id, webhook_id)
       join events e on e.id = p.event_id

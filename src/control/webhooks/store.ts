@@ -65,7 +65,7 @@ export async function insertDelivery(
   return db.maybeOne(deliveryKind.sql`
     with ${lockedEnvelopes(sql.fragment`${row.event_id}`)}, t as (
       insert into webhook_deliveries (id, webhook_id, project_id, event_id, event_type, envelope, redelivery_of)
-      select ${newId('whd')}, w.id, w.project_id, ${row.event_id}, ${row.event_type},
+      select ${newId(deliveryKind.prefix)}, w.id, w.project_id, ${row.event_id}, ${row.event_type},
         case when not exists (select from held) then ${row.envelope} end, ${row.redelivery_of}
       from webhooks w where w.id = ${row.webhook_id}
       on conflict do nothing
@@ -131,7 +131,7 @@ export async function insertRedeliveries(db: Queryable, ids: readonly string[]):
   const { rowCount } = await db.query(voidStatement`
     with original as (
       select t.*, n.new_id from ${sql.unnest(
-        ids.map(id => [id, newId('whd')]),
+        ids.map(id => [id, newId(deliveryKind.prefix)]),
         ['text', 'text'],
       )} as n (id, new_id) join webhook_deliveries t on t.id = n.id
     ), ${lockedEnvelopes(sql.fragment`select event_id from original`)}
@@ -182,7 +182,7 @@ export const insertTaskDeliveries = (db: Queryable, messages: readonly TaskDeliv
     select m.id, w.id, w.project_id, m.event_id, m.event_type, m.body
     from ${sql.unnest(
       messages.map(({ webhook_id, event_id, event_type, body }) => [
-        newId('whd'),
+        newId(deliveryKind.prefix),
         webhook_id,
         event_id,
         event_type,

@@ -29,10 +29,10 @@ export const actorOperations: Operation[] = [
     answers: { 201: Actor, 200: Actor },
     raises: [...raises, 'NAME_CONFLICT'],
     check: ({ body }) => checkLinks(body),
-    make({ body, project, tx, audit }) {
+    make({ body, project, tx, surface }) {
       const fields = { ...body, project_id: project }
       // A formation deletes the actors it creates, so it never adopts an existing one.
-      return audit.detail.surface === 'formation' ? actorKind.insert(tx, fields) : findOrCreateActor(tx, fields)
+      return surface === 'formation' ? actorKind.insert(tx, fields) : findOrCreateActor(tx, fields)
     },
   }),
   // Order by actors_project; filters by actors_external_id, actors_agent and actors_tags.

@@ -4,7 +4,6 @@ import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
 import { srn } from '#core/api/kind.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
-import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
 import { type Caller, principalRecord } from '#core/iam/caller.ts'
@@ -12,6 +11,7 @@ import type { AttemptFields, WorkAttempt } from '#core/work/attempt.ts'
 import { exponential, UNLIMITED } from '#core/work/retry.ts'
 import type { WorkClaim } from '#core/work/store.ts'
 import { work } from '#core/work/work.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { type ActorRow, actorKind } from './model.ts'
 import {
@@ -127,19 +127,16 @@ async function recordPurge(
   counts: Counts,
 ): Promise<void> {
   const { type, id } = claim.principal
-  tx.audit({
-    id: newId('audit'),
-    project_id: actor.project_id,
-    principal_type: type,
-    principal_id: id,
-    action: 'actors:PurgeActorContent',
-    resource_srn: srn(actor.project_id, actorKind.name, actor.id),
-    resource_public_id: actor.id,
-    status: 200,
-    request_id: null,
-    ip: null,
-    user_agent: null,
-    detail: { kind: 'actor_purge', job_id: claim.id, counts },
-    created_at: services.clock.now().toISOString(),
-  })
+  tx.audit(
+    newAuditEntry({
+      project_id: actor.project_id,
+      principal_type: type,
+      principal_id: id,
+      action: 'actors:PurgeActorContent',
+      resource_srn: srn(actor.project_id, actorKind.name, actor.id),
+      resource_public_id: actor.id,
+      detail: { kind: 'actor_purge', job_id: claim.id, counts },
+      created_at: services.clock.now().toISOString(),
+    }),
+  )
 }

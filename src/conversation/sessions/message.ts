@@ -10,6 +10,7 @@ import { newId } from '#core/base/ids.ts'
 import { sql } from '#core/db/sql.ts'
 import { principalRecord } from '#core/iam/caller.ts'
 import { replayWhileContentKept } from '#execution/generations/erase/purge.ts'
+import { generationKind } from '#execution/generations/model.ts'
 import { raiseFailure, subscribeTurn, type TurnEndState } from '#execution/generations/request/wait-for-turn.ts'
 import { mergeAutoTurn, refuseSelfWait } from '../dialog/mailbox/mailbox.ts'
 import type { MessageRow } from '../dialog/messages/model.ts'
@@ -34,7 +35,7 @@ type SendContext = Pick<
  */
 export async function sendMessage(context: SendContext): Promise<OperationResult> {
   const { services, query, request } = context
-  const turnId = newId('gen')
+  const turnId = newId(generationKind.prefix)
   const checked = await checkBodyParts(context, context.resource.project_id, context.body, () =>
     findSessionAgent(services.pool, context.resource),
   )

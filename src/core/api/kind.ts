@@ -360,8 +360,10 @@ export const withArticle = (noun: string): string => `${/^[aeio]/.test(noun) ? '
 
 /** Whether a string is a well-formed id of a kind. Other strings are treated as unknown ids, without a query. */
 export const isIdOf = (target: Pick<Kind, 'prefix' | 'fixedIds'>, id: string): boolean =>
-  (ID.test(id) && id.startsWith(`${target.prefix}_`) && id.length === target.prefix.length + 27) ||
-  target.fixedIds.includes(id)
+  (ID.test(id) && hasIdPrefix(target, id) && id.length === target.prefix.length + 27) || target.fixedIds.includes(id)
+
+/** Whether a text begins as ids of a kind do, well-formed or not. */
+export const hasIdPrefix = ({ prefix }: Pick<Kind, 'prefix'>, text: string): boolean => text.startsWith(`${prefix}_`)
 
 /** Returns the name of a resource in policies: `srn:<project>:<type>:<id>`. */
 export const srn = (projectId: string | null, type: string, id: string): string =>

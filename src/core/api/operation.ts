@@ -10,7 +10,7 @@ import type { Caller } from '../iam/caller.ts'
 import type { RowColumns, VisibleRows } from '../iam/row-filter.ts'
 import type { Outbox, Tx } from '../writes/writer.ts'
 import type { AuditDraft } from './audit.ts'
-import type { ClientInput, Origin, RequestFacts } from './call.ts'
+import type { CallSurface, ClientInput, Origin, RequestFacts } from './call.ts'
 import type { EndUserAccess } from './end-user.ts'
 import type { Made, ReplayCondition } from './idempotency.ts'
 import type { Kind, KindRow } from './kind.ts'
@@ -114,6 +114,7 @@ export type Context<Q = Record<string, unknown>, B = undefined, R = undefined, P
   services: Services
   audit: AuditDraft
   request: RequestFacts
+  surface: CallSurface
   /** The entity tag required by If-Match, on any surface; the pipeline checks it where it can. */
   ifMatch: string | undefined
   /** The agent turn that makes the call; null if there is none. */
@@ -159,10 +160,12 @@ export type GateVerdict = 'allow' | 'forbid' | 'hide'
 
 export type Method = 'get' | 'post' | 'put' | 'patch' | 'delete'
 
-/** How a client waits for long work: it polls `poll` until the status is in one of these lists. */
+/** How a client waits for long work: it polls `poll` while the status is in `running`. */
 export type WaitingGrant = {
   /** Whether the operation waits by default. */
   default: boolean
+  /** Statuses in which the work continues. A client stops at a status that is in none of these lists. */
+  running: readonly string[]
   done: readonly string[]
   failed: readonly string[]
   /** Statuses in which the work waits for input. */

@@ -1,9 +1,7 @@
 import { auditDetail, auditText } from '../api/audit.ts'
 import type { OperationResult } from '../api/operation.ts'
-import { systemClock } from '../base/clock.ts'
 import type { AppError } from '../base/errors.ts'
 import { settledWithin } from '../base/event-loop.ts'
-import { newId } from '../base/ids.ts'
 import { processSingleton } from '../base/process-singleton.ts'
 import type { Services } from '../base/services.ts'
 import { batchByKey } from '../db/batcher.ts'
@@ -12,7 +10,7 @@ import { retryWhileUnavailable } from '../db/retry.ts'
 import { isProjectDeleted, sql } from '../db/sql.ts'
 import { withTenant } from '../db/tenant-context.ts'
 import { currentTriggerChain, withTriggerChain } from '../db/trigger-chain.ts'
-import type { AuditEntry } from '../writes/audit-entry.ts'
+import { type AuditEntry, newAuditEntry } from '../writes/audit-entry.ts'
 import { readAudit } from './hooks.ts'
 import { type Invocation, MAX_REQUEST_WAIT_MS } from './invocation.ts'
 
@@ -27,8 +25,7 @@ export function auditEntry(inv: Invocation, status: number, createdId: string | 
   const { audit, caller, decided } = inv
   const { id, ip, userAgent } = inv.call.request
   if (!decided || !caller || audit.counted) return null
-  return {
-    id: newId('audit'),
+  return newAuditEntry({
     project_id: audit.project_id,
     principal_type: caller.principal.type,
     principal_id: caller.principal.id,
@@ -40,8 +37,7 @@ export function auditEntry(inv: Invocation, status: number, createdId: string | 
     ip,
     user_agent: userAgent?.slice(0, 512) ?? null,
     detail: auditDetail(audit, caller),
-    created_at: systemClock.now().toISOString(),
-  }
+  })
 }
 
 /** Adds the names of the fields changed by an update to the audit entry, without their values. */

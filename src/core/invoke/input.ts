@@ -89,6 +89,7 @@ export function operationContext(
     services,
     audit,
     request: call.request,
+    surface: call.surface,
     ifMatch: call.ifMatch,
     origin: call.origin ?? null,
     client: shownClient(inv, caller),

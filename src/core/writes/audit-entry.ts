@@ -1,3 +1,9 @@
+import { systemClock } from '../base/clock.ts'
+import { newId } from '../base/ids.ts'
+
+/** Prefix of IDs of audit entries, whose kind is declared by a later area. */
+export const AUDIT_PREFIX = 'audit'
+
 /** An entry of the audit log. */
 export type AuditEntry = {
   id: string
@@ -14,3 +20,36 @@ export type AuditEntry = {
   detail: Record<string, unknown> | null
   created_at: string
 }
+
+/** Fields that every entry states; the defaults of the others suit work without principal and request. */
+type Stated = 'project_id' | 'action' | 'resource_srn' | 'resource_public_id' | 'detail'
+
+/** Returns an entry with a new ID. The event of the entry has its fields in this order. */
+export const newAuditEntry = ({
+  project_id,
+  principal_type = null,
+  principal_id = null,
+  action,
+  resource_srn,
+  resource_public_id,
+  status = 200,
+  request_id = null,
+  ip = null,
+  user_agent = null,
+  detail,
+  created_at = systemClock.now().toISOString(),
+}: Pick<AuditEntry, Stated> & Partial<Omit<AuditEntry, Stated | 'id'>>): AuditEntry => ({
+  id: newId(AUDIT_PREFIX),
+  project_id,
+  principal_type,
+  principal_id,
+  action,
+  resource_srn,
+  resource_public_id,
+  status,
+  request_id,
+  ip,
+  user_agent,
+  detail,
+  created_at,
+})

@@ -3,6 +3,9 @@ import { declarations } from '../base/declarations.ts'
 import { newId } from '../base/ids.ts'
 import { currentTriggerChain } from '../db/trigger-chain.ts'
 
+/** Prefix of IDs of events, whose kind is declared by a later area. */
+export const EVENT_PREFIX = 'evt'
+
 /** A kind or another entity that emits events. Events are named `<plural>.<verb>` unless `eventNames` overrides it. */
 export type EventSource<Row extends EventRow = EventRow, Event extends string = string> = {
   /** Singular, in snake_case; also the type segment of resource names. */
@@ -96,7 +99,7 @@ export function makeEvent<Row extends EventRow>(
   overrides: EventData,
   maxBytes: number,
 ): StoredEvent {
-  const id = overrides.id ?? newId('evt')
+  const id = overrides.id ?? newId(EVENT_PREFIX)
   const name = nameOf(source, verb)
   const timestamp = systemClock.now().toISOString()
   let data: object = { ...(overrides.data ?? source.present(row)), ...overrides.extra }

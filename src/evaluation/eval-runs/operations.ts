@@ -61,7 +61,14 @@ const start = itemOperation(evalKind, {
   method: 'post',
   path,
   summary: 'Create an eval run',
-  waiting: { default: false, done: ['completed'], failed: ['failed', 'canceled'], paused: [], poll: 'getEvalRun' },
+  waiting: {
+    default: false,
+    running: ['queued', 'running'],
+    done: ['completed'],
+    failed: ['failed', 'canceled'],
+    paused: [],
+    poll: 'getEvalRun',
+  },
   description:
     'Executes one agent version on every item of the dataset, each in a separate generation with the permissions of the caller. Model and tool calls are real, metered and count against quotas. Runs in the background unless `wait` is set.',
   tag,

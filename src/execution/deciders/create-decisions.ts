@@ -63,7 +63,7 @@ export async function insertDecisions(
       tool_id: backend.tool?.id ?? null,
       metadata,
     })
-    const work_id = newId('dec')
+    const work_id = newId(decisionKind.prefix)
     await insertDecisionWork(tx, {
       decision_id: row.id,
       id: work_id,

@@ -28,7 +28,14 @@ import {
 } from './model.ts'
 import { Questions } from './questions.ts'
 
-const decisionWaiting = { default: false, done: ['completed'], failed: ['failed'], paused: [], poll: 'getDecision' }
+const decisionWaiting = {
+  default: false,
+  running: ['queued', 'running'],
+  done: ['completed'],
+  failed: ['failed'],
+  paused: [],
+  poll: 'getDecision',
+}
 
 const tag = 'Deciders'
 const deciders = resource(deciderKind, { path: '/deciders', tag, versions: deciderVersions })

@@ -1,11 +1,11 @@
 import { createHash } from 'node:crypto'
 import { Counter } from 'prom-client'
 import { srn } from '#core/api/kind.ts'
-import { newId } from '#core/base/ids.ts'
 import { processSingleton } from '#core/base/process-singleton.ts'
 import type { Services } from '#core/base/services.ts'
 import { withTriggerChain } from '#core/db/trigger-chain.ts'
 import { WriteBehind } from '#core/db/write-behind.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { RunOfCall } from '../tools/guardrail-gate.ts'
 import { guardrailKind } from './model.ts'
 import { type EvaluationDraft, insertEvaluations } from './store.ts'
@@ -105,25 +105,18 @@ async function write(
     for (const [index, draft] of drafts.entries()) {
       if (draft.decision === 'execute' || !inserted.includes(draft.id)) continue
       const { id: _, project_id, tool_id: _tool, approval_id, ...evaluation } = draft
-      const entry = {
-        id: newId('audit'),
+      const entry = newAuditEntry({
         project_id,
-        principal_type: null,
-        principal_id: null,
         action: 'guardrails:Evaluate',
         resource_srn: srn(project_id, guardrailKind.name, evaluation.guardrail_id),
         resource_public_id: evaluation.guardrail_id,
-        status: 200,
-        request_id: null,
-        ip: null,
-        user_agent: null,
         detail: {
           ...evaluation,
           context_snapshot: auditSnapshot(evaluation.context_snapshot),
           ...(approval_id && { approval_id }),
         },
         created_at,
-      }
+      })
       withTriggerChain(chainOf(index), () => tx.audit(entry))
     }
   })

@@ -11,7 +11,7 @@ import type { Tx } from '#core/writes/writer.ts'
 import { setUserPolicies } from '../policies/attach.ts'
 import { withBudget } from '../sign-in/budget.ts'
 import { networkOf } from '../sign-in/networks.ts'
-import { Username, type UserRow } from '../users/model.ts'
+import { Username, type UserRow, userKind } from '../users/model.ts'
 import { type SignInRequest, signInEntry } from '../users/sign-in-audit.ts'
 import { findFreeUsername, hasUsers, insertUser } from '../users/store.ts'
 import type { AccountClaims, SignInError } from './model.ts'
@@ -68,7 +68,8 @@ function baseUsername(claim: unknown, name: string): string {
 async function insertWithFreeName(tx: Tx, base: string): Promise<UserRow> {
   for (let attempt = 0; attempt < MAX_NAME_RACES; attempt++) {
     const username = await findFreeUsername(tx, base)
-    const user = username && (await insertUser(tx, { id: newId('user'), username, role: 'user', password_hash: null }))
+    const user =
+      username && (await insertUser(tx, { id: newId(userKind.prefix), username, role: 'user', password_hash: null }))
     if (user) return user
   }
   throw new ProvisioningError(`no free username found for ${base}`)

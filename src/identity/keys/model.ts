@@ -68,27 +68,31 @@ const fields = {
     .nullable()
     .describe('Addresses and CIDR ranges from which the key is accepted. Null for any.'),
   expires_at: isoTime.nullable().describe('Expiry time. Null for no expiry.'),
-  projectPublicId: project.describe('Same as project_id').meta({ 'x-alias-of': 'project_id' }),
-  projectId: project.describe('Same as project_id').meta({ 'x-alias-of': 'project_id' }),
-  policyIds: policies.describe('Same as policy_ids').meta({ 'x-alias-of': 'policy_ids' }),
-  expiresAt: isoTime.nullable().describe('Same as expires_at').meta({ 'x-alias-of': 'expires_at' }),
 }
 
-const aliases = [
-  ['projectPublicId', 'project_id'],
-  ['projectId', 'project_id'],
-  ['policyIds', 'policy_ids'],
-  ['expiresAt', 'expires_at'],
-] as const
+/** Further names of fields. */
+const ALIASES = {
+  projectPublicId: 'project_id',
+  projectId: 'project_id',
+  policyIds: 'policy_ids',
+  expiresAt: 'expires_at',
+} as const
 
-type KeyBody = Partial<{ [K in keyof typeof fields]: z.output<(typeof fields)[K]> }>
+const aliases = Object.fromEntries(
+  Object.entries(ALIASES).map(([alias, name]) => [
+    alias,
+    fields[name].describe(`Same as ${name}`).meta({ 'x-alias-of': name }),
+  ]),
+) as { [Alias in keyof typeof ALIASES]: (typeof fields)[(typeof ALIASES)[Alias]] }
 
-export type KeyFields = Pick<KeyBody, 'name' | 'project_id' | 'policy_ids' | 'allowed_ips' | 'expires_at'>
+export type KeyFields = Partial<{ [Name in keyof typeof fields]: z.output<(typeof fields)[Name]> }>
+
+type KeyBody = KeyFields & Partial<Record<keyof typeof ALIASES, unknown>>
 
 /** Maps camelCase aliases to their fields; a field and its alias must have equal values. */
 function foldAliases(body: KeyBody, context: z.core.$RefinementCtx): KeyFields {
   const folded: Record<string, unknown> = { ...body }
-  for (const [alias, name] of aliases) {
+  for (const [alias, name] of Object.entries(ALIASES)) {
     if (folded[alias] === undefined) continue
     if (folded[name] !== undefined && JSON.stringify(folded[name]) !== JSON.stringify(folded[alias]))
       context.addIssue({ code: 'custom', path: [alias], message: `conflicts with ${name}` })
@@ -99,7 +103,10 @@ function foldAliases(body: KeyBody, context: z.core.$RefinementCtx): KeyFields {
   return folded as KeyFields
 }
 
-const body = z.strictObject(fields).partial().transform(foldAliases)
+const body = z
+  .strictObject({ ...fields, ...aliases })
+  .partial()
+  .transform(foldAliases)
 
 export const KeyInput = body.meta({
   id: 'ProjectKeyInput',

@@ -61,7 +61,12 @@ const routes: Operation[] = [
       const given = await limitToDeployingKey(context, action, body ?? {})
       const fields = await validateKeyFields(context, action, given)
       const { key, ...stored } = generateKey()
-      const row = await insertKey(tx, { ...fields, ...stored, id: newId('key'), user_id: caller.user.id })
+      const row = await insertKey(tx, {
+        ...fields,
+        ...stored,
+        id: newId(projectKeyKind.prefix),
+        user_id: caller.user.id,
+      })
       // The audit entry belongs to the project to which the key is bound.
       audit.project_id = row.project_id
       audit.resource_srn = srn(row.project_id, projectKeyKind.name, row.id)

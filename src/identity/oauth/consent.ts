@@ -182,7 +182,7 @@ async function recordDecision(
     stored.result = { error: 'access_denied', error_description: 'the user denied the request' }
   } else {
     const now = clock.now().getTime()
-    const id = newId('ogr')
+    const id = newId(grantKind.prefix)
     const chosen = body.expires_in_days === undefined ? Number.POSITIVE_INFINITY : body.expires_in_days * DAY_MS
     const endsAt = now + Math.min(config.OAUTH_GRANT_MAX_SECONDS * 1000, chosen)
     const life = Math.max(config.OAUTH_REFRESH_TOKEN_TTL_SECONDS, config.OAUTH_ACCESS_TOKEN_TTL_SECONDS)

@@ -23,6 +23,7 @@ import { cookieNames } from './cookies.ts'
 import { METADATA_DOCUMENT_DRAFT } from './draft.ts'
 import { signingKeys } from './keys.ts'
 import { countTokenFailure, RETRY_SECONDS, senderIp, senderNetwork, spendLimit } from './limits.ts'
+import { clientKind } from './model.ts'
 import { oauthErrorPage, userCodeConfirmPage, userCodeDonePage, userCodePage } from './pages.ts'
 
 /** The OAuth library, configured with our storage, clients and consent. */
@@ -238,7 +239,7 @@ function configuration(services: Services): Configuration {
       rpInitiatedLogout: { enabled: false },
       registration: {
         enabled: config.OAUTH_REGISTRATION_ENABLED,
-        idFactory: () => newId('oac'),
+        idFactory: () => newId(clientKind.prefix),
         issueRegistrationAccessToken: false,
       },
       clientIdMetadataDocument: {

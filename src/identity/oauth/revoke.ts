@@ -1,7 +1,6 @@
 import type { RequestFacts } from '#core/api/call.ts'
 import { srn } from '#core/api/kind.ts'
-import { systemClock } from '#core/base/clock.ts'
-import { newId } from '#core/base/ids.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { endGrant } from '../grants/store.ts'
 import { principalsChanged } from '../principals/principals.ts'
@@ -26,19 +25,16 @@ export async function revokeByProtocol(
 ): Promise<void> {
   const grant = await revokeGrant(tx, id, reason)
   if (!grant) return
-  tx.audit({
-    id: newId('audit'),
-    project_id: grant.project_id,
-    principal_type: null,
-    principal_id: null,
-    action: 'oauth:RevokeGrant',
-    resource_srn: srn(grant.project_id, grantKind.name, id),
-    resource_public_id: id,
-    status: 200,
-    request_id: request.id,
-    ip: request.ip,
-    user_agent: request.userAgent?.slice(0, 512) ?? null,
-    detail: { kind: reason, user_id: grant.user_id },
-    created_at: systemClock.now().toISOString(),
-  })
+  tx.audit(
+    newAuditEntry({
+      project_id: grant.project_id,
+      action: 'oauth:RevokeGrant',
+      resource_srn: srn(grant.project_id, grantKind.name, id),
+      resource_public_id: id,
+      request_id: request.id,
+      ip: request.ip,
+      user_agent: request.userAgent?.slice(0, 512) ?? null,
+      detail: { kind: reason, user_id: grant.user_id },
+    }),
+  )
 }

@@ -2,10 +2,10 @@ import { lockRowsOfProject, rowsOfProject } from '#core/api/dependents.ts'
 import { srn } from '#core/api/kind.ts'
 import { extensionPoint } from '#core/base/declarations.ts'
 import { countsText, raise } from '#core/base/errors.ts'
-import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
 import { withStatementLimit } from '#core/db/pg-client.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { principalsChanged } from '../principals/principals.ts'
 import { type ProjectRow, projectKind } from './model.ts'
@@ -89,20 +89,16 @@ const deleteWhenDue = (services: Services, id: string, now: Date): Promise<boole
     const row = await projectKind.find(tx, id, true)
     if (!row?.delete_at || new Date(row.delete_at) > now) return false
     await deleteProject(tx, id, true)
-    tx.audit({
-      id: newId('audit'),
-      project_id: null,
-      principal_type: null,
-      principal_id: null,
-      action: 'projects:DeleteProject',
-      resource_srn: srn(id, projectKind.name, id),
-      resource_public_id: id,
-      status: 204,
-      request_id: null,
-      ip: null,
-      user_agent: null,
-      detail: { deferred: true, delete_at: row.delete_at },
-      created_at: now.toISOString(),
-    })
+    tx.audit(
+      newAuditEntry({
+        project_id: null,
+        action: 'projects:DeleteProject',
+        resource_srn: srn(id, projectKind.name, id),
+        resource_public_id: id,
+        status: 204,
+        detail: { deferred: true, delete_at: row.delete_at },
+        created_at: now.toISOString(),
+      }),
+    )
     return true
   })

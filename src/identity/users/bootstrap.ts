@@ -3,7 +3,7 @@ import { parse } from '#core/api/validate.ts'
 import { raise } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
-import { Credentials, checkNewPassword, type UserRow } from './model.ts'
+import { Credentials, checkNewPassword, type UserRow, userKind } from './model.ts'
 import { hashPassword } from './passwords.ts'
 import { signInEntry } from './sign-in-audit.ts'
 import { hasUsers, insertUser, lockBootstrap } from './store.ts'
@@ -24,7 +24,7 @@ export async function bootstrapAdmin(
   return services.write(async tx => {
     await lockBootstrap(tx)
     if (await hasUsers(tx)) raise('BOOTSTRAP_ALREADY_COMPLETED')
-    const created = await insertUser(tx, { id: newId('user'), username, role: 'admin', password_hash })
+    const created = await insertUser(tx, { id: newId(userKind.prefix), username, role: 'admin', password_hash })
     if (!created) return raise('BOOTSTRAP_ALREADY_COMPLETED')
     tx.audit(signInEntry('users:Bootstrap', 201, username, created.id, request))
     return created

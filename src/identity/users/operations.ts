@@ -207,7 +207,7 @@ export const userOperations: Operation[] = [
     },
     async run({ body, prepared: password_hash, tx }) {
       const { username, role, display_name } = body
-      const created = await insertUser(tx, { id: newId('user'), username, role, display_name, password_hash })
+      const created = await insertUser(tx, { id: newId(userKind.prefix), username, role, display_name, password_hash })
       if (!created)
         return raise('NAME_CONFLICT', { message: `Username ${username} is already in use`, meta: { username } })
       return userKind.present(created)

@@ -1,8 +1,6 @@
 import type { RequestFacts } from '#core/api/call.ts'
 import { srn } from '#core/api/kind.ts'
-import { systemClock } from '#core/base/clock.ts'
-import { newId } from '#core/base/ids.ts'
-import type { AuditEntry } from '#core/writes/audit-entry.ts'
+import { type AuditEntry, newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { FailedSignIns } from './store.ts'
 
 /** Request data in the audit entry of a sign-in. */
@@ -16,21 +14,20 @@ export const signInEntry = (
   userId: string | null,
   request: SignInRequest | null,
   detail: Record<string, unknown> = {},
-): AuditEntry => ({
-  id: newId('audit'),
-  project_id: null,
-  principal_type: userId ? 'user' : null,
-  principal_id: userId,
-  action,
-  resource_srn: userId && srn(null, 'user', userId),
-  resource_public_id: userId,
-  status,
-  request_id: request?.id ?? null,
-  ip: request?.ip ?? null,
-  user_agent: request?.userAgent?.slice(0, 512) ?? null,
-  detail: { username, ...detail },
-  created_at: systemClock.now().toISOString(),
-})
+): AuditEntry =>
+  newAuditEntry({
+    project_id: null,
+    principal_type: userId ? 'user' : null,
+    principal_id: userId,
+    action,
+    resource_srn: userId && srn(null, 'user', userId),
+    resource_public_id: userId,
+    status,
+    request_id: request?.id ?? null,
+    ip: request?.ip ?? null,
+    user_agent: request?.userAgent?.slice(0, 512) ?? null,
+    detail: { username, ...detail },
+  })
 
 /** Returns the audit entry of attempts that are counted together, with the address of the last one. */
 export function failedSignInEntry({ action, username, user_id, attempts, since, ip }: FailedSignIns): AuditEntry {

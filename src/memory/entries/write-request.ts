@@ -55,7 +55,7 @@ export async function submitFact(
     present: (written: Written) => object
   },
 ) {
-  const { audit, body, caller, project, record, services } = context
+  const { body, caller, project, record, services, surface } = context
   const { principal } = caller
   const { project_id, ...fact } = body
   const actor_id = await resolveFactActor(services.pool, caller, project as string, fact.actor_id)
@@ -75,7 +75,7 @@ export async function submitFact(
   }
   return writeFact(
     services,
-    { ...fact, actor_id, mechanism: audit.detail.surface === 'formation' ? 'formation' : 'api', principal },
+    { ...fact, actor_id, mechanism: surface === 'formation' ? 'formation' : 'api', principal },
     {
       dryRun,
       check,

@@ -1,5 +1,6 @@
 import { z } from 'zod'
 import { runKind } from '#automation/orchestrations/runs/model.ts'
+import { eventKind } from '#control/events/model.ts'
 import type { EventSubscriber } from '#control/webhooks/event-subscribers.ts'
 import { newWebhookSecret, sealedForWebhook, type WebhookRow, webhookKind } from '#control/webhooks/model.ts'
 import { notifyWorkers, reloadWebhook } from '#control/webhooks/operations.ts'
@@ -168,7 +169,7 @@ async function notifyTasks(tx: Tx, ids: readonly string[]): Promise<void> {
   await recordNotified(tx, changed)
   const byId = new Map(changed.map(task => [task.id, task]))
   const addresses = await listAddresses(tx, [...byId.keys()])
-  const event_id = newId('evt')
+  const event_id = newId(eventKind.prefix)
   await insertTaskDeliveries(
     tx,
     addresses.map(({ id, task_id }) => {

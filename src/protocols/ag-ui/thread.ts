@@ -2,6 +2,7 @@ import { ownsSession } from '#conversation/sessions/end-user.ts'
 import { findSession, sessionKind } from '#conversation/sessions/kind.ts'
 import { canSeeProject, couldAllowIn, isAllowed, raiseForbidden, requirePermitted } from '#core/api/access.ts'
 import { endUserError } from '#core/api/end-user.ts'
+import { hasIdPrefix } from '#core/api/kind.ts'
 import { AppError, raise } from '#core/base/errors.ts'
 import { serviceHeader } from '#core/http/mounts.ts'
 import { agentKind } from '#execution/agents/model.ts'
@@ -110,7 +111,7 @@ export async function lostPermission({ request, sessionId }: Run): Promise<AppEr
 
 async function createSession(request: AgUiRequest, agent_id: string, threadId: string): Promise<string> {
   const actor = actorOf(request)
-  if (threadId.startsWith('sess_')) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
+  if (hasIdPrefix(sessionKind, threadId)) raise('RESOURCE_NOT_FOUND', { meta: { id: threadId } })
   try {
     const { body } = await callOperation(request, 'createSession', {
       body: { agent_id, ...(actor && 'external_id' in actor && { actor: { ...actor, name: actor.external_id } }) },

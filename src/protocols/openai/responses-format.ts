@@ -1,6 +1,7 @@
 import { countsOf, type UsageSums } from '#control/usage/totals.ts'
 import { argumentsOf } from '#conversation/chats/openai-format.ts'
 import { eventMessage } from '#core/api/event-stream.ts'
+import { generationKind } from '#execution/generations/model.ts'
 import type { StepLogprobs } from '#execution/generations/request/turn-result.ts'
 import type { Annotation, ModelAnswer, ModelUsage, TokenLogprob } from '#execution/providers/model-messages.ts'
 import { shownUsage, type Visibility } from './chat-format.ts'
@@ -23,14 +24,14 @@ const ITEM_ID = /^(msg|fc)_([0-9a-hjkmnp-tv-z]{26})_(.+)$/
 /** Returns the generation of a response ID, and its steps before the response; null for another ID. */
 export const parseResponseId = (id: string): { generation_id: string; afterStep: number } | null => {
   const found = RESPONSE_ID.exec(id)
-  return found && { generation_id: `gen_${found[1]}`, afterStep: Number(found[2] ?? 0) }
+  return found && { generation_id: `${generationKind.prefix}_${found[1]}`, afterStep: Number(found[2] ?? 0) }
 }
 
 /** Returns the generation and the part of it that an item ID names, or null. */
 export function parseItemId(id: string): { generation_id: string; step?: number; call_id?: string } | null {
   const found = ITEM_ID.exec(id)
   if (!found) return null
-  const generation_id = `gen_${found[2]}`
+  const generation_id = `${generationKind.prefix}_${found[2]}`
   return found[1] === 'msg' ? { generation_id, step: Number(found[3]) } : { generation_id, call_id: found[3] }
 }
 

@@ -1,5 +1,7 @@
 import { createHash, randomUUID } from 'node:crypto'
 import { z } from 'zod'
+import { fileKind } from '#content/files/model.ts'
+import { hasIdPrefix } from '#core/api/kind.ts'
 import { parse, storabilityProblem } from '#core/api/validate.ts'
 import { raiseInvalid } from '#core/base/errors.ts'
 import { clientFields, type Resume, type RunInput } from '../ag-ui/input.ts'
@@ -153,7 +155,7 @@ function runPartOf(part: Part): RunPart | null {
     return invalid('messages', 'must have a url and a mediaType in parts of type file')
   const base64 = base64Of(url)
   const source = {
-    type: base64 !== null ? 'data' : url.startsWith('file_') ? 'file' : 'url',
+    type: base64 !== null ? 'data' : hasIdPrefix(fileKind, url) ? 'file' : 'url',
     value: base64 ?? url,
     mimeType: mediaType,
   }

@@ -27,7 +27,7 @@ import type { Dispatch, DispatchKind } from '../definition/definition.ts'
 import type { AutomationOutcome } from './automation.ts'
 import { taskToolContext } from './context.ts'
 import type { Cause } from './history.ts'
-import type { ActiveDispatch, TaskRow } from './model.ts'
+import { type ActiveDispatch, type TaskRow, taskKind } from './model.ts'
 import { wakeDispatch } from './queue.ts'
 import { requeueStarted } from './store.ts'
 
@@ -225,6 +225,6 @@ export const taskRuns: Waiter<RunRow> = {
 
 /** Wakes the task of a firing that has settled. Its idempotency key is the dispatch id. */
 export const taskFirings: Waiter<FiringRow> = {
-  mayWait: ({ idempotency_key }) => idempotency_key?.startsWith('task_') ?? false,
+  mayWait: ({ idempotency_key }) => isIdOf(taskKind, idempotency_key?.split(':')[0] ?? ''),
   settled: (tx, { id }) => wakeTask(tx, id),
 }

@@ -8,9 +8,9 @@ import {
 } from '#control/retention/expire.ts'
 import { srn } from '#core/api/kind.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
-import { newId } from '#core/base/ids.ts'
 import type { Services } from '#core/base/services.ts'
 import { sql } from '#core/db/sql.ts'
+import { newAuditEntry } from '#core/writes/audit-entry.ts'
 import type { Tx } from '#core/writes/writer.ts'
 import { traceKind } from '../traces/kind.ts'
 import { purgeTraces } from './purge.ts'
@@ -56,18 +56,13 @@ function expireProject(services: Services, project: ExpiringProject, stopping: A
 }
 
 const auditPurge = (tx: Tx, { clock }: Services, projectId: string, id: string): void =>
-  tx.audit({
-    id: newId('audit'),
-    project_id: projectId,
-    principal_type: null,
-    principal_id: null,
-    action: 'traces:PurgeTraceContent',
-    resource_srn: srn(projectId, traceKind.name, id),
-    resource_public_id: id,
-    status: 200,
-    request_id: null,
-    ip: null,
-    user_agent: null,
-    detail: { kind: 'retention_sweep' },
-    created_at: clock.now().toISOString(),
-  })
+  tx.audit(
+    newAuditEntry({
+      project_id: projectId,
+      action: 'traces:PurgeTraceContent',
+      resource_srn: srn(projectId, traceKind.name, id),
+      resource_public_id: id,
+      detail: { kind: 'retention_sweep' },
+      created_at: clock.now().toISOString(),
+    }),
+  )

@@ -18,7 +18,8 @@ import { hasVendorTool } from '#execution/providers/options/vendor-tools.ts'
 import { requireUnpaused } from '#identity/projects/pause.ts'
 import { ExternalValueRequired } from '#identity/secrets/resolve.ts'
 import { sealTurnData } from '../loop/turn-data.ts'
-import type { GenerationRow, TurnData } from '../model.ts'
+import { type GenerationRow, generationKind, type TurnData } from '../model.ts'
+import { traceKind } from '../traces/kind.ts'
 import {
   type AgentBinding,
   type ExtraCtes,
@@ -113,7 +114,7 @@ const triggerOf = ({ via }: PrincipalRecord): string | null => (via?.type === 't
 
 /** Returns the row of a new turn with its sealed turn data. */
 function buildTurn(services: Services, input: TurnInput): NewTurn {
-  const id = input.generation_id ?? newId('gen')
+  const id = input.generation_id ?? newId(generationKind.prefix)
   const settled = input.settled ?? []
   const data: TurnData = {
     messages: input.messages && [...input.messages, ...settled],
@@ -140,7 +141,7 @@ function buildTurn(services: Services, input: TurnInput): NewTurn {
     agent_version: input.agent_version ?? null,
     // A turn of a conversation may wait for other turns, and the agent may change until it starts.
     assigned: input.agent_version !== undefined || !input.conversation_id,
-    trace_id: input.trace_id ?? newId('trace'),
+    trace_id: input.trace_id ?? newId(traceKind.prefix),
     newTrace: !input.trace_id,
     parent_trace_id: input.parent_trace_id ?? null,
     root_trace_id: input.root_trace_id ?? null,

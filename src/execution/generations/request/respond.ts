@@ -45,7 +45,7 @@ export async function respondWithTurn(
   context: Pick<Context, 'services' | 'request' | 'recheck' | 'client'>,
   mode: ResponseMode,
   make: (generationId: string) => Promise<{ generation_id: string; trace_id: string; frames?: number }>,
-  generationId = newId('gen'),
+  generationId = newId(generationKind.prefix),
 ): Promise<OperationResult> {
   const { services, request } = context
   // Subscribes before the turn exists, so that its end is neither missed nor polled.

@@ -88,6 +88,7 @@ export const turnEvents = (name: string, result: z.ZodType, more: readonly Event
 /** Describes how to wait for a turn by polling its generation. */
 export const turnWaiting = (byDefault: boolean): WaitingGrant => ({
   default: byDefault,
+  running: ['pending', 'in_progress'],
   done: ['completed'],
   failed: ['failed'],
   paused: ['requires_action'],

@@ -1,6 +1,7 @@
 import { DECIDE } from '#automation/orchestrations/definition/definition.ts'
 import { parseDuration, parseInstant } from '#automation/orchestrations/definition/duration.ts'
 import type { Node } from '#automation/orchestrations/definition/model.ts'
+import { eventKind } from '#control/events/model.ts'
 import { isObject } from '#core/base/exact-json.ts'
 import { newId } from '#core/base/ids.ts'
 import type { EventSource } from '#core/writes/events.ts'
@@ -141,7 +142,7 @@ function emitEvent({ run, tx }: Advance, node: Node, row: NodeExecutionRow) {
     eventAliases: {},
     present: data => data,
   }
-  const event_id = newId('evt')
+  const event_id = newId(eventKind.prefix)
   tx.emit(source, event_type, run, { data: row.input ?? {}, id: event_id })
   return { emitted: true, event_type, event_id }
 }

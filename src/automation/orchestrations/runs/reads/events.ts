@@ -5,6 +5,7 @@ import { NodeExecution, OrchestrationRun } from '../model.ts'
 /** Describes how a client polls a run until it ends. */
 export const runWaiting = (byDefault: boolean): WaitingGrant => ({
   default: byDefault,
+  running: ['queued', 'running', 'sleeping'],
   done: ['succeeded'],
   failed: ['failed', 'cancelled', 'expired'],
   paused: ['awaiting_input'],
