@@ -79,7 +79,7 @@ const floors = {
     'approvals',
     'memory-rules',
   ],
-  conversation: ['chats', 'actors', 'dialog', 'sessions', 'feedback'],
+  conversation: ['chats', 'actors', '(dialog|sessions)', 'feedback'],
   automation: [
     'inbound',
     'cases',
