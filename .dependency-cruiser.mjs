@@ -79,7 +79,7 @@ export const floors = {
     'approvals',
     'memory-rules',
   ],
-  conversation: ['chats', 'actors', 'dialog', 'sessions', 'feedback'],
+  conversation: ['chats', 'actors', '(dialog|sessions)', 'feedback'],
   automation: [
     'inbound',
     'cases',
@@ -89,8 +89,8 @@ export const floors = {
     'workflows/definition',
     'workflows/tasks',
     'playbooks/definition',
-    'playbooks/exports',
     'playbooks/executions',
+    'playbooks/exports',
   ],
   evaluation: ['datasets', 'evals', 'eval-runs'],
   formations: ['template', 'records', 'types', 'plans', 'drift', 'export', 'deploys', 'requests', '.'],

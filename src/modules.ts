@@ -28,7 +28,6 @@ import actors from './conversation/actors/module.ts'
 import chats from './conversation/chats/module.ts'
 import conversations from './conversation/dialog/module.ts'
 import feedback from './conversation/feedback/module.ts'
-import sessions from './conversation/sessions/module.ts'
 import core from './core/modules/core.ts'
 import type { Module } from './core/modules/module.ts'
 import datasets from './evaluation/datasets/module.ts'
@@ -102,7 +101,6 @@ export const modules: readonly Module[] = [
   chats,
   actors,
   conversations,
-  sessions,
   feedback,
   orchestrations,
   runs,

@@ -31,7 +31,11 @@ export type KnowledgeToolCall = {
 
 export type ToolOutcome = { ok: true; output: unknown } | { ok: false; error: RecordedFailure }
 
-export const toolRunners = extensionPoint<ToolRunner>('tools')
+export const toolRunners = extensionPoint<ToolRunner>({
+  name: 'tools',
+  folder: 'content',
+  description: 'Calls a tool of the project, for conversion of files and for ranking of search results',
+})
 
 /** Returns the tool that a rule or a search references, or null if the project has none with that ID. */
 export const findTool: ToolRunner['find'] = async (db, projectId, toolId) =>

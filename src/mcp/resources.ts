@@ -22,7 +22,11 @@ export type ResourceSource = {
   read(session: McpClientSession, uri: string, signal: AbortSignal): Promise<Json | null>
 }
 
-export const resourcePoint = extensionPoint<ResourceSource>('resources of MCP')
+export const resourcePoint = extensionPoint<ResourceSource>({
+  name: 'resources of MCP',
+  folder: 'mcp',
+  description: 'Lists and reads the resources of one kind',
+})
 
 const PAGE = 200
 /** Maximum page size of the API. */

@@ -16,7 +16,11 @@ export type FixedTool = McpTool & {
   ): Promise<ToolResult | Record<string, unknown>>
 }
 
-export const toolPoint = extensionPoint<readonly FixedTool[]>('tools of MCP')
+export const toolPoint = extensionPoint<readonly FixedTool[]>({
+  name: 'tools of MCP',
+  folder: 'mcp',
+  description: 'Adds tools that are no operations',
+})
 
 /** Annotations of a fixed tool that only reads. */
 export const READING = { readOnlyHint: true, destructiveHint: false, idempotentHint: true, openWorldHint: false }

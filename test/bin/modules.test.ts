@@ -1,9 +1,11 @@
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
+import { globSync, readFileSync } from 'node:fs'
 import path from 'node:path'
 import { policyCatalogue } from '#core/api/catalogue.ts'
 import { kinds } from '#core/api/kind.ts'
 import { operations } from '#core/api/operation.ts'
+import { extensionPoint, listExtensionPoints } from '#core/base/declarations.ts'
 import { declaredNames, loadModules, type Module, module } from '#core/modules/module.ts'
 import { workQueue } from '#core/queues/queue.ts'
 import { modules } from '#modules.ts'
@@ -13,6 +15,26 @@ import { cloneTemplate } from '../support/postgres.ts'
 import { startProcess, type TestProcess } from '../support/processes.ts'
 
 const root = path.resolve(import.meta.dirname, '../..')
+
+/** Extension points whose one contributor is in the same area, and why it is not called: what it uses of earlier folders. */
+const WITHIN_AREA: Record<string, string> = {
+  'approval desk': 'approvals resume turns',
+  'case executions': 'executions change cases',
+  'code sign-in': 'the sign-in of companies makes the tokens of users',
+  'guardrail copies': 'guardrails refer to tools and agents',
+  'resources of MCP': 'the conformance suite adds resources',
+  'run drivers': 'executions start runs',
+  'stalled ingestion': 'ingestion writes documents',
+  'tool gate': 'guardrails refer to tools, and may call them',
+  'tools of MCP': 'the conformance suite adds tools',
+  'turn completion hooks': 'memory rules start turns',
+  'waiters for firings': 'tasks fire triggers',
+}
+
+const sources = globSync('src/**/*.ts', { cwd: root }).map(file => ({
+  folder: path.dirname(file).replace(/^src\//, ''),
+  text: readFileSync(path.join(root, file), 'utf8'),
+}))
 
 describe('modules', () => {
   let database: Awaited<ReturnType<typeof cloneTemplate>>
@@ -41,7 +63,39 @@ describe('modules', () => {
       env: { PATH: process.env.PATH, HOME: process.env.HOME, ...testEnvironment(database.url) },
       encoding: 'utf8',
     })
-    assert.deepEqual(JSON.parse(listed.stdout), here)
+    assert.deepEqual(JSON.parse(listed.stdout), { ...here, extension_points: listExtensionPoints() })
+  })
+
+  it('contribute to every extension point, which says where it is declared and what it is for', () => {
+    const points = listExtensionPoints()
+    const declared = sources.flatMap(({ folder, text }) => [
+      ...[...text.matchAll(/=\s+extensionPoint<[\s\S]*?\(\{\s*name: '(.+)',\s*folder: '(.+)',/g)].map(
+        ([, name, named]) => {
+          assert.equal(named, folder, name)
+          return name
+        },
+      ),
+      ...[...text.matchAll(/= waiters<\w+>\('(.+)', '(.+)'\)/g)].map(([, awaited, named]) => {
+        assert.equal(named, folder, awaited)
+        return `waiters for ${awaited}`
+      }),
+    ])
+    const written = sources.flatMap(({ text }) => [...text.matchAll(/=\s+(extensionPoint|waiters)</g)])
+    assert.equal(declared.length, written.length - 1, 'the declaration in waiters itself has no name yet')
+    assert.deepEqual(points.map(({ name }) => name).toSorted(), declared.toSorted())
+    for (const { name, description } of points) assert.match(description, /^[A-Z][a-z]+,? .{10,}[^.]$/, name)
+  })
+
+  it('are reached by an extension point only where a call would go upward', () => {
+    const areaOf = new Map(
+      sources.flatMap(({ folder, text }) =>
+        [...text.matchAll(/^export default module\('(.+)',/gm)].map(([, name]) => [name, folder.split('/')[0]]),
+      ),
+    )
+    const within = listExtensionPoints().filter(
+      ({ folder, contributors }) => contributors.length === 1 && areaOf.get(contributors[0]!) === folder.split('/')[0],
+    )
+    assert.deepEqual(within.map(({ name }) => name).toSorted(), Object.keys(WITHIN_AREA).toSorted())
   })
 
   it('stop the start when a name is declared twice or refers to a kind that is not there', () => {
@@ -58,6 +112,8 @@ describe('modules', () => {
     const queue = workQueue('test.twice', { message: operations.get('createActor').body as never, concern: 'snapshot' })
     const handler = { queue, handle: async () => {} }
     refuses({ handlers: [handler, handler] }, /queue test.twice is declared twice/)
+    const mounts = extensionPoint({ name: 'mounts', folder: 'test/bin', description: 'Is called like another point' })
+    refuses({ extensions: [mounts.with(1)] }, /extension point mounts is declared twice/)
   })
 
   it('make an unknown kind an error', () => {

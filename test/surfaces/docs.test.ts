@@ -10,6 +10,7 @@ import MiniSearch from 'minisearch'
 import type { BrowserContextOptions, Browser as Program } from 'playwright-core'
 import { actionCatalogue } from '#core/api/catalogue.ts'
 import { operations } from '#core/api/operation.ts'
+import { listExtensionPoints } from '#core/base/declarations.ts'
 import { settingRows } from '#core/base/declared-settings.ts'
 import { errorCodes } from '#core/base/errors.ts'
 import { referenceLayout } from '#core/docs/layout.ts'
@@ -137,8 +138,8 @@ describe('the documentation', function () {
     )
 
   it('has a page for each guide, module and catalogue', async () => {
-    for (const path of ['errors', 'permissions', 'events', 'settings', 'cli', 'client', 'changes', 'guides/operations'])
-      assert.ok(pages.includes(`/docs/${path}`), path)
+    const catalogues = ['errors', 'permissions', 'events', 'settings', 'cli', 'client', 'extension-points', 'changes']
+    for (const path of [...catalogues, 'guides/operations']) assert.ok(pages.includes(`/docs/${path}`), path)
     for (const { name } of document.tags)
       assert.ok(pages.includes(`/docs/reference/${name.toLowerCase().replaceAll(' ', '-')}`), name)
     for (const path of [
@@ -239,6 +240,17 @@ describe('the documentation', function () {
     )
     const actions = operations.all().flatMap(({ action }) => action ?? [])
     assert.deepEqual(await missing('/docs/permissions', actions), [])
+  })
+
+  it('lists the extension points with their contributors', async () => {
+    const { text } = await get('/docs/extension-points')
+    for (const { name, folder, contributors } of listExtensionPoints())
+      for (const each of [
+        `<td>${name}</td>`,
+        `<code>${folder}</code>`,
+        ...contributors.map(by => `<code>${by}</code>`),
+      ])
+        assert.ok(text.includes(each), `${name}: ${each}`)
   })
 
   it('names only codes, settings, actions, operations and commands that exist', async () => {

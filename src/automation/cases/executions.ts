@@ -20,7 +20,8 @@ export type CaseExecutions = {
   remove(tx: Tx, row: CaseRow): Promise<void>
 }
 
-/** Hooks that delete further rows with a case, under its row lock. */
-export const caseDeleteHooks = extensionPoint<(tx: Tx, row: CaseRow) => Promise<void>>('case delete hooks')
-
-export const caseExecutions = extensionPoint<CaseExecutions>('case executions')
+export const caseExecutions = extensionPoint<CaseExecutions>({
+  name: 'case executions',
+  folder: 'automation/cases',
+  description: 'Starts, reads and deletes the executions of a case',
+})

@@ -1,6 +1,8 @@
 import { turnContent } from '#control/retention/erasure.ts'
 import { footprints } from '#control/storage/footprint.ts'
-import { actorDeleteHooks, actorMergeHooks } from '#conversation/actors/merge.ts'
+import { actorMergeHooks } from '#conversation/actors/merge.ts'
+import { actorKind } from '#conversation/actors/model.ts'
+import { onDelete } from '#core/api/dependents.ts'
 import { module } from '#core/modules/module.ts'
 import { moveActorCases } from './actors.ts'
 import { evidenceContent } from './erase.ts'
@@ -18,6 +20,6 @@ export default module('cases', {
     footprints.with(caseFootprint),
     turnContent.with(evidenceContent),
     actorMergeHooks.with(moveActorCases),
-    actorDeleteHooks.with((tx, actor) => moveActorCases(tx, actor, null)),
+    onDelete(actorKind, (tx, actor) => moveActorCases(tx, actor, null)),
   ],
 })

@@ -25,7 +25,7 @@ import {
 } from './change.ts'
 import { createCase, prepareCase } from './create.ts'
 import { addEvidence, hashInputEvidence } from './evidence.ts'
-import { caseDeleteHooks, caseExecutions } from './executions.ts'
+import { caseExecutions } from './executions.ts'
 import { linkCase, presentLinks, requireLinkTarget } from './links.ts'
 import { mergeCase } from './merge.ts'
 import {
@@ -162,7 +162,6 @@ export const caseOperations: Operation[] = [
     async check(row, { tx }) {
       await requireNoExecution(tx, row)
       for (const { remove } of caseExecutions.all()) await remove(tx, row)
-      for (const deleteHook of caseDeleteHooks.all()) await deleteHook(tx, row)
     },
   }),
   ...cases.tags({

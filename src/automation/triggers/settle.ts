@@ -15,7 +15,7 @@ import {
 } from './store.ts'
 import { triggerTargets } from './targets.ts'
 
-export const firingWaiters = waiters<FiringRow>('firings')
+export const firingWaiters = waiters<FiringRow>('firings', 'automation/triggers')
 
 /** Characters of an output that a firing stores. */
 const OUTPUT_CHARS = 4000

@@ -54,7 +54,11 @@ export type TriggerTarget = {
   lost?(db: Queryable, trigger: TriggerRow, firing: Pick<FiringRow, 'id' | 'input'>): Promise<UsageDraft | null>
 }
 
-export const triggerTargets = extensionPoint<TriggerTarget>('trigger targets')
+export const triggerTargets = extensionPoint<TriggerTarget>({
+  name: 'trigger targets',
+  folder: 'automation/triggers',
+  description: 'Checks and starts what a trigger of one type of target starts',
+})
 
 type TargetRef = Pick<TriggerRow, 'project_id' | 'target_type' | 'target_id'>
 

@@ -25,8 +25,11 @@ const TYPES: readonly string[] = [...IMAGE_TYPES, PDF, 'text/plain', 'text/markd
 export const actorFilePath = (actorId: string, fileId: string): string => filePath(`/.actors/${actorId}`, fileId)
 
 /** Counts the length of an upload, which is not read yet, against the limits of the token. Contributed by the module of actors. */
-export const uploadLimits =
-  extensionPoint<(services: Services, endUser: EndUser, bytes: number) => Promise<void>>('upload limits of end users')
+export const uploadLimits = extensionPoint<(services: Services, endUser: EndUser, bytes: number) => Promise<void>>({
+  name: 'upload limits of end users',
+  folder: 'content/files',
+  description: 'Counts an upload of an end user against the limits of its token',
+})
 
 /**
  * Checks an upload of an end user before it is stored, and returns its media type.

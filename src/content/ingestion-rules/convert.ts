@@ -41,7 +41,11 @@ export type AgentConverter = (
 ) => Promise<AgentConversion>
 
 /** Converts a file by an agent; registered by the agents module. */
-export const agentConverters = extensionPoint<AgentConverter>('agent converter')
+export const agentConverters = extensionPoint<AgentConverter>({
+  name: 'agent converter',
+  folder: 'content/ingestion-rules',
+  description: 'Converts a file to text by an agent',
+})
 
 type Reason = 'converter_missing' | 'file_too_large_for_base64' | 'deferral_not_allowed'
 

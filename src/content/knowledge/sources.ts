@@ -60,7 +60,11 @@ export type SearchSource = {
   readChangedAt?(db: Queryable, ids: readonly string[]): Promise<Map<string, Date>>
 }
 
-export const searchSources = extensionPoint<SearchSource>('search sources')
+export const searchSources = extensionPoint<SearchSource>({
+  name: 'search sources',
+  folder: 'content/knowledge',
+  description: 'Gives the passages of one kind of content to searches',
+})
 
 /** Returns the sources that a request covers, with their visible rows. */
 export async function selectSources(

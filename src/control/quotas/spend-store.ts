@@ -13,8 +13,11 @@ export type SpendScope = { project_id: string; agent_id: string | null; actor_id
  * Expressions for the number of active turns whose usage is not written yet, of a project, agent or actor; a null agent
  * or actor matches all.
  */
-export const activeWork =
-  extensionPoint<(of: { project: Fragment; agent: Fragment; actor: Fragment }) => Fragment>('active work')
+export const activeWork = extensionPoint<(of: { project: Fragment; agent: Fragment; actor: Fragment }) => Fragment>({
+  name: 'active work',
+  folder: 'control/quotas',
+  description: 'Gives the SQL of the number of active turns whose usage is not written yet, for budgets',
+})
 
 const MeasuredSpend = QuotaMeasurement.extend({
   ...SumsRow.shape,

@@ -25,7 +25,11 @@ export type ErasedTurn = { id: string; project_id: string; session_id: string | 
 export type TurnContentEraser = {
   erase(tx: Tx, turns: readonly ErasedTurn[]): Promise<{ counts: Counts; events: readonly Redaction[] }>
 }
-export const turnContent = extensionPoint<TurnContentEraser>('content of turns')
+export const turnContent = extensionPoint<TurnContentEraser>({
+  name: 'content of turns',
+  folder: 'control/retention',
+  description: 'Erases content of turns that a module stores outside of generations',
+})
 
 /** Columns of a generation `g`. */
 type TurnColumns = { id: Fragment; chain_id: Fragment }
@@ -34,7 +38,11 @@ type TurnColumns = { id: Fragment; chain_id: Fragment }
  * Conditions under which the record of a settled turn is still needed, for example by a pending approval; `since` is
  * the time of the last activity in the records to delete.
  */
-export const turnHolds = extensionPoint<(turn: TurnColumns, since: Fragment) => Fragment>('holds of turns')
+export const turnHolds = extensionPoint<(turn: TurnColumns, since: Fragment) => Fragment>({
+  name: 'holds of turns',
+  folder: 'control/retention',
+  description: 'Gives the SQL conditions under which the record of a settled turn is still needed',
+})
 
 /** Returns the condition under which the record of a generation `g` is still needed. */
 export const isTurnHeld = (since: Fragment): Fragment =>
@@ -85,7 +93,11 @@ export async function eraseInBatches<T>(
   }
 }
 
-export const endUserContent = extensionPoint<EndUserContentEraser>('content of end users')
+export const endUserContent = extensionPoint<EndUserContentEraser>({
+  name: 'content of end users',
+  folder: 'control/retention',
+  description: 'Erases the content of an end user that a module stores',
+})
 
 /** Returns the sums of counts by name. */
 export function sumCounts(...all: readonly Counts[]): Counts {

@@ -7,7 +7,11 @@ import { type Fragment, sql } from '#core/db/sql.ts'
  */
 export type Footprint = (projectId: Fragment) => { bytes: Fragment; chunks?: Fragment }
 
-export const footprints = extensionPoint<Footprint>('footprints')
+export const footprints = extensionPoint<Footprint>({
+  name: 'footprints',
+  folder: 'control/storage',
+  description: 'Gives the SQL of the bytes and rows that a project stores in a module',
+})
 
 /** Upper bound of sums: sizes declared by callers may add up to more than an int8 holds. */
 const MAX_SUM = Number.MAX_SAFE_INTEGER

@@ -13,7 +13,11 @@ import { WORKER_KINDS } from '#core/work/settings.ts'
 import type { QueueMessage, SystemStatus } from './model.ts'
 
 /** Counts the turns of the last minute in all projects, and how many of them failed. */
-export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: number; failed: number }>>('rates of turns')
+export const turnRates = extensionPoint<(db: Queryable) => Promise<{ turns: number; failed: number }>>({
+  name: 'rates of turns',
+  folder: 'control/system',
+  description: 'Counts recent turns and their failures in all projects, for the status of the deployment',
+})
 
 /** Age of a heartbeat from which a worker does not count as live: two are missing, as for other workers. */
 export const silentMs = (config: Services['config']): number => Math.max(2 * config.WORKER_HEARTBEAT_INTERVAL_MS, 2000)

@@ -6,7 +6,11 @@ import { type Fragment, sql } from '#core/db/sql.ts'
 import { METER_TYPES } from './model.ts'
 
 /** Select of the ids of the direct runs of an orchestration, registered by the runs module. */
-export const orchestrationRuns = extensionPoint<(orchestrationId: string) => Fragment>('runs of orchestrations')
+export const orchestrationRuns = extensionPoint<(orchestrationId: string) => Fragment>({
+  name: 'runs of orchestrations',
+  folder: 'control/usage',
+  description: 'Selects the direct runs of an orchestration, for filters of usage',
+})
 
 /**
  * Usage filters on the alias `t`. Ids are compared with the ids stored in events, which may be of deleted resources.

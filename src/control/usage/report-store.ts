@@ -14,15 +14,20 @@ type Dimension = { key: Fragment; columns: readonly string[]; rolled: boolean }
  * Join of the turn of a usage event `t`, the agent version of the turn, and whether the record of the turn exists.
  * Registered by the turns module.
  */
-export const turnVersions = extensionPoint<{ join: Fragment; version: Fragment; exists: Fragment }>(
-  'agent versions of turns',
-)
+export const turnVersions = extensionPoint<{ join: Fragment; version: Fragment; exists: Fragment }>({
+  name: 'agent versions of turns',
+  folder: 'control/usage',
+  description: 'Joins the turn of a usage event with the version of its agent, for reports',
+})
 
 /** Returns the ratings of turns of a project by agent version. Registered by the feedback module. */
-export const turnRatings =
-  extensionPoint<(db: Queryable, project: string, turns: Fragment) => Promise<readonly TurnRatings[]>>(
-    'ratings of turns',
-  )
+export const turnRatings = extensionPoint<
+  (db: Queryable, project: string, turns: Fragment) => Promise<readonly TurnRatings[]>
+>({
+  name: 'ratings of turns',
+  folder: 'control/usage',
+  description: 'Counts the ratings of turns by the version of the agent, for reports',
+})
 type TurnRatings = { key: string | null; up: number; down: number }
 
 const column = (name: string, rolled: boolean): Dimension => ({

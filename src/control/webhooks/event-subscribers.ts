@@ -23,4 +23,8 @@ export type EventSubscriber = {
   take(tx: Tx, services: Services, events: readonly DispatchedEvent[]): Promise<void>
 }
 
-export const eventSubscribers = extensionPoint<EventSubscriber>('event subscribers')
+export const eventSubscribers = extensionPoint<EventSubscriber>({
+  name: 'event subscribers',
+  folder: 'control/webhooks',
+  description: 'Processes events that are dispatched, exactly once each, in addition to webhooks',
+})

@@ -11,12 +11,12 @@ import { type ActorRow, actorKind } from './model.ts'
 import { requireNotPurging } from './purge.ts'
 import { reassignActor } from './store.ts'
 
-/** Called before an actor is deleted, to remove references to it. */
-export const actorDeleteHooks = extensionPoint<(tx: Tx, actor: ActorRow) => Promise<void>>('actor delete hooks')
-
 /** Called in a merge to move references to the other actor; may raise to refuse the merge. */
-export const actorMergeHooks =
-  extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>('actor merge hooks')
+export const actorMergeHooks = extensionPoint<(tx: Tx, from: ActorRow, to: ActorRow) => Promise<void>>({
+  name: 'actor merge hooks',
+  folder: 'conversation/actors',
+  description: 'Moves references from an actor to the actor that it is merged into, or refuses the merge',
+})
 
 /**
  * Moves everything of an actor to another one of the project, deletes it, and returns the record of the other one.

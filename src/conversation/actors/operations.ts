@@ -6,7 +6,7 @@ import { sql } from '#core/db/sql.ts'
 import { principalsChanged } from '#identity/principals/principal-cache.ts'
 import { deleteMemoriesOf } from '#memory/facts/ownership.ts'
 import { refuseEndUserBound } from '#memory/reach.ts'
-import { actorDeleteHooks, mergeActor } from './merge.ts'
+import { mergeActor } from './merge.ts'
 import { Actor, ActorInput, ActorMerge, ActorPatch, actorKind } from './model.ts'
 import { PurgeAccepted, requestPurge, requireNotPurging } from './purge.ts'
 import { actors } from './resource.ts'
@@ -73,7 +73,6 @@ export const actorOperations: Operation[] = [
       const message_count = await countMessages(tx, id)
       if (message_count > 0) raise('ACTOR_HAS_MESSAGES', { meta: { message_count } })
       audit.detail.counts = await deleteMemoriesOf(tx, id)
-      for (const onDelete of actorDeleteHooks.all()) await onDelete(tx, row)
       principalsChanged(tx, `actor:${id}`)
     },
   }),

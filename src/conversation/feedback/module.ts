@@ -1,7 +1,9 @@
 import { endUserContent, turnContent } from '#control/retention/erasure.ts'
 import { turnRatings } from '#control/usage/report-store.ts'
+import { onDelete } from '#core/api/dependents.ts'
 import { module } from '#core/modules/module.ts'
-import { actorDeleteHooks, actorMergeHooks } from '../actors/merge.ts'
+import { actorMergeHooks } from '../actors/merge.ts'
+import { actorKind } from '../actors/model.ts'
 import { endUserFeedback, eraseActorFeedback, turnFeedback } from './erase.ts'
 import { feedbackKind } from './model.ts'
 import { feedbackOperations } from './operations.ts'
@@ -16,6 +18,6 @@ export default module('feedback', {
     turnContent.with(turnFeedback),
     endUserContent.with(endUserFeedback),
     actorMergeHooks.with((tx, from, to) => reassignFeedback(tx, from.id, to.id)),
-    actorDeleteHooks.with(eraseActorFeedback),
+    onDelete(actorKind, eraseActorFeedback),
   ],
 })

@@ -23,7 +23,8 @@ import type { TurnRow } from '../dialog/mailbox/store.ts'
 import type { ON_BUSY, SessionGenerateInput, SessionRow } from './model.ts'
 import { INTERRUPTED, lockSessionAndConversation, ROLLED_BACK, requireOpen } from './session-locks.ts'
 import { incrementTakeovers } from './store.ts'
-import { turnContext, turnInput } from './turns.ts'
+import { turnContext } from './turn-context.ts'
+import { turnInput } from './turns.ts'
 
 type OnBusy = (typeof ON_BUSY)[number]
 

@@ -15,7 +15,8 @@ import type { HandbackInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
 import { OPERATE_ACTION, requireOperatorControl } from './takeover.ts'
 import { findLastShownMessage, listTimedOutSessions, writeHandback } from './takeover-store.ts'
-import { turnContext, turnInput } from './turns.ts'
+import { turnContext } from './turn-context.ts'
+import { turnInput } from './turns.ts'
 
 type HandbackContext = Pick<
   Context<unknown, z.output<typeof HandbackInput> | undefined, SessionRow>,

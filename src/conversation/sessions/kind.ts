@@ -82,3 +82,9 @@ export async function removeSession(tx: Tx, session: SessionRow): Promise<void> 
   if (conversation) await removeConversation(tx, conversation)
   tx.emit(sessionKind, 'deleted', session)
 }
+
+/** Emits the deletion of a session, whose row is deleted with its conversation. */
+export async function emitSessionDeleted(tx: Tx, id: string): Promise<void> {
+  const session = await findSession(tx, id)
+  if (session) tx.emit(sessionKind, 'deleted', session)
+}

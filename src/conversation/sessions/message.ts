@@ -19,7 +19,8 @@ import { appendMessage, findMessage, messageSource } from '../dialog/messages/st
 import type { SessionMessageInput, SessionRow } from './model.ts'
 import { lockSessionAndConversation, requireOpen } from './session-locks.ts'
 import { findRequestedTurn, recordRequestedTurn, touchSession } from './store.ts'
-import { replyPermission, turnContext, turnInput } from './turns.ts'
+import { turnContext } from './turn-context.ts'
+import { replyPermission, turnInput } from './turns.ts'
 
 type SendContext = Pick<
   Context<{ wait?: boolean }, z.output<typeof SessionMessageInput>, SessionRow>,

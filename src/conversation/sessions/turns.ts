@@ -1,5 +1,5 @@
 import type { Origin } from '#core/api/call.ts'
-import { mergeContext, type ToolContext } from '#core/api/tool-context.ts'
+import type { ToolContext } from '#core/api/tool-context.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import type { PrincipalRecord } from '#core/iam/caller.ts'
@@ -11,18 +11,6 @@ import { clearMailbox, endCancelledTurns, findMailboxState } from '../dialog/mai
 import { lockConversation } from '../dialog/messages/store.ts'
 import { findSession, sessionKind } from './kind.ts'
 import type { SessionRow } from './model.ts'
-
-/**
- * Returns the tool context of a turn: the session's keys, then the request's, then keys that only the platform sets.
- */
-export function turnContext(session: SessionRow, requestContext: ToolContext | null | undefined): ToolContext {
-  const platformContext = {
-    sessionId: session.id,
-    ...(session.actor_id !== null && { actorId: session.actor_id }),
-    ...(session.actor_external_id !== null && { actorExternalId: session.actor_external_id }),
-  }
-  return mergeContext(session.tool_context, requestContext, platformContext)
-}
 
 /** Returns the permission that the principal of a reply needs. */
 export const replyPermission = ({ id }: Pick<SessionRow, 'id'>) => ({

@@ -1,5 +1,7 @@
 import { z } from 'zod'
+import { type Extension, extensionPoint } from '../base/declarations.ts'
 import { countsText, type ErrorCode, raise } from '../base/errors.ts'
+import type { Services } from '../base/services.ts'
 import { allOf, type Fragment, idStatement, type Queryable, sql } from '../db/sql.ts'
 import type { Tx } from '../writes/writer.ts'
 import { type Kind, type KindRow, kinds, type Reference } from './kind.ts'
@@ -167,6 +169,28 @@ async function removeRows(tx: Tx, kind: Kind, ids: readonly string[]): Promise<v
     const row = await kind.find(tx, id, true)
     if (row) await removeRow(tx, kind, row)
   }
+}
+
+const deleteHooks = extensionPoint<{ kind: string; run: (tx: Tx, row: any, services: Services) => Promise<void> }>({
+  name: 'delete hooks',
+  folder: 'core/api',
+  description: 'Refuses the delete operation of a kind, or deletes what a later module has of the row',
+})
+
+/** Registers a hook of the delete operation of a kind, called in its transaction, after the row is locked. */
+export const onDelete = <Row extends KindRow>(
+  kind: Kind<Row, any>,
+  run: (tx: Tx, row: Row, services: Services) => Promise<void>,
+): Extension => deleteHooks.with({ kind: kind.name, run })
+
+/** Runs the hooks of later modules for a row that the delete operation of its kind has locked. */
+export async function runDeleteHooks<Row extends KindRow>(
+  tx: Tx,
+  services: Services,
+  kind: Kind<Row, any>,
+  row: Row,
+): Promise<void> {
+  for (const hook of deleteHooks.all()) if (hook.kind === kind.name) await hook.run(tx, row, services)
 }
 
 /** Deletes a row that is locked by the caller and not referenced, and emits its event. */

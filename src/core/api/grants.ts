@@ -26,7 +26,11 @@ export type GrantSource = {
   among(db: Queryable, kind: string, projectId: string, ids: readonly string[]): Promise<readonly string[]>
 }
 
-export const grantSources = extensionPoint<GrantSource>('cross-project grant sources')
+export const grantSources = extensionPoint<GrantSource>({
+  name: 'cross-project grant sources',
+  folder: 'core/api',
+  description: 'Says which rows of other projects a project may use',
+})
 
 export const grantSourceOf = (kind: string): GrantSource | undefined =>
   grantSources.all().find(({ kinds }) => kinds.includes(kind))

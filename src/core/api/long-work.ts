@@ -79,7 +79,11 @@ export type LongWork<Row extends WorkRow = any> = {
   state(view: WorkView, row: Row): Promise<WorkState>
 }
 
-export const longWork = extensionPoint<LongWork>('long work')
+export const longWork = extensionPoint<LongWork>({
+  name: 'long work',
+  folder: 'core/api',
+  description: 'Says how work that outlives its request is read and cancelled, for protocols with tasks',
+})
 
 /** Returns the type of long work that an id belongs to. */
 export const longWorkOf = (id: string): LongWork | undefined =>

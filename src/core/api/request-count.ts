@@ -3,8 +3,13 @@ import type { Services } from '../base/services.ts'
 import type { Caller } from '../iam/caller.ts'
 
 /** Counts a request of a project key, for quotas and usage. Raises QUOTA_EXCEEDED. */
-export const requestCounting =
-  extensionPoint<(services: Services, caller: Caller, projectId: string) => Promise<void> | void>('request counting')
+export const requestCounting = extensionPoint<
+  (services: Services, caller: Caller, projectId: string) => Promise<void> | void
+>({
+  name: 'request counting',
+  folder: 'core/api',
+  description: 'Counts a request of a project key, for quotas and usage',
+})
 
 /**
  * Counts a request of a key against the quotas and usage of one project, once. A key of a project is counted when the

@@ -41,9 +41,11 @@ function fail(message: string): never {
   throw new Error(message)
 }
 
+/** The name of a point, the folder of src that declares it, and its purpose: a verb phrase about a contribution. */
+type PointNames = { name: string; folder: string; description: string }
+
 /** A point at which later modules register hooks of an earlier one, for example for the deletion of a project. */
-export type ExtensionPoint<T> = {
-  name: string
+export type ExtensionPoint<T> = PointNames & {
   /** Creates a contribution, for the `extensions` of a module. */
   with(value: T): Extension
   /** Returns all contributions, in the order of the modules. */
@@ -55,16 +57,20 @@ export type ExtensionPoint<T> = {
 /** A contribution of one module to an extension point. */
 export type Extension = { point: ExtensionPoint<never>; value: unknown }
 
-const contributions = new Map<string, unknown[]>()
+type Contributions = { point: ExtensionPoint<never>; contributors: Set<string>; values: unknown[] }
+
+const contributions = new Map<string, Contributions>()
 let extensionsLoaded = false
 
-export function extensionPoint<T>(name: string): ExtensionPoint<T> {
+/** Declares an extension point, by which an earlier folder reaches a later one. Elsewhere a plain call does. */
+export function extensionPoint<T>(names: PointNames): ExtensionPoint<T> {
+  const { name } = names
   const point: ExtensionPoint<T> = {
-    name,
+    ...names,
     with: value => ({ point: point as ExtensionPoint<never>, value }),
     all() {
       if (!extensionsLoaded) fail(`extension point ${name}: modules are not loaded yet`)
-      return (contributions.get(name) ?? []) as T[]
+      return (contributions.get(name)?.values ?? []) as T[]
     },
     only() {
       const found = point.all()
@@ -75,13 +81,31 @@ export function extensionPoint<T>(name: string): ExtensionPoint<T> {
   return point
 }
 
-/** Registers the contributions of all modules at their extension points. */
-export function registerExtensions(extensions: readonly Extension[]): void {
+/**
+ * Registers the contributions of all modules at their extension points.
+ * @throws Error for two points of one name
+ */
+export function registerExtensions(modules: readonly { name: string; extensions?: readonly Extension[] }[]): void {
   contributions.clear()
-  for (const { point, value } of extensions) {
-    const values = contributions.get(point.name)
-    if (values) values.push(value)
-    else contributions.set(point.name, [value])
+  for (const module of modules) {
+    for (const { point, value } of module.extensions ?? []) {
+      const known = contributions.get(point.name) ?? { point, contributors: new Set(), values: [] }
+      if (known.point !== point) fail(`extension point ${point.name} is declared twice`)
+      known.contributors.add(module.name)
+      known.values.push(value)
+      contributions.set(point.name, known)
+    }
   }
   extensionsLoaded = true
 }
+
+/** Returns the extension points that have contributions, by name, and the modules that contribute. */
+export const listExtensionPoints = (): (PointNames & { contributors: string[] })[] =>
+  [...contributions.values()]
+    .map(({ point: { name, folder, description }, contributors }) => ({
+      name,
+      folder,
+      description,
+      contributors: [...contributors],
+    }))
+    .toSorted((a, b) => (a.name < b.name ? -1 : 1))

@@ -1,13 +1,14 @@
 import { existsSync, readFileSync } from 'node:fs'
 import { actionCatalogue } from '../api/catalogue.ts'
 import type { Operation } from '../api/operation.ts'
+import { listExtensionPoints } from '../base/declarations.ts'
 import { errorCodes, errorEntry } from '../base/errors.ts'
 import { eventTypes } from '../writes/events.ts'
 import { type Description, routesOf } from './description.ts'
 import { code, escapeMarkdown, type Page, slugOf, table } from './page.ts'
 import { settingsMarkdown } from './setting-tables.ts'
 
-/** Pages of everything with a name: error codes, permissions, events, settings, commands, methods, changes. */
+/** Pages of everything with a name: error codes, permissions, events, settings, commands, methods, extension points, changes. */
 
 const CHANGES = new URL('../../../CHANGELOG.md', import.meta.url)
 
@@ -58,6 +59,21 @@ const events = (): string => {
 Events that webhooks and triggers subscribe to, by name, alias or a pattern such as \`agents.*\`.
 
 ${table(['Event', 'Resource type', 'Aliases', 'Notes'], rows)}`
+}
+
+const extensionPoints = (): string => {
+  const rows = listExtensionPoints().map(({ name, folder, description, contributors }) => [
+    escapeMarkdown(name),
+    code(folder),
+    escapeMarkdown(description),
+    contributors.map(code).join(', '),
+  ])
+  return `# Extension points
+
+Points at which a folder of the source reaches later ones, which it must not import. The folder declares the point, modules
+contribute to it. [Architecture](guides/architecture.md#dependencies) describes the order of the folders.
+
+${table(['Point', 'Declared in', 'What a contribution does', 'Contributors'], rows)}`
 }
 
 const settings = (): string => `# Settings
@@ -113,5 +129,6 @@ export const cataloguePages = (description: Description): Page[] => [
   reference({ path: 'settings', title: 'Settings', anchorsRows: true, markdown: settings }),
   reference({ path: 'cli', title: 'Commands', anchorsRows: true, markdown: () => commands(description) }),
   reference({ path: 'client', title: 'Client methods', anchorsRows: true, markdown: () => methods(description) }),
+  reference({ path: 'extension-points', title: 'Extension points', markdown: extensionPoints }),
   ...(existsSync(CHANGES) ? [reference({ path: 'changes', title: 'Changes', markdown: changes })] : []),
 ]

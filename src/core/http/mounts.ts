@@ -48,4 +48,8 @@ export function serviceHeader({ services, exchange }: MountRequest, name: string
 export const setServiceHeader = ({ services, exchange }: MountRequest, name: string, value: string): void =>
   void exchange.res.setHeader(`${services.config.HEADER_PREFIX}${name}`, value)
 
-export const mounts = extensionPoint<Mount>('mounts')
+export const mounts = extensionPoint<Mount>({
+  name: 'mounts',
+  folder: 'core/http',
+  description: 'Serves another protocol under a path',
+})

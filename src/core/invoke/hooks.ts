@@ -21,26 +21,37 @@ export type Proof = {
 export type PresentedCredential = { ip: string | null; origin?: string; proof?: Proof; byTicket?: boolean }
 
 /** Resolves a token to a caller, or null for 401. */
-export const authentication =
-  extensionPoint<(services: Services, token: string, presented: PresentedCredential) => Promise<Caller | null>>(
-    'authentication',
-  )
+export const authentication = extensionPoint<
+  (services: Services, token: string, presented: PresentedCredential) => Promise<Caller | null>
+>({
+  name: 'authentication',
+  folder: 'core/invoke',
+  description: 'Finds the caller of a credential',
+})
 
 /** What a call spends of the limits of an end-user token, besides a request. */
 export type EndUserSpend = { messages?: number; chars?: number }
 
 /** Counts a call against the limits of an end-user token. Raises ACTOR_LIMIT_EXCEEDED. */
-export const endUserLimits =
-  extensionPoint<(services: Services, endUser: EndUser, spend: EndUserSpend) => Promise<void>>('end user limits')
+export const endUserLimits = extensionPoint<
+  (services: Services, endUser: EndUser, spend: EndUserSpend) => Promise<void>
+>({
+  name: 'end user limits',
+  folder: 'core/invoke',
+  description: 'Counts a call against the limits of the token of an end user',
+})
 
 /**
  * Takes one of the open streams of an end user and returns its release. `onRevoked` is called when the tokens of the end
  * user may have ended. Raises STREAM_LIMIT_EXCEEDED.
  */
-export const endUserStreams =
-  extensionPoint<(services: Services, endUser: EndUser, onRevoked: () => void) => Promise<() => void>>(
-    'end user streams',
-  )
+export const endUserStreams = extensionPoint<
+  (services: Services, endUser: EndUser, onRevoked: () => void) => Promise<() => void>
+>({
+  name: 'end user streams',
+  folder: 'core/invoke',
+  description: 'Takes and releases an open stream of an end user',
+})
 
 export type ReadAudit = {
   /** Whether reads of the project are audited. */
@@ -49,4 +60,8 @@ export type ReadAudit = {
   record(entry: AuditEntry): void
 }
 
-export const readAudit = extensionPoint<(services: Services) => ReadAudit>('read audit')
+export const readAudit = extensionPoint<(services: Services) => ReadAudit>({
+  name: 'read audit',
+  folder: 'core/invoke',
+  description: 'Says whether reads of a project are audited, and writes their entries',
+})

@@ -82,7 +82,7 @@ export function loadModules(modules: readonly Module[]): void {
   policyActions.fill(all('policyActions') as PolicyAction[])
   policyTypes.fill(all('policyTypes') as string[])
   for (const metric of all('metrics') as Metric[]) registry.registerMetric(metric)
-  registerExtensions(all('extensions') as Extension[])
+  registerExtensions(modules)
   loaded = modules
 }
 

@@ -1,6 +1,6 @@
 import type { z } from 'zod'
 import { authorColumn, authorOf } from '../api/authors.ts'
-import { refuseDependents, removeRow } from '../api/dependents.ts'
+import { refuseDependents, removeRow, runDeleteHooks } from '../api/dependents.ts'
 import type { EndUserAccess } from '../api/end-user.ts'
 import { type Filters, filterConditions, filterSchema } from '../api/filters.ts'
 import type { Made } from '../api/idempotency.ts'
@@ -284,7 +284,7 @@ export function resource<Row extends KindRow, Event extends string>(
     },
 
     /**
-     * DELETE of one, under its lock. `check` may refuse it. With `dependents`, referencing rows refuse it with that code, and
+     * DELETE of one, under its lock. `check` and then hooks of later modules may refuse it. With `dependents`, referencing rows refuse it with that code, and
      * `force=true` deletes them too.
      */
     remove(
@@ -311,9 +311,10 @@ export function resource<Row extends KindRow, Event extends string>(
         raises: [...raises, ...(dependents ? [dependents] : [])],
         ...(more as object),
         async run(context) {
-          const { tx, resource } = context
+          const { tx, resource, services } = context
           const row = await kind.lock(tx, resource.id)
           await check?.(row, context as never)
+          await runDeleteHooks(tx, services, kind, row)
           if (dependents) {
             const { force = false } = context.query as { force?: boolean }
             await refuseDependents(tx, kind, row.id, { force, code: dependents })

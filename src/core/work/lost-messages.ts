@@ -4,5 +4,10 @@ import type { Queue } from '../queues/queue.ts'
 import type { MessageClaim } from './message-claims.ts'
 
 /** Hooks that report a message that was active in too many lost workers. Called again after a crash. */
-export const lostMessageHooks =
-  extensionPoint<(services: Services, queue: Queue<any>, message: MessageClaim) => Promise<unknown>>('lost messages')
+export const lostMessageHooks = extensionPoint<
+  (services: Services, queue: Queue<any>, message: MessageClaim) => Promise<unknown>
+>({
+  name: 'lost messages',
+  folder: 'core/work',
+  description: 'Reports a message that was active in too many lost workers',
+})

@@ -15,10 +15,13 @@ import { countWorkerLoss } from './message-claims.ts'
  * `isGone` builds the SQL condition on a holder. An ended lease counts as expired: a process that was wrongly
  * considered lost writes nothing after another one has claimed its work.
  */
-export const leaseHolding =
-  extensionPoint<(tx: Tx, isGone: (holder: Fragment) => Fragment, services: Services) => Promise<unknown>>(
-    'lease holders',
-  )
+export const leaseHolding = extensionPoint<
+  (tx: Tx, isGone: (holder: Fragment) => Fragment, services: Services) => Promise<unknown>
+>({
+  name: 'lease holders',
+  folder: 'core/work',
+  description: 'Ends the leases of lost processes in tables of a module, and wakes their work',
+})
 
 const OtherWorker = z.object({
   holder: z.string().nullable(),

@@ -19,9 +19,16 @@ export type Waiters<Row> = {
   notify(tx: Tx, row: Row): Promise<void>
 }
 
-/** Declares the point at which later modules wait for rows of a kind. */
-export function waiters<Row>(awaited: string): Waiters<Row> {
-  const point = extensionPoint<Waiter<Row>>(`waiters for ${awaited}`)
+/**
+ * Declares the point at which later modules wait for rows of a kind.
+ * @param folder the folder that declares it
+ */
+export function waiters<Row>(awaited: string, folder: string): Waiters<Row> {
+  const point = extensionPoint<Waiter<Row>>({
+    name: `waiters for ${awaited}`,
+    folder,
+    description: `Wakes rows that wait for ${awaited}, when one settles`,
+  })
   return {
     with: point.with,
     async notify(tx, row) {

@@ -5,7 +5,11 @@ import { type Fragment, type Queryable, sql } from '../db/sql.ts'
 /** Rows of a concern that wait for a worker; `since` is the SQL expression of when the oldest began to wait. */
 export type WaitingRows = { concern: string; since: Fragment }
 
-export const waitingRows = extensionPoint<WaitingRows>('waiting rows')
+export const waitingRows = extensionPoint<WaitingRows>({
+  name: 'waiting rows',
+  folder: 'core/work',
+  description: 'Gives the SQL of the time since which rows of a concern wait for a worker',
+})
 
 const ageRow = sql.type(z.strictObject({ concern: z.string(), seconds: z.number() }))
 

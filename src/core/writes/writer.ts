@@ -35,7 +35,11 @@ export const DISPATCH_CHANNEL = 'muster_events'
  * SQL conditions under which a project may have subscribers. An event without possible subscribers is inserted
  * compressed and already dispatched: dispatching it would cost as much again as the insert.
  */
-export const subscriberConditions = extensionPoint<(project: Fragment) => Fragment>('event consumers')
+export const subscriberConditions = extensionPoint<(project: Fragment) => Fragment>({
+  name: 'event consumers',
+  folder: 'core/writes',
+  description: 'Gives the SQL condition that a project may have subscribers of events',
+})
 
 /** Events whose batch dispatch failed, each dispatched individually with the retries and dead letters of a queue. */
 export const eventDispatchQueue = workQueue('event.dispatch', {

@@ -6,7 +6,6 @@ import { sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { addItems, checkItem, itemBytes, reserveCapacity } from './add.ts'
 import { copySession, copyTurn } from './copy.ts'
-import { runDatasetDeleteHooks } from './delete-hooks.ts'
 import { copyRatedTurns } from './from-feedback.ts'
 import {
   DatasetInput,
@@ -86,7 +85,6 @@ export const datasetOperations: Operation[] = [
   datasets.update(putDataset),
   datasets.remove({
     description: 'Deletes its items, the evals that use it, and their runs and results.',
-    check: (row, { tx }) => runDatasetDeleteHooks(tx, row),
   }),
   itemOperation(datasetKind, {
     id: 'listDatasetItems',

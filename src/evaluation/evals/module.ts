@@ -1,7 +1,8 @@
+import { onDelete } from '#core/api/dependents.ts'
 import { resourceType } from '#core/api/resource-type.ts'
 import { module } from '#core/modules/module.ts'
 import { defaultRouteInheritors } from '#identity/projects/default-model-route.ts'
-import { datasetDeleteHooks } from '../datasets/delete-hooks.ts'
+import { datasetKind } from '../datasets/model.ts'
 import { evalKind } from './model.ts'
 import { evalOperations } from './operations.ts'
 import { listDefaultRouteEvals, removeEvalsOfDataset } from './store.ts'
@@ -11,5 +12,5 @@ export default module('evals', {
   kinds: [evalKind],
   resourceTypes: [resourceType(evalKind)],
   operations: evalOperations,
-  extensions: [datasetDeleteHooks.with(removeEvalsOfDataset), defaultRouteInheritors.with(listDefaultRouteEvals)],
+  extensions: [onDelete(datasetKind, removeEvalsOfDataset), defaultRouteInheritors.with(listDefaultRouteEvals)],
 })

@@ -32,7 +32,11 @@ export type PromotionGates = {
   ): Promise<string | null>
 }
 
-export const promotionGates = extensionPoint<PromotionGates>('promotion gates')
+export const promotionGates = extensionPoint<PromotionGates>({
+  name: 'promotion gates',
+  folder: 'execution/agents',
+  description: 'Finds the evals that a version of an agent must pass before its promotion',
+})
 
 type ReleaseContext = Pick<Context, 'tx' | 'services' | 'allow' | 'caller' | 'audit' | 'allowed'> & {
   resource: AgentRow

@@ -168,7 +168,7 @@ export const approvalKind = kind({
 })
 
 /** Nodes and tasks that wait for the decision or expiry of an approval without a tool call. */
-export const approvalWaiters = waiters<ApprovalRow>('approvals')
+export const approvalWaiters = waiters<ApprovalRow>('approvals', 'execution/approvals')
 
 /** What a decision changes in its transaction, so that the response is sent after it. */
 export type ApprovalEffect = {
@@ -181,7 +181,11 @@ export type ApprovalEffect = {
 }
 
 /** Effects of decisions in later modules. Expiry has none: it notifies `approvalWaiters`. */
-export const approvalEffects = extensionPoint<ApprovalEffect>('effects of approvals')
+export const approvalEffects = extensionPoint<ApprovalEffect>({
+  name: 'effects of approvals',
+  folder: 'execution/approvals',
+  description: 'Applies the decision of an approval to a row of a later module',
+})
 
 export type ApprovalRow = z.output<typeof approvalKind.row>
 

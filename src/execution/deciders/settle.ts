@@ -10,7 +10,7 @@ import { agentAnswers } from './prompt.ts'
 import type { DecisionAnswer } from './questions.ts'
 import { deleteDecisionWork, findDecisionOfTurn, settleDecisionRow } from './store.ts'
 
-export const decisionWaiters = waiters<DecisionRow>('decisions')
+export const decisionWaiters = waiters<DecisionRow>('decisions', 'execution/deciders')
 
 /** Outcome of a decision. */
 export type DecisionOutcome =

@@ -108,7 +108,11 @@ export const endUserSessions = extensionPoint<{
   owns: (db: Queryable, endUser: EndUser, sessionId: string) => Promise<boolean>
   /** Select of the ids of its sessions. */
   ids: (endUser: EndUser) => Fragment
-}>('sessions of end users')
+}>({
+  name: 'sessions of end users',
+  folder: 'execution/generations',
+  description: 'Finds the sessions that belong to an end user',
+})
 
 /** Whether a row belongs to a session of the end user. */
 export const isOfOwnSession = async (

@@ -18,7 +18,8 @@ import {
   type GuardrailScope,
   guardrailKind,
 } from './model.ts'
-import { type RuntimeSubject, readRuntime } from './runtime.ts'
+import { readRuntime } from './runtime.ts'
+import type { RuntimeSubject } from './usage.ts'
 import { warningsFor } from './warnings.ts'
 
 /** Decisions from mildest to strictest. */

@@ -12,9 +12,7 @@ import { evaluationsDropped } from './evaluation-records.ts'
 import { evaluationKind, guardrailKind } from './model.ts'
 import { guardrailOperations } from './operations.ts'
 import { guardrailType } from './resource-type.ts'
-import { runtimeReaders } from './runtime.ts'
 import { deleteEvaluations, eraseSnapshots } from './store.ts'
-import { runValues, usageValues } from './usage.ts'
 
 const DAY_MS = 86_400_000
 
@@ -36,8 +34,6 @@ export default module('guardrails', {
     toolGate.with(guardrailGate),
     guardrailCopies.with(copyGuardrails),
     cloneables.with(guardrailCloning),
-    runtimeReaders.with(usageValues),
-    runtimeReaders.with(runValues),
     turnContent.with({
       erase: async (tx, turns) => ({
         counts: {

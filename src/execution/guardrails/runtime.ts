@@ -1,17 +1,8 @@
-import { extensionPoint } from '#core/base/declarations.ts'
 import type { Services } from '#core/base/services.ts'
 import { isTransient } from '#core/db/database-errors.ts'
-import type { GateRequest } from '../tools/guardrail-gate.ts'
+import { type RuntimeReader, type RuntimeSubject, type RuntimeValue, runValues, usageValues } from './usage.ts'
 
-/** Call that `runtime.*` values describe. */
-export type RuntimeSubject = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
-  tool: { id: string | null; name: string } | null
-  action: string | null
-}
-
-type Value = string | number | null
-
-const CALL_VALUES: Record<string, (call: RuntimeSubject) => Value> = {
+const CALL_VALUES: Record<string, (call: RuntimeSubject) => RuntimeValue> = {
   'runtime.action': ({ action }) => action,
   'runtime.tool.id': ({ tool }) => tool?.id ?? null,
   'runtime.tool.name': ({ tool }) => tool?.name ?? null,
@@ -20,43 +11,23 @@ const CALL_VALUES: Record<string, (call: RuntimeSubject) => Value> = {
   'runtime.orchestration_run.node_attempt': ({ run }) => run?.node_attempt ?? null,
 }
 
-/** Values that runtime readers provide; null without a reader. */
-const MEASURED_KEYS = [
-  'runtime.orchestration_run.tool_calls',
-  'runtime.activity.actions_1h',
-  'runtime.activity.actions_24h',
-  'runtime.usage.cost_usd_1h',
-  'runtime.usage.cost_usd_24h',
-  'runtime.usage.cost_usd_7d',
-  'runtime.usage.cost_usd_30d',
-  'runtime.usage.tokens_24h',
-  'runtime.usage.tokens_30d',
-  'runtime.usage.orchestration_run_tokens',
-  'runtime.usage.orchestration_run_cost_usd',
-]
+/** Readers of measured values. */
+const READERS: readonly RuntimeReader[] = [usageValues, runValues]
 
-export const RUNTIME_KEYS: readonly string[] = [...Object.keys(CALL_VALUES), ...MEASURED_KEYS]
-
-/** Reader of measured values, called for each call whose rules read one of its keys. */
-export type RuntimeReader = {
-  keys: readonly string[]
-  read: (services: Services, call: RuntimeSubject, keys: readonly string[]) => Promise<Record<string, Value>>
-}
-
-export const runtimeReaders = extensionPoint<RuntimeReader>('runtime values of guardrails')
+export const RUNTIME_KEYS: readonly string[] = [...Object.keys(CALL_VALUES), ...READERS.flatMap(({ keys }) => keys)]
 
 /** Returns the runtime values at the given paths as an object for expressions. A value that cannot be read is null. */
 export async function readRuntime(services: Services, call: RuntimeSubject, paths: Iterable<string>): Promise<object> {
   const requested = [...paths].filter(path => RUNTIME_KEYS.includes(path))
   const root: Record<string, unknown> = {}
-  const setValue = (path: string, value: Value) => {
+  const setValue = (path: string, value: RuntimeValue) => {
     const segments = path.split('.').slice(1)
     const last = segments.pop() as string
     const holder = segments.reduce<Record<string, unknown>>((at, name) => (at[name] ??= {}) as never, root)
     holder[last] = value
   }
   for (const path of requested) setValue(path, CALL_VALUES[path]?.(call) ?? null)
-  for (const { keys, read } of runtimeReaders.all()) {
+  for (const { keys, read } of READERS) {
     const readable = requested.filter(path => keys.includes(path))
     if (readable.length === 0) continue
     try {

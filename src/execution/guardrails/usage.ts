@@ -1,5 +1,20 @@
 import { isFullyUnpriced, type SumsRow, usedByRun, usedWithin } from '#control/usage/sums.ts'
-import type { RuntimeReader } from './runtime.ts'
+import type { Services } from '#core/base/services.ts'
+import type { GateRequest } from '../tools/guardrail-gate.ts'
+
+/** Call that `runtime.*` values describe. */
+export type RuntimeSubject = Pick<GateRequest, 'project_id' | 'agent' | 'run'> & {
+  tool: { id: string | null; name: string } | null
+  action: string | null
+}
+
+export type RuntimeValue = string | number | null
+
+/** Reader of measured values; called for each call whose rules read one of its keys. */
+export type RuntimeReader = {
+  keys: readonly string[]
+  read: (services: Services, call: RuntimeSubject, keys: readonly string[]) => Promise<Record<string, RuntimeValue>>
+}
 
 const HOUR_MS = 3_600_000
 

@@ -87,10 +87,18 @@ export type ToolGate = {
   ) => Promise<Problem[]>
 }
 
-export const toolGate = extensionPoint<ToolGate>('tool gate')
+export const toolGate = extensionPoint<ToolGate>({
+  name: 'tool gate',
+  folder: 'execution/tools',
+  description: 'Judges tool calls by guardrails',
+})
 
 /**
  * Copies the guardrails of a project and records the id of each copy, unless they were copied. Called by cloneables
  * whose records have guardrails.
  */
-export const guardrailCopies = extensionPoint<Cloneable['copy']>('guardrail copies')
+export const guardrailCopies = extensionPoint<Cloneable['copy']>({
+  name: 'guardrail copies',
+  folder: 'execution/tools',
+  description: 'Copies the guardrails of a project before the records that have them are copied',
+})

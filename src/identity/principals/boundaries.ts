@@ -12,8 +12,11 @@ import { type CompiledDocument, compileDocument } from '#core/iam/policy.ts'
 export type Boundary = Omit<Extract<Bound, { kind: 'boundary' }>, 'kind'>
 
 /** Loads the boundary policy of an agent version; null if it has none. Registered by the agents module. */
-export const boundaryPolicies =
-  extensionPoint<(db: Queryable, boundary: Boundary) => Promise<unknown>>('boundary policies of agents')
+export const boundaryPolicies = extensionPoint<(db: Queryable, boundary: Boundary) => Promise<unknown>>({
+  name: 'boundary policies of agents',
+  folder: 'identity/principals',
+  description: 'Loads the boundary policy of an agent version, which restricts what its turns cause',
+})
 
 // The configuration of an agent version is immutable.
 const compiledOf = processSingleton(() => new LRUCache<string, CompiledDocument>({ max: 1000 }))

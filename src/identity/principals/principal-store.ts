@@ -80,7 +80,11 @@ export const findKeyPrincipalByHash = (db: Queryable, hash: Buffer) =>
     order by k.key_hash = ${sql.binary(hash)} desc limit 1`)
 
 /** Returns the expression of the record of an actor by its id, null if it is deleted. Contributed by the module of actors. */
-export const actorRecord = extensionPoint<(id: Fragment) => Fragment>('actor record of principals')
+export const actorRecord = extensionPoint<(id: Fragment) => Fragment>({
+  name: 'actor record of principals',
+  folder: 'identity/principals',
+  description: 'Gives the SQL of the record of an actor, for records of principals',
+})
 
 const PrincipalActor = z.object({
   id: z.string(),

@@ -22,7 +22,11 @@ export type Cloneable = {
 }
 
 /** Kinds of configuration that clones can include; copied in module order unless `after` requires otherwise. */
-export const cloneables = extensionPoint<Cloneable>('cloneables')
+export const cloneables = extensionPoint<Cloneable>({
+  name: 'cloneables',
+  folder: 'identity/projects',
+  description: 'Copies the configuration of one kind to the clone of a project',
+})
 
 export const cloneableNames = (): string[] => cloneables.all().map(entry => entry.name)
 

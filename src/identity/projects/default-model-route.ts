@@ -7,7 +7,12 @@ import { type Fragment, type Queryable, sql } from '#core/db/sql.ts'
 export type DefaultRouteUsers = { kind: string; ids: (project: Fragment) => Fragment }
 
 /** Resources without their own model route or provider. */
-export const defaultRouteInheritors = extensionPoint<DefaultRouteUsers>('inheritors of the default model route')
+export const defaultRouteInheritors = extensionPoint<DefaultRouteUsers>({
+  name: 'inheritors of the default model route',
+  folder: 'identity/projects',
+  description:
+    'Lists the resources that use the default model route of a project, because they name no route or provider',
+})
 
 const SAMPLE = 5
 

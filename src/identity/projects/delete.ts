@@ -17,7 +17,11 @@ const DAY_MS = 86_400_000
 /**
  * Hooks that delete data of a project outside of its rows, such as stored bytes; called before the rows are deleted.
  */
-export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project delete hooks')
+export const projectDeleteHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>({
+  name: 'project delete hooks',
+  folder: 'identity/projects',
+  description: 'Deletes what a project has outside of its rows, such as stored bytes, before the rows are deleted',
+})
 
 /**
  * Deletes a project. Without `force` only if it has no counted resources; with `force`, foreign keys cascade to

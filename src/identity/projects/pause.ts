@@ -6,11 +6,18 @@ import type { Tx } from '#core/writes/writer.ts'
 import { findPauseState, lockPauseState, type PauseState } from './store.ts'
 
 /** Hooks that run in the transaction that pauses a project. */
-export const pauseHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>('project pause hooks')
+export const pauseHooks = extensionPoint<(tx: Tx, projectId: string) => Promise<void>>({
+  name: 'project pause hooks',
+  folder: 'identity/projects',
+  description: 'Runs in the transaction that pauses a project',
+})
 
 /** Hooks that run in the transaction that resumes a project. */
-export const resumeHooks =
-  extensionPoint<(tx: Tx, projectId: string, by: PrincipalRecord) => Promise<void>>('project resume hooks')
+export const resumeHooks = extensionPoint<(tx: Tx, projectId: string, by: PrincipalRecord) => Promise<void>>({
+  name: 'project resume hooks',
+  folder: 'identity/projects',
+  description: 'Runs in the transaction that resumes a project, and wakes the work that waited',
+})
 
 /**
  * Requires that work may start in a project; called in the transaction that inserts the work. Locks the project row FOR

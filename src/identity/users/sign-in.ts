@@ -22,8 +22,13 @@ const TOKEN_TTL_SECONDS = 7 * 24 * 3600
 const LOCKOUT = { limit: 10, windowSeconds: 15 * 60 }
 
 /** Redeems the one-time code of a sign-in elsewhere. @throws UNAUTHORIZED */
-export const codeSignIn =
-  extensionPoint<(services: Services, code: SignInCode, request: RequestFacts) => Promise<SignedIn>>('code sign-in')
+export const codeSignIn = extensionPoint<
+  (services: Services, code: SignInCode, request: RequestFacts) => Promise<SignedIn>
+>({
+  name: 'code sign-in',
+  folder: 'identity/users',
+  description: 'Redeems the one-time code of a sign-in at the identity provider of a company',
+})
 
 /** Signs a user token; incrementing the user's token version ends it. */
 export const issueUserToken = (

@@ -7,7 +7,11 @@ import { currentCondition, type MemoryRow } from './model.ts'
 /** Access of end users to the current facts that belong to them, in the stores that the agents of their token read. */
 
 /** Select of the ids of the memory stores that agents read. Contributed by the module of agents. */
-export const agentStores = extensionPoint<(agentIds: readonly string[]) => Fragment>('memory stores of agents')
+export const agentStores = extensionPoint<(agentIds: readonly string[]) => Fragment>({
+  name: 'memory stores of agents',
+  folder: 'memory/facts',
+  description: 'Selects the memory stores that agents read',
+})
 
 /** Condition of the memories `t` of an end user. By memories_actor. */
 const ownMemories = ({ actor_id, agent_ids }: EndUser): Fragment =>

@@ -20,7 +20,7 @@ const findPaused = (db: Queryable, { agent_id, project_id, actor_id, caller }: O
   db.maybeOne(generationKind.sql`
     select ${generationKind.columns} from generations t
     where t.agent_id = ${agent_id} and t.project_id = ${project_id} and t.status = 'requires_action'
-      and t.actor_id is not distinct from ${actor_id} and t.authority ->> 'id' = ${caller.principal.id}
+      and t.required_action is not null and t.actor_id is not distinct from ${actor_id} and t.authority ->> 'id' = ${caller.principal.id}
       and t.required_action -> 'tool_calls' @> jsonb_build_array(jsonb_build_object('id', ${callId}::text))
     order by t.created_at desc limit 1`)
 

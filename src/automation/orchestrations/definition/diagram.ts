@@ -1,20 +1,6 @@
-import type { Context } from '#core/api/operation.ts'
-import { extensionPoint } from '#core/base/declarations.ts'
 import { truncateChars } from '#core/base/storable-text.ts'
 import type { Edge, Node, NodeType } from './definition.ts'
 import type { Graph } from './graph.ts'
-import type { OrchestrationRow } from './model.ts'
-
-/** Graph of a run and the states of its nodes. */
-type RunDiagram = { graph: Graph; states: ReadonlyMap<string, NodeState> }
-
-/**
- * Loads a run that the caller may read.
- * @throws ORCHESTRATION_RUN_NOT_FOUND, FORBIDDEN
- */
-export type DiagramRun = (context: Context<any, any, OrchestrationRow>, runId: string) => Promise<RunDiagram>
-
-export const diagramRuns = extensionPoint<DiagramRun>('run diagrams')
 
 const MAX_LABEL = 80
 

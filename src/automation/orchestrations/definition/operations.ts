@@ -1,7 +1,5 @@
-import { Readable } from 'node:stream'
-import { z } from 'zod'
 import { containsFilter } from '#core/api/filters.ts'
-import { itemOperation, type Operation, operation, streamResult } from '#core/api/operation.ts'
+import { type Operation, operation } from '#core/api/operation.ts'
 import { sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { versionAuthor } from '#core/resources/version.ts'
@@ -13,9 +11,6 @@ import {
   withMissingReferences,
 } from './check.ts'
 import { withCurrentFieldNames } from './definition.ts'
-import { orchestrationDeleteHooks } from './delete-hooks.ts'
-import { diagramOf, diagramRuns } from './diagram.ts'
-import { graphOf } from './graph.ts'
 import { lookupProject } from './lookup-project.ts'
 import {
   type GraphDefinition,
@@ -123,33 +118,6 @@ export const orchestrationOperations: Operation[] = [
   orchestrations.remove({
     description:
       'Cancels and deletes all its runs and versions; with many runs, workers do so afterwards. References to it remain and fail when used; generations and usage keep its ID.',
-    async check(row, { tx, services }) {
-      for (const onDelete of orchestrationDeleteHooks.all()) await onDelete(tx, services, row)
-    },
-  }),
-  itemOperation(orchestrationKind, {
-    id: 'getOrchestrationDiagram',
-    method: 'get',
-    path: `${path}/{orchestration_id}/diagram`,
-    summary: 'Get a Mermaid diagram of an orchestration',
-    description:
-      'Mermaid flowchart: node shapes show types, edge texts show labels and groups. With a run, the version that it executes, with nodes coloured by state; this requires orchestrations:GetRun on the run.',
-    tag,
-    action: 'orchestrations:GetOrchestration',
-    query: z.object({
-      run_id: z.string().min(1).max(255).optional().describe('ID of the run whose node states are shown'),
-    }),
-    raises: ['ORCHESTRATION_RUN_NOT_FOUND'],
-    answers: { 200: null },
-    produces: 'text/plain',
-    async run(context) {
-      const { resource, query } = context
-      const loadDiagram = query.run_id === undefined ? undefined : diagramRuns.only()
-      const { graph, states } = loadDiagram
-        ? await loadDiagram(context, query.run_id as string)
-        : { graph: graphOf(resource), states: undefined }
-      return streamResult('text/plain; charset=utf-8', Readable.from([diagramOf(graph, states)]))
-    },
   }),
   ...orchestrations.versions({
     alsoActions: REFERENCE_PERMISSIONS,

@@ -1,5 +1,6 @@
 import { turnContent, turnHolds } from '#control/retention/erasure.ts'
 import { orchestrationRuns } from '#control/usage/filters.ts'
+import { onDelete } from '#core/api/dependents.ts'
 import { longWork } from '#core/api/long-work.ts'
 import { sql } from '#core/db/sql.ts'
 import { module } from '#core/modules/module.ts'
@@ -9,8 +10,7 @@ import { approvalWaiters } from '#execution/approvals/model.ts'
 import { decisionWaiters } from '#execution/deciders/settle.ts'
 import { turnOwners } from '#execution/generations/loop/turn-owner.ts'
 import { pauseHooks, resumeHooks } from '#identity/projects/pause.ts'
-import { orchestrationDeleteHooks } from '../definition/delete-hooks.ts'
-import { diagramRuns } from '../definition/diagram.ts'
+import { orchestrationKind } from '../definition/model.ts'
 import { runContent } from './commands/erase.ts'
 import { EXPIRE_RUNS, runExpiryHandler, runExpirySchedule } from './commands/expire-runs.ts'
 import { projectPauseHandlers, wakeRunsOnPause } from './commands/project-pause.ts'
@@ -22,8 +22,8 @@ import { nodeTurns } from './nodes/agent.ts'
 import { runApprovals } from './nodes/approval.ts'
 import { runDecisions } from './nodes/decision.ts'
 import { runOperations } from './operations.ts'
+import { diagramOperation } from './reads/diagram.ts'
 import { runWork } from './reads/long-work.ts'
-import { readDiagramStates } from './reads/present-run.ts'
 import { statsOperations } from './reads/stats.ts'
 import { oldestReadyAttempt } from './reads/stats-store.ts'
 import { isTurnOfLiveRun } from './store.ts'
@@ -31,7 +31,7 @@ import { isTurnOfLiveRun } from './store.ts'
 export default module('orchestration-runs', {
   errors: runErrors,
   kinds: [runKind],
-  operations: [...runOperations, ...statsOperations],
+  operations: [diagramOperation, ...runOperations, ...statsOperations],
   handlers: [...runHandlers, ...projectPauseHandlers, runExpiryHandler],
   schedules: [...runSchedules, runExpirySchedule],
   policyActions: [
@@ -50,8 +50,7 @@ export default module('orchestration-runs', {
     turnHolds.with(isTurnOfLiveRun),
     approvalWaiters.with(runApprovals),
     decisionWaiters.with(runDecisions),
-    orchestrationDeleteHooks.with(removeRunsOfOrchestration),
-    diagramRuns.with(readDiagramStates),
+    onDelete(orchestrationKind, removeRunsOfOrchestration),
     pauseHooks.with(wakeRunsOnPause),
     resumeHooks.with(wakeRunsOnPause),
     waitingRows.with({ concern: 'orchestration', since: oldestReadyAttempt }),

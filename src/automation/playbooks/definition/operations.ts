@@ -7,7 +7,6 @@ import { resource } from '#core/resources/resource.ts'
 import { versionAuthor } from '#core/resources/version.ts'
 import { checkPlaybook, requireValidPlaybook, schemaProblems, validateDefinition } from './check.ts'
 import { type PlaybookDefinition, playbookFields } from './definition.ts'
-import { playbookDeleteHooks } from './delete-hooks.ts'
 import {
   PlaybookInput,
   PlaybookPatch,
@@ -117,9 +116,6 @@ export const playbookOperations: Operation[] = [
   playbooks.remove({
     description: 'Refused while executions are active. Records of executions remain, but can no longer be retried.',
     raises: ['PLAYBOOK_HAS_ACTIVE_EXECUTIONS'],
-    async check(row, { tx }) {
-      for (const onDelete of playbookDeleteHooks.all()) await onDelete(tx, row)
-    },
     async removed({ orchestration_id }, { tx }) {
       await orchestrationKind.delete(tx, orchestration_id)
     },

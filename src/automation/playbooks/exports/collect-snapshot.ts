@@ -10,7 +10,8 @@ import type { Queryable } from '#core/db/sql.ts'
 import type { Caller, PrincipalRecord } from '#core/iam/caller.ts'
 import { type ApprovalRow, approvalKind, storableApproval } from '#execution/approvals/model.ts'
 import { callerForPrincipal } from '#identity/principals/principals.ts'
-import { exportedExecutions } from './executions.ts'
+import { executionBytes } from '../executions/store.ts'
+import { presentExecutions } from './executions.ts'
 import type { ExportRow, Omission } from './model.ts'
 import { type CaseSnapshot, type ExportedExecution, LINKED, type PresentedRecord } from './snapshot.ts'
 import {
@@ -120,9 +121,8 @@ async function readExecutions(
   execution_id: string | null,
   budget: SnapshotBudget,
 ): Promise<{ executions: ExportedExecution[]; omitted: Omission[] }> {
-  const scope = { case_id: about.id, execution_id }
-  budget.spend((await exportedExecutions.only()?.bytes(db, scope)) ?? 0)
-  const executions = (await exportedExecutions.only()?.read(db, scope)) ?? []
+  budget.spend(await executionBytes(db, about.id, execution_id))
+  const executions = await presentExecutions(db, { case_id: about.id, execution_id })
   return isAllowed(caller, READ_EXECUTION, { kind: caseKind, row: about })
     ? { executions: executions.map(withoutContext), omitted: [] }
     : {

@@ -1,18 +1,31 @@
-import { extensionPoint } from '#core/base/declarations.ts'
+import { isIdOf } from '#core/api/kind.ts'
 import type { Queryable } from '#core/db/sql.ts'
+import { executionKind } from '../executions/model.ts'
+import { presentExecutionDetail } from '../executions/present-execution.ts'
+import { listCaseExecutions } from '../executions/store.ts'
 import type { ExportedExecution } from './snapshot.ts'
 
-/** Operations of the executions module that exports use without importing it. */
-export type ExecutionSource = {
-  /** Returns the project and the case of an execution, locked against deletion. */
-  reference(db: Queryable, executionId: string): Promise<{ project_id: string; case_id: string } | null>
-  /** Returns the approximate size of the result of `read`, in bytes. */
-  bytes(db: Queryable, scope: { case_id: string; execution_id: string | null }): Promise<number>
-  /**
-   * Returns the executions of a case, oldest first, or one execution, as presented by their GET operation, with steps
-   * and pinned definition. Runs in a read-only repeatable-read transaction.
-   */
-  read(db: Queryable, scope: { case_id: string; execution_id: string | null }): Promise<readonly ExportedExecution[]>
+/** Returns the project and the case of an execution, locked against deletion. */
+export async function lockExecution(
+  db: Queryable,
+  id: string,
+): Promise<{ project_id: string; case_id: string } | null> {
+  const row = isIdOf(executionKind, id) ? await executionKind.find(db, id) : null
+  return row && executionKind.reference(db, id, row.project_id)
 }
 
-export const exportedExecutions = extensionPoint<ExecutionSource>('exported executions')
+/**
+ * Returns the executions of a case, oldest first, or one execution, as presented by their GET operation, with steps and
+ * pinned definition. Runs in a read-only repeatable-read transaction.
+ */
+export async function presentExecutions(
+  db: Queryable,
+  { case_id, execution_id }: { case_id: string; execution_id: string | null },
+): Promise<ExportedExecution[]> {
+  const executions = []
+  for (const row of await listCaseExecutions(db, case_id, execution_id)) {
+    const { steps, ...execution } = await presentExecutionDetail(db, row)
+    executions.push({ ...execution, steps: steps ?? [], definition: row.definition })
+  }
+  return executions
+}

@@ -1,4 +1,5 @@
-import { caseDeleteHooks } from '#automation/cases/executions.ts'
+import { caseKind } from '#automation/cases/model.ts'
+import { onDelete } from '#core/api/dependents.ts'
 import { longWork } from '#core/api/long-work.ts'
 import { module } from '#core/modules/module.ts'
 import { exportWork } from './build.ts'
@@ -13,5 +14,5 @@ export default module('exports', {
   operations: exportOperations,
   work: [exportWork],
   sweeps: [{ name: 'exports', when: '37 * * * *', run: expireExports }],
-  extensions: [longWork.with(exportLongWork), caseDeleteHooks.with(removeCaseExports)],
+  extensions: [longWork.with(exportLongWork), onDelete(caseKind, removeCaseExports)],
 })

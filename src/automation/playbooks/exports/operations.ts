@@ -9,7 +9,7 @@ import { principalRecord } from '#core/iam/caller.ts'
 import { resource } from '#core/resources/resource.ts'
 import { startExport } from './build.ts'
 import { mayExport } from './collect-snapshot.ts'
-import { exportedExecutions } from './executions.ts'
+import { lockExecution } from './executions.ts'
 import { EXPORT_STATUSES, ExportInput, exportKind, PlaybookExport, SUBJECT_TYPES } from './model.ts'
 
 const tag = 'Exports'
@@ -35,7 +35,7 @@ async function requireExportableCase({
 }: Pick<Context<any, ExportInput>, 'tx' | 'caller' | 'project' | 'body'>): Promise<CaseRow> {
   const { subject_type, subject_id: id } = body
   const isExecution = subject_type === 'playbook_execution'
-  const ref = isExecution ? await exportedExecutions.only()?.reference(tx, id) : { project_id: project, case_id: id }
+  const ref = isExecution ? await lockExecution(tx, id) : { project_id: project, case_id: id }
   const about =
     ref && isIdOf(caseKind, ref.case_id) && (project === null || project === ref.project_id)
       ? await caseKind.reference(tx, ref.case_id, ref.project_id)

@@ -4,7 +4,6 @@ import { sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { CALL_TOOL, requireValidWorkflow, schemaProblems, validateDefinition } from './check.ts'
 import { workflowFields } from './definition.ts'
-import { workflowEnds } from './delete-hooks.ts'
 import { WorkflowInput, WorkflowPatch, type WorkflowRow, workflowKind, workflowVersions } from './model.ts'
 
 const workflows = resource(workflowKind, { path: '/workflows', tag: 'Workflows', versions: workflowVersions })
@@ -52,9 +51,6 @@ export const workflowOperations: Operation[] = [
   workflows.remove({
     description: 'Refused while the workflow has open tasks. Deletes its closed tasks and their history.',
     raises: ['WORKFLOW_HAS_OPEN_TASKS'],
-    async check(row, { tx }) {
-      for (const onDelete of workflowEnds.all()) await onDelete(tx, row)
-    },
   }),
   ...workflows.versions({
     alsoActions: [CALL_TOOL],

@@ -1,11 +1,12 @@
 import { runWaiters } from '#automation/orchestrations/runs/engine/run-notifications.ts'
 import { firingWaiters } from '#automation/triggers/settle.ts'
 import { turnContent } from '#control/retention/erasure.ts'
+import { onDelete } from '#core/api/dependents.ts'
 import { module } from '#core/modules/module.ts'
 import { approvalEffects, approvalWaiters } from '#execution/approvals/model.ts'
 import { turnOwners } from '#execution/generations/loop/turn-owner.ts'
 import { resumeHooks } from '#identity/projects/pause.ts'
-import { workflowEnds } from '../definition/delete-hooks.ts'
+import { workflowKind } from '../definition/model.ts'
 import { refuseOpenTasks } from './delete-task.ts'
 import { taskContent } from './erase.ts'
 import { taskErrors } from './errors.ts'
@@ -30,7 +31,7 @@ export default module('tasks', {
     firingWaiters.with(taskFirings),
     approvalEffects.with(taskDecisions),
     approvalWaiters.with(taskApprovals),
-    workflowEnds.with(refuseOpenTasks),
+    onDelete(workflowKind, refuseOpenTasks),
     resumeHooks.with(resumeTasks),
     turnContent.with(taskContent),
   ],

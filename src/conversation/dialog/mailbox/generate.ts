@@ -1,9 +1,10 @@
 import type { z } from 'zod'
 import { actorKind } from '#conversation/actors/model.ts'
+import { turnContext } from '#conversation/sessions/turn-context.ts'
 import type { Made } from '#core/api/idempotency.ts'
 import { isIdOf } from '#core/api/kind.ts'
 import type { Context, OperationResult } from '#core/api/operation.ts'
-import { callerContext, mergeContext } from '#core/api/tool-context.ts'
+import { callerContext } from '#core/api/tool-context.ts'
 import { raise, raiseInvalid } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import { principalRecord } from '#core/iam/caller.ts'
@@ -101,7 +102,7 @@ async function createAgentTurn(
       messages: null,
       model: body.model ?? null,
       overrides: body.knowledge_config ? { knowledge_config: body.knowledge_config } : {},
-      tool_context: session ? mergeContext(session.tool_context, turn.requestContext) : turn.requestContext,
+      tool_context: session ? turnContext(session, turn.requestContext) : turn.requestContext,
       actor_id: session?.actor_id ?? null,
       authority: principalRecord(caller),
       permission: {
@@ -145,7 +146,7 @@ export const enqueueRetry: Mailboxes['retry'] = async (tx, services, failed, inp
     input: {
       ...input,
       messages: null,
-      tool_context: session?.tool_context ?? null,
+      tool_context: session && turnContext(session, null),
       actor_id: session?.actor_id ?? null,
     },
   })

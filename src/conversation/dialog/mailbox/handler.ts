@@ -95,12 +95,15 @@ const requeueClaimedTurn = (services: Services, { conversation, turn }: ClaimedT
     if (await lockConversation(tx, conversation.id)) await requeueTurn(tx, turn)
   })
 
-/** Executes a turn by its agent or its chat. */
-function executeClaimedTurn(services: Services, claimed: ClaimedTurn, context: JobContext) {
-  if (claimed.turn.chat_id !== null) return executeChatTurn(services, claimed, context)
+/** Executes a turn by its agent or its chat. `wasLast`: no other turn was open when it ended. */
+async function executeClaimedTurn(services: Services, claimed: ClaimedTurn, context: JobContext) {
+  if (claimed.turn.chat_id !== null)
+    return { outcome: await executeChatTurn(services, claimed, context), wasLast: false }
   const { signal, stopping, log, releaseSlotWhile, retryIn, complete } = context
   const source = turnSource(claimed, complete)
-  return executeTurn(services, claimed.turn.generation_id, { signal, stopping, log, releaseSlotWhile, retryIn, source })
+  const options = { signal, stopping, log, releaseSlotWhile, retryIn, source }
+  const outcome = await executeTurn(services, claimed.turn.generation_id, options)
+  return { outcome, wasLast: source.wasLast() }
 }
 
 /** Executes the due turns of a conversation in sequence, in the order of the mailbox. */
@@ -114,8 +117,8 @@ async function processMailbox(services: Services, conversationId: string, contex
     if (claimed === 'deleted') return endOrphanedTurns(services, conversationId, stopping)
     await injectFault(services, 'turn_taken')
     const log = context.log.child({ conversation_id: conversationId, seq: claimed.turn.seq })
-    const outcome = await executeClaimedTurn(services, claimed, { ...context, log })
-    if (outcome === 'waiting' || (outcome === 'settled' && claimed.alone)) return
+    const { outcome, wasLast } = await executeClaimedTurn(services, claimed, { ...context, log })
+    if (outcome === 'waiting' || (outcome === 'settled' && wasLast)) return
     if (outcome === 'requeued') throw new RequeueError('turn was requeued')
     if (outcome === 'deferred') {
       await requeueClaimedTurn(services, claimed)

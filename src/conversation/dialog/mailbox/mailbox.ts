@@ -1,4 +1,7 @@
 import { z } from 'zod'
+import { findSession } from '#conversation/sessions/kind.ts'
+import type { SessionRow } from '#conversation/sessions/model.ts'
+import { settleSessionTurn } from '#conversation/sessions/settle-turn.ts'
 import type { Origin } from '#core/api/call.ts'
 import { AppError, type RecordedFailure, raise } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
@@ -12,11 +15,9 @@ import { consumeShareForTurn } from '#execution/generations/request/admission.ts
 import { abortTurn, CANCELLED, type Mailboxes } from '#execution/generations/request/cancel-turn.ts'
 import { createTurnWithoutWakeUp, priorityOf, type TurnInput } from '#execution/generations/request/create.ts'
 import { updatePendingTurn } from '#execution/generations/request/update-pending-turn.ts'
-import { addSessionFrame } from '../messages/frames.ts'
 import type { ConversationRow } from '../messages/model.ts'
 import { lockConversation } from '../messages/store.ts'
 import { notifyChatSettled, recordChatOutcome } from './chat-turn.ts'
-import { type SessionFacts, sessionHooks } from './hooks.ts'
 import {
   type AgentTurn,
   endTurns,
@@ -207,18 +208,15 @@ export async function cancelTurns(
     await endTurns(tx, turn.conversation_id, [turn.seq], turn.state === 'running' ? 'failed' : 'cancelled')
     // Wake-ups of later turns were used up while it waited for its model.
     if (turn.state === 'running') wakeConversation(tx, { id: turn.conversation_id, project_id: turn.project_id })
-    if (turn.session_id !== null)
-      await sessionHooks.only()?.settled(tx, turn.session_id, {
-        generation_id: turn.generation_id,
-        trace_id: turn.trace_id,
-        status: 'failed',
-        error: failure,
-        agent_id: turn.agent_id,
-        partial: null,
-        reply_position: undefined,
-        session: null,
-      })
-    addSessionFrame(tx, turn, { event: 'turn_failed', generation_id: turn.generation_id })
+    const { generation_id, trace_id, agent_id } = turn
+    await settleSessionTurn(tx, turn, {
+      generation_id,
+      trace_id,
+      agent_id,
+      session: null,
+      status: 'failed',
+      error: failure,
+    })
   }
 }
 
@@ -295,7 +293,7 @@ export function refuseSelfWait(origin: Origin | null, conversationId: string): v
 /** Returns the open session of a conversation, or null if it has none. @throws SESSION_CLOSED, SESSION_EXPIRED */
 export async function requireOpenSession(tx: Tx, conversation: ConversationRow) {
   if (conversation.session_id === null) return null
-  const session = (await sessionHooks.only()?.load(tx, conversation.session_id)) ?? null
+  const session = await findSession(tx, conversation.session_id)
   if (session?.status === 'closed') raise('SESSION_CLOSED', { meta: { session_id: session.id } })
   if (session?.status === 'expired') raise('SESSION_EXPIRED', { meta: { session_id: session.id } })
   return session
@@ -309,11 +307,7 @@ export async function requireAnsweringSession(tx: Tx, conversation: Conversation
 }
 
 /** @throws SESSION_UNDER_OPERATOR */
-export function requireAgentControl({
-  id,
-  control,
-  assigned_to,
-}: Pick<SessionFacts, 'id' | 'control' | 'assigned_to'>) {
+export function requireAgentControl({ id, control, assigned_to }: Pick<SessionRow, 'id' | 'control' | 'assigned_to'>) {
   if (control === 'operator') raise('SESSION_UNDER_OPERATOR', { meta: { session_id: id, assigned_to } })
 }
 

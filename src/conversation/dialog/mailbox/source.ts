@@ -1,16 +1,18 @@
 import { actorKind } from '#conversation/actors/model.ts'
+import { findSession, sessionKind } from '#conversation/sessions/kind.ts'
+import type { SessionRow } from '#conversation/sessions/model.ts'
+import { type SettledTurn, settleSessionTurn } from '#conversation/sessions/settle-turn.ts'
+import { changeSessionState } from '#conversation/sessions/state.ts'
 import type { RecordedFailure } from '#core/base/errors.ts'
 import { newId } from '#core/base/ids.ts'
 import { type Fragment, sql } from '#core/db/sql.ts'
 import type { Outbox, Tx } from '#core/writes/writer.ts'
 import type { TurnOutcome, TurnSource } from '#execution/generations/loop/turn-owner.ts'
 import type { GenerationRow } from '#execution/generations/model.ts'
-import { addSessionFrame } from '../messages/frames.ts'
 import { type ConversationRow, messageEvents } from '../messages/model.ts'
 import { appendMessage, findMediaDescription, lockConversation, setMediaDescription } from '../messages/store.ts'
 import { summaryWorkCte } from '../summaries/store.ts'
 import { summaryWork } from '../summaries/summarize.ts'
-import { type SessionFacts, sessionHooks } from './hooks.ts'
 import { conversationDeletedFailure, wakeConversation } from './mailbox.ts'
 import type { Prompt } from './prompt.ts'
 import { replyHashCtes } from './reply-hash.ts'
@@ -21,21 +23,19 @@ export type ClaimedTurn = {
   conversation: ConversationRow
   turn: TurnRow
   /** Null if the conversation has none, or if an earlier attempt has stored the prompt. */
-  session: SessionFacts | null
+  session: SessionRow | null
   /** Null if an earlier attempt has stored it. */
   prompt: Prompt | { refuse: RecordedFailure } | null
-  /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
-  alone?: boolean
 }
 
 /** Whether the turn was requested by a client that receives the result of the agent, with all its steps. */
 const isAgentShaped = ({ shape }: { shape: 'agent' | 'conversation' }): boolean => shape === 'agent'
 
-export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionFacts | null> =>
-  (session_id !== null && (await sessionHooks.only()?.load(tx, session_id))) || null
+export const sessionOf = async (tx: Tx, { session_id }: ConversationRow): Promise<SessionRow | null> =>
+  session_id === null ? null : findSession(tx, session_id)
 
 /** Returns the refusal of a turn whose session is closed or expired, or null. */
-export function sessionRefusal({ session_id }: ConversationRow, session: SessionFacts | null): RecordedFailure | null {
+export function sessionRefusal({ session_id }: ConversationRow, session: SessionRow | null): RecordedFailure | null {
   if (session_id === null || session?.status === 'open') return null
   if (session?.status === 'expired')
     return { code: 'SESSION_EXPIRED', message: `Session ${session_id} expired before the turn started` }
@@ -62,9 +62,17 @@ function requestSummary(
  * Returns the extensions of a turn by its conversation: prompt, mailbox row and reply.
  * @param complete completes the message of the mailbox when its last turn ends
  */
-export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => void): TurnSource {
+export function turnSource(
+  claimed: ClaimedTurn,
+  complete: (outbox: Outbox) => void,
+): TurnSource & {
+  /** Whether no other turn was open when it ended; a turn enqueued later sends a wake-up. */
+  wasLast(): boolean
+} {
   let locked: { conversation: ConversationRow; turn: OpenTurn } | null = null
   return {
+    wasLast: () => locked?.turn.alone === true,
+
     async prepare() {
       if (!claimed.prompt) throw new Error(`turn ${claimed.turn.seq} of ${claimed.conversation.id} was not prepared`)
       return {
@@ -78,11 +86,11 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       services.write(async tx => {
         const conversation = await lockConversation(tx, claimed.conversation.id)
         if (!conversation || conversation.session_id === null) return null
-        return sessionHooks.only()?.changeState(tx, conversation.session_id, change)
+        return changeSessionState(tx, conversation.session_id, change)
       }),
 
     target: ({ kind, id }) =>
-      [claimed.session?.row, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
+      [claimed.session, claimed.conversation].find(row => row?.id === id && kind !== 'agent') ?? null,
 
     described: (db, { message_id, ...description }) =>
       setMediaDescription(db, claimed.conversation.id, message_id, description),
@@ -93,7 +101,8 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
     wake: (outbox, at) => wakeConversation(outbox, claimed.conversation, { startAfter: at }),
 
     started(outbox, { id, trace_id }) {
-      if (claimed.session) sessionHooks.only()?.started(outbox, claimed.session, { generation_id: id, trace_id })
+      if (!claimed.session) return
+      outbox.emit(sessionKind, 'generation_started', claimed.session, { extra: { generation_id: id, trace_id } })
     },
 
     async lock(tx, generation) {
@@ -106,7 +115,6 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       const turn = await findOpenTurn(tx, generation.id)
       if (!turn) return conversationDeletedFailure(claimed.conversation.id)
       locked = { conversation, turn }
-      claimed.alone = turn.alone
       return turn.abort
     },
 
@@ -115,7 +123,9 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       const reply_position = turn.seen_position === null ? undefined : turn.seen_position + 1
+      const settled = { generation_id, trace_id, agent_id, session: turn.session }
       let result: object | null = null
+      let end: SettledTurn
       if (outcome.status === 'completed') {
         const { message } = await appendMessage(tx, conversation, {
           role: 'assistant',
@@ -135,11 +145,9 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
         })
         const ref = { id: message.document_id, project_id: conversation.project_id }
         tx.emit(messageEvents, 'generated', ref, { data: message, extra: { trace_id } })
-        addSessionFrame(tx, conversation, {
-          event: 'turn_completed',
-          generation_id,
-          document_id: message.document_id,
-        })
+        const { agent_version } = generation
+        const { names_session } = outcome
+        end = { ...settled, status: 'completed', document_id: message.document_id, agent_version, names_session }
         result = {
           status: 'completed',
           content: message.content,
@@ -149,24 +157,12 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
           trace_id,
           ...(outcome.ignored_params.length > 0 && { ignored_params: outcome.ignored_params }),
         }
+      } else {
+        await endTurns(tx, conversation.id, [turn.seq], 'failed')
+        end = { ...settled, status: 'failed', error: outcome.error, partial: outcome.partial, reply_position }
       }
-      if (outcome.status === 'failed') await endTurns(tx, conversation.id, [turn.seq], 'failed')
       if (turn.alone) complete(tx)
-      if (conversation.session_id !== null)
-        await sessionHooks.only()?.settled(tx, conversation.session_id, {
-          generation_id,
-          trace_id,
-          status: outcome.status,
-          error: outcome.error,
-          agent_id,
-          agent_version: generation.agent_version,
-          names_session: outcome.names_session,
-          partial: outcome.status === 'failed' ? outcome.partial : null,
-          reply_position,
-          session: turn.session,
-        })
-      // After the partial text of an interrupted turn.
-      if (outcome.status === 'failed') addSessionFrame(tx, conversation, { event: 'turn_failed', generation_id })
+      await settleSessionTurn(tx, conversation, end)
       return { result: isAgentShaped(generation) ? null : result }
     },
 
@@ -175,20 +171,15 @@ export function turnSource(claimed: ClaimedTurn, complete: (outbox: Outbox) => v
       const { conversation, turn } = locked
       const { id: generation_id, trace_id, agent_id } = generation
       await endTurns(tx, conversation.id, [turn.seq], 'done')
-      addSessionFrame(tx, conversation, { event: 'requires_action', generation_id })
       if (turn.alone) complete(tx)
-      if (conversation.session_id !== null)
-        await sessionHooks.only()?.settled(tx, conversation.session_id, {
-          generation_id,
-          trace_id,
-          status: 'requires_action',
-          error: null,
-          required_action: generation.required_action,
-          agent_id,
-          partial: null,
-          reply_position: undefined,
-          session: turn.session,
-        })
+      await settleSessionTurn(tx, conversation, {
+        generation_id,
+        trace_id,
+        agent_id,
+        session: turn.session,
+        status: 'requires_action',
+        required_action: generation.required_action,
+      })
       const result = {
         status: 'requires_action',
         content: text,

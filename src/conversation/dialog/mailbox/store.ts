@@ -1,12 +1,12 @@
 import { z } from 'zod'
 import { messageTextJoin } from '#content/documents/message-text.ts'
+import { sessionJson } from '#conversation/sessions/settle-turn.ts'
 import { type Fragment, idStatement, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import { servedAgent } from '#execution/agents/served-version.ts'
 import { AbortRequest, GENERATION_STATUSES } from '#execution/generations/model.ts'
 import type { MessagePart } from '../messages/parts-model.ts'
 import { isRefusedMessage } from '../messages/refused.ts'
 import { promptSummaryCtes } from '../summaries/store.ts'
-import { sessionHooks } from './hooks.ts'
 
 const TurnKind = z.enum(['turn', 'auto', 'tool_outputs', 'continuation'])
 const TurnState = z.enum(['queued', 'running', 'done', 'failed', 'cancelled'])
@@ -146,7 +146,7 @@ const openTurnRow = sql.type(OpenTurn)
 /** Returns the open turn of a generation with its session, and whether it is the only open turn of its conversation. */
 export const findOpenTurn = (db: Queryable, generationId: string): Promise<OpenTurn | null> =>
   db.maybeOne(openTurnRow`
-    select ${turnColumns}, ${sessionHooks.only()?.json ?? sql.fragment`null::jsonb`} as session, ${alone}
+    select ${turnColumns}, ${sessionJson} as session, ${alone}
     from ${turnTables}
     where t.generation_id = ${generationId} and t.state in ('queued', 'running') order by t.seq limit 1`)
 

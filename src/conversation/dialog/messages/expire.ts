@@ -8,10 +8,10 @@ import {
   sweepProjects,
 } from '#control/retention/expire.ts'
 import { requireNoLegalHold } from '#control/retention/legal-hold.ts'
+import { emitSessionDeleted } from '#conversation/sessions/kind.ts'
 import type { Services } from '#core/base/services.ts'
 import { type Fragment, type Queryable, sql, voidStatement } from '#core/db/sql.ts'
 import type { Tx } from '#core/writes/writer.ts'
-import { sessionHooks } from '../mailbox/hooks.ts'
 import { type ConversationRow, conversationKind } from './model.ts'
 import { removeConversation } from './store.ts'
 
@@ -59,7 +59,7 @@ async function deleteExpired(
   await requireNoLegalHold(tx, project.id)
   const conversations = await lockExpiredConversations(tx, project, ids)
   for (const conversation of conversations) {
-    if (conversation.session_id !== null) await sessionHooks.only()?.remove(tx, conversation.session_id)
+    if (conversation.session_id !== null) await emitSessionDeleted(tx, conversation.session_id)
     await removeConversation(tx, conversation)
   }
   if (conversations.length === 0) return {}

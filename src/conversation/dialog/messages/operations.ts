@@ -1,18 +1,18 @@
 import { z } from 'zod'
 import { actorKind } from '#conversation/actors/model.ts'
+import { emitSessionDeleted, findSession, sessionKind } from '#conversation/sessions/kind.ts'
+import { touchSession } from '#conversation/sessions/store.ts'
 import { columnFilter, containsFilter, equalsFilter, oneOf, tagsFilter } from '#core/api/filters.ts'
-import { kinds } from '#core/api/kind.ts'
 import { enumListQuery, integerQuery, MAX_INTEGER, pageOf, textFilter } from '#core/api/lists.ts'
 import { ndjsonStream } from '#core/api/ndjson.ts'
 import { itemOperation, type Operation, result } from '#core/api/operation.ts'
 import { raise } from '#core/base/errors.ts'
-import { sql } from '#core/db/sql.ts'
+import { type Queryable, sql } from '#core/db/sql.ts'
 import { resource } from '#core/resources/resource.ts'
 import { spendRefusals } from '#execution/generations/request/create.ts'
 import { WaitQuery } from '#execution/generations/request/respond.ts'
 import { turnWaiting } from '#execution/generations/streams/events.ts'
 import { generateInConversation, replayGenerate } from '../mailbox/generate.ts'
-import { sessionHooks } from '../mailbox/hooks.ts'
 import { clearMailbox, conversationDeletedFailure, requireOpenSession } from '../mailbox/mailbox.ts'
 import { AcceptedReply, conversationTurnEvents, TurnResult } from '../mailbox/result.ts'
 import {
@@ -27,7 +27,7 @@ import {
   MessagePatch,
   type MessageRow,
 } from './model.ts'
-import { checkBodyParts, findAnsweringAgent } from './parts.ts'
+import { type AnsweringAgent, checkBodyParts, findSessionAgent } from './parts.ts'
 import {
   appendMessage,
   findMessage,
@@ -42,6 +42,16 @@ import {
 
 const tag = 'Conversations'
 const path = '/conversations/{conversation_id}'
+
+/** Returns the agent of the session of a conversation; null without a session. */
+async function findAnsweringAgent(
+  db: Queryable,
+  { session_id }: { session_id: string | null },
+): Promise<AnsweringAgent | null> {
+  const session = session_id === null ? null : await findSession(db, session_id)
+  return session ? findSessionAgent(db, session) : null
+}
+
 const conversations = resource(conversationKind, { path: '/conversations', tag })
 
 const deleteConversation = itemOperation(conversationKind, {
@@ -57,11 +67,10 @@ const deleteConversation = itemOperation(conversationKind, {
   answers: { 204: null },
   async run({ resource, tx, services, allow }) {
     const stored = await conversationKind.lock(tx, resource.id)
-    const session =
-      stored.session_id === null ? null : ((await sessionHooks.only()?.load(tx, stored.session_id)) ?? null)
-    if (session) allow('sessions:DeleteSession', { kind: kinds.get('session'), row: session.row })
+    const session = stored.session_id === null ? null : await findSession(tx, stored.session_id)
+    if (session) allow('sessions:DeleteSession', { kind: sessionKind, row: session })
     await clearMailbox(tx, services, stored, conversationDeletedFailure(stored.id))
-    if (session) await sessionHooks.only()?.remove(tx, session.id)
+    if (session) await emitSessionDeleted(tx, session.id)
     await removeConversation(tx, stored)
   },
 })
@@ -132,7 +141,7 @@ const addMessage = itemOperation(conversationKind, {
       position: body.position,
       idempotency_key: body.idempotency_key,
     })
-    if (created && session) await sessionHooks.only()?.stored(tx, session.id, message)
+    if (created && session && message.role === 'user') touchSession(tx, session.id)
     return result(created ? 201 : 200, message)
   },
 })

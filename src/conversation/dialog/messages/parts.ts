@@ -17,7 +17,6 @@ import { findRunnableAgent, type RunnableAgent } from '#execution/generations/re
 import { MAX_MESSAGES_BYTES } from '#execution/generations/request/generate-request.ts'
 import { calledModels } from '#execution/generations/request/message-media.ts'
 import { findFiles } from '#execution/generations/store.ts'
-import { sessionHooks } from '../mailbox/hooks.ts'
 import type { MediaPart, MessagePart } from './parts-model.ts'
 
 /** Parts of a message that were checked, before the transaction that stores the message. */
@@ -41,15 +40,6 @@ export const findSessionAgent = (
   db: Queryable,
   { id, agent_id, actor_id }: { id: string; agent_id: string; actor_id: string | null },
 ): Promise<AnsweringAgent | null> => findRunnableAgent(db, agent_id, { actor_id, session_id: id })
-
-/** Returns the agent of the session of a conversation; null without a session. */
-export async function findAnsweringAgent(
-  db: Queryable,
-  { session_id }: { session_id: string | null },
-): Promise<AnsweringAgent | null> {
-  const session = session_id === null ? null : await sessionHooks.only()?.load(db, session_id)
-  return session ? findSessionAgent(db, session) : null
-}
 
 /**
  * Checks the parts of a message: that the caller may read files and documents, an end user only its own files, and that

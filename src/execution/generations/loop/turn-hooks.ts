@@ -49,7 +49,11 @@ export type TurnCompletionHook = (
   turn: { isRefused: boolean },
 ) => Promise<((outbox: Outbox) => void) | null>
 
-export const turnCompletionHooks = extensionPoint<TurnCompletionHook>('turn completion hooks')
+export const turnCompletionHooks = extensionPoint<TurnCompletionHook>({
+  name: 'turn completion hooks',
+  folder: 'execution/generations/loop',
+  description: 'Adds writes to the transaction that settles a completed turn',
+})
 
 /** Returns a function that emits the end of a turn with the writes of completion hooks. */
 export async function completionHooksFor(

@@ -113,7 +113,11 @@ export type TurnOwner = (
   resumed?(tx: Tx, generation: GenerationRow): Promise<void>
 }
 
-export const turnOwners = extensionPoint<TurnOwner>('turn owners')
+export const turnOwners = extensionPoint<TurnOwner>({
+  name: 'turn owners',
+  folder: 'execution/generations/loop',
+  description: 'Changes the row that requested a turn when the turn pauses, resumes or settles',
+})
 
 /** Returns the owner of a turn; if several modules match, the module loaded last. */
 export const turnOwnerOf = (generation: GenerationRow): TurnOwner | undefined =>

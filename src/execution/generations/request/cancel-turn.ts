@@ -61,7 +61,11 @@ export type Mailboxes = {
   ) => Promise<{ generation_id: string; trace_id: string }>
 }
 
-export const mailboxHooks = extensionPoint<Mailboxes>('mailboxes of turns')
+export const mailboxHooks = extensionPoint<Mailboxes>({
+  name: 'mailboxes of turns',
+  folder: 'execution/generations/request',
+  description: 'Cancels, retries, resumes and continues turns that wait in the mailbox of a conversation',
+})
 
 /** Cancels a turn in any state and removes it from its mailbox; its generation settles as with `abortTurn`. */
 export async function cancelTurn(tx: Tx, services: Services, generation: GenerationRow): Promise<void> {

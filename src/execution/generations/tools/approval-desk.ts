@@ -28,4 +28,8 @@ export type ApprovalDesk = {
   file: (services: Services, proposal: Proposal) => Promise<{ id: string; expires_at: string }>
 }
 
-export const approvalDesk = extensionPoint<ApprovalDesk>('approval desk')
+export const approvalDesk = extensionPoint<ApprovalDesk>({
+  name: 'approval desk',
+  folder: 'execution/generations/tools',
+  description: 'Files the approval of a tool call that a guardrail escalated',
+})

@@ -1,7 +1,9 @@
-import type { OrchestrationDeleteHook } from '#automation/orchestrations/definition/delete-hooks.ts'
+import type { OrchestrationRow } from '#automation/orchestrations/definition/model.ts'
 import { deleteMarked, markDeleted } from '#automation/orchestrations/definition/store.ts'
 import { injectFault } from '#core/base/fault-injection.ts'
+import type { Services } from '#core/base/services.ts'
 import { type JobContext, RequeueError } from '#core/work/handler.ts'
+import type { Tx } from '#core/writes/writer.ts'
 import { type RemovalMessage, removalQueue } from '../queue.ts'
 import { cancelOrchestrationRuns, cancelRunPage, MAX_RUNS_PER_TX, PAGE_RUNS } from './cancel-descendants.ts'
 import {
@@ -22,7 +24,11 @@ const DELETE_BATCH = 100
  * Ends the runs of a deleted orchestration. With few runs they are deleted immediately; otherwise the orchestration is
  * marked as deleted and workers cancel and delete its runs first.
  */
-export const removeRunsOfOrchestration: OrchestrationDeleteHook = async (tx, services, { id, project_id }) => {
+export async function removeRunsOfOrchestration(
+  tx: Tx,
+  { id, project_id }: Pick<OrchestrationRow, 'id' | 'project_id'>,
+  services: Services,
+): Promise<void> {
   const isLarge =
     (await hasMoreRuns(tx, id, MAX_RUNS_PER_REQUEST)) ||
     (await hasMoreLiveRuns(tx, runsOfOrchestration(id), MAX_RUNS_PER_TX))

@@ -63,7 +63,11 @@ export type RunDriver = {
   content: TurnContentEraser
 }
 
-export const runDrivers = extensionPoint<RunDriver>('run drivers')
+export const runDrivers = extensionPoint<RunDriver>({
+  name: 'run drivers',
+  folder: 'automation/orchestrations/runs/engine',
+  description: 'Drives runs that belong to a record of a later module, such as an execution of a playbook',
+})
 
 const driverRow = sql.type(z.object({ driver: z.string() }))
 

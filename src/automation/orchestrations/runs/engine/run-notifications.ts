@@ -5,7 +5,7 @@ import type { Outbox } from '#core/writes/writer.ts'
 import { isRunTerminal, type RunRow, type RunStatus, runKind } from '../model.ts'
 
 /** Rows that wait for the end of a run or for its request of input. */
-export const runWaiters = waiters<RunRow>('runs')
+export const runWaiters = waiters<RunRow>('runs', 'automation/orchestrations/runs/engine')
 
 /** Channel whose payload is the ID and the new status of a changed run. */
 const CHANNEL = 'muster_orchestration_runs'

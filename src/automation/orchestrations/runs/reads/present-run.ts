@@ -1,14 +1,10 @@
 import { isWorkerType, startsRuns } from '#automation/orchestrations/definition/definition.ts'
-import type { DiagramRun, NodeState } from '#automation/orchestrations/definition/diagram.ts'
 import type { PricedUsage } from '#control/usage/price-usage.ts'
-import { isIdOf } from '#core/api/kind.ts'
-import { raise } from '#core/base/errors.ts'
 import type { Services } from '#core/base/services.ts'
 import type { Queryable } from '#core/db/sql.ts'
 import type { CallerFacts } from '#core/iam/caller.ts'
-import { listExecutions, listLastStatuses, type NodeExecutionRow } from '../engine/node-execution-store.ts'
-import { loadPinnedGraph } from '../engine/pinned-graph.ts'
-import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow, runKind } from '../model.ts'
+import { listExecutions, type NodeExecutionRow } from '../engine/node-execution-store.ts'
+import { type NodeExecution, type OrchestrationRunRecord, presentRun, type RunRow } from '../model.ts'
 import { withCallbacks } from '../nodes/callback-token.ts'
 import { usageOfRun, usageOfRuns } from './usage.ts'
 
@@ -97,19 +93,3 @@ export async function presentRunFor(
 }
 
 const NO_USAGE = { usage: null, usage_own: null }
-
-/**
- * Returns the graph and the node states of a run: the status of the last execution of each node, or completed if the
- * result was copied from the run that this run retries.
- */
-export const readDiagramStates: DiagramRun = async ({ services, resource, allow }, runId) => {
-  const { pool } = services
-  const run = isIdOf(runKind, runId) ? await runKind.find(pool, runId) : null
-  if (run?.orchestration_id !== resource.id) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
-  allow('orchestrations:GetRun', { kind: runKind, row: run })
-  const pinned = await loadPinnedGraph(services, pool, run)
-  if (!pinned) return raise('ORCHESTRATION_RUN_NOT_FOUND', { meta: { id: runId } })
-  const states = new Map<string, NodeState>(Object.keys(run.outcomes).map(id => [id, 'completed']))
-  for (const { node_id, status } of await listLastStatuses(pool, run.id)) states.set(node_id, status)
-  return { graph: pinned.graph, states }
-}
