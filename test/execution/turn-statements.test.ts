@@ -46,6 +46,27 @@ describe('statements', function () {
     })
   })
 
+  it('of a turn change no column that an index reads, so that its updates write no index', async () => {
+    const changed = [
+      'status',
+      'attempt',
+      'started_at',
+      'settled_at',
+      'journalled',
+      'last_activity_at',
+      'updated_at',
+      'usage',
+    ]
+    const indexes = await app.services.pool.any(
+      sql.unsafe`select indexdef from pg_indexes where tablename = 'generations' and schemaname = 'public'`,
+    )
+    assert.ok(indexes.length > 10)
+    const reading = indexes.filter(({ indexdef }: any) =>
+      changed.some(column => new RegExp(`\\b${column}\\b`).test(indexdef)),
+    )
+    assert.deepEqual(reading, [])
+  })
+
   it('of a turn write events whose fields are in the dictionary of envelopes', async () => {
     await app.key.post(`/agents/${app.agentId}/generate?wait=true`, { prompt: 'hello' })
     const events = await app.services.pool.any(sql.type(StoredEnvelope.extend({ name: z.string() }))`
