@@ -1,6 +1,6 @@
 import type { ReactNode } from 'react'
-import { usePermissions, useProjectId } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
+import * as strings from '#strings.ts'
 import { type Column, ListView, NameCell, type PageOf, SearchField, useList } from './list.tsx'
 import { Page } from './page.tsx'
 import { Notice } from './states.tsx'

@@ -1,6 +1,6 @@
 import { SegmentedControl, Stack } from '@mantine/core'
 import { type ReactNode, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { SchemaForm, type Values } from './schema-form.tsx'
 
 const jsonSchema = {

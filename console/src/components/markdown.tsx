@@ -2,7 +2,7 @@ import { Anchor, Code, ScrollArea, Table, Text, Title } from '@mantine/core'
 import type { ReactNode } from 'react'
 import { memo } from 'react'
 import ReactMarkdown, { type Components } from 'react-markdown'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { isCostlyMarkdown, visible } from './untrusted.ts'
 import { Value } from './value.tsx'
 

@@ -1,7 +1,7 @@
 import { Combobox, Textarea, useCombobox } from '@mantine/core'
 import { useRef } from 'react'
-import { useActions } from '../access.ts'
-import * as strings from '../strings.ts'
+import { useActions } from '#access.ts'
+import * as strings from '#strings.ts'
 
 /** Actions that a completion offers. */
 const OFFERED = 8

@@ -3,8 +3,8 @@ import { useTimeout } from '@mantine/hooks'
 import { IconAlertTriangle, IconFilterOff, IconLock, IconSearchOff } from '@tabler/icons-react'
 import type { UseQueryResult } from '@tanstack/react-query'
 import { type ReactNode, useEffect, useState } from 'react'
-import { failureOf } from '../api.ts'
-import * as strings from '../strings.ts'
+import { failureOf } from '#api.ts'
+import * as strings from '#strings.ts'
 import { CopyText, visible } from './text.tsx'
 
 /** A centred explanation with an action: empty lists, refusals, missing records. */

@@ -2,7 +2,7 @@ import { Badge, Button, Card, Group, Modal, Stack, Table, Text } from '@mantine/
 import type { Comparison as Differences } from '@muster/client'
 import { useQuery } from '@tanstack/react-query'
 import { type ReactNode, useState } from 'react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 import { ActionButton, type Stale } from './actions.tsx'
 import { Changes } from './changes.tsx'
 import { Loaded } from './states.tsx'

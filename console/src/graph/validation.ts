@@ -1,7 +1,7 @@
 import { validateOrchestration } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api } from '../api.ts'
-import { usePermissions } from '../projects.ts'
+import { api } from '#api.ts'
+import { usePermissions } from '#projects.ts'
 import type { Findings } from './definition.ts'
 
 const NOTHING: Findings = { problems: [], warnings: [] }

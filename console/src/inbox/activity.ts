@@ -1,8 +1,8 @@
 import { streamActivity } from '@muster/client/operations'
 import { type QueryClient, useQueryClient } from '@tanstack/react-query'
-import { api, every } from '../api.ts'
-import { pause, readStream, useWhileVisible } from '../live.ts'
-import { usePermissions } from '../projects.ts'
+import { api, every } from '#api.ts'
+import { pause, readStream, useWhileVisible } from '#live.ts'
+import { usePermissions } from '#projects.ts'
 
 /** The first requests of a page come before the stream. */
 const START_MS = 3000

@@ -18,9 +18,9 @@ import {
   listWorkflows,
 } from '@muster/client/operations'
 import { useQuery } from '@tanstack/react-query'
-import { api, every, POLL_MS } from '../api.ts'
-import type { PageOf } from '../components/list.tsx'
-import { usePermissions } from '../projects.ts'
+import { api, every, POLL_MS } from '#api.ts'
+import type { PageOf } from '#components/list.tsx'
+import { usePermissions } from '#projects.ts'
 import { activityInterval } from './activity.ts'
 
 /** Rows of a list of the inbox. */

@@ -10,22 +10,22 @@ import { IconRobot, IconSearch, IconShieldCheck, IconTool, IconUser } from '@tab
 import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { lazy, memo, Suspense, useState } from 'react'
-import { api } from '../api.ts'
-import { FormButton, useAction } from '../components/actions.tsx'
-import { useDatasetSelect } from '../components/dataset-select.tsx'
-import { SchemaForm } from '../components/schema-form.tsx'
-import { FailureAlert } from '../components/states.tsx'
-import { StreamingText } from '../components/streaming-text.tsx'
-import { CopyText, costText, durationText, TextButton, visible } from '../components/text.tsx'
-import { Value } from '../components/value.tsx'
-import { meant } from '../graph/human-form.tsx'
-import { callsOf, type ToolCall } from '../graph/waterfall.ts'
-import { usePermissions, useProjectId } from '../projects.ts'
-import { useConfig } from '../session/gate.tsx'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FormButton, useAction } from '#components/actions.tsx'
+import { useDatasetSelect } from '#components/dataset-select.tsx'
+import { SchemaForm } from '#components/schema-form.tsx'
+import { FailureAlert } from '#components/states.tsx'
+import { StreamingText } from '#components/streaming-text.tsx'
+import { CopyText, costText, durationText, TextButton, visible } from '#components/text.tsx'
+import { Value } from '#components/value.tsx'
+import { meant } from '#graph/human-form.tsx'
+import { callsOf, type ToolCall } from '#graph/waterfall.ts'
+import { usePermissions, useProjectId } from '#projects.ts'
+import { useConfig } from '#session/gate.tsx'
+import * as strings from '#strings.ts'
 import { type ClientCall, clientCalls, type Step, settledSteps, type Turn } from './turn.ts'
 
-const Markdown = lazy(() => import('../components/markdown.tsx'))
+const Markdown = lazy(() => import('#components/markdown.tsx'))
 
 const texts = strings.playground
 

@@ -4,10 +4,10 @@ import { createProject } from '@muster/client/operations'
 import { IconFolderPlus, IconLock } from '@tabler/icons-react'
 import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { Navigate, useNavigate } from '@tanstack/react-router'
-import { api } from '../api.ts'
-import { FailureAlert, Loaded, Notice } from '../components/states.tsx'
-import { useMe, useProjects } from '../projects.ts'
-import * as strings from '../strings.ts'
+import { api } from '#api.ts'
+import { FailureAlert, Loaded, Notice } from '#components/states.tsx'
+import { useMe, useProjects } from '#projects.ts'
+import * as strings from '#strings.ts'
 
 /** Leads to a project; to the form of the first one while there is none. */
 export function Home() {

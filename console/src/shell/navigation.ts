@@ -34,7 +34,7 @@ import {
   IconZoomQuestion,
   type TablerIcon,
 } from '@tabler/icons-react'
-import * as strings from '../strings.ts'
+import * as strings from '#strings.ts'
 
 type NavigationEntry = {
   name: string
